@@ -1,0 +1,61 @@
+# One command per intent; CI runs the same ones. Everything lives in .venv; `make clean` takes it away.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+MODE   ?= async
+READY  := $(VENV)/.ready
+PROTO_VENV := .venv-proto
+PROTO_TOOLS := grpcio-tools==1.72.2
+PROTO_FILES := $(wildcard protos/ps_protocol/v1/*.proto)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test check fix proto proto-check bench cluster clean
+
+help:  ## list the commands
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1|/' | column -t -s '|'
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "torch-ps needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,bench]'
+	touch $@
+
+setup: $(READY)  ## make .venv with pinned dependencies and this package
+
+train: setup  ## train a small network on handwritten digits: 1 coordinator, 2 shards, 2 workers (MODE=async|ssp|sync)
+	$(BIN)/ps-run --shards 2 --workers 2 --mode $(MODE) examples/digits.py
+
+test: setup  ## run the tests
+	$(BIN)/python -m pytest
+
+check: setup proto-check  ## formatting, lint, types, import rules, generated code
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fix: setup  ## format and repair what can be repaired
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+$(PROTO_VENV)/.ready: Makefile
+	$(PYTHON) -m venv $(PROTO_VENV)
+	$(PROTO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check '$(PROTO_TOOLS)' setuptools
+	touch $@
+
+proto: $(PROTO_VENV)/.ready  ## generate the stubs from the .proto files
+	$(PROTO_VENV)/bin/python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos --grpc_python_out=protos $(PROTO_FILES)
+
+proto-check: $(PROTO_VENV)/.ready
+	@rm -rf build/proto && mkdir -p build/proto
+	@$(PROTO_VENV)/bin/python -m grpc_tools.protoc -Iprotos --python_out=build/proto --pyi_out=build/proto --grpc_python_out=build/proto $(PROTO_FILES)
+	@for f in build/proto/ps_protocol/v1/*; do cmp "$$f" "protos/ps_protocol/v1/$$(basename $$f)" || { echo "stubs differ from the .proto files: run 'make proto' and commit"; exit 1; }; done
+
+bench: setup  ## measure on this machine; writes benchmarks/results/
+	$(BIN)/python -m benchmarks
+
+cluster: setup  ## the same training in containers (needs docker compose)
+	$(BIN)/python deploy/up.py
+
+clean:  ## remove everything that was made
+	rm -rf $(VENV) $(PROTO_VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,33 @@
+"""Channel settings of both sides: what client and server must agree on for keep-alive and message size."""
+
+from __future__ import annotations
+
+KEEPALIVE_SECONDS = 10.0
+KEEPALIVE_TIMEOUT_SECONDS = 5.0
+
+# Tensors travel in chunks of 1 MB; only metadata of very many variables comes near this.
+MAX_MESSAGE_BYTES = 256 << 20
+
+_COMMON = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", int(KEEPALIVE_SECONDS * 1000)),
+    ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_SECONDS * 1000)),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_COMMON,
+    # A shard that died is asked again within a second, not after gRPC's two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.enable_http_proxy", 0),
+)
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_COMMON,
+    ("grpc.http2.min_ping_interval_without_data_ms", int(KEEPALIVE_SECONDS * 500)),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # A port in use is an error, not a second listener.
+    ("grpc.so_reuseport", 0),
+)

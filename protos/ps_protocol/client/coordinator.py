@@ -1,0 +1,216 @@
+"""Calls to the coordinator over dataclasses: deadlines, repetition after a broken connection, typed errors."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from ps_protocol import PROTOCOL_VERSION
+from ps_protocol import convert_cluster as convert
+from ps_protocol.channel import CLIENT_OPTIONS
+from ps_protocol.client.errors import translate
+from ps_protocol.convert import consistency_to_pb, shard_map_from_pb, spec_to_pb
+from ps_protocol.errors import Unavailable
+from ps_protocol.model import Consistency, ModelSpec, ShardMap
+from ps_protocol.v1 import coordinator_pb2 as pb
+from ps_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
+from ps_protocol.view import BarrierState, ClusterStatus, ClusterView, Joined, Member, MemberStats, Role
+
+CALL_SECONDS = 10.0
+"""How long a call is tried before it fails with Unavailable."""
+
+WAIT_REPORT_SECONDS = 3.0
+"""How often a wait for an absent coordinator is told of."""
+
+_FIRST_PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 1.0
+
+
+def connect_channel(address: str) -> grpc.Channel:
+    """A channel to ``address`` (host:port) with this project's settings. It connects by itself, now or later."""
+    return grpc.insecure_channel(address, options=CLIENT_OPTIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinSpec:
+    """The place a process asks for. Without ``index`` a worker or evaluator gets the lowest free one."""
+
+    role: Role
+    index: int | None = None
+    #: host:port where a shard serves; empty for the other roles.
+    address: str = ""
+
+
+class ViewStream:
+    """Views as they arrive from one Watch call. Iterated by one thread; any thread may cancel."""
+
+    def __init__(self, call: Any, peer: str) -> None:
+        self._call = call
+        self._peer = peer
+
+    def __iter__(self) -> Iterator[ClusterView]:
+        """Yields each new view. Raises Unavailable when the stream breaks or is cancelled."""
+        try:
+            for message in self._call:
+                yield convert.view_from_pb(message)
+        except grpc.RpcError as error:
+            raise translate(error, self._peer) from error
+
+    def cancel(self) -> None:
+        """End the iteration from another thread."""
+        self._call.cancel()
+
+
+class CoordinatorClient:
+    """The coordinator's calls, blocking. Any thread may use it; each call has a deadline.
+
+    Every call is safe to repeat (the .proto says so), so all but heartbeat, leave and watch are repeated with growing
+    pauses until ``timeout_seconds`` have passed, then raise Unavailable. Errors are those of ps_protocol.errors.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._peer = f"the coordinator at {address}"
+        self._channel = connect_channel(address)
+        self._stub: Any = CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
+        self._closed = threading.Event()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; calls in progress fail with Unavailable."""
+        self._closed.set()
+        self._channel.close()
+
+    def wait_until_reachable(self, timeout_seconds: float, on_wait: Callable[[str], None] = lambda text: None) -> None:
+        """Return once the coordinator answers; tell ``on_wait`` every few seconds.
+
+        Raises Unavailable, naming address and remedy, after ``timeout_seconds``.
+        """
+        begin = time.monotonic()
+        while True:
+            left = begin + timeout_seconds - time.monotonic()
+            try:
+                self._once("GetStatus", pb.GetStatusRequest(), min(left, WAIT_REPORT_SECONDS), wait_for_ready=True)
+                return
+            except Unavailable as error:
+                passed = time.monotonic() - begin
+                if passed >= timeout_seconds or self._closed.is_set():
+                    raise Unavailable(
+                        f"{self._peer} did not answer within {timeout_seconds:g} s",
+                        remedy="start it there (ps-coordinator or ps-run), or give the right address: PS_COORDINATOR",
+                    ) from error
+                on_wait(f"waiting for {self._peer} since {passed:.0f} s, up to {timeout_seconds:g} s")
+                self._closed.wait(_FIRST_PAUSE_SECONDS)
+
+    def join(self, spec: JoinSpec, token: str, timeout_seconds: float = CALL_SECONDS) -> Joined:
+        """Become a member. ``token`` is random and the same for each repetition by one process.
+
+        Raises ProtocolVersionMismatch, UnknownShard or InvalidRequest.
+        """
+        request = pb.JoinRequest(
+            role=convert.role_to_pb(spec.role),
+            index=spec.index,
+            address=spec.address,
+            protocol_version=PROTOCOL_VERSION,
+            token=token,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
+        return convert.joined_from_pb(self._call("Join", request, timeout_seconds), spec.role, spec.address)
+
+    def heartbeat(self, member: Member, stats: MemberStats, timeout_seconds: float = CALL_SECONDS) -> int:
+        """Renew the lease of ``member``, once; returns the revision of the cluster. Raises Fenced."""
+        request = pb.HeartbeatRequest(
+            role=convert.role_to_pb(member.role),
+            index=member.index,
+            incarnation=member.incarnation,
+            stats=convert.stats_to_pb(stats),
+        )
+        revision: int = self._once("Heartbeat", request, timeout_seconds).revision
+        return revision
+
+    def leave(self, member: Member, reason: str = "", timeout_seconds: float = CALL_SECONDS) -> None:
+        """End the membership of ``member``, tried once. ``reason`` is empty at a clean end. Raises Fenced."""
+        request = pb.LeaveRequest(
+            role=convert.role_to_pb(member.role), index=member.index, incarnation=member.incarnation, reason=reason
+        )
+        self._once("Leave", request, timeout_seconds)
+
+    def watch(self, known_revision: int = 0) -> ViewStream:
+        """The cluster as it is, when that is not ``known_revision``, then after every change. Waits to connect."""
+        request = pb.WatchRequest(known_revision=known_revision)
+        return ViewStream(self._stub.Watch(request, wait_for_ready=True), self._peer)
+
+    def declare_model(self, worker: Member, spec: ModelSpec, timeout_seconds: float = CALL_SECONDS) -> ShardMap:
+        """Declare a model: the first is placed, a later one must match.
+
+        Raises ModelMismatch, NotReady while shards are missing, InvalidRequest or Fenced.
+        """
+        request = pb.DeclareModelRequest(rank=worker.index, incarnation=worker.incarnation, spec=spec_to_pb(spec))
+        return shard_map_from_pb(self._call("DeclareModel", request, timeout_seconds))
+
+    def get_shard_map(self, model: str, timeout_seconds: float = CALL_SECONDS) -> ShardMap:
+        """Where the slices of ``model`` live. Raises UnknownModel."""
+        return shard_map_from_pb(self._call("GetShardMap", pb.GetShardMapRequest(model=model), timeout_seconds))
+
+    def set_consistency(self, consistency: Consistency, timeout_seconds: float = CALL_SECONDS) -> ClusterView:
+        """Change the mode of the job. Raises InvalidRequest when it does not fit the cluster."""
+        request = pb.SetConsistencyRequest(consistency=consistency_to_pb(consistency))
+        return convert.view_from_pb(self._call("SetConsistency", request, timeout_seconds))
+
+    def barrier(
+        self, worker: Member, phase: int, wait_seconds: float, timeout_seconds: float = CALL_SECONDS
+    ) -> BarrierState:
+        """Arrive at the barrier that ends ``phase`` and wait there up to ``wait_seconds``; ask again if not released.
+
+        ``timeout_seconds`` come on top, for a coordinator that does not answer. Raises Fenced.
+        """
+        request = pb.BarrierRequest(
+            rank=worker.index, incarnation=worker.incarnation, phase=phase, wait_seconds=wait_seconds
+        )
+        return convert.barrier_from_pb(self._call("Barrier", request, wait_seconds + timeout_seconds))
+
+    def get_status(self, timeout_seconds: float = CALL_SECONDS) -> ClusterStatus:
+        """The view, and every member with its last statistics."""
+        return convert.status_from_pb(self._call("GetStatus", pb.GetStatusRequest(), timeout_seconds))
+
+    def _once(self, method: str, request: Any, timeout_seconds: float, *, wait_for_ready: bool = False) -> Any:
+        if self._closed.is_set():
+            raise Unavailable(f"the connection to {self._peer} was closed")
+        try:
+            return getattr(self._stub, method)(
+                request, timeout=max(timeout_seconds, 0.001), wait_for_ready=wait_for_ready
+            )
+        except grpc.RpcError as error:
+            raise translate(error, self._peer) from error
+        except ValueError as error:
+            # gRPC's answer to a call on a channel that another thread closes just now.
+            if not self._closed.is_set():
+                raise
+            raise Unavailable(f"the connection to {self._peer} was closed") from error
+
+    def _call(self, method: str, request: Any, timeout_seconds: float) -> Any:
+        deadline = time.monotonic() + timeout_seconds
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return self._once(method, request, deadline - time.monotonic(), wait_for_ready=True)
+            except Unavailable:
+                if time.monotonic() + pause >= deadline or self._closed.wait(pause):
+                    raise
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)

@@ -1,0 +1,286 @@
+"""A process's membership: joins, keeps the lease alive, and knows the newest view of the cluster."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self, TypeVar
+
+from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec, ViewStream
+from ps_protocol.errors import Fenced, NotReady, PsError, Unavailable
+from ps_protocol.view import ClusterView, Joined, Member, MemberStats, Role
+
+logger = logging.getLogger(__name__)
+
+JOIN_SECONDS = 60.0
+"""How long a process waits for a coordinator that is not there yet."""
+
+LEAVE_SECONDS = 2.0
+"""How long a leaving process tries to say so; after that its lease ends by itself."""
+
+_REWATCH_SECONDS = 0.5
+
+T = TypeVar("T")
+
+OnView = Callable[[ClusterView], None]
+OnFenced = Callable[[Fenced], None]
+
+
+class Membership:
+    """One life of this process in the cluster. Any thread may use it.
+
+    Owns two daemon threads: one renews the lease, one follows the views. When the coordinator goes away the last view
+    stays, is said once in the log, and the threads try again until it is back. When the place is lost, ``fenced`` says
+    why and the threads end. A view that does not name this member is never shown: it only hastens the next heartbeat.
+    """
+
+    def __init__(self, client: CoordinatorClient, joined: Joined) -> None:
+        """Take up the place ``joined``; ``Membership.join`` is the usual way."""
+        self._client = client
+        self._joined = joined
+        self._stats: Callable[[], MemberStats] = MemberStats
+        #: Guards the fields below; notified when any of them changes.
+        self._changed = threading.Condition()
+        self._view = ClusterView()
+        self._fenced: Fenced | None = None
+        #: Held while callbacks run: they see views one at a time, in order.
+        self._delivery = threading.RLock()
+        self._on_view: list[OnView] = []
+        self._on_fenced: list[OnFenced] = []
+        self._closed = threading.Event()
+        self._beat_now = threading.Event()
+        self._stream: ViewStream | None = None
+        name = f"{joined.member.role.value}-{joined.member.index}"
+        self._threads = (
+            threading.Thread(target=self._keep_lease, name=f"ps-heartbeat-{name}", daemon=True),
+            threading.Thread(target=self._follow_views, name=f"ps-watch-{name}", daemon=True),
+        )
+
+    @classmethod
+    def join(
+        cls,
+        client: CoordinatorClient,
+        spec: JoinSpec,
+        timeout_seconds: float = JOIN_SECONDS,
+        on_wait: Callable[[str], None] = logger.warning,
+    ) -> Membership:
+        """Join as ``spec`` and return once the first view is here.
+
+        Waits for a coordinator that is not there yet and tells ``on_wait`` every few seconds. Raises Unavailable, with
+        address and remedy, after ``timeout_seconds``, and what CoordinatorClient.join raises.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        client.wait_until_reachable(timeout_seconds, on_wait)
+        membership = cls(client, client.join(spec, uuid.uuid4().hex, max(1.0, deadline - time.monotonic())))
+        for thread in membership._threads:
+            thread.start()
+        try:
+            membership.wait_for(
+                lambda view: True, max(1.0, deadline - time.monotonic()), "the first view of the cluster"
+            )
+        except BaseException:
+            membership.close()
+            raise
+        return membership
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.leave("" if error is None else f"{type(error).__name__}: {error}")
+
+    @property
+    def member(self) -> Member:
+        """Place and incarnation of this process."""
+        return self._joined.member
+
+    @property
+    def seed(self) -> int:
+        """Common seed of the job."""
+        return self._joined.seed
+
+    @property
+    def phase_at_join(self) -> int:
+        """Barriers the job had passed when this process joined."""
+        return self._joined.phase
+
+    @property
+    def lease_seconds(self) -> float:
+        """How long a member that falls silent is kept."""
+        return self._joined.lease_seconds
+
+    @property
+    def view(self) -> ClusterView:
+        """The newest view of the cluster."""
+        with self._changed:
+            return self._view
+
+    @property
+    def fenced(self) -> Fenced | None:
+        """Why this process lost its place; None while it has it."""
+        with self._changed:
+            return self._fenced
+
+    def check(self) -> None:
+        """Raises Fenced when this process has lost its place."""
+        if (error := self.fenced) is not None:
+            raise _again(error)
+
+    def wait_for(
+        self, predicate: Callable[[ClusterView], bool], timeout_seconds: float, what: str = "the awaited state"
+    ) -> ClusterView:
+        """The first view for which ``predicate`` holds, the present one included.
+
+        Raises NotReady, naming ``what``, after ``timeout_seconds``, and Fenced when the place is lost meanwhile.
+        """
+
+        def settled() -> bool:
+            known = self._view.revision >= self._joined.revision
+            return self._fenced is not None or self._closed.is_set() or (known and predicate(self._view))
+
+        with self._changed:
+            in_time = self._changed.wait_for(settled, timeout_seconds)
+            view = self._view
+        self.check()
+        if not in_time:
+            raise NotReady(
+                f"{what} did not come within {timeout_seconds:g} s",
+                actual=_summary(view),
+                remedy="see whether all processes run: psctl status",
+            )
+        if self._closed.is_set():
+            raise Unavailable(f"the membership of {self.member} was closed while it waited for {what}")
+        return view
+
+    def subscribe(self, on_view: OnView, on_fenced: OnFenced = lambda error: None) -> None:
+        """Call ``on_view`` now, in this thread, with the present view, then from the watch thread with each new one.
+
+        ``on_fenced`` is called once, from the heartbeat thread, when the place is lost (now, if it already is).
+        Calls come one at a time and in order; a callback must not block.
+        """
+        with self._delivery:
+            self._on_view.append(on_view)
+            self._on_fenced.append(on_fenced)
+            on_view(self.view)
+            if (error := self.fenced) is not None:
+                on_fenced(error)
+
+    def set_stats(self, stats: Callable[[], MemberStats]) -> None:
+        """Tell ``stats()`` with each heartbeat; it is called from the heartbeat thread."""
+        self._stats = stats
+
+    def leave(self, reason: str = "") -> None:
+        """Give up the place now and close; ``reason`` is empty at a clean end. Never raises: a lease ends anyway."""
+        if self._closed.is_set():
+            return
+        self.close()
+        if self.fenced is None:
+            try:
+                self._client.leave(self.member, reason, LEAVE_SECONDS)
+            except PsError as error:
+                logger.info("%s could not say that it leaves: %s", self.member, error)
+
+    def close(self) -> None:
+        """End the threads without leaving: to the cluster as if this process had died. Repeatable."""
+        self._end()
+        for thread in self._threads:
+            if thread.ident is not None and thread is not threading.current_thread():
+                thread.join()
+
+    def _end(self) -> None:
+        self._closed.set()
+        self._beat_now.set()
+        with self._changed:
+            stream = self._stream
+            self._changed.notify_all()
+        if stream is not None:
+            stream.cancel()
+
+    def _keep_lease(self) -> None:
+        silent = False
+        while True:
+            self._beat_now.wait(self._joined.heartbeat_seconds)
+            self._beat_now.clear()
+            if self._closed.is_set():
+                return
+            try:
+                self._client.heartbeat(self.member, self._read_stats(), self._joined.lease_seconds / 2)
+            except Fenced as error:
+                self._lose_place(error)
+                return
+            except PsError as error:
+                if not silent and not self._closed.is_set():
+                    logger.warning("%s goes on with the last view of the cluster: %s", self.member, error)
+                silent = True
+            else:
+                if silent:
+                    logger.warning("the coordinator at %s answers %s again", self._client.address, self.member)
+                silent = False
+
+    def _read_stats(self) -> MemberStats:
+        try:
+            return self._stats()
+        except Exception:
+            # A caller's function must not cost the lease
+            logger.exception("the statistics of %s could not be read", self.member)
+            return MemberStats()
+
+    def _lose_place(self, error: Fenced) -> None:
+        logger.error("%s", error)
+        with self._changed:
+            self._fenced = error
+        self._end()
+        with self._delivery:
+            for callback in self._on_fenced:
+                _guarded(callback, error)
+
+    def _follow_views(self) -> None:
+        while not self._closed.is_set():
+            try:
+                stream = self._client.watch(self.view.revision)
+                with self._changed:
+                    self._stream = stream
+                # Cancelled here if close() came before it could see this stream.
+                if self._closed.is_set():
+                    stream.cancel()
+                for view in stream:
+                    self._deliver(view)
+            except PsError as error:
+                logger.debug("the views of %s broke off: %s", self.member, error)
+            self._closed.wait(_REWATCH_SECONDS)
+
+    def _deliver(self, view: ClusterView) -> None:
+        if self.member not in view.members:
+            self._beat_now.set()
+            return
+        with self._delivery:
+            with self._changed:
+                self._view = view
+                self._changed.notify_all()
+            for callback in self._on_view:
+                _guarded(callback, view)
+
+
+def _guarded(callback: Callable[[T], None], value: T) -> None:
+    try:
+        callback(value)
+    except Exception:
+        # One subscriber's defect must not cost the others their view.
+        logger.exception("a subscriber failed")
+
+
+def _again(error: Fenced) -> Fenced:
+    """A fresh exception each time: raising one object from several threads mixes their tracebacks."""
+    return Fenced(error.message, expected=error.expected, actual=error.actual, remedy=error.remedy)
+
+
+def _summary(view: ClusterView) -> str:
+    shards, workers = len(view.live(Role.SHARD)), len(view.live(Role.WORKER))
+    expected = f" of {view.expected_workers}" if view.expected_workers else ""
+    return f"{shards} of {view.expected_shards} shards and {workers}{expected} workers live"

@@ -1,0 +1,157 @@
+"""Between the dataclasses the code thinks in and the generated messages the wire carries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import Enum
+from typing import TypeVar
+
+from ps_protocol.errors import InvalidRequest
+from ps_protocol.model import (
+    Buffers,
+    Consistency,
+    DType,
+    Kind,
+    Mode,
+    ModelSpec,
+    NonFinite,
+    Options,
+    ShardMap,
+    Slice,
+    StalePolicy,
+    Variable,
+)
+from ps_protocol.v1 import common_pb2 as pb
+
+E = TypeVar("E", bound=Enum)
+
+# Both sides of each enum list the same names; the wire's have a prefix and a zero for "unspecified".
+_DTYPES: dict[DType, pb.DType] = {d: getattr(pb, f"DTYPE_{d.name}") for d in DType}
+_KINDS: dict[Kind, pb.Kind] = {k: getattr(pb, f"KIND_{k.name}") for k in Kind}
+_NONFINITE: dict[NonFinite, pb.NonFinite] = {n: getattr(pb, f"NON_FINITE_{n.name}") for n in NonFinite}
+_BUFFERS: dict[Buffers, pb.Buffers] = {b: getattr(pb, f"BUFFERS_{b.name}") for b in Buffers}
+_MODES: dict[Mode, pb.Mode] = {m: getattr(pb, f"MODE_{m.name}") for m in Mode}
+_STALE: dict[StalePolicy, pb.StalePolicy] = {s: getattr(pb, f"STALE_POLICY_{s.name}") for s in StalePolicy}
+
+
+def enum_member(table: Mapping[E, int], number: int, what: str) -> E:
+    """The member ``number`` stands for in ``table``; raises InvalidRequest for one this version does not know."""
+    for member, value in table.items():
+        if value == number:
+            return member
+    raise InvalidRequest(
+        f"{what} {number} is not known here",
+        expected=", ".join(f"{value} ({member.value})" for member, value in table.items()),
+        actual=str(number),
+        remedy="use the same torch-ps on both sides",
+    )
+
+
+def dtype_to_pb(dtype: DType) -> pb.DType:
+    """The wire's number of ``dtype``."""
+    return _DTYPES[dtype]
+
+
+def dtype_from_pb(number: int) -> DType:
+    """Raises InvalidRequest for a number this version does not know."""
+    return enum_member(_DTYPES, number, "dtype")
+
+
+def options_to_json(options: Options) -> str:
+    """JSON text of one group's optimizer arguments; equal options give equal text."""
+    return json.dumps(dict(options), sort_keys=True, separators=(",", ":"))
+
+
+def options_from_json(text: str) -> Options:
+    """Raises InvalidRequest when ``text`` is not a JSON object."""
+    try:
+        options = json.loads(text)
+    except ValueError as error:
+        raise InvalidRequest("optimizer options are not JSON", actual=text[:200], expected=str(error)) from error
+    if not isinstance(options, dict):
+        raise InvalidRequest("optimizer options are not a JSON object", actual=text[:200], expected='{"lr": 0.1, …}')
+    return options
+
+
+def spec_to_pb(spec: ModelSpec) -> pb.ModelSpec:
+    """The wire form of a model."""
+    return pb.ModelSpec(
+        name=spec.name,
+        optimizer=spec.optimizer,
+        variables=[
+            pb.Variable(name=v.name, shape=v.shape, dtype=_DTYPES[v.dtype], kind=_KINDS[v.kind], group=v.group)
+            for v in spec.variables
+        ],
+        group_options=[options_to_json(options) for options in spec.group_options],
+        nonfinite=_NONFINITE[spec.nonfinite],
+        buffers=_BUFFERS[spec.buffers],
+        unsplit=spec.unsplit,
+    )
+
+
+def spec_from_pb(message: pb.ModelSpec) -> ModelSpec:
+    """Raises InvalidRequest for an unknown enum number or options that are not JSON."""
+    return ModelSpec(
+        name=message.name,
+        optimizer=message.optimizer,
+        variables=tuple(
+            Variable(
+                v.name,
+                tuple(v.shape),
+                enum_member(_DTYPES, v.dtype, f"dtype of variable '{v.name}'"),
+                enum_member(_KINDS, v.kind, f"kind of variable '{v.name}'"),
+                v.group,
+            )
+            for v in message.variables
+        ),
+        group_options=tuple(options_from_json(text) for text in message.group_options),
+        nonfinite=enum_member(_NONFINITE, message.nonfinite, "non-finite policy"),
+        buffers=enum_member(_BUFFERS, message.buffers, "buffer policy"),
+        unsplit=message.unsplit,
+    )
+
+
+def shard_map_to_pb(shard_map: ShardMap) -> pb.ShardMap:
+    """The wire form of a shard map."""
+    return pb.ShardMap(
+        epoch=shard_map.epoch,
+        spec=spec_to_pb(shard_map.spec),
+        shards=shard_map.shards,
+        slices=[
+            pb.Slice(variable=s.variable, row_begin=s.row_begin, row_end=s.row_end, shard=s.shard)
+            for s in shard_map.slices
+        ],
+    )
+
+
+def shard_map_from_pb(message: pb.ShardMap) -> ShardMap:
+    """Raises InvalidRequest as ``spec_from_pb`` does."""
+    return ShardMap(
+        epoch=message.epoch,
+        spec=spec_from_pb(message.spec),
+        shards=message.shards,
+        slices=tuple(Slice(s.variable, s.row_begin, s.row_end, s.shard) for s in message.slices),
+    )
+
+
+def consistency_to_pb(consistency: Consistency) -> pb.Consistency:
+    """The wire form of a consistency mode."""
+    return pb.Consistency(
+        mode=_MODES[consistency.mode],
+        staleness=consistency.staleness,
+        backup=consistency.backup,
+        stale_policy=_STALE[consistency.stale_policy],
+        stale_threshold=consistency.stale_threshold,
+    )
+
+
+def consistency_from_pb(message: pb.Consistency) -> Consistency:
+    """Raises InvalidRequest for an unknown mode or policy."""
+    return Consistency(
+        mode=enum_member(_MODES, message.mode, "consistency mode"),
+        staleness=message.staleness,
+        backup=message.backup,
+        stale_policy=enum_member(_STALE, message.stale_policy or pb.STALE_POLICY_ACCEPT, "stale policy"),
+        stale_threshold=message.stale_threshold,
+    )

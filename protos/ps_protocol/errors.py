@@ -1,0 +1,167 @@
+"""The error tree of both sides, and its one form on the wire: a code in a trailer, never a text to be parsed."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ps_protocol.v1 import common_pb2 as pb
+
+ERROR_TRAILER = "ps-error-bin"
+
+
+class PsError(Exception):
+    """Base of every error torch-ps raises.
+
+    ``variable``, ``shard``, ``expected``, ``actual`` and ``remedy`` are empty where they do not apply.
+    """
+
+    code: ClassVar[pb.ErrorCode] = pb.ERROR_CODE_INTERNAL
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        variable: str = "",
+        shard: str = "",
+        expected: str = "",
+        actual: str = "",
+        remedy: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.variable = variable
+        self.shard = shard
+        self.expected = expected
+        self.actual = actual
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        parts = [self.message]
+        named = ("variable", "shard", "expected", "actual", "remedy")
+        parts += [f"{name}: {value}" for name in named if (value := getattr(self, name))]
+        return "; ".join(parts)
+
+
+class InternalError(PsError):
+    """A defect of torch-ps itself."""
+
+
+class Unavailable(PsError):
+    """The other process cannot be reached, after the stated time of trying."""
+
+    code = pb.ERROR_CODE_UNAVAILABLE
+
+
+class Fenced(PsError):
+    """The process lost its place: its lease ended, or a newer incarnation took over."""
+
+    code = pb.ERROR_CODE_FENCED
+
+
+class ModelMismatch(PsError):
+    """A worker declared a model that differs from the one of the same name in this job."""
+
+    code = pb.ERROR_CODE_MODEL_MISMATCH
+
+
+class UnknownModel(PsError):
+    """No model of this name has been declared."""
+
+    code = pb.ERROR_CODE_UNKNOWN_MODEL
+
+
+class UnknownShard(PsError):
+    """The cluster has no shard of this number."""
+
+    code = pb.ERROR_CODE_UNKNOWN_SHARD
+
+
+class InvalidRequest(PsError):
+    """A request breaks the protocol: wrong shape, dtype, size, order or value."""
+
+    code = pb.ERROR_CODE_INVALID_REQUEST
+
+
+class NonFiniteGradient(PsError):
+    """A gradient holds NaN or infinity and the model's policy is to refuse."""
+
+    code = pb.ERROR_CODE_NON_FINITE
+
+
+class ProtocolVersionMismatch(PsError):
+    """The two processes speak different versions of the protocol."""
+
+    code = pb.ERROR_CODE_PROTOCOL_VERSION
+
+
+class UnsupportedOptimizer(PsError):
+    """The optimizer, or one of its arguments, cannot run on shards; the message says why."""
+
+    code = pb.ERROR_CODE_UNSUPPORTED_OPTIMIZER
+
+
+class NotReady(PsError):
+    """The cluster is not complete yet; trying again later is right."""
+
+    code = pb.ERROR_CODE_NOT_READY
+
+
+class DuplicateMember(PsError):
+    """The place asked for is held by a live process."""
+
+    code = pb.ERROR_CODE_DUPLICATE_MEMBER
+
+
+class StateLost(PsError):
+    """A shard came back without the parameters it held."""
+
+    code = pb.ERROR_CODE_STATE_LOST
+
+
+class ConfigError(PsError):
+    """Flags, environment or arguments contradict each other or are incomplete. Never crosses the wire."""
+
+
+by_code: dict[int, type[PsError]] = {
+    cls.code: cls
+    for cls in (
+        InternalError,
+        Unavailable,
+        Fenced,
+        ModelMismatch,
+        UnknownModel,
+        UnknownShard,
+        InvalidRequest,
+        NonFiniteGradient,
+        ProtocolVersionMismatch,
+        UnsupportedOptimizer,
+        NotReady,
+        DuplicateMember,
+        StateLost,
+    )
+}
+
+
+def to_detail(error: PsError) -> pb.ErrorDetail:
+    """The wire form of ``error``."""
+    return pb.ErrorDetail(
+        code=error.code,
+        message=error.message,
+        variable=error.variable,
+        shard=error.shard,
+        expected=error.expected,
+        actual=error.actual,
+        remedy=error.remedy,
+    )
+
+
+def from_detail(detail: pb.ErrorDetail) -> PsError:
+    """The exception ``detail`` stands for; a code this version does not know becomes InternalError."""
+    return by_code.get(detail.code, InternalError)(
+        detail.message,
+        variable=detail.variable,
+        shard=detail.shard,
+        expected=detail.expected,
+        actual=detail.actual,
+        remedy=detail.remedy,
+    )

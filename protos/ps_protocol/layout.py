@@ -1,0 +1,139 @@
+"""Where the bytes of a shard's slices lie: the one layout that worker and shard compute alike.
+
+A shard's slices of one model form a *region*. It holds one arena per (kind, group, dtype) of the model, parameters
+before buffers, each arena starting at a multiple of 64 bytes, each holding its slices in the order of the shard map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ps_protocol.model import DType, Kind, ModelSpec, ShardMap, Slice, Variable
+
+ALIGNMENT_BYTES = 64
+
+#: Byte positions [begin, end) in a region.
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaKey:
+    """What the slices of one arena have in common."""
+
+    kind: Kind
+    group: int
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class SliceSpan:
+    """One slice and its bytes [begin, end) in the region."""
+
+    slice: Slice
+    variable: Variable
+    arena: int
+    begin: int
+    end: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the slice as a tensor of its own."""
+        rows = self.slice.row_end - self.slice.row_begin
+        return (rows, *self.variable.shape[1:]) if self.variable.shape else ()
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaSpan:
+    """One arena and its bytes [begin, end) in the region; empty where the shard has no such slice."""
+
+    key: ArenaKey
+    begin: int
+    end: int
+
+
+def arena_keys(spec: ModelSpec) -> list[ArenaKey]:
+    """The arenas of a model, the same on every shard: parameters first, by group, then dtype."""
+    keys = {ArenaKey(v.kind, v.group, v.dtype) for v in spec.variables}
+    return sorted(keys, key=lambda k: (k.kind is Kind.BUFFER, k.group, k.dtype.value))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The region of one shard: arenas and slices with their byte positions."""
+
+    shard_map: ShardMap
+    shard: int
+    arenas: tuple[ArenaSpan, ...]
+    #: The shard's slices in region order; "slice index" on the wire is a position in this tuple.
+    slices: tuple[SliceSpan, ...]
+    #: Bytes of the parameter arenas, which come first.
+    parameter_bytes: int
+    region_bytes: int
+
+    @classmethod
+    def of(cls, shard_map: ShardMap, shard: int) -> Layout:
+        """Lay out the slices that ``shard_map`` gives to ``shard``."""
+        variables = shard_map.spec.variables
+        keys = arena_keys(shard_map.spec)
+        members: dict[ArenaKey, list[Slice]] = {key: [] for key in keys}
+        for piece in shard_map.slices:
+            if piece.shard == shard:
+                v = variables[piece.variable]
+                members[ArenaKey(v.kind, v.group, v.dtype)].append(piece)
+        arenas: list[ArenaSpan] = []
+        spans: list[SliceSpan] = []
+        position = parameter_bytes = 0
+        for number, key in enumerate(keys):
+            begin = position = -(-position // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            for piece in members[key]:
+                v = variables[piece.variable]
+                end = position + (piece.row_end - piece.row_begin) * v.row_bytes
+                spans.append(SliceSpan(piece, v, number, position, end))
+                position = end
+            arenas.append(ArenaSpan(key, begin, position))
+            if key.kind is Kind.PARAMETER:
+                parameter_bytes = position
+        return cls(shard_map, shard, tuple(arenas), tuple(spans), parameter_bytes, position)
+
+    @cached_property
+    def parameter_slices(self) -> int:
+        """How many of ``slices`` are parameters; they come first."""
+        return sum(span.variable.kind is Kind.PARAMETER for span in self.slices)
+
+    def ranges(self, absent: Iterable[int] = (), *, parameters: bool = True, buffers: bool = True) -> list[Range]:
+        """Byte ranges of the present slices, merged where they touch.
+
+        ``absent`` holds slice indexes that are left out.
+        """
+        missing = frozenset(absent)
+        if not missing:
+            wanted: Sequence[Range] = [
+                (a.begin, a.end) for a in self.arenas if (parameters if a.key.kind is Kind.PARAMETER else buffers)
+            ]
+        else:
+            wanted = [
+                (s.begin, s.end)
+                for i, s in enumerate(self.slices)
+                if i not in missing and (parameters if s.variable.kind is Kind.PARAMETER else buffers)
+            ]
+        return merge(wanted)
+
+
+def merge(ranges: Iterable[Range]) -> list[Range]:
+    """Join ranges that touch, drop empty ones; the input is in order."""
+    merged: list[Range] = []
+    for begin, end in ranges:
+        if begin == end:
+            continue
+        if merged and merged[-1][1] == begin:
+            merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def total_bytes(ranges: Iterable[Range]) -> int:
+    """Sum of the lengths of ``ranges``."""
+    return sum(end - begin for begin, end in ranges)

@@ -1,0 +1,205 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DTYPE_UNSPECIFIED: _ClassVar[DType]
+    DTYPE_FLOAT32: _ClassVar[DType]
+    DTYPE_FLOAT64: _ClassVar[DType]
+    DTYPE_FLOAT16: _ClassVar[DType]
+    DTYPE_BFLOAT16: _ClassVar[DType]
+    DTYPE_INT64: _ClassVar[DType]
+    DTYPE_INT32: _ClassVar[DType]
+    DTYPE_INT16: _ClassVar[DType]
+    DTYPE_INT8: _ClassVar[DType]
+    DTYPE_UINT8: _ClassVar[DType]
+    DTYPE_BOOL: _ClassVar[DType]
+
+class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    KIND_UNSPECIFIED: _ClassVar[Kind]
+    KIND_PARAMETER: _ClassVar[Kind]
+    KIND_BUFFER: _ClassVar[Kind]
+
+class NonFinite(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NON_FINITE_UNSPECIFIED: _ClassVar[NonFinite]
+    NON_FINITE_REFUSE: _ClassVar[NonFinite]
+    NON_FINITE_SKIP: _ClassVar[NonFinite]
+    NON_FINITE_ALLOW: _ClassVar[NonFinite]
+
+class Buffers(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BUFFERS_UNSPECIFIED: _ClassVar[Buffers]
+    BUFFERS_RANK0: _ClassVar[Buffers]
+    BUFFERS_AVERAGE: _ClassVar[Buffers]
+    BUFFERS_LOCAL: _ClassVar[Buffers]
+
+class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MODE_UNSPECIFIED: _ClassVar[Mode]
+    MODE_ASYNC: _ClassVar[Mode]
+    MODE_SSP: _ClassVar[Mode]
+    MODE_SYNC: _ClassVar[Mode]
+
+class StalePolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STALE_POLICY_UNSPECIFIED: _ClassVar[StalePolicy]
+    STALE_POLICY_ACCEPT: _ClassVar[StalePolicy]
+    STALE_POLICY_REJECT: _ClassVar[StalePolicy]
+    STALE_POLICY_SCALE: _ClassVar[StalePolicy]
+
+class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ERROR_CODE_UNSPECIFIED: _ClassVar[ErrorCode]
+    ERROR_CODE_INTERNAL: _ClassVar[ErrorCode]
+    ERROR_CODE_UNAVAILABLE: _ClassVar[ErrorCode]
+    ERROR_CODE_FENCED: _ClassVar[ErrorCode]
+    ERROR_CODE_MODEL_MISMATCH: _ClassVar[ErrorCode]
+    ERROR_CODE_UNKNOWN_MODEL: _ClassVar[ErrorCode]
+    ERROR_CODE_UNKNOWN_SHARD: _ClassVar[ErrorCode]
+    ERROR_CODE_INVALID_REQUEST: _ClassVar[ErrorCode]
+    ERROR_CODE_NON_FINITE: _ClassVar[ErrorCode]
+    ERROR_CODE_PROTOCOL_VERSION: _ClassVar[ErrorCode]
+    ERROR_CODE_UNSUPPORTED_OPTIMIZER: _ClassVar[ErrorCode]
+    ERROR_CODE_NOT_READY: _ClassVar[ErrorCode]
+    ERROR_CODE_DUPLICATE_MEMBER: _ClassVar[ErrorCode]
+    ERROR_CODE_STATE_LOST: _ClassVar[ErrorCode]
+DTYPE_UNSPECIFIED: DType
+DTYPE_FLOAT32: DType
+DTYPE_FLOAT64: DType
+DTYPE_FLOAT16: DType
+DTYPE_BFLOAT16: DType
+DTYPE_INT64: DType
+DTYPE_INT32: DType
+DTYPE_INT16: DType
+DTYPE_INT8: DType
+DTYPE_UINT8: DType
+DTYPE_BOOL: DType
+KIND_UNSPECIFIED: Kind
+KIND_PARAMETER: Kind
+KIND_BUFFER: Kind
+NON_FINITE_UNSPECIFIED: NonFinite
+NON_FINITE_REFUSE: NonFinite
+NON_FINITE_SKIP: NonFinite
+NON_FINITE_ALLOW: NonFinite
+BUFFERS_UNSPECIFIED: Buffers
+BUFFERS_RANK0: Buffers
+BUFFERS_AVERAGE: Buffers
+BUFFERS_LOCAL: Buffers
+MODE_UNSPECIFIED: Mode
+MODE_ASYNC: Mode
+MODE_SSP: Mode
+MODE_SYNC: Mode
+STALE_POLICY_UNSPECIFIED: StalePolicy
+STALE_POLICY_ACCEPT: StalePolicy
+STALE_POLICY_REJECT: StalePolicy
+STALE_POLICY_SCALE: StalePolicy
+ERROR_CODE_UNSPECIFIED: ErrorCode
+ERROR_CODE_INTERNAL: ErrorCode
+ERROR_CODE_UNAVAILABLE: ErrorCode
+ERROR_CODE_FENCED: ErrorCode
+ERROR_CODE_MODEL_MISMATCH: ErrorCode
+ERROR_CODE_UNKNOWN_MODEL: ErrorCode
+ERROR_CODE_UNKNOWN_SHARD: ErrorCode
+ERROR_CODE_INVALID_REQUEST: ErrorCode
+ERROR_CODE_NON_FINITE: ErrorCode
+ERROR_CODE_PROTOCOL_VERSION: ErrorCode
+ERROR_CODE_UNSUPPORTED_OPTIMIZER: ErrorCode
+ERROR_CODE_NOT_READY: ErrorCode
+ERROR_CODE_DUPLICATE_MEMBER: ErrorCode
+ERROR_CODE_STATE_LOST: ErrorCode
+
+class Variable(_message.Message):
+    __slots__ = ("name", "shape", "dtype", "kind", "group")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    dtype: DType
+    kind: Kind
+    group: int
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[_Union[DType, str]] = ..., kind: _Optional[_Union[Kind, str]] = ..., group: _Optional[int] = ...) -> None: ...
+
+class ModelSpec(_message.Message):
+    __slots__ = ("name", "optimizer", "variables", "group_options", "nonfinite", "buffers", "unsplit")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    GROUP_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    NONFINITE_FIELD_NUMBER: _ClassVar[int]
+    BUFFERS_FIELD_NUMBER: _ClassVar[int]
+    UNSPLIT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    optimizer: str
+    variables: _containers.RepeatedCompositeFieldContainer[Variable]
+    group_options: _containers.RepeatedScalarFieldContainer[str]
+    nonfinite: NonFinite
+    buffers: Buffers
+    unsplit: bool
+    def __init__(self, name: _Optional[str] = ..., optimizer: _Optional[str] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ..., group_options: _Optional[_Iterable[str]] = ..., nonfinite: _Optional[_Union[NonFinite, str]] = ..., buffers: _Optional[_Union[Buffers, str]] = ..., unsplit: bool = ...) -> None: ...
+
+class Slice(_message.Message):
+    __slots__ = ("variable", "row_begin", "row_end", "shard")
+    VARIABLE_FIELD_NUMBER: _ClassVar[int]
+    ROW_BEGIN_FIELD_NUMBER: _ClassVar[int]
+    ROW_END_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    variable: int
+    row_begin: int
+    row_end: int
+    shard: int
+    def __init__(self, variable: _Optional[int] = ..., row_begin: _Optional[int] = ..., row_end: _Optional[int] = ..., shard: _Optional[int] = ...) -> None: ...
+
+class ShardMap(_message.Message):
+    __slots__ = ("epoch", "spec", "shards", "slices")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    spec: ModelSpec
+    shards: int
+    slices: _containers.RepeatedCompositeFieldContainer[Slice]
+    def __init__(self, epoch: _Optional[int] = ..., spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., shards: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[Slice, _Mapping]]] = ...) -> None: ...
+
+class Consistency(_message.Message):
+    __slots__ = ("mode", "staleness", "backup", "stale_policy", "stale_threshold")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    BACKUP_FIELD_NUMBER: _ClassVar[int]
+    STALE_POLICY_FIELD_NUMBER: _ClassVar[int]
+    STALE_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    mode: Mode
+    staleness: int
+    backup: int
+    stale_policy: StalePolicy
+    stale_threshold: int
+    def __init__(self, mode: _Optional[_Union[Mode, str]] = ..., staleness: _Optional[int] = ..., backup: _Optional[int] = ..., stale_policy: _Optional[_Union[StalePolicy, str]] = ..., stale_threshold: _Optional[int] = ...) -> None: ...
+
+class ErrorDetail(_message.Message):
+    __slots__ = ("code", "message", "variable", "shard", "expected", "actual", "remedy")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    VARIABLE_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    ACTUAL_FIELD_NUMBER: _ClassVar[int]
+    REMEDY_FIELD_NUMBER: _ClassVar[int]
+    code: ErrorCode
+    message: str
+    variable: str
+    shard: str
+    expected: str
+    actual: str
+    remedy: str
+    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., variable: _Optional[str] = ..., shard: _Optional[str] = ..., expected: _Optional[str] = ..., actual: _Optional[str] = ..., remedy: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,231 @@
+from ps_protocol.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_SHARD: _ClassVar[Role]
+    ROLE_WORKER: _ClassVar[Role]
+    ROLE_EVALUATOR: _ClassVar[Role]
+ROLE_UNSPECIFIED: Role
+ROLE_SHARD: Role
+ROLE_WORKER: Role
+ROLE_EVALUATOR: Role
+
+class JoinRequest(_message.Message):
+    __slots__ = ("role", "index", "address", "protocol_version", "token", "host", "pid")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    role: Role
+    index: int
+    address: str
+    protocol_version: int
+    token: str
+    host: str
+    pid: int
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., protocol_version: _Optional[int] = ..., token: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class JoinReply(_message.Message):
+    __slots__ = ("index", "incarnation", "lease_seconds", "heartbeat_seconds", "revision", "seed", "phase")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    incarnation: int
+    lease_seconds: float
+    heartbeat_seconds: float
+    revision: int
+    seed: int
+    phase: int
+    def __init__(self, index: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ..., revision: _Optional[int] = ..., seed: _Optional[int] = ..., phase: _Optional[int] = ...) -> None: ...
+
+class MemberStats(_message.Message):
+    __slots__ = ("steps", "version", "steps_per_second", "bytes_per_second", "samples_per_second", "staleness", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    version: int
+    steps_per_second: float
+    bytes_per_second: float
+    samples_per_second: float
+    staleness: int
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, steps: _Optional[int] = ..., version: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., bytes_per_second: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., staleness: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("role", "index", "incarnation", "stats")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STATS_FIELD_NUMBER: _ClassVar[int]
+    role: Role
+    index: int
+    incarnation: int
+    stats: MemberStats
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., stats: _Optional[_Union[MemberStats, _Mapping]] = ...) -> None: ...
+
+class HeartbeatReply(_message.Message):
+    __slots__ = ("revision",)
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    revision: int
+    def __init__(self, revision: _Optional[int] = ...) -> None: ...
+
+class LeaveRequest(_message.Message):
+    __slots__ = ("role", "index", "incarnation", "reason")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    role: Role
+    index: int
+    incarnation: int
+    reason: str
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class LeaveReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("known_revision",)
+    KNOWN_REVISION_FIELD_NUMBER: _ClassVar[int]
+    known_revision: int
+    def __init__(self, known_revision: _Optional[int] = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("role", "index", "incarnation", "address")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    role: Role
+    index: int
+    incarnation: int
+    address: str
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
+
+class ModelEpoch(_message.Message):
+    __slots__ = ("name", "epoch")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    epoch: int
+    def __init__(self, name: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class ClusterView(_message.Message):
+    __slots__ = ("revision", "members", "consistency", "models", "expected_shards", "expected_workers", "started", "finished")
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    revision: int
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    consistency: _common_pb2.Consistency
+    models: _containers.RepeatedCompositeFieldContainer[ModelEpoch]
+    expected_shards: int
+    expected_workers: int
+    started: bool
+    finished: bool
+    def __init__(self, revision: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., consistency: _Optional[_Union[_common_pb2.Consistency, _Mapping]] = ..., models: _Optional[_Iterable[_Union[ModelEpoch, _Mapping]]] = ..., expected_shards: _Optional[int] = ..., expected_workers: _Optional[int] = ..., started: bool = ..., finished: bool = ...) -> None: ...
+
+class DeclareModelRequest(_message.Message):
+    __slots__ = ("rank", "incarnation", "spec")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    incarnation: int
+    spec: _common_pb2.ModelSpec
+    def __init__(self, rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., spec: _Optional[_Union[_common_pb2.ModelSpec, _Mapping]] = ...) -> None: ...
+
+class GetShardMapRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class SetConsistencyRequest(_message.Message):
+    __slots__ = ("consistency",)
+    CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
+    consistency: _common_pb2.Consistency
+    def __init__(self, consistency: _Optional[_Union[_common_pb2.Consistency, _Mapping]] = ...) -> None: ...
+
+class BarrierRequest(_message.Message):
+    __slots__ = ("rank", "incarnation", "phase", "wait_seconds")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    incarnation: int
+    phase: int
+    wait_seconds: float
+    def __init__(self, rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., phase: _Optional[int] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+
+class BarrierReply(_message.Message):
+    __slots__ = ("released", "missing_ranks")
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    MISSING_RANKS_FIELD_NUMBER: _ClassVar[int]
+    released: bool
+    missing_ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, released: bool = ..., missing_ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class MemberStatus(_message.Message):
+    __slots__ = ("member", "seconds_since_heartbeat", "stats", "host", "pid", "gone")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_SINCE_HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    STATS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    seconds_since_heartbeat: float
+    stats: MemberStats
+    host: str
+    pid: int
+    gone: str
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., seconds_since_heartbeat: _Optional[float] = ..., stats: _Optional[_Union[MemberStats, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., gone: _Optional[str] = ...) -> None: ...
+
+class ClusterStatus(_message.Message):
+    __slots__ = ("view", "members")
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    view: ClusterView
+    members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
+    def __init__(self, view: _Optional[_Union[ClusterView, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ...) -> None: ...

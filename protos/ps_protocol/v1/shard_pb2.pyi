@@ -1,0 +1,281 @@
+from ps_protocol.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OUTCOME_UNSPECIFIED: _ClassVar[Outcome]
+    OUTCOME_APPLIED: _ClassVar[Outcome]
+    OUTCOME_DUPLICATE: _ClassVar[Outcome]
+    OUTCOME_LATE: _ClassVar[Outcome]
+    OUTCOME_STALE: _ClassVar[Outcome]
+    OUTCOME_SKIPPED: _ClassVar[Outcome]
+    OUTCOME_REFUSED: _ClassVar[Outcome]
+    OUTCOME_PENDING: _ClassVar[Outcome]
+OUTCOME_UNSPECIFIED: Outcome
+OUTCOME_APPLIED: Outcome
+OUTCOME_DUPLICATE: Outcome
+OUTCOME_LATE: Outcome
+OUTCOME_STALE: Outcome
+OUTCOME_SKIPPED: Outcome
+OUTCOME_REFUSED: Outcome
+OUTCOME_PENDING: Outcome
+
+class WorkerId(_message.Message):
+    __slots__ = ("rank", "incarnation")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    incarnation: int
+    def __init__(self, rank: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("position", "payload")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    payload: bytes
+    def __init__(self, position: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class Open(_message.Message):
+    __slots__ = ("model", "epoch", "worker", "membership_revision", "protocol_version", "phase")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIP_REVISION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    epoch: int
+    worker: WorkerId
+    membership_revision: int
+    protocol_version: int
+    phase: int
+    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ..., worker: _Optional[_Union[WorkerId, _Mapping]] = ..., membership_revision: _Optional[int] = ..., protocol_version: _Optional[int] = ..., phase: _Optional[int] = ...) -> None: ...
+
+class Opened(_message.Message):
+    __slots__ = ("version", "phase", "clock", "last_sequence", "initialised")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    INITIALISED_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    phase: int
+    clock: int
+    last_sequence: int
+    initialised: bool
+    def __init__(self, version: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., last_sequence: _Optional[int] = ..., initialised: bool = ...) -> None: ...
+
+class PushHeader(_message.Message):
+    __slots__ = ("sequence", "phase", "clock", "pulled_version", "absent", "group_options", "with_buffers", "skipped", "push_only")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    PULLED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
+    GROUP_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    WITH_BUFFERS_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    PUSH_ONLY_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    phase: int
+    clock: int
+    pulled_version: int
+    absent: _containers.RepeatedScalarFieldContainer[int]
+    group_options: _containers.RepeatedScalarFieldContainer[str]
+    with_buffers: bool
+    skipped: bool
+    push_only: bool
+    def __init__(self, sequence: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., pulled_version: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., group_options: _Optional[_Iterable[str]] = ..., with_buffers: bool = ..., skipped: bool = ..., push_only: bool = ...) -> None: ...
+
+class Arrive(_message.Message):
+    __slots__ = ("phase",)
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    phase: int
+    def __init__(self, phase: _Optional[int] = ...) -> None: ...
+
+class StepRequest(_message.Message):
+    __slots__ = ("open", "push", "chunk", "arrive")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    PUSH_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    ARRIVE_FIELD_NUMBER: _ClassVar[int]
+    open: Open
+    push: PushHeader
+    chunk: Chunk
+    arrive: Arrive
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., push: _Optional[_Union[PushHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ...) -> None: ...
+
+class StepResult(_message.Message):
+    __slots__ = ("sequence", "outcome", "version", "staleness", "clock", "absent", "with_buffers", "payload_bytes", "error")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
+    WITH_BUFFERS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    outcome: Outcome
+    version: int
+    staleness: int
+    clock: int
+    absent: _containers.RepeatedScalarFieldContainer[int]
+    with_buffers: bool
+    payload_bytes: int
+    error: _common_pb2.ErrorDetail
+    def __init__(self, sequence: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., version: _Optional[int] = ..., staleness: _Optional[int] = ..., clock: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., with_buffers: bool = ..., payload_bytes: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+
+class Waiting(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class StepReply(_message.Message):
+    __slots__ = ("opened", "result", "chunk", "waiting")
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    opened: Opened
+    result: StepResult
+    chunk: Chunk
+    waiting: Waiting
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., result: _Optional[_Union[StepResult, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ...) -> None: ...
+
+class PullRequest(_message.Message):
+    __slots__ = ("model", "epoch")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    epoch: int
+    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class StateTensor(_message.Message):
+    __slots__ = ("slice", "name", "dtype", "shape")
+    SLICE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    slice: int
+    name: str
+    dtype: _common_pb2.DType
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, slice: _Optional[int] = ..., name: _Optional[str] = ..., dtype: _Optional[_Union[_common_pb2.DType, str]] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class LoadHeader(_message.Message):
+    __slots__ = ("model", "epoch", "worker", "only_if_uninitialised", "with_region", "state", "with_state")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    ONLY_IF_UNINITIALISED_FIELD_NUMBER: _ClassVar[int]
+    WITH_REGION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    WITH_STATE_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    epoch: int
+    worker: WorkerId
+    only_if_uninitialised: bool
+    with_region: bool
+    state: _containers.RepeatedCompositeFieldContainer[StateTensor]
+    with_state: bool
+    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ..., worker: _Optional[_Union[WorkerId, _Mapping]] = ..., only_if_uninitialised: bool = ..., with_region: bool = ..., state: _Optional[_Iterable[_Union[StateTensor, _Mapping]]] = ..., with_state: bool = ...) -> None: ...
+
+class LoadRequest(_message.Message):
+    __slots__ = ("header", "chunk")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    header: LoadHeader
+    chunk: Chunk
+    def __init__(self, header: _Optional[_Union[LoadHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+
+class LoadReply(_message.Message):
+    __slots__ = ("version", "written")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    written: bool
+    def __init__(self, version: _Optional[int] = ..., written: bool = ...) -> None: ...
+
+class SaveRequest(_message.Message):
+    __slots__ = ("model", "epoch")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    epoch: int
+    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class SaveHeader(_message.Message):
+    __slots__ = ("version", "state", "payload_bytes")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    state: _containers.RepeatedCompositeFieldContainer[StateTensor]
+    payload_bytes: int
+    def __init__(self, version: _Optional[int] = ..., state: _Optional[_Iterable[_Union[StateTensor, _Mapping]]] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
+
+class SaveReply(_message.Message):
+    __slots__ = ("header", "chunk")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    header: SaveHeader
+    chunk: Chunk
+    def __init__(self, header: _Optional[_Union[SaveHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+
+class GetModelRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class WorkerClock(_message.Message):
+    __slots__ = ("rank", "incarnation", "phase", "clock", "last_sequence")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    incarnation: int
+    phase: int
+    clock: int
+    last_sequence: int
+    def __init__(self, rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., last_sequence: _Optional[int] = ...) -> None: ...
+
+class ModelStatus(_message.Message):
+    __slots__ = ("shard_map", "version", "initialised", "consistency", "clocks", "staleness_counts", "outcomes", "parked_pulls")
+    class OutcomesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    SHARD_MAP_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    INITIALISED_FIELD_NUMBER: _ClassVar[int]
+    CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
+    CLOCKS_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    PARKED_PULLS_FIELD_NUMBER: _ClassVar[int]
+    shard_map: _common_pb2.ShardMap
+    version: int
+    initialised: bool
+    consistency: _common_pb2.Consistency
+    clocks: _containers.RepeatedCompositeFieldContainer[WorkerClock]
+    staleness_counts: _containers.RepeatedScalarFieldContainer[int]
+    outcomes: _containers.ScalarMap[str, int]
+    parked_pulls: int
+    def __init__(self, shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ..., version: _Optional[int] = ..., initialised: bool = ..., consistency: _Optional[_Union[_common_pb2.Consistency, _Mapping]] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., outcomes: _Optional[_Mapping[str, int]] = ..., parked_pulls: _Optional[int] = ...) -> None: ...

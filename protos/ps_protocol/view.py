@@ -1,0 +1,111 @@
+"""The cluster as its members see it: who lives, which mode holds, which models are placed."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ps_protocol.model import Consistency
+
+
+class Role(enum.Enum):
+    """What a member does. The coordinator itself is not a member."""
+
+    SHARD = "shard"
+    WORKER = "worker"
+    EVALUATOR = "evaluator"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A live member. ``index`` is its shard number or rank, ``address`` is set for shards only."""
+
+    role: Role
+    index: int
+    #: Rises with every join of the cluster's life.
+    incarnation: int
+    address: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.role.value} {self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """One revision of the cluster. A later one has a higher ``revision``."""
+
+    revision: int = 0
+    members: tuple[Member, ...] = ()
+    consistency: Consistency = field(default_factory=Consistency)
+    #: Epoch of each model's shard map, by model name.
+    models: Mapping[str, int] = field(default_factory=dict)
+    expected_shards: int = 1
+    #: 0: workers come and go, nobody is waited for.
+    expected_workers: int = 0
+    #: All expected members have been there once.
+    started: bool = False
+    #: The job started and every worker has left.
+    finished: bool = False
+
+    def live(self, role: Role) -> dict[int, Member]:
+        """Live members of one role, by index."""
+        return {m.index: m for m in self.members if m.role is role}
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStats:
+    """What a member tells with each heartbeat. Workers count pushes they made, shards pushes they took."""
+
+    steps: int = 0
+    version: int = 0
+    steps_per_second: float = 0.0
+    bytes_per_second: float = 0.0
+    samples_per_second: float = 0.0
+    staleness: int = 0
+    #: What the training script reported, such as loss.
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What a member learns when it joins."""
+
+    member: Member
+    lease_seconds: float
+    heartbeat_seconds: float
+    #: The first view that includes this member.
+    revision: int
+    #: Common seed of the job.
+    seed: int
+    #: Barriers the job had passed.
+    phase: int
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierState:
+    """Whether a barrier has opened, and who is missing if not."""
+
+    released: bool
+    missing_ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """One member as people look at it."""
+
+    member: Member
+    seconds_since_heartbeat: float
+    stats: MemberStats
+    host: str = ""
+    pid: int = 0
+    #: Empty while the member lives; else how it went.
+    gone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    """The cluster as people look at it: live members first, then the last ones that went."""
+
+    view: ClusterView
+    members: tuple[MemberStatus, ...]
