@@ -1,0 +1,109 @@
+"""The words of the consistency room: who pushes, from where, and what was decided."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Position(NamedTuple):
+    """How far a worker has come, ordered by phase, then clock."""
+
+    #: Barriers passed.
+    phase: int
+    #: Steps pushed in this phase.
+    clock: int
+
+    def __str__(self) -> str:
+        return f"step {self.clock} of phase {self.phase}" if self.phase else f"step {self.clock}"
+
+
+START = Position(0, 0)
+"""Nothing pushed, no barrier passed."""
+
+FOREVER = Position(1 << 64, 0)
+"""Beyond every position: phases are 64-bit on the wire."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class WorkerKey:
+    """One life of a worker."""
+
+    rank: int
+    #: Assigned by the coordinator; a later life of the rank has a higher one, and none comes back.
+    incarnation: int
+
+    def __str__(self) -> str:
+        return f"worker {self.rank} (incarnation {self.incarnation})"
+
+
+@dataclass(frozen=True, slots=True)
+class PushInfo:
+    """A push without its gradients. (worker, sequence) names it."""
+
+    worker: WorkerKey
+    #: From 1, rising within an incarnation; gaps are allowed.
+    sequence: int
+    #: Where the worker stands with this push.
+    position: Position
+    #: Version of the parameters the gradients were computed on.
+    pulled_version: int
+    #: The step was skipped (non-finite gradients): it moves the clock and changes nothing else.
+    skipped: bool = False
+
+
+class Verdict(enum.Enum):
+    """What becomes of a push; the values are the names the outcomes are counted under."""
+
+    #: Applied now, alone.
+    APPLY = "applied"
+    #: Kept for the round of its position; counted as applied when the round is taken.
+    HOLD = "held"
+    #: Accepted before under this sequence; nothing changes.
+    DUPLICATE = "duplicate"
+    #: Its round was applied without it.
+    LATE = "late"
+    #: Dropped: staler than the threshold.
+    STALE = "stale"
+    #: Moves the clock only.
+    SKIP = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The verdict on one push, and why."""
+
+    verdict: Verdict
+    #: Factor on the learning rate of this push's step.
+    scale: float = 1.0
+    #: Versions made since the worker pulled, when decided (async and ssp only).
+    staleness: int = 0
+    #: For people; empty where the verdict says it all.
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The pushes of one synchronous step, applied as one; none when all of its pushes were skipped.
+
+    A worker replaced while its push was held may be in it twice, under two incarnations.
+    """
+
+    position: Position
+    #: In order of rank, then incarnation, so that a sum over them does not depend on arrival.
+    contributions: tuple[PushInfo, ...]
+    #: Versions made since each contribution's pull.
+    staleness: tuple[int, ...]
+    #: Version once it is applied; as before when there is no contribution.
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a participant stands, for status pages."""
+
+    worker: WorkerKey
+    position: Position
+    #: 0: no push accepted from this incarnation.
+    last_sequence: int

@@ -1,0 +1,37 @@
+"""Pending rounds of the synchronous mode: pushes that wait for the others of their step."""
+
+from __future__ import annotations
+
+import heapq
+
+from ps_server.consistency.events import FOREVER, Position, PushInfo
+
+
+class PendingRounds:
+    """Used by one Tracker. Holds each added push until its round is taken; rounds are taken lowest first."""
+
+    def __init__(self) -> None:
+        self._pushes: dict[Position, list[PushInfo]] = {}
+        #: The keys of ``_pushes``.
+        self._heap: list[Position] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    @property
+    def lowest(self) -> Position:
+        """Position of the lowest pending round; FOREVER when there is none."""
+        return self._heap[0] if self._heap else FOREVER
+
+    def add(self, push: PushInfo) -> None:
+        """Put ``push`` into the round of its position; a skipped one opens the round and is not kept."""
+        if push.position not in self._pushes:
+            self._pushes[push.position] = []
+            heapq.heappush(self._heap, push.position)
+        if not push.skipped:
+            self._pushes[push.position].append(push)
+
+    def take(self) -> tuple[Position, tuple[PushInfo, ...]]:
+        """Remove the lowest round: its position, and its pushes by rank. Raises IndexError when there is none."""
+        position = heapq.heappop(self._heap)
+        return position, tuple(sorted(self._pushes.pop(position), key=lambda push: push.worker))

@@ -1,0 +1,124 @@
+"""The three consistency modes as rules: what becomes of a push, how far rounds are due, how far pulls are answered.
+
+Both answers of a rule are a bound on positions: one comparison per question, however many workers there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ps_protocol.model import Consistency, Mode, StalePolicy
+from ps_server.consistency.events import FOREVER, Decision, Position, PushInfo, Verdict
+from ps_server.consistency.vector import ClockVector
+
+
+class Rule(Protocol):
+    """One mode. Pure: every answer is computed from the arguments and the mode's own numbers."""
+
+    @property
+    def collects(self) -> bool:
+        """Whether pushes are collected into rounds."""
+
+    def decide(self, push: PushInfo, staleness: int, applied: Position) -> Decision:
+        """The verdict on a new push. ``applied`` is the last round taken."""
+
+    def due(self, clocks: ClockVector) -> Position:
+        """Rounds up to here are to be applied now."""
+
+    def answered(self, clocks: ClockVector, applied: Position) -> Position:
+        """A pull of a worker that stands no higher than this is answered now."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnArrival:
+    """What async and ssp share: a push is applied alone, when it comes, if it is not too stale.
+
+    Scaling the step by 1/staleness: Zhang, Gupta, Lian, Liu, "Staleness-aware Async-SGD", IJCAI 2016.
+    """
+
+    policy: StalePolicy
+    #: The policy acts on a staleness above this.
+    threshold: int
+
+    collects = False
+
+    def decide(self, push: PushInfo, staleness: int, applied: Position) -> Decision:
+        """APPLY, STALE or SKIP."""
+        if push.skipped:
+            return Decision(Verdict.SKIP)
+        if staleness > self.threshold:
+            reason = f"staleness {staleness} is above the threshold of {self.threshold}"
+            if self.policy is StalePolicy.REJECT:
+                return Decision(Verdict.STALE, staleness=staleness, reason=reason)
+            if self.policy is StalePolicy.SCALE:
+                return Decision(Verdict.APPLY, 1 / staleness, staleness, reason)
+        return Decision(Verdict.APPLY, staleness=staleness)
+
+    def due(self, clocks: ClockVector) -> Position:
+        """Every round: what a synchronous time before has left is applied as it is."""
+        return FOREVER
+
+
+@dataclass(frozen=True, slots=True)
+class Async(OnArrival):
+    """Nobody waits."""
+
+    def answered(self, clocks: ClockVector, applied: Position) -> Position:
+        """Every pull."""
+        return FOREVER
+
+
+@dataclass(frozen=True, slots=True)
+class Ssp(OnArrival):
+    """Stale synchronous parallel: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter
+    Server", NIPS 2013, section 2. A worker's own pushes are always in what it pulls.
+    """
+
+    #: Steps a worker may be ahead of the slowest.
+    bound: int
+
+    def answered(self, clocks: ClockVector, applied: Position) -> Position:
+        """Up to ``bound`` steps ahead of the slowest participant; nobody crosses a barrier another has not reached."""
+        slowest = clocks.frontier()
+        return Position(slowest.phase, slowest.clock + self.bound)
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """Synchronous rounds with backup workers: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, section 3.
+
+    A round is due when at most ``backup`` live participants stand below it. A push held for a worker that died since
+    stays in its round but does not stand for a live one.
+    """
+
+    #: Pushes of a step that may be missing when it is applied.
+    backup: int
+
+    collects = True
+
+    def decide(self, push: PushInfo, staleness: int, applied: Position) -> Decision:
+        """HOLD, LATE or SKIP."""
+        if push.position <= applied:
+            return Decision(Verdict.LATE, reason=f"{push.position} was applied without it; now at {applied}")
+        return Decision(Verdict.SKIP if push.skipped else Verdict.HOLD)
+
+    def due(self, clocks: ClockVector) -> Position:
+        """What all but ``backup`` participants have reached."""
+        return clocks.frontier(self.backup)
+
+    def answered(self, clocks: ClockVector, applied: Position) -> Position:
+        """What has been applied; or, for steps made before the job became synchronous, what is due."""
+        return max(applied, clocks.frontier(self.backup))
+
+
+def rule_for(consistency: Consistency) -> Rule:
+    """The rule of ``consistency``."""
+    policy, threshold = consistency.stale_policy, consistency.stale_threshold
+    match consistency.mode:
+        case Mode.ASYNC:
+            return Async(policy, threshold)
+        case Mode.SSP:
+            return Ssp(policy, threshold, consistency.staleness)
+        case Mode.SYNC:
+            return Sync(consistency.backup)

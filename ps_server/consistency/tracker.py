@@ -1,0 +1,203 @@
+"""The consistency of one model on one shard: decides what becomes of each push, and which pulls wait."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ps_protocol.errors import Fenced, InvalidRequest
+from ps_protocol.model import Consistency
+from ps_server.consistency.counts import Counts
+from ps_server.consistency.events import START, Decision, Position, PushInfo, Round, Standing, Verdict, WorkerKey
+from ps_server.consistency.rounds import PendingRounds
+from ps_server.consistency.rules import rule_for
+from ps_server.consistency.vector import ClockVector
+
+
+@dataclass(slots=True)
+class _Participant:
+    incarnation: int
+    last_sequence: int = 0
+
+
+class Tracker:
+    """Called from the shard's event loop, one call at a time; does no I/O and never waits.
+
+    Guarantees: a push is decided once, a repeated one is DUPLICATE; every held push is in exactly one round; positions
+    only rise. After ``members``, ``configure``, ``push``, ``attach`` and ``arrive`` the caller applies ``take_ready()``
+    and then looks which pulls may be answered.
+
+    A participant is a live worker with a clock in the vector. The last sequence of a worker is kept as long as it is
+    listed live and no longer: afterwards its pushes are fenced, and an incarnation does not come back.
+    """
+
+    def __init__(self, consistency: Consistency) -> None:
+        self._consistency = consistency
+        self._rule = rule_for(consistency)
+        self._live: dict[int, int] = {}
+        self._participants: dict[int, _Participant] = {}
+        self._clocks = ClockVector()
+        self._rounds = PendingRounds()
+        self._started = False
+        #: Applies decided so far. A push that ``push`` answers with APPLY is the one that made this version.
+        self.version = 0
+        #: The last round taken; a late worker goes on from here.
+        self.applied = START
+        self.counts = Counts()
+
+    @property
+    def consistency(self) -> Consistency:
+        """The mode in force."""
+        return self._consistency
+
+    def configure(self, consistency: Consistency) -> None:
+        """Change the mode. Leaving sync makes every pending round ready as it is."""
+        self._consistency = consistency
+        self._rule = rule_for(consistency)
+
+    def members(self, live: Mapping[int, int]) -> None:
+        """Take the incarnation of each live rank. Clocks of all others leave the vector at once.
+
+        Until the first push, whoever is listed takes part from the start; later, from its ``attach`` on.
+        """
+        self._live = dict(live)
+        gone = [rank for rank, member in self._participants.items() if live.get(rank) != member.incarnation]
+        for rank in gone:
+            del self._participants[rank]
+            self._clocks.remove(rank)
+        if not self._started:
+            for rank in live.keys() - self._participants.keys():
+                self._enter(WorkerKey(rank, live[rank]), START)
+
+    def attach(self, worker: WorkerKey, phase: int) -> Position:
+        """A stream of ``worker`` opened, the first or again; it has passed ``phase`` barriers. Returns where it stands.
+
+        A participant keeps its place. A newcomer enters where the slowest stands, but not below what has been applied;
+        alone, at the highest position ever reached; while the others stand in another phase, at the start of its own.
+        Raises Fenced.
+        """
+        self._fence(worker)
+        if worker.rank in self._participants:
+            position = max(self._clocks[worker.rank], Position(phase, 0))
+            self._clocks.place(worker.rank, position)
+        else:
+            position = self._entry(phase)
+            self._enter(worker, position)
+        return position
+
+    def push(self, push: PushInfo) -> Decision:
+        """Decide on one whole push. Raises Fenced, or InvalidRequest when its position does not rise."""
+        participant = self._participant(push.worker)
+        if push.sequence <= participant.last_sequence:
+            self.counts.dropped(Verdict.DUPLICATE)
+            return Decision(Verdict.DUPLICATE, reason=f"push {push.sequence} was accepted before")
+        self._check_rises(push)
+        decision = self._rule.decide(push, self._staleness(push), self.applied)
+        participant.last_sequence = push.sequence
+        self._clocks.place(push.worker.rank, push.position)
+        self._started = True
+        match decision.verdict:
+            case Verdict.APPLY:
+                self.version += 1
+                self.counts.applied(decision.staleness)
+            case Verdict.HOLD:
+                self._rounds.add(push)
+            case Verdict.SKIP if self._rule.collects:
+                self._rounds.add(push)
+                self.counts.dropped(Verdict.SKIP)
+            case _:
+                self.counts.dropped(decision.verdict)
+        return decision
+
+    def arrive(self, worker: WorkerKey, phase: int) -> None:
+        """``worker`` enters the barrier that ends ``phase`` and holds nobody back in it. Safe to repeat.
+
+        Raises Fenced, or InvalidRequest before ``attach``.
+        """
+        self._participant(worker)
+        position = Position(phase + 1, 0)
+        self._clocks.place(worker.rank, max(self._clocks[worker.rank], position))
+
+    def take_ready(self) -> list[Round]:
+        """The rounds whose time has come, each once, to be applied in this order."""
+        due = self._rule.due(self._clocks)
+        rounds = []
+        while self._rounds and self._rounds.lowest <= due:
+            self.applied, pushes = self._rounds.take()
+            staleness = tuple(map(self._staleness, pushes))
+            for versions in staleness:
+                self.counts.applied(versions)
+            self.version += bool(pushes)
+            rounds.append(Round(self.applied, pushes, staleness, self.version))
+        return rounds
+
+    def may_pull(self, position: Position) -> bool:
+        """Whether a pull of a worker that stands at ``position`` may be answered. Rounds not taken yet hold it back."""
+        return position < self._rounds.lowest and position <= self._rule.answered(self._clocks, self.applied)
+
+    def blocker(self, position: Position) -> str | None:
+        """None when ``may_pull(position)``; else what it waits for, for people."""
+        if self.may_pull(position):
+            return None
+        if self._rounds.lowest <= min(position, self._rule.due(self._clocks)):
+            return f"{position} is about to be applied"
+        rank, others = self._clocks.slowest()
+        more = f" and {others} more" if others else ""
+        return f"waiting for worker {rank}{more} at {self._clocks[rank]} ({self._consistency})"
+
+    def resume(self, position: Position) -> Position:
+        """Where a worker goes on whose push at ``position`` was LATE: at the last round taken, if of its phase."""
+        return max(position, self.applied) if self.applied.phase == position.phase else position
+
+    def last_sequence(self, worker: WorkerKey) -> int:
+        """Sequence of the last push accepted from ``worker``; 0 when there is none. Raises Fenced, InvalidRequest."""
+        return self._participant(worker).last_sequence
+
+    def clocks(self) -> tuple[Standing, ...]:
+        """Where the participants stand, by rank."""
+        return tuple(
+            Standing(WorkerKey(rank, member.incarnation), self._clocks[rank], member.last_sequence)
+            for rank, member in sorted(self._participants.items())
+        )
+
+    def _entry(self, phase: int) -> Position:
+        current = max(self._clocks.frontier(), self.applied) if self._participants else self._clocks.highest
+        # Others may have entered the barrier that ends ``phase``; it will not open before the newcomer enters it too.
+        return current if current.phase == phase else self.resume(Position(phase, 0))
+
+    def _enter(self, worker: WorkerKey, position: Position) -> None:
+        self._participants[worker.rank] = _Participant(worker.incarnation)
+        self._clocks.place(worker.rank, position)
+
+    def _staleness(self, push: PushInfo) -> int:
+        return max(0, self.version - push.pulled_version)
+
+    def _fence(self, worker: WorkerKey) -> None:
+        incarnation = self._live.get(worker.rank)
+        if incarnation == worker.incarnation:
+            return
+        raise Fenced(
+            f"{worker} is not a live member of the job",
+            expected="a live worker" if incarnation is None else str(WorkerKey(worker.rank, incarnation)),
+            actual=str(worker),
+            remedy="its lease ended or a newer process took its rank: start the worker again to join anew",
+        )
+
+    def _participant(self, worker: WorkerKey) -> _Participant:
+        self._fence(worker)
+        participant = self._participants.get(worker.rank)
+        if participant is None:
+            raise InvalidRequest(
+                f"{worker} has not opened a stream of this model", remedy="open the stream before anything else"
+            )
+        return participant
+
+    def _check_rises(self, push: PushInfo) -> None:
+        own = self._clocks[push.worker.rank]
+        if push.position <= own or push.position.clock < 1:
+            raise InvalidRequest(
+                f"push {push.sequence} of {push.worker} does not move its clock on",
+                expected=f"a position above {own}, its clock from 1",
+                actual=str(push.position),
+                remedy="continue from the position the shard named when the stream opened",
+            )

@@ -1,0 +1,173 @@
+"""Owns how one parameter arena is cut into the parameters that torch steps, and where their state lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ps_protocol.layout import Layout
+from ps_server.optimizers.region import Region
+from ps_server.optimizers.state import StateEntry, StateKey
+
+#: What torch remembers of a segment besides tensors of its size: equal histories step alike.
+_History = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """Slices [first, last) of an arena that torch steps as one parameter, because their histories are equal."""
+
+    first: int
+    last: int
+    parameter: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A segment to be; its state is cut from that of ``source``."""
+
+    gone: bool
+    history: _History
+    first: int
+    last: int
+    source: Segment
+
+    def alike(self, other: _Piece) -> bool:
+        return (self.gone, self.history) == (other.gone, other.history)
+
+
+class Arena:
+    """One parameter arena; called by its ShardOptimizer only.
+
+    How an arena is cut follows from the histories of its slices and from which are absent, and from nothing else: the
+    last elements of a segment round differently in torch's kernels, so a restored shard must cut as the lost one did.
+    Per-element state lies in one tensor per name for the whole arena; segments hold views of it, so cutting and
+    joining copies nothing. ``whole`` gives every slice a segment of its own, in its shape, for good.
+    """
+
+    def __init__(self, layout: Layout, number: int, region: Region, *, whole: bool) -> None:
+        self._span = layout.arenas[number]
+        self.key = self._span.key
+        self._whole = whole
+        self._region = region
+        # Empty slices are left out: they have nothing to step.
+        members = [(i, s) for i, s in enumerate(layout.slices) if s.arena == number and s.begin < s.end]
+        self._indexes = [index for index, _ in members]
+        self._slices = [span for _, span in members]
+        self._flat: dict[str, Tensor] = {}
+        self.segments = self._singles() if whole else [self._segment(0, len(members))] if members else []
+
+    def arrange(self, optimizer: Optimizer, absent: frozenset[int]) -> bool:
+        """Cut and join segments until each is as long as it can be with slices that are alike; True if any changed.
+
+        Alike: with equal histories, and either all in ``absent`` (slice indexes) or none.
+        """
+        if self._whole or (len(self.segments) <= 1 and not absent):
+            return False
+        pieces: list[_Piece] = []
+        for segment in self.segments:
+            history = _history(optimizer, segment)
+            runs = groupby(range(segment.first, segment.last), lambda i: self._indexes[i] in absent)
+            for gone, run in runs:
+                members = list(run)
+                piece = _Piece(gone, history, members[0], members[-1] + 1, segment)
+                if pieces and pieces[-1].alike(piece):
+                    piece = replace(pieces.pop(), last=piece.last)
+                pieces.append(piece)
+        if [(s.first, s.last) for s in self.segments] == [(p.first, p.last) for p in pieces]:
+            return False
+        states = {s: optimizer.state.pop(s.parameter, {}) for s in self.segments}
+        self.segments = [self._cut(optimizer, states[p.source], p.first, p.last) for p in pieces]
+        return True
+
+    def attach(self, gradients: Region, absent: frozenset[int]) -> None:
+        """Point the present segments at their gradients. Segments must be arranged for ``absent``."""
+        for segment in self.segments:
+            if self._indexes[segment.first] not in absent:
+                segment.parameter.grad = self._view(gradients, segment.first, segment.last)
+
+    def detach(self) -> None:
+        """Let go of the gradients: their owner uses the memory again."""
+        for segment in self.segments:
+            segment.parameter.grad = None
+
+    def adopt(self, optimizer: Optimizer) -> None:
+        """Move per-element state that torch has just made into the tensors of the whole arena."""
+        if self._whole:
+            return
+        for segment in self.segments:
+            state = optimizer.state.get(segment.parameter, {})
+            for name, tensor in state.items():
+                if tensor.dim() == 0:
+                    continue
+                if name not in self._flat and len(self.segments) == 1:
+                    self._flat[name] = tensor
+                    continue
+                home = self._home(name, tensor.dtype, segment.first, segment.last)
+                if home.data_ptr() != tensor.data_ptr():
+                    state[name] = home.copy_(tensor)
+
+    def state(self, optimizer: Optimizer) -> Iterator[StateEntry]:
+        """All state, slice by slice, as views."""
+        for segment in self.segments:
+            state = optimizer.state.get(segment.parameter, {})
+            for at in range(segment.first, segment.last):
+                for name, tensor in state.items():
+                    if not self._whole and tensor.dim():
+                        tensor = self._home(name, tensor.dtype, at, at + 1).view(self._slices[at].shape)
+                    yield StateKey(self._indexes[at], name), tensor
+
+    def load(self, optimizer: Optimizer, found: Mapping[int, Mapping[str, Tensor]], counters: frozenset[str]) -> None:
+        """Replace all state by ``found`` (by slice index and name, checked); slices not in it begin anew.
+
+        ``counters`` names the state that is one number per parameter, such as "step".
+        """
+        for segment in self.segments:
+            optimizer.state.pop(segment.parameter, None)
+        self._flat.clear()
+        self.segments = self._singles()
+        for segment in self.segments:
+            for name, tensor in found.get(self._indexes[segment.first], {}).items():
+                if self._whole or name in counters:
+                    value = tensor.clone()
+                else:
+                    value = self._home(name, tensor.dtype, segment.first, segment.last).copy_(tensor.flatten())
+                optimizer.state[segment.parameter][name] = value
+        self.arrange(optimizer, frozenset())
+
+    def _singles(self) -> list[Segment]:
+        return [self._segment(at, at + 1) for at in range(len(self._slices))]
+
+    def _segment(self, first: int, last: int) -> Segment:
+        return Segment(first, last, self._view(self._region, first, last))
+
+    def _view(self, region: Region, first: int, last: int) -> Tensor:
+        shape = self._slices[first].shape if self._whole else (-1,)
+        return region.tensor(self._slices[first].begin, self._slices[last - 1].end, self._span.key.dtype, shape)
+
+    def _cut(self, optimizer: Optimizer, state: Mapping[str, Tensor], first: int, last: int) -> Segment:
+        segment = self._segment(first, last)
+        if state:
+            optimizer.state[segment.parameter] = {
+                name: self._home(name, tensor.dtype, first, last) if tensor.dim() else tensor.clone()
+                for name, tensor in state.items()
+            }
+        return segment
+
+    def _home(self, name: str, dtype: torch.dtype, first: int, last: int) -> Tensor:
+        """Where the per-element state ``name`` of slices [first, last) lies."""
+        item = self._span.key.dtype.itemsize
+        if name not in self._flat:
+            self._flat[name] = torch.empty((self._span.end - self._span.begin) // item, dtype=dtype)
+        begin, end = self._slices[first].begin - self._span.begin, self._slices[last - 1].end - self._span.begin
+        return self._flat[name][begin // item : end // item]
+
+
+def _history(optimizer: Optimizer, segment: Segment) -> _History:
+    state = optimizer.state.get(segment.parameter, {})
+    return tuple(sorted((name, "" if tensor.dim() else repr(tensor.item())) for name, tensor in state.items()))

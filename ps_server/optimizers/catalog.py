@@ -1,0 +1,203 @@
+"""Decides which models shards can optimize, with which arguments, and makes their torch.optim instances."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ps_protocol.errors import InvalidRequest, UnsupportedOptimizer
+from ps_protocol.model import DType, Kind, ModelSpec, Options, Variable
+from ps_protocol.optimizers import ELEMENTWISE, EXECUTION_HINTS, REFUSED, SHAPED
+from ps_server.optimizers.region import torch_dtype
+from ps_server.optimizers.state import Expected
+
+#: Arguments of one group as torch takes them, complete.
+Arguments = dict[str, Any]
+
+# Their fused CPU kernels honour every argument. Not for 16-bit parameters: torch 2.13's fused CPU SGD leaves most
+# elements of a 16-bit tensor as they were.
+_FUSED = frozenset(f"torch.optim.{name}" for name in ("SGD", "Adam", "AdamW", "Adagrad"))
+_FUSED_DTYPES = frozenset({DType.FLOAT32, DType.FLOAT64})
+
+# What torch itself writes into a group although the constructor does not take it.
+_GROUP_ONLY = frozenset({("AdamW", "decoupled_weight_decay")})
+_FLOATING = _FUSED_DTYPES | {DType.FLOAT16, DType.BFLOAT16}
+
+
+def validate(spec: ModelSpec) -> None:
+    """Raises UnsupportedOptimizer when shards cannot optimize this model, InvalidRequest when its groups are wrong."""
+    cls = _class(spec.optimizer)
+    if spec.optimizer in SHAPED and not spec.unsplit:
+        raise InvalidRequest(
+            f"{spec.optimizer} reads the shape of its variables", expected="unsplit = true", actual="unsplit = false"
+        )
+    if not spec.group_options:
+        raise InvalidRequest(f"model '{spec.name}' has no parameter group", expected="at least one", actual="0")
+    for variable in spec.variables:
+        if variable.kind is Kind.PARAMETER:
+            _check_variable(spec, variable)
+    for options in spec.group_options:
+        complete(cls, options)
+    if spec.optimizer == "torch.optim.Adagrad":
+        # torch takes this argument from the constructor and not from the groups.
+        values = {options.get("initial_accumulator_value", 0) for options in spec.group_options}
+        if len(values) > 1:
+            raise UnsupportedOptimizer(
+                "torch.optim.Adagrad has one initial_accumulator_value for all parameter groups",
+                expected="the same value in every group",
+                actual=", ".join(map(str, values)),
+            )
+
+
+def is_shaped(spec: ModelSpec) -> bool:
+    """Whether variables are stepped one by one, in their shapes."""
+    return spec.unsplit or spec.optimizer in SHAPED
+
+
+def arguments_of(spec: ModelSpec) -> list[Arguments]:
+    """The declared arguments of each group, complete and checked."""
+    cls = _class(spec.optimizer)
+    return [complete(cls, options) for options in spec.group_options]
+
+
+def overridden(spec: ModelSpec, declared: Sequence[Arguments], options: Sequence[Options]) -> list[Arguments]:
+    """The declared arguments with those named in ``options`` replaced; one entry of ``options`` per group.
+
+    Raises UnsupportedOptimizer as torch's constructor would, InvalidRequest for a wrong number of groups and for a
+    change of what decides which state is kept: torch would fail in the middle of a step.
+    """
+    if len(options) != len(declared):
+        raise InvalidRequest(
+            "a push must name the options of every parameter group, or of none",
+            expected=f"{len(declared)} groups",
+            actual=f"{len(options)} groups",
+        )
+    cls = _class(spec.optimizer)
+    result = [complete(cls, {**before, **named}) for before, named in zip(declared, options, strict=True)]
+    for number, (before, after) in enumerate(zip(declared, result, strict=True)):
+        fixed, asked = _fixed(before), _fixed(after)
+        for name in fixed:
+            if fixed[name] != asked[name]:
+                raise InvalidRequest(
+                    f"optimizer argument '{name}' of group {number} cannot change while a model is trained",
+                    expected=str(before[name]),
+                    actual=str(after[name]),
+                    remedy="declare the model anew under another name",
+                )
+    return result
+
+
+def complete(cls: type[Optimizer], options: Options) -> Arguments:
+    """All arguments of a group: torch's defaults under ``options``, without execution hints, lists as tuples.
+
+    Raises UnsupportedOptimizer with torch's own words when torch refuses them.
+    """
+    given = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in options.items()
+        if name not in EXECUTION_HINTS
+    }
+    if given.get("differentiable"):
+        raise UnsupportedOptimizer(
+            "differentiable=True needs the optimizer in the process that computes the gradients",
+            remedy="leave differentiable out",
+        )
+    checked = _instance(cls, [{"params": [torch.zeros(1, 1)]}], given)
+    known = {name: value for name, value in checked.defaults.items() if name not in EXECUTION_HINTS}
+    return {**known, **given}
+
+
+def build(spec: ModelSpec, groups: Sequence[Sequence[Tensor]], arguments: Sequence[Arguments]) -> Optimizer:
+    """The torch optimizer of a model. ``groups`` holds the parameters of each group, possibly none."""
+    cls = _class(spec.optimizer)
+    fused = [_runs_fused(spec, number) for number in range(len(groups))]
+    members = [
+        {**values, **({"fused": True} if fuse else {}), "params": list(parameters)}
+        for values, fuse, parameters in zip(arguments, fused, groups, strict=True)
+    ]
+    return _instance(cls, members, arguments[0])
+
+
+def expected_state(
+    spec: ModelSpec, arguments: Sequence[Arguments], group: int, dtype: DType, shape: tuple[int, ...]
+) -> Expected:
+    """What torch keeps for a parameter of this group, dtype and shape, found by one step on a very small tensor."""
+    # Axis i of it has 2 + i elements, so that the axes of its state tell where they come from.
+    small = torch.zeros(tuple(range(2, 2 + len(shape))), dtype=torch_dtype(dtype))
+    groups: list[list[Tensor]] = [[] for _ in arguments]
+    groups[group].append(small)
+    optimizer = build(spec, groups, arguments)
+    small.grad = torch.zeros_like(small)
+    optimizer.step()
+    return {
+        name: (tuple(shape[size - 2] if size > 1 else size for size in tensor.shape), tensor.dtype)
+        for name, tensor in optimizer.state[small].items()
+    }
+
+
+def _class(name: str) -> type[Optimizer]:
+    if name in REFUSED:
+        raise UnsupportedOptimizer(f"{name} cannot run on shards: {REFUSED[name]}", remedy="choose another optimizer")
+    supported = ELEMENTWISE | SHAPED
+    found: type[Optimizer] | None = getattr(torch.optim, name.rpartition(".")[2], None) if name in supported else None
+    if found is None:
+        known = sorted(n for n in supported if hasattr(torch.optim, n.rpartition(".")[2]))
+        raise UnsupportedOptimizer(
+            f"optimizer '{name}' is not supported",
+            expected=", ".join(known),
+            actual=f"{name} with torch {torch.__version__} on the shard",
+            remedy="use one of these classes itself; a subclass would not run on shards",
+        )
+    return found
+
+
+def _instance(cls: type[Optimizer], groups: list[dict[str, Any]], arguments: Arguments) -> Optimizer:
+    """``cls`` made with ``arguments`` as its defaults; torch's refusal becomes UnsupportedOptimizer."""
+    keywords = {name: value for name, value in arguments.items() if (cls.__name__, name) not in _GROUP_ONLY}
+    try:
+        return cls(groups, **keywords)
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
+        raise UnsupportedOptimizer(f"torch.optim.{cls.__name__}: {error}", actual=str(arguments)) from error
+
+
+def _fixed(arguments: Arguments) -> dict[str, bool]:
+    """The arguments that decide which state is kept, and how."""
+    return {name: bool(value) for name, value in arguments.items() if isinstance(value, bool) or name == "momentum"}
+
+
+def _runs_fused(spec: ModelSpec, group: int) -> bool:
+    return spec.optimizer in _FUSED and all(v.dtype in _FUSED_DTYPES for v in _parameters(spec, group))
+
+
+def _parameters(spec: ModelSpec, group: int) -> Iterator[Variable]:
+    return (v for v in spec.variables if v.kind is Kind.PARAMETER and v.group == group)
+
+
+def _check_variable(spec: ModelSpec, variable: Variable) -> None:
+    if variable.group not in range(len(spec.group_options)):
+        raise InvalidRequest(
+            "a parameter is in a group that does not exist",
+            variable=variable.name,
+            expected=f"a group below {len(spec.group_options)}",
+            actual=str(variable.group),
+        )
+    if variable.dtype not in _FLOATING:
+        raise UnsupportedOptimizer(
+            "only floating-point parameters can be optimized",
+            variable=variable.name,
+            expected=", ".join(sorted(d.value for d in _FLOATING)),
+            actual=variable.dtype.value,
+            remedy="register it as a buffer",
+        )
+    if spec.optimizer == "torch.optim.Muon" and len(variable.shape) != 2:
+        raise UnsupportedOptimizer(
+            "torch.optim.Muon takes matrices only",
+            variable=variable.name,
+            expected="2 axes",
+            actual=f"shape {variable.shape}",
+            remedy="declare the other parameters as a second model with its own optimizer, such as torch.optim.AdamW",
+        )

@@ -1,0 +1,89 @@
+"""Decides how contributions of several workers become one: the mean of gradients, and the fate of buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ps_protocol.errors import InvalidRequest
+from ps_protocol.layout import ArenaSpan, Layout
+from ps_protocol.model import Kind
+from ps_server.optimizers.region import Region
+from ps_server.optimizers.runs import parameter_runs
+
+#: Elements averaged at a time: the blocks of all contributions stay in the processor's cache.
+_BLOCK_ELEMENTS = 1 << 17
+
+
+def average(into: Region, others: Sequence[Region], absent: Sequence[frozenset[int]], count: int) -> frozenset[int]:
+    """Write the mean of the gradients of ``into`` and ``others`` to ``into``; returns the slices that none of them has.
+
+    ``absent`` holds the missing slice indexes of each contribution, ``into`` first; a missing slice counts as zeros.
+    The sum is taken in the order given and divided by ``count``, so the result is bitwise repeatable. float16 and
+    bfloat16 are summed in float32 and rounded once. Slices that nobody has keep the bytes they had.
+
+    Raises InvalidRequest when ``absent`` does not match the contributions or ``count`` is below 1.
+    """
+    regions = [into, *others]
+    if len(absent) != len(regions) or count < 1:
+        raise InvalidRequest(
+            "an average needs one set of absent slices per contribution and a count of at least 1",
+            expected=f"{len(regions)} sets",
+            actual=f"{len(absent)} sets, count {count}",
+        )
+    for run in parameter_runs(into.layout, absent):
+        present = [
+            region.tensor(run.begin, run.end, run.dtype)
+            for region, missing in zip(regions, run.absent, strict=True)
+            if not missing
+        ]
+        if present:
+            _mean(into.tensor(run.begin, run.end, run.dtype), present, count)
+    return frozenset.intersection(*absent)
+
+
+def assign_buffers(region: Region, values: Region) -> None:
+    """Copy the buffers of ``values``."""
+    for span in _buffer_arenas(region.layout):
+        region.bytes[span.begin : span.end] = values.bytes[span.begin : span.end]
+
+
+def average_buffers(into: Region, others: Sequence[Region]) -> None:
+    """Mean of floating-point buffers, maximum of the others (counters of batches seen), into ``into``."""
+    for span in _buffer_arenas(into.layout):
+        parts = [region.tensor(span.begin, span.end, span.key.dtype) for region in (into, *others)]
+        if parts[0].is_floating_point():
+            _mean(parts[0], parts, len(parts))
+        else:
+            for part in parts[1:]:
+                torch.maximum(parts[0], part, out=parts[0])
+
+
+def blend_buffers(region: Region, values: Region, weight: float) -> None:
+    """Move floating-point buffers by ``weight`` of the way to ``values``; take the maximum of the others."""
+    for span in _buffer_arenas(region.layout):
+        held, new = (r.tensor(span.begin, span.end, span.key.dtype) for r in (region, values))
+        if held.is_floating_point():
+            held.lerp_(new, weight)
+        else:
+            torch.maximum(held, new, out=held)
+
+
+def _buffer_arenas(layout: Layout) -> Iterator[ArenaSpan]:
+    return (span for span in layout.arenas if span.key.kind is Kind.BUFFER and span.begin < span.end)
+
+
+def _mean(into: Tensor, parts: Sequence[Tensor], count: int) -> None:
+    """Sum ``parts`` in order, divide by ``count``. ``into`` may be the first part, none of the others."""
+    widen = into.dtype in (torch.float16, torch.bfloat16)
+    for begin in range(0, into.numel(), _BLOCK_ELEMENTS):
+        first, *rest = (part[begin : begin + _BLOCK_ELEMENTS] for part in parts)
+        target = into[begin : begin + _BLOCK_ELEMENTS]
+        total = first.float() if widen else target.copy_(first)
+        for part in rest:
+            total.add_(part)
+        total.div_(count)
+        if widen:
+            target.copy_(total)

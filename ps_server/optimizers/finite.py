@@ -1,0 +1,33 @@
+"""Decides whether gradients are finite, at the speed of memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ps_protocol.layout import Layout
+from ps_server.optimizers.region import Region
+from ps_server.optimizers.runs import parameter_runs
+
+
+def first_nonfinite(layout: Layout, region: Region, absent: frozenset[int] = frozenset()) -> str | None:
+    """Name of the first variable whose gradient holds a NaN or an infinity; None when all are finite.
+
+    Slices in ``absent`` are not looked at. Reads each byte once and allocates nothing of the region's size.
+    """
+    for run in parameter_runs(layout, [absent]):
+        if run.absent == (False,) and not _finite(region.tensor(run.begin, run.end, run.dtype)):
+            return next(
+                span.variable.name
+                for index, span in enumerate(layout.slices)
+                if span.arena == run.arena and index not in absent and not _finite(region.slice(index))
+            )
+    return None
+
+
+def _finite(tensor: Tensor) -> bool:
+    if tensor.numel() == 0:
+        return True
+    # Smallest and largest pass a NaN on and cannot overflow, as a sum could.
+    smallest, largest = torch.aminmax(tensor)
+    return bool(torch.isfinite(smallest) and torch.isfinite(largest))

@@ -1,0 +1,135 @@
+"""Owns the torch.optim instance of one model on one shard, and steps it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+
+from ps_protocol.layout import Layout, SliceSpan
+from ps_protocol.model import Kind, Options
+from ps_server.optimizers import catalog
+from ps_server.optimizers.arena import Arena
+from ps_server.optimizers.region import Region
+from ps_server.optimizers.state import Expected, StateEntry, by_slice
+
+
+class ShardOptimizer:
+    """Updates the parameters in ``region`` as the model's torch.optim class would update its variables one by one.
+
+    Called by the shard's applier, one call at a time, from any thread. The result depends on the parameters, the state,
+    the gradients and the number of torch's threads only, so a replay is bit-equal. Holds the optimizer's state and
+    nothing else of the size of the parameters. A variable without a gradient is left alone, as in torch: no decay, no
+    momentum, no step counted.
+    """
+
+    def __init__(self, layout: Layout, region: Region) -> None:
+        """Raises UnsupportedOptimizer or InvalidRequest as ``validate`` does."""
+        spec = layout.shard_map.spec
+        catalog.validate(spec)
+        self._layout = layout
+        self._spec = spec
+        self._declared = catalog.arguments_of(spec)
+        self._options: Sequence[Options] = ()
+        whole = catalog.is_shaped(spec)
+        self._arenas = [
+            Arena(layout, number, region, whole=whole)
+            for number, span in enumerate(layout.arenas)
+            if span.key.kind is Kind.PARAMETER
+        ]
+        self._torch = catalog.build(spec, self._groups(), self._declared)
+        self._fused = [group.get("fused") is True for group in self._torch.param_groups]
+        for arena in self._arenas:
+            arena.adopt(self._torch)
+
+    def apply(
+        self,
+        gradients: Region,
+        absent: frozenset[int] = frozenset(),
+        options: Sequence[Options] = (),
+        scale: float = 1.0,
+    ) -> None:
+        """One step. ``gradients`` has this layout and is only read.
+
+        ``absent`` holds the slice indexes without a gradient. ``options`` replaces declared arguments by name, one
+        entry per group; none: as declared. ``scale`` multiplies the learning rate of this step (staleness-aware
+        asynchronous SGD, Zhang et al. 2016); ASGD and Rprop keep the rate in their state and take it up later or never.
+
+        Raises UnsupportedOptimizer or InvalidRequest for options that torch refuses, before anything is changed.
+        """
+        self._set_options(options)
+        changed = [arena.arrange(self._torch, absent) for arena in self._arenas]
+        if any(changed):
+            self._regroup()
+        try:
+            for arena in self._arenas:
+                arena.attach(gradients, absent)
+            self._step(scale)
+        finally:
+            for arena in self._arenas:
+                arena.detach()
+        for arena in self._arenas:
+            arena.adopt(self._torch)
+
+    def state(self) -> list[StateEntry]:
+        """The optimizer's state per slice, in slice order. Tensors are views: valid until the next call.
+
+        State of the slice's size has the slice's shape; counters are 0-dimensional; Adafactor's factors are as torch
+        keeps them. A slice that never had a gradient has none.
+        """
+        entries = [entry for arena in self._arenas for entry in arena.state(self._torch)]
+        return sorted(entries, key=lambda entry: entry[0].slice_index)
+
+    def load_state(self, entries: Iterable[StateEntry]) -> None:
+        """Replace all state; slices without an entry begin anew. Training goes on bit-equal to where it was saved.
+
+        Raises InvalidRequest, before anything is changed, when an entry does not fit this model.
+        """
+        found = by_slice(self._layout, entries, self._expected)
+        for arena in self._arenas:
+            arena.load(self._torch, found, self._counters(arena))
+        self._regroup()
+
+    def _step(self, scale: float) -> None:
+        groups = self._torch.param_groups
+        rates = [group["lr"] for group in groups]
+        for group, fused in zip(groups, self._fused, strict=True):
+            group["lr"] *= scale
+            if fused:
+                # torch's fused SGD takes the first momentum of all its parameters or of none.
+                fresh = {not self._torch.state.get(p) for p in group["params"] if p.grad is not None}
+                group["fused"] = len(fresh) < 2
+        try:
+            self._torch.step()
+        finally:
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
+
+    def _expected(self, span: SliceSpan) -> Expected:
+        key = span.variable
+        return catalog.expected_state(self._spec, self._declared, key.group, key.dtype, span.shape)
+
+    def _counters(self, arena: Arena) -> frozenset[str]:
+        """Names of the state that is one number per parameter. Arenas that are never joined need not know."""
+        if catalog.is_shaped(self._spec):
+            return frozenset()
+        flat = catalog.expected_state(self._spec, self._declared, arena.key.group, arena.key.dtype, (1,))
+        return frozenset(name for name, (shape, _) in flat.items() if not shape)
+
+    def _groups(self) -> list[list[Tensor]]:
+        return [
+            [s.parameter for arena in self._arenas if arena.key.group == number for s in arena.segments]
+            for number in range(len(self._declared))
+        ]
+
+    def _regroup(self) -> None:
+        for group, parameters in zip(self._torch.param_groups, self._groups(), strict=True):
+            group["params"] = parameters
+
+    def _set_options(self, options: Sequence[Options]) -> None:
+        if options == self._options:
+            return
+        arguments = catalog.overridden(self._spec, self._declared, options) if options else self._declared
+        for group, values in zip(self._torch.param_groups, arguments, strict=True):
+            group.update(values)
+        self._options = options

@@ -1,0 +1,1 @@
+"""A shard: the arenas of its slices, the optimizer that steps them, and the gRPC service in front."""

@@ -1,0 +1,70 @@
+"""The lane: tensor work of a shard, one piece at a time, in the order it was submitted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+INLINE_BYTES = 256 << 10
+"""Work on fewer bytes than this takes less time than handing it to a thread."""
+
+
+class Lane:
+    """Called from the event loop. Order of execution is order of submission, so tensors need no lock.
+
+    Large work runs on one thread of its own, outside the interpreter lock where torch releases it; small work runs at
+    once on the loop when nothing is queued before it. Work that was submitted always runs, also when nobody waits for
+    its future any more: a cancelled stream must not take an accepted push with it.
+    """
+
+    def __init__(self, threads: int = 0) -> None:
+        """``threads``: torch's threads within one piece of work; 0 leaves torch's default."""
+
+        def begin() -> None:
+            if threads:
+                torch.set_num_threads(threads)
+
+        self._executor = ThreadPoolExecutor(1, "lane", begin)
+        self._queued = 0
+
+    def submit(self, work: Callable[[], T], nbytes: int) -> asyncio.Future[T]:
+        """Queue ``work``, which touches about ``nbytes`` bytes; the future holds its result or exception."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+        if self._queued == 0 and nbytes < INLINE_BYTES:
+            done: Future[T] = Future()
+            try:
+                done.set_result(work())
+            except Exception as error:  # noqa: BLE001 -- it belongs to whoever waits
+                done.set_exception(error)
+            _copy(done, answer)
+            return answer
+        self._queued += 1
+
+        def finish(done: Future[T]) -> None:
+            self._queued -= 1
+            _copy(done, answer)
+
+        self._executor.submit(work).add_done_callback(lambda done: loop.call_soon_threadsafe(finish, done))
+        return answer
+
+    def close(self) -> None:
+        """Finish what is queued and end the thread."""
+        self._executor.shutdown(wait=True)
+
+
+def _copy(done: Future[T], answer: asyncio.Future[T]) -> None:
+    if answer.cancelled():
+        return
+    error = done.exception()
+    if error is None:
+        answer.set_result(done.result())
+    else:
+        answer.set_exception(error)
+        answer.exception()  # seen: a failed apply is also kept by the model, whoever waits

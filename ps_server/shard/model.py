@@ -1,0 +1,291 @@
+"""One model on one shard: the only owner of its arenas, optimizer state, clocks and version."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ps_protocol.errors import InternalError, NonFiniteGradient, PsError, StateLost
+from ps_protocol.layout import Layout
+from ps_protocol.model import Buffers, Consistency, NonFinite, Options
+from ps_server.consistency import Decision, ParkedPulls, Position, PushInfo, Tracker, Verdict, WorkerKey
+from ps_server.failpoints import Failpoints
+from ps_server.log import Update, UpdateLog
+from ps_server.optimizers import (
+    Region,
+    ShardOptimizer,
+    StateEntry,
+    assign_buffers,
+    average,
+    average_buffers,
+    blend_buffers,
+    first_nonfinite,
+)
+from ps_server.shard.lane import Lane
+from ps_server.shard.pool import RegionPool
+from ps_server.shard.snapshots import Snapshot, copy_region
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """A push that has arrived whole. Its region belongs to the model from ``ShardModel.push`` on."""
+
+    info: PushInfo
+    #: None for a skipped push.
+    gradients: Region | None
+    absent: frozenset[int]
+    options: Sequence[Options]
+    with_buffers: bool = False
+    #: No parameters are wanted back.
+    push_only: bool = False
+
+
+class ShardModel:
+    """Called from the shard's event loop only.
+
+    Decisions are made there, at once and in order; tensor work follows them through the lane in the same order. So a
+    snapshot holds exactly what was decided before it was asked for.
+    """
+
+    def __init__(
+        self, layout: Layout, lane: Lane, consistency: Consistency, log: UpdateLog, failpoints: Failpoints
+    ) -> None:
+        self.layout = layout
+        self.pool = RegionPool(layout)
+        self.tracker = Tracker(consistency)
+        #: Whether the region holds values yet: rank 0's initial ones, or later ones.
+        self.initialised = False
+        #: Staleness of each rank's last applied push.
+        self.staleness: dict[int, int] = {}
+        self._lane = lane
+        self._log = log
+        self._failpoints = failpoints
+        self._region = Region(layout)
+        self._optimizer = ShardOptimizer(layout, self._region)
+        self._parked: ParkedPulls[asyncio.Future[None]] = ParkedPulls()
+        #: Accepted pushes whose step is still open (sync).
+        self._held: dict[tuple[WorkerKey, int], Push] = {}
+        #: Work on the region queued so far, and the snapshot taken after that much of it.
+        self._changes = 0
+        self._snapshot: tuple[int, Snapshot] | None = None
+        self._failure: PsError | None = None
+        self._live_workers = 1
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return self.layout.shard_map.spec.name
+
+    @property
+    def parked_pulls(self) -> int:
+        """Pulls that wait for the consistency mode."""
+        return len(self._parked)
+
+    def check(self) -> None:
+        """Raises what stopped this model, if anything did."""
+        if self._failure:
+            raise self._failure
+
+    def require_values(self) -> None:
+        """Raises StateLost while nobody has loaded values."""
+        if not self.initialised:
+            raise StateLost(
+                f"shard {self.layout.shard} holds no values of model '{self.name}'",
+                shard=str(self.layout.shard),
+                expected="initial values from rank 0, or values loaded from a state_dict",
+                remedy="wait for the first worker; if training had begun, the shard restarted and lost its memory",
+            )
+
+    # -- who takes part, and under which mode
+
+    def members(self, live: Mapping[int, int]) -> None:
+        """The live workers: rank to incarnation."""
+        self._live_workers = max(1, len(live))
+        self.staleness = {rank: value for rank, value in self.staleness.items() if rank in live}
+        self.tracker.members(live)
+        self._advance()
+
+    def configure(self, consistency: Consistency) -> None:
+        """Change the consistency mode."""
+        self.tracker.configure(consistency)
+        self._advance()
+
+    def attach(self, worker: WorkerKey, phase: int) -> Position:
+        """A worker opened its stream; returns where it stands. Raises Fenced."""
+        self.check()
+        position = self.tracker.attach(worker, phase)
+        self._advance()
+        return position
+
+    def arrive(self, worker: WorkerKey, phase: int) -> None:
+        """A worker entered the barrier that ends ``phase``. Raises Fenced."""
+        self.tracker.arrive(worker, phase)
+        self._advance()
+
+    # -- pushes
+
+    async def push(self, push: Push) -> Decision:
+        """Decide about a push and queue its work. Raises Fenced, InvalidRequest, NonFiniteGradient, StateLost."""
+        try:
+            self.check()
+            self.require_values()
+            skipped = await self._must_skip(push)
+            info = replace(push.info, skipped=True) if skipped else push.info
+            decision = self.tracker.push(info)
+        except BaseException:
+            self._give(push)
+            raise
+        if decision.verdict is Verdict.APPLY:
+            self.staleness[info.worker.rank] = decision.staleness
+            self._queue([push], decision.scale, self.tracker.version)
+        elif decision.verdict is Verdict.HOLD:
+            self._held[info.worker, info.sequence] = push
+        else:
+            self._give(push)
+        self._advance()
+        return decision
+
+    async def _must_skip(self, push: Push) -> bool:
+        """Whether the push has nothing to apply. Raises NonFiniteGradient where the model's policy is to refuse."""
+        policy = self.layout.shard_map.spec.nonfinite
+        gradients = push.gradients
+        if gradients is None or policy is NonFinite.ALLOW:
+            return push.info.skipped
+        name = await self._lane.submit(
+            lambda: first_nonfinite(self.layout, gradients, push.absent), self.layout.parameter_bytes
+        )
+        if name is not None and policy is NonFinite.REFUSE:
+            raise NonFiniteGradient(
+                f"a gradient from worker {push.info.worker.rank} holds NaN or infinity; nothing was applied",
+                variable=name,
+                shard=str(self.layout.shard),
+                remedy='lower the learning rate, clip gradients, or pass nonfinite="skip" to cluster.optimizer',
+            )
+        return name is not None
+
+    def _advance(self) -> None:
+        """After every event: apply the steps that became complete, then answer the pulls that may be answered."""
+        for ready in self.tracker.take_ready():
+            pushes = [self._held.pop((info.worker, info.sequence)) for info in ready.contributions]
+            for info, staleness in zip(ready.contributions, ready.staleness, strict=True):
+                self.staleness[info.worker.rank] = staleness
+            if pushes:
+                self._queue(pushes, 1.0, ready.version)
+        for parked in self._parked.release(self.tracker):
+            if not parked.done():
+                parked.set_result(None)
+
+    # -- tensor work, in the lane
+
+    def _queue(self, pushes: Sequence[Push], scale: float, version: int) -> None:
+        self._changes += 1
+        work = self._lane.submit(lambda: self._apply(pushes, scale, version), self.layout.region_bytes)
+        work.add_done_callback(self._applied)
+
+    def _applied(self, work: asyncio.Future[None]) -> None:
+        """On the loop: an update that failed stops the model, for half of it may have happened."""
+        if work.cancelled() or not (error := work.exception()):
+            return
+        logger.error("model '%s' stopped: an update failed", self.name, exc_info=error)
+        self._failure = self._failure or InternalError(
+            f"shard {self.layout.shard} stopped model '{self.name}': an update failed",
+            shard=str(self.layout.shard),
+            actual=f"{type(error).__name__}: {error}",
+            remedy="see the log of this shard; start the job again",
+        )
+        for parked in self._parked:
+            if not parked.done():
+                parked.set_exception(self._failure)
+
+    def _apply(self, pushes: Sequence[Push], scale: float, version: int) -> None:
+        """One update: the mean of ``pushes``, in rank order, as one optimizer step."""
+        try:
+            regions = [push.gradients for push in pushes if push.gradients is not None]
+            gradients, absent, options = regions[0], pushes[0].absent, pushes[0].options
+            if len(pushes) > 1:
+                absent = average(gradients, regions[1:], [push.absent for push in pushes], len(pushes))
+            self._failpoints.hit("before_apply")
+            self._optimizer.apply(gradients, absent, options, scale)
+            self._take_buffers([push for push in pushes if push.with_buffers])
+            self._failpoints.hit("after_apply_before_log")
+            infos = tuple(push.info for push in pushes)
+            self._log.append(Update(self.name, version, infos, gradients, absent, options, scale))
+        finally:
+            for push in pushes:
+                self._give(push)
+
+    def _take_buffers(self, pushes: Sequence[Push]) -> None:
+        """Write the buffers that came with an update, as the model's policy says."""
+        values = [push.gradients for push in pushes if push.gradients is not None]
+        if not values:
+            return
+        if self.layout.shard_map.spec.buffers is Buffers.RANK0:
+            assign_buffers(self._region, values[0])
+        elif len(values) > 1:
+            average_buffers(values[0], values[1:])
+            assign_buffers(self._region, values[0])
+        else:
+            blend_buffers(self._region, values[0], 1 / self._live_workers)
+
+    def _give(self, push: Push) -> None:
+        if push.gradients is not None:
+            self.pool.give(push.gradients)
+
+    # -- pulls
+
+    def park(self, position: Position) -> asyncio.Future[None]:
+        """Resolves when a pull of a worker at ``position`` may be answered."""
+        parked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._parked.park(position, parked)
+        return parked
+
+    def unpark(self, parked: asyncio.Future[None]) -> None:
+        """Forget a parked pull whose stream is gone."""
+        self._parked.discard(parked)
+
+    async def snapshot(self) -> Snapshot:
+        """Parameters and buffers after everything decided so far. The caller gives it back."""
+        self.check()
+        if self._snapshot is None or self._snapshot[0] != self._changes or not self._snapshot[1].takers:
+            self._snapshot = self._changes, Snapshot(self._region, self.tracker.version, self._lane, self.pool)
+        snapshot = self._snapshot[1]
+        snapshot.takers += 1
+        try:
+            await asyncio.shield(snapshot.copied)
+            self.check()
+        except BaseException:
+            snapshot.give_back()
+            raise
+        return snapshot
+
+    # -- parameters and state as a whole
+
+    async def load(self, region: Region | None, entries: Sequence[StateEntry] | None, *, only_first: bool) -> bool:
+        """Write values and state; False when ``only_first`` found values. Raises InvalidRequest."""
+        if only_first and self.initialised:
+            return False
+
+        def work() -> None:
+            if entries is not None:
+                self._optimizer.load_state(entries)
+            if region is not None:
+                copy_region(region, self._region)
+
+        self._changes += 1
+        self.initialised = self.initialised or region is not None
+        await asyncio.shield(self._lane.submit(work, self.layout.region_bytes))
+        return True
+
+    async def save(self) -> tuple[Snapshot, list[StateEntry]]:
+        """Values and a copy of the optimizer state, of one version. The caller gives the snapshot back."""
+
+        def work() -> list[StateEntry]:
+            return [(key, tensor.clone()) for key, tensor in self._optimizer.state()]
+
+        copied = self._lane.submit(work, self.layout.region_bytes)
+        snapshot = await self.snapshot()
+        return snapshot, await copied

@@ -1,0 +1,168 @@
+"""The gRPC face of a shard: one handler per call, no decisions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from ps_protocol import PROTOCOL_VERSION, convert
+from ps_protocol.errors import InvalidRequest, ProtocolVersionMismatch
+from ps_protocol.frames import STATE_CHUNK_FIELD, cut, encode_chunk, pieces_of
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_server.consistency import WorkerKey
+from ps_server.rpc_errors import translated
+from ps_server.shard.counters import Counters
+from ps_server.shard.model import ShardModel
+from ps_server.shard.registry import Registry
+from ps_server.shard.state import LoadReader, describe, parse_load, tensor_bytes
+from ps_server.shard.stream import Context, StepStream, parse_request, read, send_snapshot
+
+SERVICE = "ps_protocol.v1.Shard"
+
+
+class ShardService:
+    """Called by gRPC on the shard's event loop. Every PsError leaves as a status with its code in the trailers."""
+
+    def __init__(self, shard: int, registry: Registry, counters: Counters) -> None:
+        self._shard = shard
+        self._registry = registry
+        self._counters = counters
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add the service to ``server``. Streams with tensors carry raw bytes, which frames.py reads and writes."""
+        handler = grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "Step": grpc.stream_stream_rpc_method_handler(_translated(self.step)),
+                "Pull": grpc.unary_stream_rpc_method_handler(_translated(self.pull), pb.PullRequest.FromString),
+                "Push": grpc.stream_unary_rpc_method_handler(_translated(self.push)),
+                "Load": grpc.stream_unary_rpc_method_handler(_translated(self.load)),
+                "Save": grpc.unary_stream_rpc_method_handler(_translated(self.save), pb.SaveRequest.FromString),
+                "GetModel": grpc.unary_unary_rpc_method_handler(
+                    _translated(self.get_model), pb.GetModelRequest.FromString, pb.ModelStatus.SerializeToString
+                ),
+            },
+        )
+        server.add_generic_rpc_handlers((handler,))
+
+    async def step(self, _: AsyncIterator[bytes], context: Context) -> None:
+        """Open, then one exchange per step."""
+        model, worker, opened = await self._open(context)
+        with model.pool.reserved():
+            await context.write(pb.StepReply(opened=opened).SerializeToString())
+            await StepStream(context, model, worker, self._counters).run()
+
+    async def push(self, _: AsyncIterator[bytes], context: Context) -> bytes:
+        """Open, one push header, its chunks; answered when accepted."""
+        model, worker, _opened = await self._open(context)
+        result = await StepStream(context, model, worker, self._counters).push_once()
+        return result.SerializeToString()
+
+    async def _open(self, context: Context) -> tuple[ShardModel, WorkerKey, pb.Opened]:
+        """Read and check the Open of a stream."""
+        message = parse_request(await read(context) or b"")
+        if message.WhichOneof("body") != "open":
+            raise InvalidRequest("a stream begins with Open", actual=str(message.WhichOneof("body")))
+        request = message.open
+        if request.protocol_version != PROTOCOL_VERSION:
+            raise ProtocolVersionMismatch(
+                "worker and shard speak different versions of the protocol",
+                shard=str(self._shard),
+                expected=str(PROTOCOL_VERSION),
+                actual=str(request.protocol_version),
+                remedy="install the same torch-ps on both sides",
+            )
+        await self._registry.membership(request.membership_revision)
+        model = await self._registry.model(request.model, request.epoch)
+        worker = WorkerKey(request.worker.rank, request.worker.incarnation)
+        position = model.attach(worker, request.phase)
+        opened = pb.Opened(
+            version=model.tracker.version,
+            phase=position.phase,
+            clock=position.clock,
+            last_sequence=model.tracker.last_sequence(worker),
+            initialised=model.initialised,
+        )
+        return model, worker, opened
+
+    async def pull(self, request: pb.PullRequest, context: Context) -> None:
+        """Parameters and buffers of the newest version, whatever the mode."""
+        model = await self._registry.model(request.model, request.epoch)
+        model.require_values()
+        snapshot = await model.snapshot()
+        try:
+            result = pb.StepResult(outcome=pb.OUTCOME_APPLIED, version=snapshot.version, with_buffers=True)
+            await send_snapshot(context, result, snapshot, model, self._counters)
+        finally:
+            snapshot.give_back()
+
+    async def load(self, _: AsyncIterator[bytes], context: Context) -> bytes:
+        """Write parameters, buffers and optimizer state."""
+        message = parse_load(await read(context) or b"")
+        if message.WhichOneof("body") != "header":
+            raise InvalidRequest("a Load begins with its header", actual=str(message.WhichOneof("body")))
+        header = message.header
+        model = await self._registry.model(header.model, header.epoch)
+        region = model.pool.take() if header.with_region else None
+        try:
+            reader = LoadReader(model.layout, header, region)
+            while not reader.complete:
+                if (data := await read(context)) is None:
+                    raise InvalidRequest("a Load ended before its payload", expected=reader.missing)
+                reader.take(data)
+            written = await model.load(region, reader.entries, only_first=header.only_if_uninitialised)
+        finally:
+            if region:
+                model.pool.give(region)
+        return pb.LoadReply(version=model.tracker.version, written=written).SerializeToString()
+
+    async def save(self, request: pb.SaveRequest, context: Context) -> None:
+        """Read parameters, buffers and optimizer state of one version."""
+        model = await self._registry.model(request.model, request.epoch)
+        model.require_values()
+        snapshot, entries = await model.save()
+        try:
+            pieces = pieces_of(snapshot.region.bytes, model.layout.ranges())
+            pieces += [tensor_bytes(tensor) for _, tensor in entries]
+            header = pb.SaveHeader(
+                version=snapshot.version, state=describe(entries), payload_bytes=sum(map(len, pieces))
+            )
+            await context.write(pb.SaveReply(header=header).SerializeToString())
+            for position, chunk in cut(pieces):
+                await context.write(encode_chunk(STATE_CHUNK_FIELD, position, chunk))
+        finally:
+            snapshot.give_back()
+
+    async def get_model(self, request: pb.GetModelRequest, context: Context) -> pb.ModelStatus:
+        """Where the model stands on this shard."""
+        model = await self._registry.model(request.model)
+        tracker = model.tracker
+        return pb.ModelStatus(
+            shard_map=convert.shard_map_to_pb(model.layout.shard_map),
+            version=tracker.version,
+            initialised=model.initialised,
+            consistency=convert.consistency_to_pb(tracker.consistency),
+            clocks=[
+                pb.WorkerClock(
+                    rank=standing.worker.rank,
+                    incarnation=standing.worker.incarnation,
+                    phase=standing.position.phase,
+                    clock=standing.position.clock,
+                    last_sequence=standing.last_sequence,
+                )
+                for standing in tracker.clocks()
+            ],
+            staleness_counts=tracker.counts.staleness,
+            outcomes=tracker.counts.outcomes,
+            parked_pulls=model.parked_pulls,
+        )
+
+
+def _translated(handler: Callable[[Any, Context], Awaitable[Any]]) -> Callable[[Any, Context], Awaitable[Any]]:
+    async def wrapped(request: Any, context: Context) -> Any:
+        async with translated(context):
+            return await handler(request, context)
+
+    return wrapped

@@ -1,0 +1,98 @@
+"""Parameters and optimizer state as bytes: what Load writes and Save reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from google.protobuf.message import DecodeError
+
+from ps_protocol import convert
+from ps_protocol.errors import InvalidRequest
+from ps_protocol.frames import STATE_CHUNK_FIELD, Scatter, parse_chunk, pieces_of
+from ps_protocol.layout import Layout
+from ps_protocol.model import DType
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_server.optimizers import Region, StateEntry, StateKey, torch_dtype
+
+_DTYPES: dict[torch.dtype, DType] = {torch_dtype(dtype): dtype for dtype in DType}
+
+
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, as a view."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def describe(entries: Sequence[StateEntry]) -> list[pb.StateTensor]:
+    """Names, dtypes and shapes of optimizer state, in payload order."""
+    return [
+        pb.StateTensor(
+            slice=key.slice_index, name=key.name, dtype=convert.dtype_to_pb(_DTYPES[tensor.dtype]), shape=tensor.shape
+        )
+        for key, tensor in entries
+    ]
+
+
+class LoadReader:
+    """Takes the messages of one Load call: first the header, then chunks into a region and into new state tensors."""
+
+    def __init__(self, layout: Layout, header: pb.LoadHeader, region: Region | None) -> None:
+        """``region`` receives the parameters and buffers when the header announces them."""
+        self.region = region
+        self.entries = [_allocate(layout, state) for state in header.state] if header.with_state else None
+        pieces = pieces_of(region.bytes, layout.ranges()) if region else []
+        pieces += [tensor_bytes(tensor) for _, tensor in self.entries or ()]
+        self._scatter = Scatter(pieces)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every announced byte has arrived."""
+        return self._scatter.complete
+
+    @property
+    def missing(self) -> str:
+        """What is still to come, for an error message."""
+        return f"{self._scatter.expected_bytes - self._scatter.received_bytes} more bytes"
+
+    def take(self, data: bytes) -> None:
+        """Take one message after the header. Raises InvalidRequest."""
+        chunk = parse_chunk(STATE_CHUNK_FIELD, data)
+        if chunk is None:
+            message = parse_load(data)
+            if message.WhichOneof("body") != "chunk":
+                raise InvalidRequest("only chunks may follow the header of a Load")
+            chunk = message.chunk.position, memoryview(message.chunk.payload)
+        self._scatter.write(*chunk)
+
+
+def parse_load(data: bytes) -> pb.LoadRequest:
+    """Raises InvalidRequest for bytes that are no LoadRequest."""
+    try:
+        return pb.LoadRequest.FromString(data)
+    except DecodeError as error:
+        raise InvalidRequest("a message is not a LoadRequest", actual=f"{len(data)} bytes") from error
+
+
+def _allocate(layout: Layout, state: pb.StateTensor) -> StateEntry:
+    """An empty tensor for one announced piece of state. Raises InvalidRequest for a size no optimizer has."""
+    if state.slice >= layout.parameter_slices:
+        raise InvalidRequest(
+            f"optimizer state '{state.name}' names a slice that does not exist",
+            shard=str(layout.shard),
+            expected=f"an index below {layout.parameter_slices}",
+            actual=str(state.slice),
+        )
+    span = layout.slices[state.slice]
+    shape = tuple(state.shape)
+    elements = math.prod(span.shape)
+    if min(shape, default=1) < 0 or math.prod(shape) > max(1, elements):
+        raise InvalidRequest(
+            f"optimizer state '{state.name}' is larger than its variable",
+            variable=span.variable.name,
+            shard=str(layout.shard),
+            expected=f"at most {elements} elements",
+            actual=f"shape {shape}",
+        )
+    dtype = torch_dtype(convert.dtype_from_pb(state.dtype))
+    return StateKey(state.slice, state.name), torch.empty(shape, dtype=dtype)

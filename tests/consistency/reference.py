@@ -1,0 +1,102 @@
+"""The rules once more, naively: plain lists, everything computed anew at every question."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ps_protocol.model import Consistency, Mode, StalePolicy
+from ps_server.consistency import Position, PushInfo, Verdict, WorkerKey
+
+
+@dataclass
+class Reference:
+    """Knows no heap, no counter and no cache; its inputs are checked by nobody."""
+
+    consistency: Consistency
+    live: dict[int, int] = field(default_factory=dict)
+    accepted: list[PushInfo] = field(default_factory=list)
+    #: Every position a live participant has had; the largest is where it stands.
+    history: dict[WorkerKey, list[Position]] = field(default_factory=dict)
+    ever: list[Position] = field(default_factory=lambda: [Position(0, 0)])
+    held: list[PushInfo] = field(default_factory=list)
+    #: What each version was made of.
+    updates: list[list[PushInfo]] = field(default_factory=list)
+    taken: list[Position] = field(default_factory=lambda: [Position(0, 0)])
+
+    def standing(self) -> dict[WorkerKey, Position]:
+        return {worker: max(positions) for worker, positions in self.history.items()}
+
+    def stand(self, worker: WorkerKey, position: Position) -> Position:
+        self.history.setdefault(worker, []).append(position)
+        self.ever.append(position)
+        return self.standing()[worker]
+
+    def below(self, position: Position) -> list[WorkerKey]:
+        return [worker for worker, own in self.standing().items() if own < position]
+
+    def members(self, live: dict[int, int]) -> None:
+        self.live = dict(live)
+        keys = {WorkerKey(rank, incarnation) for rank, incarnation in live.items()}
+        self.history = {worker: positions for worker, positions in self.history.items() if worker in keys}
+        if not self.accepted:
+            for key in keys - self.history.keys():
+                self.stand(key, Position(0, 0))
+
+    def attach(self, worker: WorkerKey, phase: int) -> Position:
+        if worker not in self.history:
+            others = self.standing().values()
+            current = max(min(others), self.taken[-1]) if others else max(self.ever)
+            if current.phase == phase:
+                return self.stand(worker, current)
+            clocks = [position.clock for position in (self.taken[-1],) if position.phase == phase]
+            return self.stand(worker, Position(phase, max(clocks, default=0)))
+        return self.stand(worker, Position(phase, 0))
+
+    def arrive(self, worker: WorkerKey, phase: int) -> None:
+        self.stand(worker, Position(phase + 1, 0))
+
+    def push(self, push: PushInfo) -> tuple[Verdict, float, int]:
+        """Verdict, scale, staleness."""
+        if any(p.worker == push.worker and p.sequence >= push.sequence for p in self.accepted):
+            return Verdict.DUPLICATE, 1.0, 0
+        self.accepted.append(push)
+        self.stand(push.worker, push.position)
+        if self.consistency.mode is Mode.SYNC:
+            if push.position <= self.taken[-1]:
+                return Verdict.LATE, 1.0, 0
+            self.held.append(push)
+            return (Verdict.SKIP if push.skipped else Verdict.HOLD), 1.0, 0
+        if push.skipped:
+            return Verdict.SKIP, 1.0, 0
+        staleness, policy = len(self.updates) - push.pulled_version, self.consistency.stale_policy
+        stale = staleness > self.consistency.stale_threshold
+        if stale and policy is StalePolicy.REJECT:
+            return Verdict.STALE, 1.0, staleness
+        self.updates.append([push])
+        return Verdict.APPLY, (1 / staleness if stale and policy is StalePolicy.SCALE else 1.0), staleness
+
+    def take_ready(self) -> list[tuple[Position, list[PushInfo]]]:
+        rounds = []
+        for position in sorted({push.position for push in self.held}):
+            behind = len(self.below(position))
+            if self.consistency.mode is Mode.SYNC and behind > self.consistency.backup:
+                continue
+            pushes = [push for push in self.held if push.position == position and not push.skipped]
+            pushes.sort(key=lambda push: (push.worker.rank, push.worker.incarnation))
+            self.held = [push for push in self.held if push.position != position]
+            if pushes:
+                self.updates.append(pushes)
+            self.taken.append(position)
+            rounds.append((position, pushes))
+        return rounds
+
+    def may_pull(self, position: Position) -> bool:
+        if any(push.position <= position for push in self.held):
+            return False
+        match self.consistency.mode:
+            case Mode.ASYNC:
+                return True
+            case Mode.SSP:
+                return not self.below(Position(position.phase, position.clock - self.consistency.staleness))
+            case Mode.SYNC:
+                return position <= self.taken[-1] or len(self.below(position)) <= self.consistency.backup

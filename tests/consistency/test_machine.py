@@ -1,0 +1,278 @@
+"""Random lives of a job, against the naive rules: nothing twice, nothing lost, the bound kept, nobody stuck."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from ps_protocol.model import Consistency, Mode, StalePolicy
+from ps_server.consistency import ParkedPulls, Position, PushInfo, Round, Tracker, Verdict, WorkerKey
+
+from .reference import Reference
+
+RANKS = 4
+
+consistencies = st.builds(
+    Consistency,
+    st.sampled_from(Mode),
+    staleness=st.integers(0, 2),
+    backup=st.integers(0, 2),
+    stale_policy=st.sampled_from(StalePolicy),
+    stale_threshold=st.integers(0, 3),
+)
+which = st.integers(0, 11)
+
+
+@dataclass(eq=False)
+class Worker:
+    """A worker as the SDK behaves: one push at a time unless it sends ahead, then a pull; barriers in between."""
+
+    key: WorkerKey
+    #: Barriers passed.
+    phase: int
+    position: Position | None = None
+    sequence: int = 0
+    pulled: int = 0
+    #: Its pull is parked.
+    waits: bool = False
+    in_barrier: bool = False
+    last: PushInfo | None = None
+
+
+class JobLife(RuleBasedStateMachine):
+    """Drives a Tracker and the Reference alike, and plays shard, workers and coordinator around them."""
+
+    @initialize(consistency=consistencies, workers=st.integers(0, RANKS))
+    def start(self, consistency: Consistency, workers: int) -> None:
+        self.tracker, self.reference = Tracker(consistency), Reference(consistency)
+        self.parked: ParkedPulls[Worker] = ParkedPulls()
+        self.workers: dict[int, Worker] = {}
+        self.phase = self.incarnations = 0
+        self.applied: list[tuple[WorkerKey, int]] = []
+        self.owed: set[tuple[WorkerKey, int]] = set()
+        for rank in range(workers):
+            self.join(rank)
+
+    # What the coordinator does.
+
+    def publish_members(self) -> None:
+        live = {rank: worker.key.incarnation for rank, worker in self.workers.items()}
+        self.tracker.members(live)
+        self.reference.members(live)
+        self.settle()
+        self.open_barrier()
+
+    def open_barrier(self) -> None:
+        if self.workers and all(worker.in_barrier for worker in self.workers.values()):
+            self.phase += 1
+            for worker in self.workers.values():
+                worker.phase, worker.in_barrier = self.phase, False
+                if worker.position:
+                    worker.position = Position(self.phase, 0)
+
+    @rule(rank=st.integers(0, RANKS - 1))
+    def join(self, rank: int) -> None:
+        if rank in self.workers:
+            self.parked.discard(self.workers[rank])
+        self.incarnations += 1
+        self.workers[rank] = Worker(WorkerKey(rank, self.incarnations), self.phase)
+        self.publish_members()
+
+    @precondition(lambda self: self.workers)
+    @rule(which=which)
+    def leave(self, which: int) -> None:
+        worker = self.workers.pop(sorted(self.workers)[which % len(self.workers)])
+        self.parked.discard(worker)
+        self.publish_members()
+
+    @rule(consistency=consistencies)
+    def configure(self, consistency: Consistency) -> None:
+        self.tracker.configure(consistency)
+        self.reference.consistency = consistency
+        self.settle()
+
+    # What workers do.
+
+    def pick(self, which: int) -> Worker | None:
+        """Some worker that is not in the barrier, attached."""
+        free = [worker for _, worker in sorted(self.workers.items()) if not worker.in_barrier]
+        if not free:
+            return None
+        worker = free[which % len(free)]
+        if worker.position is None:
+            self.attach(worker)
+        return worker
+
+    def attach(self, worker: Worker) -> None:
+        position = self.tracker.attach(worker.key, worker.phase)
+        assert position == self.reference.attach(worker.key, worker.phase)
+        assert position.phase == worker.phase + worker.in_barrier
+        worker.position = worker.position or position
+        self.settle()
+
+    @rule(which=which)
+    def reconnect(self, which: int) -> None:
+        """The stream breaks; the worker opens a new one and repeats its last push."""
+        worker = self.workers[sorted(self.workers)[which % len(self.workers)]] if self.workers else None
+        if worker is None:
+            return
+        self.parked.discard(worker)
+        self.attach(worker)
+        if worker.last is not None:
+            assert self.tracker.push(worker.last).verdict is Verdict.DUPLICATE
+            assert self.reference.push(worker.last)[0] is Verdict.DUPLICATE
+        if worker.waits and worker.last is not None:
+            self.parked.park(worker.last.position, worker)
+        self.settle()
+
+    @rule(which=which, ahead=st.booleans(), skipped=st.integers(0, 4).map(lambda n: n == 0))
+    def push(self, which: int, ahead: bool, skipped: bool) -> None:
+        worker = self.pick(which)
+        if worker is not None and not worker.waits:
+            self.step(worker, ahead, skipped)
+
+    def step(self, worker: Worker, ahead: bool = False, skipped: bool = False) -> None:
+        assert worker.position is not None
+        worker.sequence += 1
+        worker.position = Position(worker.phase, worker.position.clock + 1)
+        push = PushInfo(worker.key, worker.sequence, worker.position, worker.pulled, skipped)
+        decision = self.tracker.push(push)
+        assert (decision.verdict, decision.scale, decision.staleness) == self.reference.push(push)
+        worker.last = push
+        match decision.verdict:
+            case Verdict.APPLY:
+                self.apply(push)
+            case Verdict.HOLD:
+                self.owed.add((push.worker, push.sequence))
+            case Verdict.LATE:
+                worker.position = self.tracker.resume(push.position)
+        if not ahead:
+            worker.waits = True
+            self.parked.park(push.position, worker)
+        self.settle()
+
+    @rule(which=which)
+    def arrive(self, which: int) -> None:
+        worker = self.pick(which)
+        if worker is not None and not worker.waits:
+            self.enter_barrier(worker)
+
+    def enter_barrier(self, worker: Worker) -> None:
+        self.tracker.arrive(worker.key, worker.phase)
+        self.reference.arrive(worker.key, worker.phase)
+        worker.in_barrier = True
+        self.settle()
+        self.open_barrier()
+
+    # What the shard does after each event.
+
+    def settle(self) -> None:
+        rounds = self.tracker.take_ready()
+        assert [(r.position, list(r.contributions)) for r in rounds] == self.reference.take_ready()
+        for taken in rounds:
+            self.check_round(taken)
+            for push in taken.contributions:
+                self.owed.remove((push.worker, push.sequence))
+                self.apply(push)
+        waiting = [worker for worker in self.workers.values() if worker.waits]
+        due = {worker.key for worker in waiting if worker.last and self.reference.may_pull(worker.last.position)}
+        released = [worker for worker in self.parked.release(self.tracker) if worker.waits]
+        assert {worker.key for worker in released} == due
+        for worker in released:
+            self.answer(worker)
+
+    def apply(self, push: PushInfo) -> None:
+        assert (push.worker, push.sequence) not in self.applied
+        self.applied.append((push.worker, push.sequence))
+
+    def check_round(self, taken: Round) -> None:
+        """Without backup workers, a round has the push of each live worker that made one for its step, once."""
+        if self.tracker.consistency.mode is not Mode.SYNC or self.tracker.consistency.backup:
+            return
+        standing = [s for s in self.tracker.clocks() if s.position <= taken.position]
+        assert all(s.position == taken.position for s in standing)
+        workers = [push.worker for push in taken.contributions]
+        assert len(set(workers)) == len(workers)
+        owing = {key for key, sequence in self.owed if key in {s.worker for s in standing}}
+        assert owing <= set(workers)
+
+    def answer(self, worker: Worker) -> None:
+        """Ho et al.: whoever gets parameters at clock c is at most s ahead of everyone."""
+        assert worker.last is not None
+        phase, clock = worker.last.position
+        if self.tracker.consistency.mode is Mode.SSP:
+            bound = Position(phase, clock - self.tracker.consistency.staleness)
+            assert all(standing.position >= bound for standing in self.tracker.clocks())
+        worker.waits = False
+        worker.pulled = self.tracker.version
+
+    # What must hold.
+
+    @rule(steps=st.integers(1, 3), changes=st.lists(st.tuples(st.integers(0, 20), consistencies), max_size=3))
+    def everyone_goes_on(self, steps: int, changes: list[tuple[int, Consistency]]) -> None:
+        """All make ``steps`` more and enter the barrier while the mode changes: it opens, and nobody is left waiting."""
+        left = {worker.key: steps for worker in self.workers.values()}
+        opens_at = self.phase + 1
+        for moment in range(20 * len(left) + 20):
+            for consistency in [c for when, c in changes if when == moment]:
+                self.configure(consistency)
+            if self.phase == opens_at or not left:
+                break
+            able = [worker for worker in self.workers.values() if not worker.in_barrier and not worker.waits]
+            parked = [self.tracker.blocker(worker.last.position) for worker in self.parked if worker.last]
+            assert able, f"everyone waits: {parked}"
+            worker = able[moment % len(able)]
+            if worker.position is None:
+                self.attach(worker)
+            if left[worker.key]:
+                left[worker.key] -= 1
+                self.step(worker)
+            else:
+                self.enter_barrier(worker)
+        assert self.phase == opens_at or not left
+        assert not any(worker.waits for worker in self.workers.values())
+
+    @invariant()
+    def both_agree(self) -> None:
+        standing = {s.worker: s.position for s in self.tracker.clocks()}
+        assert standing == self.reference.standing()
+        assert self.tracker.version == len(self.reference.updates)
+        assert self.tracker.applied == self.reference.taken[-1]
+        assert sorted(self.applied) == sorted((p.worker, p.sequence) for u in self.reference.updates for p in u)
+        for worker in self.workers.values():
+            if worker.key in standing:
+                assert self.tracker.last_sequence(worker.key) == worker.sequence
+
+    @invariant()
+    def a_blocked_pull_has_a_reason(self) -> None:
+        for phase in (self.phase, self.phase + 1):
+            for clock in (0, 1, 2, 5):
+                position = Position(phase, clock)
+                assert self.tracker.may_pull(position) == self.reference.may_pull(position)
+                assert (self.tracker.blocker(position) is None) == self.tracker.may_pull(position)
+
+    @invariant()
+    def counts_add_up(self) -> None:
+        outcomes = self.tracker.counts.outcomes
+        accepted = len(self.reference.accepted)
+        assert sum(outcomes.values()) - outcomes["duplicate"] + len(self.owed) == accepted
+        assert outcomes["applied"] == len(self.applied) == sum(self.tracker.counts.staleness)
+
+    @invariant()
+    def memory_is_bounded(self) -> None:
+        assert len(pickle.dumps(self.tracker)) < 3000 + 300 * (RANKS + len(self.owed))
+
+    def teardown(self) -> None:
+        """When everyone has left, every accepted push has been applied."""
+        if hasattr(self, "tracker"):
+            self.workers.clear()
+            self.publish_members()
+            assert not self.owed
+
+
+TestJobLife = JobLife.TestCase
+TestJobLife.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

@@ -1,0 +1,66 @@
+"""A real coordinator in this process, on a loop of its own, and the client the product uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ps_protocol.client.coordinator import CoordinatorClient
+from ps_server import serving
+from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.service import SERVICE_NAME, CoordinatorService
+from ps_server.coordinator.settings import ClusterSettings
+from tests.support.loops import LoopThread
+
+
+class TestCoordinator:
+    """May be stopped and started again on the same port, as an operator would."""
+
+    __test__ = False
+
+    def __init__(self, loop: LoopThread, settings: ClusterSettings, port: int = 0) -> None:
+        self._loop = loop
+        self.settings = settings
+        self.port = port
+        self.address = ""
+        self._driver: Driver | None = None
+        self._server: serving.RunningServer | None = None
+
+    def start(self, settings: ClusterSettings | None = None) -> None:
+        self._loop.run(self._start(settings or self.settings))
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._loop.run(self._stop())
+
+    async def _start(self, settings: ClusterSettings) -> None:
+        self._driver = Driver(settings)
+        service = CoordinatorService(self._driver)
+        self._server = await serving.start("127.0.0.1", self.port, [(SERVICE_NAME, service.register)])
+        self._driver.start()
+        self.port, self.address = self._server.port, self._server.address
+
+    async def _stop(self) -> None:
+        if self._driver is not None and self._server is not None:
+            await self._driver.close()
+            await self._server.stop(0)
+        self._driver = self._server = None
+
+
+@contextmanager
+def running_coordinator(settings: ClusterSettings | None = None) -> Iterator[TestCoordinator]:
+    """Serve a coordinator on a free port of 127.0.0.1."""
+    with LoopThread() as loop:
+        coordinator = TestCoordinator(loop, settings or ClusterSettings())
+        coordinator.start()
+        try:
+            yield coordinator
+        finally:
+            coordinator.stop()
+
+
+@contextmanager
+def connected(settings: ClusterSettings | None = None) -> Iterator[CoordinatorClient]:
+    """A client of a coordinator of its own."""
+    with running_coordinator(settings) as coordinator, CoordinatorClient(coordinator.address) as client:
+        yield client

@@ -1,0 +1,38 @@
+"""An event loop in a thread, for servers that live beside a synchronous test."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """A context manager; ``run`` executes a coroutine on the loop and returns its result."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="test-loop", daemon=True)
+
+    def __enter__(self) -> LoopThread:
+        self._thread.start()
+        return self
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout_seconds: float = 30.0) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_seconds)
+
+    def __exit__(self, *_: object) -> None:
+        self.run(self._drain())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+    async def _drain(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.loop.shutdown_default_executor()

@@ -1,0 +1,252 @@
+"""A real shard in this process, its cluster view set by the test, and a client made of generated stubs only."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import torch
+
+from ps_protocol import PROTOCOL_VERSION
+from ps_protocol.errors import ERROR_TRAILER, PsError, from_detail
+from ps_protocol.layout import Layout
+from ps_protocol.model import Consistency, DType, Kind, ModelSpec, NonFinite, ShardMap, Slice, Variable
+from ps_protocol.v1 import common_pb2, shard_pb2, shard_pb2_grpc
+from ps_protocol.view import ClusterView, Member, Role
+from ps_server import serving
+from ps_server.failpoints import Failpoints
+from ps_server.log import MemoryLog, Update, UpdateLog
+from ps_server.shard.counters import Counters
+from ps_server.shard.lane import Lane
+from ps_server.shard.model import ShardModel
+from ps_server.shard.registry import Registry, ShardParts
+from ps_server.shard.service import SERVICE, ShardService
+from tests.support.loops import LoopThread
+
+
+def simple_spec(
+    *shapes: tuple[int, ...], optimizer: str = "torch.optim.SGD", name: str = "model", **arguments: Any
+) -> ModelSpec:
+    """A float32 model with variables v0, v1, … and one group."""
+    nonfinite = arguments.pop("nonfinite", NonFinite.REFUSE)
+    buffers = arguments.pop("buffer_shapes", ())
+    options = {"lr": 0.1} | arguments
+    variables = [Variable(f"v{i}", shape, DType.FLOAT32) for i, shape in enumerate(shapes or ((4, 3), (5,)))]
+    variables += [Variable(f"b{i}", shape, DType.FLOAT32, Kind.BUFFER) for i, shape in enumerate(buffers)]
+    return ModelSpec(name, optimizer, tuple(variables), (options,), nonfinite=nonfinite)
+
+
+def whole_map(spec: ModelSpec) -> ShardMap:
+    """Everything on shard 0."""
+    slices = tuple(Slice(i, 0, v.rows, 0) for i, v in enumerate(spec.variables))
+    return ShardMap(1, spec, 1, slices)
+
+
+class RecordingLog:
+    """Keeps every update with a copy of its gradients."""
+
+    def __init__(self) -> None:
+        self.updates: list[tuple[Update, torch.Tensor]] = []
+
+    def append(self, update: Update) -> None:
+        self.updates.append((update, update.gradients.data.clone()))
+
+
+@dataclass
+class TestShard:
+    """A shard on a loop of its own; the test plays the coordinator."""
+
+    __test__ = False
+
+    loop: LoopThread
+    registry: Registry
+    failpoints: Failpoints
+    counters: Counters
+    address: str = ""
+    channel: grpc.Channel = field(init=False)
+    view: ClusterView = field(default_factory=ClusterView)
+
+    def set_view(self, live: dict[int, int], consistency: Consistency | None = None) -> None:
+        """Show the shard these live workers (rank to incarnation) and this mode."""
+        self.view = ClusterView(
+            revision=self.view.revision + 1,
+            members=tuple(Member(Role.WORKER, rank, incarnation) for rank, incarnation in live.items()),
+            consistency=consistency or self.view.consistency,
+            started=True,
+        )
+
+        async def show() -> None:
+            self.registry.on_view(self.view)
+
+        self.loop.run(show())
+
+    def place(self, shard_map: ShardMap) -> ShardModel:
+        async def place() -> ShardModel:
+            return self.registry.place(shard_map)
+
+        return self.loop.run(place())
+
+    def model(self, name: str = "model") -> ShardModel:
+        return self.loop.run(self.registry.model(name))
+
+
+@contextmanager
+def running_shard(
+    live: dict[int, int] | None = None, consistency: Consistency | None = None, log: UpdateLog | None = None
+) -> Iterator[TestShard]:
+    """Serve shard 0 on a free port of 127.0.0.1."""
+
+    async def fetch(name: str) -> ShardMap:
+        raise AssertionError(f"the test places its models itself, not {name}")
+
+    with LoopThread() as loop:
+        lane, counters, failpoints = Lane(1), Counters(), Failpoints()
+        registry = Registry(ShardParts(0, lane, fetch, log or MemoryLog(), failpoints))
+        shard = TestShard(loop, registry, failpoints, counters)
+        service = ShardService(0, registry, counters)
+        server = loop.run(serving.start("127.0.0.1", 0, [(SERVICE, service.register)]))
+        shard.address = server.address
+        shard.set_view(live or {0: 1}, consistency or Consistency())
+        with grpc.insecure_channel(server.address) as shard.channel:
+            yield shard
+        loop.run(server.stop(0.2))
+        lane.close()
+
+
+def error_of(call: grpc.RpcError) -> PsError:
+    """The typed error in the trailers."""
+    for key, value in call.trailing_metadata():
+        if key == ERROR_TRAILER:
+            return from_detail(common_pb2.ErrorDetail.FromString(value))
+    raise AssertionError(f"no typed error in {call}")
+
+
+class StubStream:
+    """One step stream spoken with the generated classes alone, as any gRPC client would."""
+
+    def __init__(self, shard: TestShard, rank: int = 0, incarnation: int = 1, name: str = "model", **open_fields: Any):
+        self._requests: queue.SimpleQueue[shard_pb2.StepRequest | None] = queue.SimpleQueue()
+        stub = shard_pb2_grpc.ShardStub(shard.channel)
+        self.replies = stub.Step(iter(self._requests.get, None))
+        fields = {"membership_revision": shard.view.revision, "protocol_version": PROTOCOL_VERSION} | open_fields
+        worker = shard_pb2.WorkerId(rank=rank, incarnation=incarnation)
+        self.send(open=shard_pb2.Open(model=name, worker=worker, **fields))
+        self.opened = next(self.replies).opened
+        self.sequence = self.opened.last_sequence
+        self.phase, self.clock, self.version = self.opened.phase, self.opened.clock, self.opened.version
+
+    def send(self, **body: Any) -> None:
+        self._requests.put(shard_pb2.StepRequest(**body))
+
+    def push(self, payload: bytes, **header: Any) -> None:
+        """Send the next push; ``header`` overrides its fields."""
+        if "sequence" not in header:
+            self.sequence, self.clock = self.sequence + 1, self.clock + 1
+        fields = {"sequence": self.sequence, "phase": self.phase, "clock": self.clock, "pulled_version": self.version}
+        self.send(push=shard_pb2.PushHeader(**(fields | header)))
+        for position in range(0, len(payload), 7):  # an odd chunk size: nothing may depend on it
+            piece = payload[position : position + 7]
+            self.send(chunk=shard_pb2.Chunk(position=position, payload=piece))
+
+    def result(self) -> tuple[shard_pb2.StepResult, bytes]:
+        """The next result and its payload; signs of life are passed over."""
+        while (reply := next(self.replies)).WhichOneof("body") == "waiting":
+            pass
+        result, payload = reply.result, b""
+        while len(payload) < result.payload_bytes:
+            chunk = next(self.replies).chunk
+            assert chunk.position == len(payload)
+            payload += chunk.payload
+        if payload:
+            self.version = result.version
+        return result, payload
+
+    def exchange(self, payload: bytes, **header: Any) -> tuple[shard_pb2.StepResult, bytes]:
+        self.push(payload, **header)
+        return self.result()
+
+    def end(self) -> None:
+        """Half-close, then wait for the shard to end the stream."""
+        self._requests.put(None)
+        for _ in self.replies:
+            pass
+
+    def cancel(self) -> None:
+        self.replies.cancel()
+
+
+def load(shard: TestShard, model: ShardModel, values: bytes, **header: Any) -> shard_pb2.LoadReply:
+    """Write a whole region through Load."""
+    stub = shard_pb2_grpc.ShardStub(shard.channel)
+    head = shard_pb2.LoadHeader(model=model.name, with_region=True, **header)
+    chunk = shard_pb2.Chunk(position=0, payload=values)
+    return stub.Load(iter([shard_pb2.LoadRequest(header=head), shard_pb2.LoadRequest(chunk=chunk)]))
+
+
+def flat(layout: Layout, *tensors: torch.Tensor) -> bytes:
+    """The payload that holds ``tensors``, the slices in order."""
+    assert [tuple(t.shape) for t in tensors] == [span.shape for span in layout.slices[: len(tensors)]]
+    return b"".join(t.contiguous().numpy().tobytes() for t in tensors)
+
+
+def unflat(layout: Layout, payload: bytes, count: int | None = None) -> list[torch.Tensor]:
+    """The float32 slices of a payload."""
+    values, tensors = torch.frombuffer(bytearray(payload), dtype=torch.float32), []
+    for span in layout.slices[:count]:
+        size = (span.end - span.begin) // 4
+        tensors.append(values[:size].reshape(span.shape))
+        values = values[size:]
+    return tensors
+
+
+def start(shard: TestShard, **arguments: Any) -> tuple[ShardModel, list[torch.Tensor]]:
+    """Place a simple model and give it random initial values."""
+    model = shard.place(whole_map(simple_spec(**arguments)))
+    generator = torch.Generator().manual_seed(0)
+    initial = [torch.randn(span.shape, generator=generator) for span in model.layout.slices]
+    assert load(shard, model, flat(model.layout, *initial)).written
+    return model, initial
+
+
+def gradients(model: ShardModel, seed: int) -> list[torch.Tensor]:
+    """Random gradients of every parameter."""
+    generator = torch.Generator().manual_seed(seed)
+    spans = model.layout.slices[: model.layout.parameter_slices]
+    return [torch.randn(span.shape, generator=generator) for span in spans]
+
+
+def reference(
+    initial: list[torch.Tensor],
+    steps: list[list[torch.Tensor | None]],
+    optimizer: type[torch.optim.Optimizer] = torch.optim.SGD,
+    **arguments: Any,
+) -> list[torch.Tensor]:
+    """What torch makes of the same gradients in one process."""
+    parameters = [torch.nn.Parameter(t.clone()) for t in initial]
+    torch_optimizer = optimizer(parameters, **({"lr": 0.1} | arguments))
+    for grads in steps:
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter.grad = None if grad is None else grad.clone()
+        torch_optimizer.step()
+    return [p.detach() for p in parameters]
+
+
+def assert_equal(payload: bytes, model: ShardModel, expected: list[torch.Tensor]) -> None:
+    """The payload holds ``expected``, within 1e-6."""
+    for found, wanted in zip(unflat(model.layout, payload, model.layout.parameter_slices), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    """Wait for a state; the test fails when it does not come."""
+    pause = threading.Event()
+    for _ in range(1000):
+        if true():
+            return
+        pause.wait(0.01)
+    raise AssertionError("the awaited state did not come within 10 s")
