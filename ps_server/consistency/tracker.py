@@ -66,7 +66,7 @@ class Tracker:
             del self._participants[rank]
             self._clocks.remove(rank)
         if not self._started:
-            for rank in live.keys() - self._participants.keys():
+            for rank in sorted(live.keys() - self._participants.keys()):
                 self._enter(WorkerKey(rank, live[rank]), START)
 
     def attach(self, worker: WorkerKey, phase: int) -> Position:

@@ -74,6 +74,14 @@ def test_another_backup_worker_makes_the_round_ready() -> None:
     assert job.rounds() == [(at(1), [0, 1])]
 
 
+def test_an_applied_step_stays_answered_when_the_backup_workers_are_taken_away() -> None:
+    job = Job(backup(1))
+    job.push(0, 1)
+    assert job.rounds() == [(at(1), [0])]
+    job.tracker.configure(SYNC)
+    assert job.tracker.may_pull(at(1))
+
+
 def test_the_mode_in_force_can_be_read() -> None:
     job = Job(SYNC)
     job.tracker.configure(ssp(3))

@@ -214,7 +214,7 @@ class JobLife(RuleBasedStateMachine):
 
     @rule(steps=st.integers(1, 3), changes=st.lists(st.tuples(st.integers(0, 20), consistencies), max_size=3))
     def everyone_goes_on(self, steps: int, changes: list[tuple[int, Consistency]]) -> None:
-        """All make ``steps`` more and enter the barrier while the mode changes: it opens, and nobody is left waiting."""
+        """All make ``steps`` more and enter the barrier while the mode changes: it opens, nobody is left waiting."""
         left = {worker.key: steps for worker in self.workers.values()}
         opens_at = self.phase + 1
         for moment in range(20 * len(left) + 20):

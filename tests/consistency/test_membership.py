@@ -88,7 +88,7 @@ def test_attaching_again_keeps_the_place_and_the_sequence() -> None:
 def test_attaching_again_after_a_barrier_begins_the_new_phase() -> None:
     job = Job(ASYNC)
     job.push(0, 2)
-    assert job.tracker.attach(job.key(0), 1) == Position(1, 0)
+    assert job.tracker.attach(job.key(0), 1) == job.position(0) == Position(1, 0)
 
 
 def test_a_lost_worker_opens_the_round_it_held_up() -> None:

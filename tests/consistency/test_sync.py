@@ -62,6 +62,7 @@ def test_with_a_backup_worker_the_slowest_is_left_out_and_told_where_to_go_on() 
     assert late.reason == "step 1 was applied without it; now at step 2"
     assert job.position(1) == at(1)
     assert job.tracker.resume(at(1)) == at(2)
+    assert job.tracker.resume(at(3)) == at(3)
     assert job.tracker.may_pull(at(1))
     assert (job.tracker.version, job.tracker.counts.outcomes["late"]) == (2, 1)
 

@@ -14,7 +14,7 @@ from tests.support.loops import LoopThread
 
 
 class TestCoordinator:
-    """May be stopped and started again on the same port, as an operator would."""
+    """May be stopped and started again on the same port, as an operator would, or cut off and found again."""
 
     __test__ = False
 
@@ -30,29 +30,45 @@ class TestCoordinator:
         self._loop.run(self._start(settings or self.settings))
 
     def stop(self) -> None:
+        self.disconnect()
+        if self._driver is not None:
+            self._loop.run(self._driver.close())
+            self._driver = None
+
+    def disconnect(self) -> None:
+        """Out of reach; the state lives on."""
         if self._server is not None:
-            self._loop.run(self._stop())
+            self._loop.run(self._server.stop(0))
+            self._server = None
+
+    def reconnect(self) -> None:
+        self._loop.run(self._serve())
 
     async def _start(self, settings: ClusterSettings) -> None:
         self._driver = Driver(settings)
+        self._driver.start()
+        await self._serve()
+
+    async def _serve(self) -> None:
+        assert self._driver is not None
         service = CoordinatorService(self._driver)
         self._server = await serving.start("127.0.0.1", self.port, [(SERVICE_NAME, service.register)])
-        self._driver.start()
         self.port, self.address = self._server.port, self._server.address
-
-    async def _stop(self) -> None:
-        if self._driver is not None and self._server is not None:
-            await self._driver.close()
-            await self._server.stop(0)
-        self._driver = self._server = None
 
 
 @contextmanager
 def running_coordinator(settings: ClusterSettings | None = None) -> Iterator[TestCoordinator]:
     """Serve a coordinator on a free port of 127.0.0.1."""
+    with stopped_coordinator(settings) as coordinator:
+        coordinator.start()
+        yield coordinator
+
+
+@contextmanager
+def stopped_coordinator(settings: ClusterSettings | None = None) -> Iterator[TestCoordinator]:
+    """A coordinator that the test starts itself."""
     with LoopThread() as loop:
         coordinator = TestCoordinator(loop, settings or ClusterSettings())
-        coordinator.start()
         try:
             yield coordinator
         finally:

@@ -1,0 +1,99 @@
+"""The command line that every server shares: address, logging, ready file, config file, and how errors are shown."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ps_protocol.errors import ConfigError, PsError
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def _read_config(context: click.Context, parameter: click.Parameter, path: Path | None) -> None:
+    """Take the file's values as defaults: flags and environment go before them."""
+    if path is None:
+        return
+    try:
+        table = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise click.BadParameter(f"cannot read {path}: {error}", context, parameter) from error
+    values = {key.replace("-", "_"): value for key, value in table.items()}
+    known = {p.name for p in context.command.params if p.name and p.name not in ("config", "help")}
+    if unknown := sorted(set(values) - known):
+        names = ", ".join(sorted(name.replace("_", "-") for name in known))
+        raise click.BadParameter(f"{path} has unknown keys: {', '.join(unknown)}; known: {names}", context, parameter)
+    context.default_map = {**(context.default_map or {}), **values}
+
+
+def server_options(default_port: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add --bind, --port, --log-level, --ready-file and --config.
+
+    The command gets ``bind`` (str), ``port`` (int), ``log_level`` (str) and ``ready_file`` (Path or None). Give the
+    command ``context_settings={"auto_envvar_prefix": …}`` and every option can come from the environment too.
+    """
+    options = (
+        click.option("--bind", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all."),
+        click.option(
+            "--port",
+            type=click.IntRange(0, 65535),
+            default=default_port,
+            show_default=True,
+            help="Port to listen on; 0 takes any free one.",
+        ),
+        click.option(
+            "--log-level",
+            type=click.Choice(LOG_LEVELS, case_sensitive=False),
+            default="info",
+            show_default=True,
+            help="Least important level that is logged to stderr.",
+        ),
+        click.option(
+            "--ready-file",
+            type=click.Path(dir_okay=False, writable=True, path_type=Path),
+            help="File that gets this server's host:port once it serves.",
+        ),
+        click.option(
+            "--config",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            is_eager=True,
+            expose_value=False,
+            callback=_read_config,
+            help="TOML file of option = value lines. Flags and environment go before it.",
+        ),
+    )
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def configure_logging(level: str) -> None:
+    """One line per record on stderr: time, level, logger, message. Called once, by an entry point."""
+    logging.basicConfig(
+        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
+    )
+
+
+class _ConfigFailure(click.ClickException):
+    exit_code = 2
+
+
+@contextmanager
+def clean_errors() -> Iterator[None]:
+    """Show a PsError as one line without traceback; exit code 2 for ConfigError, 1 for the others."""
+    try:
+        yield
+    except PsError as error:
+        shown = _ConfigFailure if isinstance(error, ConfigError) else click.ClickException
+        raise shown(str(error)) from error

@@ -1,0 +1,212 @@
+"""The command ps-coordinator: reads flags, environment and files, and runs one coordinator until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from ps_protocol.errors import ConfigError, InvalidRequest
+from ps_protocol.model import Consistency, Mode, StalePolicy
+from ps_protocol.tf_config import TfConfig
+from ps_server import cli, serving
+from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.placement import Balanced, FixedShards, MaxSize, MinSize, PartitionRule
+from ps_server.coordinator.service import SERVICE_NAME, CoordinatorService
+from ps_server.coordinator.settings import ClusterSettings, check_consistency
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_PORT = 7000
+
+
+_HELP = """Run the coordinator of a parameter-server cluster.
+
+It keeps the membership, places models on shards and opens barriers; no parameter passes through it. Start it
+first, then the shards (ps-server) and the workers with its address:
+
+\b
+    ps-coordinator --shards 2 --workers 4 --mode sync
+    ps-server --shard 0 --coordinator 127.0.0.1:7000
+    PS_COORDINATOR=127.0.0.1:7000 python train.py
+
+Values come from flags, else from the environment (PS_COORDINATOR_SHARDS, …), else from the --config file, else
+from TF_CONFIG (--bind, --port, --shards and --workers only), else from the defaults.
+
+Exit codes: 0 after SIGINT or SIGTERM, 2 for a wrong configuration, 1 for any other error.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorConfig:
+    """Everything one coordinator process was told."""
+
+    bind: str
+    port: int
+    ready_file: Path | None
+    cluster: ClusterSettings
+
+
+async def serve(config: CoordinatorConfig, stop: asyncio.Event) -> None:
+    """Run one coordinator until ``stop`` is set. Raises ConfigError when its address cannot be listened on."""
+    driver = Driver(config.cluster)
+    service = CoordinatorService(driver)
+    server = await serving.start(config.bind, config.port, [(SERVICE_NAME, service.register)])
+    try:
+        driver.start()
+        cluster = config.cluster
+        workers = cluster.expected_workers or "any number of"
+        logger.info(
+            "coordinator serves at %s: %d shards, %s workers, %s",
+            server.address,
+            cluster.expected_shards,
+            workers,
+            cluster.consistency,
+        )
+        if config.ready_file is not None:
+            serving.write_ready_file(config.ready_file, server.address)
+        await stop.wait()
+    finally:
+        # Watch streams end first; the server then has no call to wait for.
+        await driver.close()
+        await server.stop()
+
+
+@click.command(
+    help=_HELP,
+    context_settings={"auto_envvar_prefix": "PS_COORDINATOR", "show_default": True, "max_content_width": 100},
+)
+@cli.server_options(DEFAULT_PORT)
+@click.option("--shards", type=click.IntRange(1), default=1, help="Number of shards the models are placed on.")
+@click.option(
+    "--workers",
+    type=click.IntRange(0),
+    default=0,
+    help="Number of workers the job waits for before it starts; 0: they come and go, nobody is waited for.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice([m.value for m in Mode]),
+    default=Mode.ASYNC.value,
+    help="async: apply on arrival. ssp: async, with a bound on how far workers drift apart. sync: average all workers' "
+    "gradients of a step.",
+)
+@click.option("--staleness", type=click.IntRange(0), default=0, help="ssp: steps a worker may be ahead of the slowest.")
+@click.option("--backup", type=click.IntRange(0), default=0, help="sync: workers a step need not wait for.")
+@click.option(
+    "--stale-policy",
+    type=click.Choice([p.value for p in StalePolicy]),
+    default=StalePolicy.ACCEPT.value,
+    help="async, ssp: what happens to a push that is staler than the threshold; scale divides its step by its "
+    "staleness.",
+)
+@click.option("--stale-threshold", type=click.IntRange(0), default=0, help="Staleness above which the policy acts.")
+@click.option(
+    "--partition",
+    type=click.Choice(["balanced", "fixed", "min", "max"]),
+    default="balanced",
+    help="How variables are cut over the shards. balanced: by bytes, in as few slices as possible. fixed, min, max: "
+    "as TensorFlow's FixedShards, MinSize and MaxSize partitioners.",
+)
+@click.option(
+    "--partition-slices",
+    type=click.IntRange(0),
+    default=0,
+    help="fixed: slices per variable (0: one per "
+    "shard). min, max: at most that many (0: one per shard with min, any number with max).",
+)
+@click.option("--partition-bytes", type=click.IntRange(1), default=256 << 10, help="min, max: size of a slice.")
+@click.option(
+    "--lease-seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=5.0,
+    help="A member that is silent this long is taken for dead.",
+)
+@click.option(
+    "--heartbeat-seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=1.0,
+    help="How often members renew their lease.",
+)
+@click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), show_default="random", help="Common seed of the job.")
+@click.pass_context
+def main(context: click.Context, /, **options: Any) -> None:
+    """Entry point of ps-coordinator."""
+    cli.configure_logging(options["log_level"])
+    with cli.clean_errors():
+        given = {name for name in options if context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)}
+        config = configure({**options, **_from_tf_config(os.environ.get("TF_CONFIG", ""), given)})
+        serving.run(lambda stop: serve(config, stop))
+
+
+def configure(options: Mapping[str, Any]) -> CoordinatorConfig:
+    """The typed configuration of the command's ``options``. Raises ConfigError when they contradict each other."""
+    consistency = Consistency(
+        Mode(options["mode"]),
+        options["staleness"],
+        options["backup"],
+        StalePolicy(options["stale_policy"]),
+        options["stale_threshold"],
+    )
+    try:
+        check_consistency(consistency, options["workers"])
+    except InvalidRequest as error:
+        raise ConfigError(error.message, expected=error.expected, actual=error.actual, remedy=error.remedy) from error
+    lease, heartbeat = options["lease_seconds"], options["heartbeat_seconds"]
+    if heartbeat * 2 > lease:
+        raise ConfigError(
+            "a lease must outlast a lost heartbeat",
+            expected="--lease-seconds at least twice --heartbeat-seconds",
+            actual=f"{lease:g} s and {heartbeat:g} s",
+        )
+    cluster = ClusterSettings(
+        expected_shards=options["shards"],
+        expected_workers=options["workers"],
+        consistency=consistency,
+        partition=_partition_rule(options),
+        lease_seconds=lease,
+        heartbeat_seconds=heartbeat,
+        seed=secrets.randbits(32) if options["seed"] is None else options["seed"],
+        # Above every incarnation of an earlier coordinator on this cluster: none joins a thousand members a second.
+        first_incarnation=time.time_ns() // 1_000_000,
+    )
+    return CoordinatorConfig(options["bind"], options["port"], options["ready_file"], cluster)
+
+
+def _partition_rule(options: Mapping[str, Any]) -> PartitionRule:
+    slices, nbytes, shards = options["partition_slices"], options["partition_bytes"], options["shards"]
+    match options["partition"]:
+        case "fixed":
+            return FixedShards(slices or shards)
+        case "min":
+            return MinSize(nbytes, slices or shards)
+        case "max":
+            return MaxSize(nbytes, slices)
+        case _:
+            return Balanced()
+
+
+def _from_tf_config(text: str, given: set[str]) -> dict[str, Any]:
+    """What TF_CONFIG says about options that were not ``given``. Raises ConfigError when it cannot be read."""
+    if not text:
+        return {}
+    told = TfConfig.parse(text)
+    values: dict[str, Any] = {"shards": told.shards, "workers": told.workers}
+    if told.coordinator_address:
+        host, _, port = told.coordinator_address.rpartition(":")
+        # The chief's name may be that of a service in front of it, which nobody can listen on.
+        values |= {"bind": host if host in ("localhost", "127.0.0.1") else "0.0.0.0", "port": int(port)}
+    return {name: value for name, value in values.items() if name not in given}
+
+
+if __name__ == "__main__":
+    main()

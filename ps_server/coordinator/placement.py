@@ -1,0 +1,153 @@
+"""Decides which shard holds which rows of a model: balanced by bytes, in few slices, the same for the same input."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+
+from ps_protocol.model import ModelSpec, Slice
+
+#: The largest shard is at most this many percent of the mean, unless single rows are too large for it.
+_LIMIT_PERCENT = 105
+
+
+@dataclass(frozen=True, slots=True)
+class Balanced:
+    """Split only what has to be split for balance, and there into as few slices as possible."""
+
+
+@dataclass(frozen=True, slots=True)
+class FixedShards:
+    """As TensorFlow's FixedShardsPartitioner: every variable in ``slices`` slices, or as many as it has rows."""
+
+    slices: int
+
+
+@dataclass(frozen=True, slots=True)
+class MinSize:
+    """As TensorFlow's MinSizePartitioner: slices of about ``min_slice_bytes``, at most ``max_slices`` of them."""
+
+    min_slice_bytes: int = 256 << 10
+    max_slices: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MaxSize:
+    """As TensorFlow's MaxSizePartitioner: no slice above ``max_slice_bytes``, but at most ``max_slices`` (0: any)."""
+
+    max_slice_bytes: int
+    max_slices: int = 0
+
+
+PartitionRule = Balanced | FixedShards | MinSize | MaxSize
+
+
+def place(spec: ModelSpec, shards: int, rule: PartitionRule) -> tuple[Slice, ...]:
+    """The slices of ``spec`` over ``shards`` shards, in arena order.
+
+    Every row of every variable is in exactly one slice; a variable without rows has one empty slice. Under
+    ``Balanced`` the largest shard holds at most 1.05 times the mean, as long as no row is above 0.05 times the mean.
+    Per shard, whole variables come first, in declared order, then slices of split ones, so that ranges merge.
+    """
+    placed = _balanced(spec, shards) if isinstance(rule, Balanced) else _cut_by_rule(spec, shards, rule)
+    variables = spec.variables
+
+    def arena_order(piece: Slice) -> tuple[int, bool, int, int]:
+        split = piece.row_end - piece.row_begin < variables[piece.variable].rows
+        return piece.shard, split, piece.variable, piece.row_begin
+
+    return tuple(sorted(placed, key=arena_order))
+
+
+class _Loads:
+    """Bytes given to each shard so far."""
+
+    def __init__(self, shards: int) -> None:
+        self._heap = [(0, shard) for shard in range(shards)]
+
+    def least(self) -> tuple[int, int]:
+        """(bytes, number) of the least loaded shard; the lowest number among equals."""
+        return self._heap[0]
+
+    def add_to_least(self, nbytes: int) -> None:
+        load, shard = self._heap[0]
+        heapq.heapreplace(self._heap, (load + nbytes, shard))
+
+
+def _balanced(spec: ModelSpec, shards: int) -> list[Slice]:
+    """Largest variable first onto the least loaded shard; what would overfill it is cut where it reaches the mean.
+
+    A cut fills a shard, so there are fewer cuts than shards (rows above the slack apart).
+    """
+    total = sum(v.nbytes for v in spec.variables)
+    mean, limit = -(-total // shards), total * _LIMIT_PERCENT // (100 * shards)
+    loads = _Loads(shards)
+    placed: list[Slice] = []
+    # Largest rest first: (-bytes, variable, row at which the rest begins).
+    rests = [(-v.nbytes, number, 0) for number, v in enumerate(spec.variables)]
+    heapq.heapify(rests)
+    while rests:
+        negative, number, begin = heapq.heappop(rests)
+        v = spec.variables[number]
+        load, shard = loads.least()
+        rows = v.rows - begin
+        if load - negative > limit and rows > 1 and not spec.unsplit:
+            rows = _rows_up_to(mean - load, limit - load, v.row_bytes, rows)
+        placed.append(Slice(number, begin, begin + rows, shard))
+        loads.add_to_least(rows * v.row_bytes)
+        if begin + rows < v.rows:
+            heapq.heappush(rests, (negative + rows * v.row_bytes, number, begin + rows))
+    return _joined(placed)
+
+
+def _rows_up_to(room_to_mean: int, room_to_limit: int, row_bytes: int, rows: int) -> int:
+    """How many rows reach the mean; one fewer where the last would pass the limit; at least one, at most ``rows``."""
+    fill = max(1, -(-room_to_mean // row_bytes))
+    if fill * row_bytes > room_to_limit:
+        fill = max(1, fill - 1)
+    return min(fill, rows)
+
+
+def _joined(placed: list[Slice]) -> list[Slice]:
+    """Slices of one variable that follow each other on one shard become one."""
+    joined: list[Slice] = []
+    for piece in sorted(placed, key=lambda s: (s.variable, s.row_begin, s.row_end)):
+        last = joined[-1] if joined else None
+        if last and (last.variable, last.shard, last.row_end) == (piece.variable, piece.shard, piece.row_begin):
+            joined[-1] = Slice(last.variable, last.row_begin, piece.row_end, last.shard)
+        else:
+            joined.append(piece)
+    return joined
+
+
+def _cut_by_rule(spec: ModelSpec, shards: int, rule: FixedShards | MinSize | MaxSize) -> list[Slice]:
+    """Cut every variable into the rule's number of nearly equal slices, then place those largest first."""
+    cuts: list[tuple[int, int, int, int]] = []
+    for number, v in enumerate(spec.variables):
+        parts = 1 if spec.unsplit else max(1, min(v.rows, _parts(rule, v.rows, v.row_bytes)))
+        size, longer = divmod(v.rows, parts)
+        begin = 0
+        for part in range(parts):
+            end = begin + size + (part < longer)
+            cuts.append(((begin - end) * v.row_bytes, number, begin, end))
+            begin = end
+    loads = _Loads(shards)
+    placed: list[Slice] = []
+    for negative, number, begin, end in sorted(cuts):
+        placed.append(Slice(number, begin, end, loads.least()[1]))
+        loads.add_to_least(-negative)
+    return placed
+
+
+def _parts(rule: FixedShards | MinSize | MaxSize, rows: int, row_bytes: int) -> int:
+    """Number of slices, by tf.distribute.experimental.partitioners."""
+    match rule:
+        case FixedShards(slices):
+            return slices
+        case MinSize(min_slice_bytes, max_slices):
+            return min(max_slices, math.ceil(rows * row_bytes / min_slice_bytes))
+        case MaxSize(max_slice_bytes, max_slices):
+            rows_per_slice = max(1, max_slice_bytes // max(1, row_bytes))
+            parts = math.ceil(rows / rows_per_slice)
+            return min(max_slices, parts) if max_slices else parts

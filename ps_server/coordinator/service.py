@@ -1,0 +1,114 @@
+"""The Coordinator service: generated messages in, driver calls, generated messages out. Decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from ps_protocol import convert_cluster as convert
+from ps_protocol.convert import consistency_from_pb, shard_map_to_pb, spec_from_pb
+from ps_protocol.v1 import common_pb2, coordinator_pb2_grpc
+from ps_protocol.v1 import coordinator_pb2 as pb
+from ps_protocol.view import ClusterView
+from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.state import Applicant
+from ps_server.rpc_errors import translated
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
+
+#: A barrier is answered this long before the caller's deadline.
+_ANSWER_SECONDS = 0.5
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
+    """Called by the gRPC server on the driver's loop. Errors leave through rpc_errors."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        # One view goes to all watchers: it is converted once.
+        self._converted: tuple[ClusterView | None, pb.ClusterView] = (None, pb.ClusterView())
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add this service to a server that is not started yet."""
+        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+
+    async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:  # noqa: N802
+        """A new member, or the same answer to the same token."""
+        async with translated(context):
+            joined = self._driver.join(
+                Applicant(
+                    role=convert.role_from_pb(request.role),
+                    index=request.index if request.HasField("index") else None,
+                    address=request.address,
+                    token=request.token,
+                    protocol_version=request.protocol_version,
+                    host=request.host,
+                    pid=request.pid,
+                )
+            )
+            return convert.joined_to_pb(joined)
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatReply:  # noqa: N802
+        """A lease renewed."""
+        async with translated(context):
+            role, stats = convert.role_from_pb(request.role), convert.stats_from_pb(request.stats)
+            revision = self._driver.heartbeat(role, request.index, request.incarnation, stats)
+            return pb.HeartbeatReply(revision=revision)
+
+    async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:  # noqa: N802
+        """A membership ended."""
+        async with translated(context):
+            role = convert.role_from_pb(request.role)
+            self._driver.leave(role, request.index, request.incarnation, request.reason)
+            return pb.LeaveReply()
+
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.ClusterView]:  # noqa: N802
+        """Views until the caller goes or the coordinator stops."""
+        async with translated(context):
+            async for view in self._driver.views(request.known_revision):
+                yield self._message(view)
+
+    async def DeclareModel(  # noqa: N802
+        self, request: pb.DeclareModelRequest, context: Context
+    ) -> common_pb2.ShardMap:
+        """The shard map of a model, placed now or before."""
+        async with translated(context):
+            spec = spec_from_pb(request.spec)
+            return shard_map_to_pb(self._driver.declare(request.rank, request.incarnation, spec))
+
+    async def GetShardMap(  # noqa: N802
+        self, request: pb.GetShardMapRequest, context: Context
+    ) -> common_pb2.ShardMap:
+        """The shard map of a model that was declared."""
+        async with translated(context):
+            return shard_map_to_pb(self._driver.shard_map(request.model))
+
+    async def SetConsistency(  # noqa: N802
+        self, request: pb.SetConsistencyRequest, context: Context
+    ) -> pb.ClusterView:
+        """The view with the new mode."""
+        async with translated(context):
+            return self._message(self._driver.set_consistency(consistency_from_pb(request.consistency)))
+
+    async def Barrier(self, request: pb.BarrierRequest, context: Context) -> pb.BarrierReply:  # noqa: N802
+        """Whether the barrier has opened, after waiting for it."""
+        async with translated(context):
+            wait = request.wait_seconds
+            if (left := context.time_remaining()) is not None:
+                wait = min(wait, left - _ANSWER_SECONDS)
+            state = await self._driver.barrier(request.rank, request.incarnation, request.phase, wait)
+            return convert.barrier_to_pb(state)
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.ClusterStatus:  # noqa: N802
+        """Members with their last statistics."""
+        async with translated(context):
+            return convert.status_to_pb(self._driver.status())
+
+    def _message(self, view: ClusterView) -> pb.ClusterView:
+        if self._converted[0] is not view:
+            self._converted = (view, convert.view_to_pb(view))
+        return self._converted[1]

@@ -1,0 +1,54 @@
+"""What a cluster is told at its start and keeps to: sizes, leases, partitioning, the first consistency mode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ps_protocol.errors import InvalidRequest
+from ps_protocol.model import Consistency, Mode, StalePolicy
+from ps_server.coordinator.placement import Balanced, PartitionRule
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """Fixed for the coordinator's life, but for the mode, which may be changed while the job runs."""
+
+    expected_shards: int = 1
+    #: 0: workers come and go, nobody is waited for.
+    expected_workers: int = 0
+    consistency: Consistency = field(default_factory=Consistency)
+    partition: PartitionRule = field(default_factory=Balanced)
+    #: A member that is silent this long is taken for dead.
+    lease_seconds: float = 5.0
+    heartbeat_seconds: float = 1.0
+    seed: int = 0
+    #: Incarnations count up from here; above all of an earlier coordinator's life.
+    first_incarnation: int = 1
+
+
+def check_consistency(consistency: Consistency, expected_workers: int) -> None:
+    """Raises InvalidRequest for a mode that contradicts itself or cannot work with this number of workers."""
+    mode, shown = consistency.mode, str(consistency)
+    if min(consistency.staleness, consistency.backup, consistency.stale_threshold) < 0:
+        raise InvalidRequest("staleness, backup and stale threshold are not negative", actual=shown)
+    if consistency.staleness and mode is not Mode.SSP:
+        raise InvalidRequest(
+            f"staleness {consistency.staleness} is for ssp only", actual=shown, remedy="use ssp, or leave staleness out"
+        )
+    if consistency.stale_policy is not StalePolicy.ACCEPT and mode is Mode.SYNC:
+        raise InvalidRequest(
+            "sync has no stale pushes: a late one is dropped", actual=shown, remedy="use the policy accept"
+        )
+    if not consistency.backup:
+        return
+    if mode is not Mode.SYNC:
+        raise InvalidRequest(
+            f"backup {consistency.backup} is for sync only", actual=shown, remedy="use sync, or leave backup out"
+        )
+    if consistency.backup >= expected_workers:
+        raise InvalidRequest(
+            "sync cannot do without that many pushes of a step",
+            expected=f"backup below the number of workers, {expected_workers or 'which must be fixed: --workers'}",
+            actual=shown,
+            remedy="lower --backup or raise --workers",
+        )

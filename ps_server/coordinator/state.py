@@ -1,0 +1,329 @@
+"""Decides what the coordinator decides: who is a member, where models lie, which mode holds, when barriers open."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from ps_protocol import PROTOCOL_VERSION
+from ps_protocol.errors import (
+    Fenced,
+    InvalidRequest,
+    NotReady,
+    ProtocolVersionMismatch,
+    UnknownModel,
+    UnknownShard,
+)
+from ps_protocol.model import Consistency, ModelSpec, ShardMap
+from ps_protocol.view import BarrierState, ClusterStatus, ClusterView, Joined, Member, MemberStats, MemberStatus, Role
+from ps_server.coordinator.declaration import check_model, check_same
+from ps_server.coordinator.placement import place
+from ps_server.coordinator.settings import ClusterSettings, check_consistency
+
+GONE_KEPT = 32
+"""How many members that went are remembered, for status and for telling a returning one what happened."""
+
+_LEFT = "left"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(Generic[T]):
+    """What an event led to; ``reason`` says in words what changed, and is empty when nothing did."""
+
+    value: T
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Applicant:
+    """A process that asks to join."""
+
+    role: Role
+    #: None: the lowest free one.
+    index: int | None
+    address: str
+    token: str
+    protocol_version: int = PROTOCOL_VERSION
+    host: str = ""
+    pid: int = 0
+
+
+@dataclass(slots=True)
+class _Life:
+    applicant: Applicant
+    joined: Joined
+    last_heartbeat: float
+    stats: MemberStats
+
+    def status(self, now: float, gone: str = "") -> MemberStatus:
+        who = self.applicant
+        return MemberStatus(self.joined.member, now - self.last_heartbeat, self.stats, who.host, who.pid, gone)
+
+
+class ClusterState:
+    """The cluster as one state machine. Called by the driver, from one loop; does no I/O and reads no clock.
+
+    Times are seconds of any steady clock. An event that raises has changed nothing. ``view.revision`` rises with every
+    change of the view; ``phase`` rises when a barrier opens.
+    """
+
+    def __init__(self, settings: ClusterSettings) -> None:
+        """Raises InvalidRequest when the settings' consistency mode cannot work."""
+        check_consistency(settings.consistency, settings.expected_workers)
+        self._settings = settings
+        self._lives: dict[tuple[Role, int], _Life] = {}
+        self._by_token: dict[str, _Life] = {}
+        self._gone: deque[MemberStatus] = deque(maxlen=GONE_KEPT)
+        self._next_incarnation = settings.first_incarnation
+        self._maps: dict[str, ShardMap] = {}
+        #: Places that were held before the start; the start is when they are all that are expected.
+        self._seen: set[tuple[Role, int]] = set()
+        self.phase = 0
+        #: Ranks that wait at the barrier of this phase.
+        self._arrived: set[int] = set()
+        self.view = ClusterView(
+            consistency=settings.consistency,
+            expected_shards=settings.expected_shards,
+            expected_workers=settings.expected_workers,
+        )
+
+    # Membership
+
+    def join(self, ask: Applicant, now: float) -> Decision[Joined]:
+        """Give ``ask`` a place and a new incarnation; a repetition gets the first answer again.
+
+        Whoever held the place is fenced: a process that was started again does not wait for its own old lease.
+        Raises ProtocolVersionMismatch, InvalidRequest, or UnknownShard for a shard number out of range.
+        """
+        self._check_applicant(ask)
+        if known := self._by_token.get(ask.token):
+            known.last_heartbeat = now
+            return Decision(known.joined)
+        index = self._lowest_free(ask.role) if ask.index is None else ask.index
+        member = Member(ask.role, index, self._next_incarnation, ask.address)
+        self._next_incarnation += 1
+        reason = f"{member} joined as incarnation {member.incarnation}"
+        if old := self._lives.get((ask.role, index)):
+            self._forget(old, f"incarnation {member.incarnation} took its place", now)
+            reason += f"; incarnation {old.joined.member.incarnation} is fenced"
+        joined = Joined(
+            member,
+            self._settings.lease_seconds,
+            self._settings.heartbeat_seconds,
+            self.view.revision + 1,
+            self._settings.seed,
+            self.phase,
+        )
+        life = self._lives[ask.role, index] = self._by_token[ask.token] = _Life(ask, joined, now, MemberStats())
+        starts = self._starts_with(life)
+        if starts:
+            reason += "; all expected members are there: the job starts"
+        finished = self.view.finished and ask.role is not Role.WORKER
+        self._change(started=self.view.started or starts, finished=finished)
+        return Decision(joined, "; ".join([reason, *self._open_barrier()]))
+
+    def heartbeat(self, role: Role, index: int, incarnation: int, stats: MemberStats, now: float) -> None:
+        """Renew a lease. Raises Fenced when the place is not this incarnation's."""
+        life = self._life(role, index, incarnation)
+        life.last_heartbeat, life.stats = now, stats
+
+    def leave(self, role: Role, index: int, incarnation: int, why: str, now: float) -> Decision[None]:
+        """End a membership; ``why`` is empty at a clean end. When the last worker ends cleanly, the job is finished.
+
+        A repetition changes nothing. Raises Fenced when the place was lost before.
+        """
+        if self._fate(role, index, incarnation).startswith(_LEFT):
+            return Decision(None)
+        life = self._life(role, index, incarnation)
+        how = f"{_LEFT}: {why}" if why else _LEFT
+        self._forget(life, how, now)
+        reasons = [f"{life.joined.member} {how}"]
+        last = role is Role.WORKER and not self._ranks()
+        if last and not why and self.view.started:
+            reasons.append("every worker has left: the job is finished")
+            self._change(finished=True)
+        else:
+            self._change()
+        return Decision(None, "; ".join([*reasons, *self._open_barrier()]))
+
+    def expire(self, now: float) -> Decision[tuple[Member, ...]]:
+        """Remove the members whose leases have ended by ``now``."""
+        ended = [life for life in self._lives.values() if now - life.last_heartbeat >= self._settings.lease_seconds]
+        if not ended:
+            return Decision(())
+        for life in ended:
+            self._forget(life, f"its lease of {self._settings.lease_seconds:g} s ended", now)
+        self._change()
+        members = tuple(life.joined.member for life in ended)
+        names = ", ".join(str(member) for member in members)
+        return Decision(members, "; ".join([f"no heartbeat, lease ended: {names}", *self._open_barrier()]))
+
+    def next_expiry(self) -> float | None:
+        """When the first lease ends if no heartbeat comes; None without members."""
+        last = min((life.last_heartbeat for life in self._lives.values()), default=None)
+        return None if last is None else last + self._settings.lease_seconds
+
+    def extend_leases(self, seconds: float) -> None:
+        """Give every member ``seconds`` more: for a time in which nobody could have been heard."""
+        for life in self._lives.values():
+            life.last_heartbeat += seconds
+
+    # Models and mode
+
+    def declare(self, rank: int, incarnation: int, spec: ModelSpec) -> Decision[ShardMap]:
+        """Place a model that is new, or check that it is the one placed under its name.
+
+        Raises NotReady while shards are missing, ModelMismatch with every difference, InvalidRequest or Fenced.
+        """
+        member = self._life(Role.WORKER, rank, incarnation).joined.member
+        if known := self._maps.get(spec.name):
+            check_same(known.spec, spec, str(member))
+            return Decision(known)
+        check_model(spec)
+        shards = self._settings.expected_shards
+        if missing := [number for number in range(shards) if (Role.SHARD, number) not in self._lives]:
+            raise NotReady(
+                f"model '{spec.name}' cannot be placed yet: {len(missing)} of {shards} shards are missing",
+                shard=", ".join(map(str, missing)),
+                remedy="start the missing shards; the worker tries again",
+            )
+        shard_map = self._maps[spec.name] = ShardMap(1, spec, shards, place(spec, shards, self._settings.partition))
+        self._change(models={name: m.epoch for name, m in self._maps.items()})
+        nbytes = sum(v.nbytes for v in spec.variables)
+        return Decision(shard_map, f"{member} declared model '{spec.name}': {nbytes} bytes on {shards} shards")
+
+    def shard_map(self, model: str) -> ShardMap:
+        """Where ``model`` lives. Raises UnknownModel."""
+        if model not in self._maps:
+            known = ", ".join(f"'{name}'" for name in self._maps) or "none yet"
+            raise UnknownModel(f"no model '{model}' has been declared", expected=known)
+        return self._maps[model]
+
+    def set_consistency(self, consistency: Consistency) -> Decision[ClusterView]:
+        """Change the mode of the job. Raises InvalidRequest when it cannot work."""
+        check_consistency(consistency, self._settings.expected_workers)
+        before = self.view.consistency
+        if consistency == before:
+            return Decision(self.view)
+        self._change(consistency=consistency)
+        return Decision(self.view, f"consistency changed from {before} to {consistency}")
+
+    # Barriers
+
+    def arrive(self, rank: int, incarnation: int, phase: int) -> Decision[BarrierState]:
+        """A worker reaches the barrier that ends ``phase``, for the first time or again.
+
+        It opens when every live worker is there, and all expected ones have been there once. Raises Fenced, or
+        InvalidRequest for a phase that has not begun.
+        """
+        member = self._life(Role.WORKER, rank, incarnation).joined.member
+        if phase > self.phase:
+            raise InvalidRequest(
+                f"{member} is at the barrier of a phase that has not begun",
+                expected=f"phase {self.phase}",
+                actual=f"phase {phase}",
+            )
+        if phase < self.phase:
+            return Decision(BarrierState(released=True))
+        self._arrived.add(rank)
+        reason = "; ".join(self._open_barrier())
+        return Decision(BarrierState(phase < self.phase, () if phase < self.phase else self._missing()), reason)
+
+    def status(self, now: float) -> ClusterStatus:
+        """The view, the live members with their statistics, and the last that went."""
+        live = (life.status(now) for life in self._lives.values())
+        return ClusterStatus(self.view, (*live, *self._gone))
+
+    # Inner workings
+
+    def _check_applicant(self, ask: Applicant) -> None:
+        if ask.protocol_version != PROTOCOL_VERSION:
+            raise ProtocolVersionMismatch(
+                f"the {ask.role.value} speaks protocol version {ask.protocol_version}, the coordinator "
+                f"{PROTOCOL_VERSION}",
+                expected=str(PROTOCOL_VERSION),
+                actual=str(ask.protocol_version),
+                remedy="install the same torch-ps on both sides",
+            )
+        if not ask.token:
+            raise InvalidRequest("a join needs a token", expected="a random text, the same in every repetition")
+        if ask.role is not Role.SHARD:
+            return
+        if ask.index is None or not ask.address:
+            raise InvalidRequest("a shard joins with its number and the address at which it serves")
+        shards = self._settings.expected_shards
+        if ask.index >= shards:
+            raise UnknownShard(
+                f"the cluster has no shard {ask.index}",
+                shard=str(ask.index),
+                expected=f"0 to {shards - 1}" if shards > 1 else "0",
+                remedy=f"use a number in that range, or start the coordinator with --shards {ask.index + 1}",
+            )
+
+    def _lowest_free(self, role: Role) -> int:
+        index = 0
+        while (role, index) in self._lives:
+            index += 1
+        return index
+
+    def _ranks(self) -> set[int]:
+        return {index for role, index in self._lives if role is Role.WORKER}
+
+    def _starts_with(self, life: _Life) -> bool:
+        if self.view.started:
+            return False
+        self._seen.add((life.joined.member.role, life.joined.member.index))
+        roles = [role for role, _ in self._seen]
+        return (
+            roles.count(Role.SHARD) >= self._settings.expected_shards
+            and roles.count(Role.WORKER) >= self._settings.expected_workers
+        )
+
+    def _life(self, role: Role, index: int, incarnation: int) -> _Life:
+        life = self._lives.get((role, index))
+        if life is not None and life.joined.member.incarnation == incarnation:
+            return life
+        fate = self._fate(role, index, incarnation) or "this coordinator does not know it; was it started anew?"
+        holder = f"incarnation {life.joined.member.incarnation}" if life else "nobody"
+        raise Fenced(
+            f"{role.value} {index} is not a member any more: {fate}",
+            expected=f"the place is held by {holder}",
+            actual=f"incarnation {incarnation}",
+            remedy="start this process again; it joins as a new incarnation",
+        )
+
+    def _fate(self, role: Role, index: int, incarnation: int) -> str:
+        """How this incarnation went; empty when it lives or is not remembered."""
+        for status in self._gone:
+            m = status.member
+            if (m.role, m.index, m.incarnation) == (role, index, incarnation):
+                return status.gone
+        return ""
+
+    def _forget(self, life: _Life, how: str, now: float) -> None:
+        member = life.joined.member
+        del self._lives[member.role, member.index], self._by_token[life.applicant.token]
+        self._gone.append(life.status(now, how))
+        if member.role is Role.WORKER:
+            self._arrived.discard(member.index)
+
+    def _missing(self) -> tuple[int, ...]:
+        expected = set() if self.view.started else set(range(self._settings.expected_workers))
+        return tuple(sorted((self._ranks() | expected) - self._arrived))
+
+    def _open_barrier(self) -> Iterator[str]:
+        """Open the barrier if nobody is missing; yields the reason."""
+        if not self._arrived or not self.view.started or self._missing():
+            return
+        yield f"barrier of phase {self.phase} opens for {len(self._arrived)} workers"
+        self.phase += 1
+        self._arrived.clear()
+
+    def _change(self, **changes: Any) -> None:
+        """One new revision of the view with the present members and ``changes``."""
+        members = tuple(self._lives[key].joined.member for key in sorted(self._lives, key=lambda k: (k[0].value, k[1])))
+        self.view = replace(self.view, revision=self.view.revision + 1, members=members, **changes)

@@ -1,0 +1,89 @@
+"""One process of a job: started so that it cannot outlive ps-run, read without blocking, ended with all it started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from ps_server.launcher.events import ProcessName
+from ps_server.launcher.lines import LineSplitter
+
+SHIM = str(Path(__file__).with_name("shim.py"))
+READ_BYTES = 1 << 16
+
+
+class Child:
+    """Called by the runner's main thread only: the kernel kills a child when the *thread* that started it ends.
+
+    The process leads a group of its own, so a Ctrl-C in the terminal reaches it through ps-run alone, once.
+    """
+
+    def __init__(
+        self, name: ProcessName, command: Sequence[str], environment: Mapping[str, str], log: BinaryIO | None
+    ) -> None:
+        self.name = name
+        #: The end of the process's standard output and error that is ours to read.
+        self.output, theirs = os.pipe()
+        os.set_blocking(self.output, False)
+        self._log = log
+        self._splitter = LineSplitter()
+        try:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-I", "-S", SHIM, str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=theirs,
+                stderr=theirs,
+                env=environment,
+                process_group=0,
+            )
+        except BaseException:
+            os.close(self.output)
+            raise
+        finally:
+            os.close(theirs)
+
+    def read(self) -> list[str] | None:
+        """Whole lines of what has arrived, read once; None when nothing is there or all of it has been read."""
+        try:
+            data = os.read(self.output, READ_BYTES)
+        except BlockingIOError:
+            return None
+        if not data:
+            return None
+        if self._log is not None:
+            self._log.write(data)
+        return self._splitter.feed(data)
+
+    def read_rest(self) -> list[str]:
+        """After the end: what still stands in the pipe and the unfinished last line. Closes the pipe."""
+        lines: list[str] = []
+        while (more := self.read()) is not None:
+            lines += more
+        os.close(self.output)
+        return lines + self._splitter.flush()
+
+    def send(self, signum: signal.Signals) -> None:
+        """SIGTERM goes to the process, which ends its own helpers; SIGINT and SIGKILL go to its whole group."""
+        target = os.kill if signum is signal.SIGTERM else os.killpg
+        with suppress(ProcessLookupError, PermissionError):
+            target(self._popen.pid, signum)
+
+    def poll(self) -> int | None:
+        """Its exit code once it has ended, minus the signal that killed it. What is left of its group is killed."""
+        if os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return None
+        # Before it is reaped: until then nobody else can get its number.
+        self.send(signal.SIGKILL)
+        return self._popen.wait()
+
+    def kill(self) -> None:
+        """End it now and wait for that."""
+        self.send(signal.SIGKILL)
+        self._popen.wait()
+        os.close(self.output)

@@ -1,0 +1,72 @@
+"""The flags that choose a consistency mode, for ps-run and psctl alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from ps_protocol.model import Consistency, Mode, StalePolicy
+
+DEFAULT_STALENESS = 4
+
+MODES = click.Choice([mode.value for mode in Mode])
+
+
+def bound_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the flags that refine a mode; the command gets them as ``staleness``, ``backup``, ``stale_policy`` and
+    ``stale_threshold``, None where not given.
+    """
+    options = (
+        click.option(
+            "--staleness",
+            type=click.IntRange(0),
+            help=f"ssp: steps a worker may be ahead of the slowest.  [default: {DEFAULT_STALENESS}]",
+        ),
+        click.option(
+            "--backup",
+            type=click.IntRange(0),
+            help="sync: gradients of a step that may be missing when it is applied.  [default: 0]",
+        ),
+        click.option(
+            "--stale-policy",
+            type=click.Choice([policy.value for policy in StalePolicy]),
+            help="async and ssp: what happens to a gradient above the threshold.  [default: accept]",
+        ),
+        click.option(
+            "--stale-threshold",
+            type=click.IntRange(0),
+            help="Staleness above which a gradient is rejected or scaled.  [default: 0]",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def consistency_of(
+    mode: str,
+    staleness: int | None,
+    backup: int | None,
+    stale_policy: str | None,
+    stale_threshold: int | None,
+) -> Consistency:
+    """The mode that the flags ask for. Raises click.UsageError for a flag that means nothing in this mode."""
+    chosen = Mode(mode)
+    meanings = (
+        ("--staleness", staleness, (Mode.SSP,)),
+        ("--backup", backup, (Mode.SYNC,)),
+        ("--stale-policy", stale_policy, (Mode.ASYNC, Mode.SSP)),
+        ("--stale-threshold", stale_threshold, (Mode.ASYNC, Mode.SSP)),
+    )
+    for flag, value, modes in meanings:
+        if value is not None and chosen not in modes:
+            raise click.UsageError(
+                f"{flag} means nothing in mode {mode}, only in {' and '.join(m.value for m in modes)}"
+            )
+    policy = StalePolicy(stale_policy) if stale_policy else StalePolicy.ACCEPT
+    if stale_threshold is not None and policy is StalePolicy.ACCEPT:
+        raise click.UsageError("--stale-threshold needs --stale-policy reject or scale")
+    default = DEFAULT_STALENESS if chosen is Mode.SSP else 0
+    return Consistency(chosen, default if staleness is None else staleness, backup or 0, policy, stale_threshold or 0)

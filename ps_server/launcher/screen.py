@@ -1,0 +1,96 @@
+"""What the user of ps-run sees: every process's lines with a prefix of their own, and the job's progress below them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from ps_protocol.view import ClusterStatus
+from ps_server.launcher.events import SERVERS, Part, ProcessName
+from ps_server.launcher.status_text import status_line, status_tables
+
+WORKER_STYLES = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
+SELF = "ps-run"
+PREFIX_WIDTH = len(Part.COORDINATOR.value)
+
+
+class Screen:
+    """Used by the runner's one thread. Lines are written whole; a reader that went away sets ``broken``, never raises.
+
+    On a terminal all goes to one rich console, with a table that stays below the lines. Otherwise the processes'
+    lines go to ``out`` as they are and ps-run's own to ``err``.
+    """
+
+    def __init__(self, out: TextIO = sys.stdout, err: TextIO = sys.stderr) -> None:
+        self._console = Console(file=out, highlight=False, markup=False, emoji=False)
+        self._out, self._err = out, err
+        self._live: Live | None = None
+        self._last_line = ""
+        #: Nobody reads any more: the other end of a pipe, or the terminal, is gone.
+        self.broken = False
+
+    @property
+    def interactive(self) -> bool:
+        """Whether a person looks at a terminal that can redraw."""
+        return self._console.is_terminal and not self._console.is_dumb_terminal
+
+    def show(self, process: ProcessName, lines: Iterable[str]) -> None:
+        """Lines that ``process`` wrote."""
+        style = "dim" if process.part in SERVERS else WORKER_STYLES[process.index % len(WORKER_STYLES)]
+        self._write(str(process), style, list(lines), self._out)
+
+    def say(self, text: str, style: str = "bold") -> None:
+        """A line of ps-run's own."""
+        self._write(SELF, style, [text], self._err)
+
+    def progress(self, status: ClusterStatus, elapsed_seconds: float) -> None:
+        """The job as it stands: a table where it can be redrawn, else one line unless nothing moved."""
+        if self.interactive:
+            tables = status_tables(status, self._console.width, elapsed_seconds)
+            if self._live is None:
+                self._live = Live(console=self._console, auto_refresh=False)
+                self._live.start()
+            try:
+                self._live.update(tables, refresh=True)
+            except OSError:
+                self._lose_reader()
+        elif (line := status_line(status)) != self._last_line:
+            self._last_line = line
+            self.say(f"{elapsed_seconds:.0f} s  {line}", style="none")
+
+    def close(self) -> None:
+        """Leave the last table standing and give the cursor back."""
+        if self._live is not None:
+            live, self._live = self._live, None
+            try:
+                live.stop()
+            except OSError:
+                self._lose_reader()
+
+    def _write(self, name: str, style: str, lines: Sequence[str], plain: TextIO) -> None:
+        if not lines:
+            return
+        try:
+            if self._console.is_terminal:
+                prefix = Text(f"{name:<{PREFIX_WIDTH}} | ", style)
+                texts = [prefix + Text.from_ansi(line) for line in lines]
+                self._console.print(Text("\n").join(texts), soft_wrap=True)
+            else:
+                plain.write("".join(f"{name:<{PREFIX_WIDTH}} | {line}\n" for line in lines))
+                plain.flush()
+        except OSError:
+            self._lose_reader()
+
+    def _lose_reader(self) -> None:
+        """Let everything that is still to be written, also by the interpreter at its end, go nowhere."""
+        self.broken = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (self._out, self._err):
+            os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

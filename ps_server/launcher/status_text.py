@@ -1,0 +1,118 @@
+"""How a cluster's status is shown to people: tables for a terminal, one line for a log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from ps_protocol.view import ClusterStatus, MemberStatus, Role
+
+NARROW_WIDTH = 80
+"""Terminals with fewer columns get the ones that matter most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table of members."""
+
+    title: str
+    cell: Callable[[MemberStatus], str]
+    numeric: bool = True
+    #: Shown in narrow terminals too.
+    essential: bool = True
+
+
+def metrics_text(entry: MemberStatus) -> str:
+    """What the training script reported."""
+    return "  ".join(f"{name} {value:.4g}" for name, value in entry.stats.metrics.items())
+
+
+NAME = Column("", lambda entry: str(entry.member), numeric=False)
+SPEED = Column("MB/s", lambda entry: f"{entry.stats.bytes_per_second / 1e6:.1f}", essential=False)
+STATE = Column("state", lambda entry: entry.gone or "live", numeric=False, essential=False)
+
+WORKER_COLUMNS = (
+    NAME,
+    Column("step", lambda entry: f"{entry.stats.steps}"),
+    Column("samples/s", lambda entry: f"{entry.stats.samples_per_second:.0f}"),
+    SPEED,
+    Column("staleness", lambda entry: f"{entry.stats.staleness}", essential=False),
+    STATE,
+    Column("reported", metrics_text, numeric=False),
+)
+
+SHARD_COLUMNS = (
+    NAME,
+    Column("version", lambda entry: f"{entry.stats.version}"),
+    Column("pushes/s", lambda entry: f"{entry.stats.steps_per_second:.1f}"),
+    Column("MB/s", SPEED.cell),
+    STATE,
+    Column("address", lambda entry: entry.member.address, numeric=False, essential=False),
+)
+
+
+def current_members(status: ClusterStatus, role: Role) -> list[MemberStatus]:
+    """One entry per place, by index: who lives there, or else who was there last."""
+    places: dict[int, MemberStatus] = {}
+    for entry in status.members:
+        known = places.get(entry.member.index)
+        if entry.member.role is role and (known is None or known.member.incarnation < entry.member.incarnation):
+            places[entry.member.index] = entry
+    return [places[index] for index in sorted(places)]
+
+
+def headline(status: ClusterStatus) -> str:
+    """Mode, state of the job, who is there, models."""
+    view = status.view
+    workers, shards = len(view.live(Role.WORKER)), len(view.live(Role.SHARD))
+    expected = f" of {view.expected_workers}" if view.expected_workers else ""
+    state = "finished" if view.finished else "training" if view.started else "waiting for members"
+    parts = [str(view.consistency), state, f"{shards} of {view.expected_shards} shards", f"{workers}{expected} workers"]
+    if view.models:
+        parts.append("models " + ", ".join(sorted(view.models)))
+    return " · ".join(parts)
+
+
+def elapsed_text(seconds: float) -> str:
+    """h:mm:ss, without the hours while there are none."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
+def _table(columns: tuple[Column, ...], members: list[MemberStatus], narrow: bool) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    shown = [column for column in columns if column.essential or not narrow]
+    for column in shown:
+        table.add_column(column.title, justify="right" if column.numeric else "left", no_wrap=True)
+    for entry in members:
+        table.add_row(*(column.cell(entry) for column in shown), style="dim" if entry.gone else None)
+    return table
+
+
+def status_tables(status: ClusterStatus, width: int, elapsed_seconds: float | None = None) -> Group:
+    """The whole status for a terminal of ``width`` columns."""
+    time = "" if elapsed_seconds is None else f" · {elapsed_text(elapsed_seconds)}"
+    scripts = current_members(status, Role.WORKER) + current_members(status, Role.EVALUATOR)
+    narrow = width < NARROW_WIDTH
+    return Group(
+        Text(headline(status) + time, style="bold", no_wrap=True, overflow="ellipsis"),
+        _table(WORKER_COLUMNS, scripts, narrow),
+        _table(SHARD_COLUMNS, current_members(status, Role.SHARD), narrow),
+    )
+
+
+def status_line(status: ClusterStatus) -> str:
+    """The same in one line, without the time."""
+    parts = [str(status.view.consistency)]
+    for entry in current_members(status, Role.WORKER):
+        stats = entry.stats
+        numbers = f"step {stats.steps} {stats.samples_per_second:.0f} samples/s stale {stats.staleness}"
+        parts.append(" ".join(filter(None, (str(entry.member), numbers, metrics_text(entry), entry.gone))))
+    for entry in current_members(status, Role.SHARD):
+        numbers = f"version {entry.stats.version} {entry.stats.steps_per_second:.0f} pushes/s {SPEED.cell(entry)} MB/s"
+        parts.append(f"{entry.member} {numbers}")
+    return " | ".join(parts)

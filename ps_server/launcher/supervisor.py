@@ -1,0 +1,197 @@
+"""Decides what happens to a job's processes: who is started, signalled and restarted, and with which code it ends."""
+
+from __future__ import annotations
+
+import enum
+import signal
+from dataclasses import dataclass
+
+from ps_server.launcher.events import (
+    SCRIPTS,
+    SERVERS,
+    Command,
+    CoordinatorReady,
+    DeadlinePassed,
+    Event,
+    Exited,
+    Finish,
+    Interrupted,
+    Part,
+    ProcessName,
+    Say,
+    Send,
+    Start,
+)
+
+GRACE_SECONDS = 5.0
+"""Between SIGTERM and SIGKILL."""
+
+INTERRUPT_GRACE_SECONDS = 30.0
+"""For scripts to save their work after Ctrl-C; a second Ctrl-C ends it."""
+
+EVALUATOR_GRACE_SECONDS = 60.0
+"""For evaluators to finish after the last worker."""
+
+COORDINATOR_START_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """How many processes of each kind, and how often failed workers are started again, all together."""
+
+    shards: int
+    workers: int
+    evaluators: int = 0
+    worker_restarts: int = 0
+
+    def members(self) -> list[ProcessName]:
+        """Every process but the coordinator, shards first."""
+        counts = ((Part.SHARD, self.shards), (Part.WORKER, self.workers), (Part.EVALUATOR, self.evaluators))
+        return [ProcessName(part, index) for part, count in counts for index in range(count)]
+
+
+class Stage(enum.Enum):
+    """Where the job is; it only moves downwards."""
+
+    STARTING = "waiting for the coordinator"
+    RUNNING = "workers run"
+    EVALUATING = "workers are done, evaluators finish"
+    LEAVING = "workers and evaluators were told to end"
+    STOPPING = "shards were told to end"
+    CLOSING = "the coordinator was told to end"
+    FINISHED = "nothing lives"
+
+
+ENDING = frozenset({Stage.LEAVING, Stage.STOPPING, Stage.CLOSING})
+
+
+def describe_exit(code: int) -> str:
+    """How a process ended, in words."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def shell_code(code: int) -> int:
+    """A process's end as a shell reports it: 128 + signal."""
+    return code if code >= 0 else 128 - code
+
+
+class Supervisor:
+    """The job's state. Called by the runner's one thread; does no I/O. Every live process has been named by a Start
+    and loses its place by an Exited; Finish comes exactly once, when none is left.
+    """
+
+    def __init__(self, plan: JobPlan) -> None:
+        self._plan = plan
+        self._live: set[ProcessName] = set()
+        self._restarts_left = plan.worker_restarts
+        self._exit_code: int | None = None
+        self.stage = Stage.STARTING
+        #: When to call with DeadlinePassed, in the seconds of ``now``; None: nothing is due.
+        self.deadline: float | None = None
+
+    def start(self, now: float) -> list[Command]:
+        """The first commands of the job."""
+        self.deadline = now + COORDINATOR_START_SECONDS
+        return [self._start(ProcessName(Part.COORDINATOR))]
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """What is to be done about ``event``, in order."""
+        match event:
+            case CoordinatorReady():
+                return self._on_ready()
+            case Exited(process, code):
+                return self._on_exit(process, code, now)
+            case Interrupted(signum):
+                return self._on_interrupt(signum, now)
+            case DeadlinePassed():
+                return self._on_deadline(now)
+
+    def _start(self, process: ProcessName) -> Start:
+        self._live.add(process)
+        return Start(process)
+
+    def _on_ready(self) -> list[Command]:
+        if self.stage is not Stage.STARTING:
+            return []
+        self.stage, self.deadline = Stage.RUNNING, None
+        return [self._start(process) for process in self._plan.members()]
+
+    def _on_exit(self, process: ProcessName, code: int, now: float) -> list[Command]:
+        self._live.discard(process)
+        if self.stage in ENDING:
+            return self._advance(now)
+        how = f"{process} {describe_exit(code)}"
+        if process.part in SERVERS:
+            return self._end(shell_code(code) or 1, f"{how} before the job was done; stopping the job", now)
+        if code == 0:
+            return self._advance(now)
+        if process.part is Part.EVALUATOR:
+            return [Say(f"{how}; training goes on without it"), *self._advance(now)]
+        if self._restarts_left == 0:
+            return self._end(shell_code(code), f"{how}; stopping the job", now)
+        self._restarts_left -= 1
+        number = self._plan.worker_restarts - self._restarts_left
+        text = f"{how}; starting it again (restart {number} of {self._plan.worker_restarts})"
+        return [Say(text), self._start(process)]
+
+    def _on_interrupt(self, signum: signal.Signals, now: float) -> list[Command]:
+        if self.stage in ENDING:
+            # Only a second Ctrl-C is impatience: a closing terminal sends SIGHUP more than once.
+            return self._signal(signal.SIGKILL, *Part) if signum is signal.SIGINT else []
+        if signum is signal.SIGINT:
+            text = "interrupted; waiting for the workers to leave (Ctrl-C again kills them)"
+            return self._end(128 + signum, text, now, signal.SIGINT, INTERRUPT_GRACE_SECONDS)
+        return self._end(128 + signum, f"received {signum.name}; stopping the job", now)
+
+    def _on_deadline(self, now: float) -> list[Command]:
+        self.deadline = None
+        match self.stage:
+            case Stage.STARTING:
+                text = f"the coordinator was not ready within {COORDINATOR_START_SECONDS:.0f} s; stopping the job"
+                return self._end(1, text, now)
+            case Stage.EVALUATING:
+                late = ", ".join(sorted(str(p) for p in self._live if p.part is Part.EVALUATOR))
+                text = f"{late}: not finished {EVALUATOR_GRACE_SECONDS:.0f} s after the last worker; stopping"
+                return self._end(0, text, now)
+            case Stage.LEAVING:
+                return self._signal(signal.SIGKILL, *SCRIPTS)
+            case _:
+                return self._signal(signal.SIGKILL, *Part)
+
+    def _end(
+        self,
+        code: int,
+        text: str,
+        now: float,
+        signum: signal.Signals = signal.SIGTERM,
+        grace_seconds: float = GRACE_SECONDS,
+    ) -> list[Command]:
+        self._exit_code = code
+        self.stage, self.deadline = Stage.LEAVING, now + grace_seconds
+        return [Say(text), *self._signal(signum, *SCRIPTS), *self._advance(now)]
+
+    def _advance(self, now: float) -> list[Command]:
+        """Go to the next stage when nothing of this one is left. Servers are the last to be stopped."""
+        parts = {process.part for process in self._live}
+        if self.stage is Stage.RUNNING and Part.WORKER not in parts:
+            self.stage, self.deadline = Stage.EVALUATING, now + EVALUATOR_GRACE_SECONDS
+        if self.stage in (Stage.EVALUATING, Stage.LEAVING) and not parts & SCRIPTS:
+            self.stage, self.deadline = Stage.STOPPING, now + GRACE_SECONDS
+            return [*self._signal(signal.SIGTERM, Part.SHARD), *self._advance(now)]
+        # After the shards, so that they can still say goodbye to it.
+        if self.stage is Stage.STOPPING and Part.SHARD not in parts:
+            self.stage, self.deadline = Stage.CLOSING, now + GRACE_SECONDS
+            return [*self._signal(signal.SIGTERM, Part.COORDINATOR), *self._advance(now)]
+        if self.stage is Stage.CLOSING and not parts:
+            self.stage, self.deadline = Stage.FINISHED, None
+            return [Finish(self._exit_code or 0)]
+        return []
+
+    def _signal(self, signum: signal.Signals, *parts: Part) -> list[Command]:
+        chosen = (process for process in self._live if process.part in parts)
+        return [Send(process, signum) for process in sorted(chosen, key=str)]

@@ -1,0 +1,113 @@
+"""The command psctl: look at a running job, change its consistency mode."""
+
+from __future__ import annotations
+
+import enum
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.view import ClusterStatus
+from ps_server.cli import clean_errors
+from ps_server.launcher.mode_options import MODES, bound_options, consistency_of
+from ps_server.launcher.status_text import status_tables
+
+CALL_SECONDS = 5.0
+WATCH_SECONDS = 1.0
+
+
+def to_json(value: object) -> object:
+    """Dataclasses, enums and mappings as JSON's types."""
+    if is_dataclass(value):
+        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, enum.Enum):
+        return to_json(value.value)
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    return value
+
+
+def _address(context: click.Context, parameter: click.Parameter, value: str | None) -> str:
+    """The option as given after the command, before it, or in the environment."""
+    address = value or context.find_root().params.get("coordinator")
+    if not address:
+        raise click.UsageError("where is the coordinator? Give --coordinator HOST:PORT or set PS_COORDINATOR", context)
+    return str(address)
+
+
+coordinator_option = click.option(
+    "--coordinator", metavar="HOST:PORT", callback=_address, help="Where the job's coordinator serves."
+)
+
+
+@click.group()
+@click.option(
+    "--coordinator", envvar="PS_COORDINATOR", show_envvar=True, metavar="HOST:PORT", help="The job's coordinator."
+)
+def main(coordinator: str | None) -> None:
+    """Look at a running torch-ps job, or change its consistency mode."""
+
+
+@main.command()
+@coordinator_option
+@click.option("--watch", is_flag=True, help="Show it again every second, until Ctrl-C or the end of the job.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs; with --watch one per line.")
+def status(coordinator: str, watch: bool, as_json: bool) -> None:
+    """Members, their speed, models and mode."""
+    console = Console(highlight=False)
+    with clean_errors(), CoordinatorClient(coordinator) as client:
+        if as_json:
+            _print_json(client, watch)
+        elif watch:
+            _watch(client, console)
+        else:
+            console.print(status_tables(client.get_status(CALL_SECONDS), console.width))
+
+
+def _print_json(client: CoordinatorClient, watch: bool) -> None:
+    current = client.get_status(CALL_SECONDS)
+    click.echo(json.dumps(to_json(current)))
+    while watch and not current.view.finished:
+        time.sleep(WATCH_SECONDS)
+        current = client.get_status(CALL_SECONDS)
+        click.echo(json.dumps(to_json(current)))
+
+
+def _watch(client: CoordinatorClient, console: Console) -> None:
+    current: ClusterStatus = client.get_status(CALL_SECONDS)
+    with Live(status_tables(current, console.width), console=console, auto_refresh=False) as live:
+        while not current.view.finished:
+            time.sleep(WATCH_SECONDS)
+            current = client.get_status(CALL_SECONDS)
+            live.update(status_tables(current, console.width), refresh=True)
+
+
+@main.command()
+@click.argument("mode", type=MODES)
+@coordinator_option
+@bound_options
+def mode(
+    coordinator: str,
+    mode: str,
+    staleness: int | None,
+    backup: int | None,
+    stale_policy: str | None,
+    stale_threshold: int | None,
+) -> None:
+    """Change the consistency mode of the whole job while it runs."""
+    wanted = consistency_of(mode, staleness, backup, stale_policy, stale_threshold)
+    with clean_errors(), CoordinatorClient(coordinator) as client:
+        view = client.set_consistency(wanted, CALL_SECONDS)
+    click.echo(f"mode is now {view.consistency}")
+
+
+if __name__ == "__main__":
+    main()

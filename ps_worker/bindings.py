@@ -1,0 +1,189 @@
+"""Finds the tensors a user hands over and names them: which variables of the cluster they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from ps_protocol.errors import InvalidRequest
+from ps_protocol.model import DType, Kind, Variable
+
+#: What ``cluster.optimizer`` takes: a module, or parameters in any form torch.optim takes.
+Source = torch.nn.Module | Iterable[Any]
+
+_GRADIENT_DTYPES = (DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16)
+
+
+@dataclass(frozen=True, slots=True)
+class BufferRef:
+    """A module's buffer by place, for modules may replace the tensor they hold there."""
+
+    owner: torch.nn.Module
+    key: str
+
+    @property
+    def value(self) -> torch.Tensor:
+        """The tensor the module holds now."""
+        tensor = getattr(self.owner, self.key)
+        if not isinstance(tensor, torch.Tensor):
+            raise InvalidRequest("a buffer is no tensor any more", variable=self.key, actual=type(tensor).__name__)
+        return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Bindings:
+    """Variables and the user's tensors behind them: first the parameters, then the buffers."""
+
+    variables: tuple[Variable, ...]
+    parameters: tuple[torch.Tensor, ...]
+    buffers: tuple[BufferRef, ...]
+
+    @property
+    def device(self) -> torch.device:
+        """The one device of all parameters."""
+        return self.parameters[0].device
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One parameter group as the user gave it: named parameters and own options."""
+
+    names: tuple[str, ...]
+    parameters: tuple[torch.Tensor, ...]
+    options: Mapping[str, Any]
+    #: The user named the parameters (torch then keeps the names in the group).
+    named: bool
+
+
+def read_groups(source: Source) -> list[Group]:
+    """The parameter groups in ``source``. Raises InvalidRequest when it holds no parameter or no tensors."""
+    if isinstance(source, torch.nn.Module):
+        pairs = list(source.named_parameters())
+        groups = [Group(tuple(n for n, _ in pairs), tuple(p for _, p in pairs), {}, False)] if pairs else []
+    elif isinstance(source, torch.Tensor):
+        raise InvalidRequest("one tensor is not a list of parameters", remedy="give [tensor]")
+    else:
+        items = list(source)
+        given = items if items and isinstance(items[0], Mapping) else [{"params": items}] if items else []
+        groups, count = [], 0
+        for item in given:
+            groups.append(_read_group(item, count))
+            count += len(groups[-1].parameters)
+    if not any(group.parameters for group in groups):
+        raise InvalidRequest("the model has no parameters", remedy="give a module or list that holds at least one")
+    return groups
+
+
+def _read_group(given: Any, first: int) -> Group:
+    if not isinstance(given, Mapping) or "params" not in given:
+        raise InvalidRequest(
+            "a parameter group is not a dict with 'params'",
+            actual=type(given).__name__,
+            remedy="give parameters, (name, parameter) pairs, or dicts as torch.optim takes them, not a mixture",
+        )
+    params = given["params"]
+    items = [params] if isinstance(params, torch.Tensor) else list(params)
+    named = [isinstance(item, tuple) for item in items]
+    if any(named) and not all(named):
+        raise InvalidRequest("some parameters of a group have names and some have not", remedy="name all or none")
+    tensors = [item[1] if isinstance(item, tuple) else item for item in items]
+    names = [str(item[0]) if isinstance(item, tuple) else f"param_{first + i}" for i, item in enumerate(items)]
+    for name, tensor in zip(names, tensors, strict=True):
+        if not isinstance(tensor, torch.Tensor):
+            raise InvalidRequest("a parameter is not a tensor", variable=name, actual=type(tensor).__name__)
+    options = {key: value for key, value in given.items() if key != "params"}
+    return Group(tuple(names), tuple(tensors), options, any(named))
+
+
+def bind(groups: list[Group], module: torch.nn.Module | None = None) -> Bindings:
+    """Check and name every tensor; with ``module``, its persistent buffers too. Raises InvalidRequest."""
+    variables: list[Variable] = []
+    parameters: list[torch.Tensor] = []
+    for number, group in enumerate(groups):
+        for name, tensor in zip(group.names, group.parameters, strict=True):
+            variables.append(_parameter(name, tensor, number))
+            parameters.append(tensor)
+    _check_together([v.name for v in variables], parameters)
+    references = []
+    for name, reference in _persistent_buffers(module) if module is not None else ():
+        value = reference.value
+        variables.append(Variable(name, tuple(value.shape), _dtype(name, value), Kind.BUFFER))
+        references.append(reference)
+    return Bindings(tuple(variables), tuple(parameters), tuple(references))
+
+
+def _dtype(name: str, tensor: torch.Tensor) -> DType:
+    short = str(tensor.dtype).removeprefix("torch.")
+    try:
+        return DType(short)
+    except ValueError:
+        expected = ", ".join(d.value for d in DType)
+        raise InvalidRequest("dtype not supported", variable=name, expected=expected, actual=short) from None
+
+
+def _parameter(name: str, tensor: torch.Tensor, group: int) -> Variable:
+    if torch.nn.parameter.is_lazy(tensor):
+        raise InvalidRequest("a lazy parameter has no shape yet", variable=name, remedy="run the model once first")
+    if tensor.layout is not torch.strided:
+        raise InvalidRequest("sparse parameters are not supported", variable=name, actual=str(tensor.layout))
+    dtype = _dtype(name, tensor) if not tensor.is_complex() else None
+    if dtype not in _GRADIENT_DTYPES:
+        raise InvalidRequest(
+            "a parameter must be of a floating-point dtype",
+            variable=name,
+            expected=", ".join(d.value for d in _GRADIENT_DTYPES),
+            actual=str(tensor.dtype).removeprefix("torch."),
+            remedy="register tensors that get no gradient as buffers",
+        )
+    if tensor.device.type == "meta":
+        raise InvalidRequest("a parameter on the meta device has no values", variable=name, remedy="materialise it")
+    if not tensor.is_leaf:
+        raise InvalidRequest("a parameter is the result of a computation", variable=name, expected="a leaf tensor")
+    if not tensor.is_contiguous():
+        raise InvalidRequest(
+            "a parameter is not contiguous",
+            variable=name,
+            actual=f"shape {tuple(tensor.shape)}, strides {tensor.stride()}",
+            remedy="give it contiguous memory first: p.data = p.data.contiguous()",
+        )
+    return Variable(name, tuple(tensor.shape), dtype, Kind.PARAMETER, group)
+
+
+def _check_together(names: list[str], parameters: list[torch.Tensor]) -> None:
+    """No name twice, no memory twice, one device."""
+    seen: set[str] = set()
+    for name, tensor in zip(names, parameters, strict=True):
+        if name in seen:
+            raise InvalidRequest("two parameters have the same name", variable=name)
+        seen.add(name)
+        if tensor.device != parameters[0].device:
+            raise InvalidRequest(
+                "the parameters of one model lie on several devices",
+                variable=name,
+                expected=str(parameters[0].device),
+                actual=str(tensor.device),
+                remedy="declare one optimizer per device",
+            )
+    spans = sorted((p.data_ptr(), p.data_ptr() + p.nbytes, i) for i, p in enumerate(parameters) if p.nbytes)
+    for (_, end, first), (begin, _, second) in pairwise(spans):
+        if begin < end:
+            raise InvalidRequest(
+                f"two parameters share memory; the other is '{names[first]}'",
+                variable=names[second],
+                remedy="tie layers by sharing the Parameter itself, and list it once",
+            )
+
+
+def _persistent_buffers(module: torch.nn.Module) -> Iterable[tuple[str, BufferRef]]:
+    """Buffers that are in ``state_dict``; one that is shared is listed once."""
+    seen: set[int] = set()
+    for path, owner in module.named_modules():
+        for key, value in owner._buffers.items():
+            if value is None or key in owner._non_persistent_buffers_set or id(value) in seen:
+                continue
+            seen.add(id(value))
+            yield f"{path}.{key}" if path else key, BufferRef(owner, key)

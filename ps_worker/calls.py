@@ -1,0 +1,134 @@
+"""The calls to a shard that are not part of the step stream: status, pull, load, save."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import grpc
+import torch
+from google.protobuf.message import DecodeError
+
+from ps_protocol import convert
+from ps_protocol.errors import InternalError
+from ps_protocol.frames import STATE_CHUNK_FIELD, Scatter
+from ps_protocol.model import DType
+from ps_protocol.v1 import common_pb2
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_worker.replies import Peer, Place, encode_chunks, read_message, read_payload, read_result, rpc_errors
+from ps_worker.state import StateEntry, tensor_bytes
+
+_SERVICE = "/ps_protocol.v1.Shard/"
+
+CALL_SECONDS = 30.0
+"""Deadline of a call that moves no tensors, and of waiting for the first byte of one that does."""
+
+SLOWEST_BYTES_PER_SECOND = 10e6
+"""A transfer may take as long as it would at this rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardCalls:
+    """One model on one shard. Used from any thread; each call has a deadline and raises PsError."""
+
+    channel: grpc.Channel
+    peer: Peer
+    model: str
+    #: Epoch of the shard map in use.
+    epoch: int
+
+    def status(self) -> pb.ModelStatus:
+        """How the model stands on this shard. Safe to repeat."""
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self.channel.unary_unary(_SERVICE + "GetModel")
+        with rpc_errors(self.peer):
+            data = call(pb.GetModelRequest(model=self.model).SerializeToString(), timeout=CALL_SECONDS)
+        return pb.ModelStatus.FromString(data)
+
+    def pull(self, place: Place, region_bytes: int) -> int:
+        """Receive parameters and buffers into ``place``; returns their version. Safe to repeat."""
+        request = pb.PullRequest(model=self.model, epoch=self.epoch).SerializeToString()
+        with rpc_errors(self.peer), self._stream("Pull", request, region_bytes) as replies:
+            return read_result(replies, place, _ignore, self.peer).version
+
+    def load_region(self, rank: int, incarnation: int, pieces: Sequence[memoryview]) -> bool:
+        """Upload the whole region unless the shard holds values already; returns whether it took them."""
+        header = self._header(rank, incarnation)
+        header.only_if_uninitialised = header.with_region = True
+        return self._load(header, pieces).written
+
+    def load_state(self, rank: int, incarnation: int, entries: Sequence[StateEntry]) -> None:
+        """Replace all optimizer state of this shard. Safe to repeat."""
+        header = self._header(rank, incarnation)
+        header.with_state = True
+        header.state.extend(
+            pb.StateTensor(slice=e.slice_index, name=e.name, dtype=_dtype(e.tensor), shape=e.tensor.shape)
+            for e in entries
+        )
+        self._load(header, [tensor_bytes(entry.tensor) for entry in entries])
+
+    def save(self, region_bytes: int) -> list[StateEntry]:
+        """The optimizer state of one version. Safe to repeat."""
+        request = pb.SaveRequest(model=self.model, epoch=self.epoch).SerializeToString()
+        # No torch optimizer keeps more than four tensors of a variable's size.
+        with rpc_errors(self.peer), self._stream("Save", request, 5 * region_bytes) as replies:
+            header = self._save_header(read_message(replies, self.peer))
+            entries = [_allocate(state) for state in header.state]
+            # The payload starts with the parameters and buffers of the same version; they are not asked for here.
+            state = [tensor_bytes(entry.tensor) for entry in entries]
+            values = memoryview(bytearray(header.payload_bytes - sum(map(len, state))))
+            read_payload(replies, STATE_CHUNK_FIELD, Scatter([values, *state]), self.peer)
+        return entries
+
+    def _save_header(self, data: bytes) -> pb.SaveHeader:
+        try:
+            reply = pb.SaveReply.FromString(data)
+        except DecodeError:
+            reply = pb.SaveReply()
+        if reply.WhichOneof("body") != "header":
+            raise InternalError(f"{self.peer} did not answer Save with a header", shard=str(self.peer.shard))
+        return reply.header
+
+    def _header(self, rank: int, incarnation: int) -> pb.LoadHeader:
+        worker = pb.WorkerId(rank=rank, incarnation=incarnation)
+        return pb.LoadHeader(model=self.model, epoch=self.epoch, worker=worker)
+
+    def _load(self, header: pb.LoadHeader, pieces: Sequence[memoryview]) -> pb.LoadReply:
+        def requests() -> Iterator[bytes]:
+            yield pb.LoadRequest(header=header).SerializeToString()
+            yield from encode_chunks(STATE_CHUNK_FIELD, pieces)
+
+        call: grpc.StreamUnaryMultiCallable[bytes, bytes] = self.channel.stream_unary(_SERVICE + "Load")
+        with rpc_errors(self.peer):
+            future = call.future(requests(), timeout=_seconds(sum(map(len, pieces))))
+            try:
+                return pb.LoadReply.FromString(future.result())
+            finally:
+                future.cancel()
+
+    @contextmanager
+    def _stream(self, method: str, request: bytes, expected_bytes: int) -> Iterator[Iterator[bytes]]:
+        """The replies to ``request``. The call ends with the block, so that Ctrl-C leaves nothing behind."""
+        call: grpc.UnaryStreamMultiCallable[bytes, bytes] = self.channel.unary_stream(_SERVICE + method)
+        replies = call(request, timeout=_seconds(expected_bytes))
+        try:
+            yield iter(replies)
+        finally:
+            replies.cancel()
+
+
+def _seconds(transfer_bytes: int) -> float:
+    return CALL_SECONDS + transfer_bytes / SLOWEST_BYTES_PER_SECOND
+
+
+def _ignore(_: str) -> None:
+    """A pull outside the step stream is answered at once and has nothing to say while it waits."""
+
+
+def _dtype(tensor: torch.Tensor) -> common_pb2.DType:
+    return convert.dtype_to_pb(DType(str(tensor.dtype).removeprefix("torch.")))
+
+
+def _allocate(state: pb.StateTensor) -> StateEntry:
+    dtype = getattr(torch, convert.dtype_from_pb(state.dtype).value)
+    return StateEntry(state.slice, state.name, torch.empty(tuple(state.shape), dtype=dtype))

@@ -1,0 +1,247 @@
+"""The face of the SDK: ``connect``, and the ``Cluster`` through which a training script uses parameter servers."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import weakref
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self, TypeVar, overload
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from ps_protocol.errors import ConfigError
+from ps_protocol.model import Consistency, Mode, StalePolicy
+from ps_protocol.view import Role
+from ps_worker import data
+from ps_worker.bindings import Source
+from ps_worker.config import WorkerConfig
+from ps_worker.declare import choice
+from ps_worker.follow import follow
+from ps_worker.optimizer import PsOptimizer
+from ps_worker.session import Session
+from ps_worker.terminate import TerminationGuard
+
+T = TypeVar("T")
+
+_REASON_CHARACTERS = 200
+
+
+def connect(
+    coordinator: str | None = None,
+    *,
+    role: str | None = None,
+    rank: int | None = None,
+    device: str | None = None,
+    connect_timeout_seconds: float | None = None,
+    reconnect_timeout_seconds: float | None = None,
+) -> Cluster:
+    """Join the cluster as a worker (or evaluator) and wait until it is complete.
+
+    What is not given comes from ``PS_COORDINATOR``, ``PS_ROLE``, ``PS_RANK``, ``PS_DEVICE``, ``PS_CONNECT_TIMEOUT``
+    and ``PS_RECONNECT_TIMEOUT``, then from ``TF_CONFIG``. ``ps-run`` sets what its workers need.
+
+    Raises ConfigError for settings that are missing or wrong, and Unavailable when coordinator, shards or other workers
+    are not there within ``connect_timeout_seconds`` (default 60).
+    """
+    config = WorkerConfig.from_environment(
+        os.environ,
+        coordinator=coordinator,
+        role=role,
+        rank=rank,
+        device=device,
+        connect_timeout_seconds=connect_timeout_seconds,
+        reconnect_timeout_seconds=reconnect_timeout_seconds,
+    )
+    return Cluster(Session.join(config))
+
+
+class Cluster:
+    """A worker's or evaluator's connection to its job. Used from one thread, best as ``with connect() as cluster``.
+
+    At the end of the ``with`` block it leaves the job, so that nobody waits for it, within seconds and without hiding
+    the exception that ended the block; SIGTERM ends the block too, where the script has no handler of its own.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._optimizers: dict[str, PsOptimizer] = {}
+        #: Epochs begun, per loader: sharding the same loader again goes on counting.
+        self._epochs: weakref.WeakKeyDictionary[DataLoader[Any], Iterator[int]] = weakref.WeakKeyDictionary()
+        self._guard = TerminationGuard()
+
+    def __enter__(self) -> Self:
+        self._guard.install()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self._leave(_reason(error))
+        finally:
+            self._guard.remove()
+
+    def __repr__(self) -> str:
+        return f"Cluster({self.role} {self.rank} of {self.world_size}, coordinator {self._session.config.coordinator})"
+
+    @property
+    def rank(self) -> int:
+        """Number of this worker, from 0; an evaluator's number among evaluators."""
+        return self._session.rank
+
+    @property
+    def world_size(self) -> int:
+        """Workers of the job; in an elastic job those that live now."""
+        view = self._session.view
+        return view.expected_workers or len(view.live(Role.WORKER))
+
+    @property
+    def device(self) -> torch.device:
+        """Where to put the model: the ``device`` argument, else ``PS_DEVICE``, else a GPU by rank, else the CPU."""
+        return self._session.device
+
+    @property
+    def role(self) -> str:
+        """What this process is: "worker" or "evaluator"."""
+        return self._session.config.role.value
+
+    @property
+    def seed(self) -> int:
+        """The job's seed, the same on every member."""
+        return self._session.share.seed
+
+    def optimizer(
+        self,
+        torch_class: type[torch.optim.Optimizer],
+        model: Source,
+        *,
+        name: str | None = None,
+        nonfinite: str = "refuse",
+        buffers: str = "rank0",
+        **arguments: Any,
+    ) -> PsOptimizer:
+        """Give ``model`` to the shards, which run ``torch_class(…, **arguments)`` on it.
+
+        ``model`` is a module or whatever torch.optim takes. Its values are rank 0's (or those the shards hold already)
+        on return. Every worker calls this for the same models in the same order; ``name`` defaults to "model",
+        "model-1", … by that order. ``nonfinite`` says what happens to NaN and infinite gradients: "refuse", "skip" or
+        "allow"; ``buffers`` whose buffers are kept: "rank0", "average" or "local".
+
+        Raises ModelMismatch when workers declare different models, UnsupportedOptimizer for what shards cannot run.
+        """
+        self._workers_only(
+            "optimizer()", "call cluster.follow(model): an evaluator reads parameters and pushes nothing"
+        )
+        count = len(self._optimizers)
+        chosen = name or (f"model-{count}" if count else "model")
+        if chosen in self._optimizers:
+            raise ConfigError(f"this worker has an optimizer named '{chosen}' already", remedy="give each its own name")
+        optimizer = PsOptimizer.declare(
+            self._session,
+            torch_class,
+            model,
+            arguments,
+            name=chosen,
+            nonfinite=nonfinite,
+            buffers=buffers,
+            reconnect_timeout_seconds=self._session.config.reconnect_timeout_seconds,
+        )
+        self._optimizers[chosen] = optimizer
+        return optimizer
+
+    @overload
+    def shard(self, loader: DataLoader[T]) -> DataLoader[T]: ...
+    @overload
+    def shard(self, loader: IterableDataset[T]) -> IterableDataset[T]: ...
+    @overload
+    def shard(self, loader: Dataset[T]) -> Dataset[T]: ...
+    def shard(self, loader: Any) -> Any:
+        """Give this worker's part of a DataLoader, Dataset or IterableDataset, disjoint from the other workers' parts.
+
+        A DataLoader keeps its arguments; its ``batch_size`` stays per worker. Shuffling is common to all workers and
+        new in each epoch; each sample is taken exactly once per epoch, none twice, so parts may differ by one sample.
+        An evaluator gets everything. Raises ConfigError for what cannot be split.
+        """
+        epochs = (
+            self._epochs.setdefault(loader, itertools.count()) if isinstance(loader, DataLoader) else itertools.count()
+        )
+        return data.shard(loader, self._session.share, epochs, self._session.progress.record_samples)
+
+    def barrier(self) -> None:
+        """Wait until every live worker has come here, then take the newest parameters and buffers.
+
+        A worker that leaves or dies is not waited for. One that waits here holds nobody back: those with more data
+        train on until they come too. Raises Fenced.
+        """
+        self._workers_only("barrier()", "leave it out: workers do not wait for evaluators")
+        self._session.pass_barrier(self._announce_arrival)
+        for optimizer in self._optimizers.values():
+            optimizer.pull()
+
+    def report(self, **metrics: float | torch.Tensor) -> None:
+        """Show numbers such as ``loss=loss`` with this worker's progress. A tensor is read once a second at most."""
+        plain: dict[str, float | torch.Tensor] = {}
+        for name, value in metrics.items():
+            if isinstance(value, torch.Tensor) and value.numel() == 1:
+                plain[name] = value.detach()
+            elif isinstance(value, int | float):
+                plain[name] = float(value)
+            else:
+                raise ConfigError(
+                    f"report() cannot show '{name}'",
+                    expected="a number or a tensor of one element",
+                    actual=repr(value)[:80],
+                )
+        self._session.progress.report(plain)
+
+    def follow(self, model: Source, name: str = "model", *, min_interval_seconds: float = 1.0) -> Iterator[int]:
+        """Keep ``model`` at the newest parameters: yields the step whenever they have moved.
+
+        Waits until a worker has declared the model called ``name``. Ends when the job is finished; the last step
+        yielded is the last there is. On a worker, which is itself part of the job, it goes on until the loop is left.
+        Give it a model of its own there: not the one an optimizer holds. Raises ModelMismatch, naming each difference, when ``model`` is another one.
+        """
+        return follow(self._session, model, name, min_interval_seconds)
+
+    def set_mode(
+        self, mode: str, *, staleness: int = 0, backup: int = 0, stale_policy: str = "accept", stale_threshold: int = 0
+    ) -> None:
+        """Change the consistency of the whole job while it runs, as ``set_mode("ssp", staleness=4)``.
+
+        Raises ConfigError for an unknown mode and InvalidRequest for numbers that do not fit the job.
+        """
+        policy = choice(StalePolicy, stale_policy, "stale_policy")
+        chosen = choice(Mode, mode, "mode")
+        self._session.set_consistency(Consistency(chosen, staleness, backup, policy, stale_threshold))
+
+    def close(self) -> None:
+        """Leave the job, as the end of a ``with`` block does. Safe to repeat."""
+        self._leave("")
+
+    def _leave(self, reason: str) -> None:
+        # Leaving comes first: the others go on while streams and channels are closed here.
+        self._session.leave(reason)
+        try:
+            if self._session.own_process:
+                for optimizer in self._optimizers.values():
+                    optimizer.close()
+        finally:
+            self._session.close()
+
+    def _announce_arrival(self) -> None:
+        for optimizer in self._optimizers.values():
+            optimizer.arrive(self._session.phase)
+
+    def _workers_only(self, call: str, remedy: str) -> None:
+        if self._session.config.role is not Role.WORKER:
+            raise ConfigError(f"an evaluator called {call}", expected="worker", actual=self.role, remedy=remedy)
+
+
+def _reason(error: BaseException | None) -> str:
+    """Why a worker leaves, empty at a clean end."""
+    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        return ""
+    return f"{type(error).__name__}: {error}".removesuffix(": ")[:_REASON_CHARACTERS]

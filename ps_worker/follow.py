@@ -1,0 +1,149 @@
+"""Decides when a follower (mostly an evaluator) takes the newest parameters, and that its model is the one trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import torch
+
+from ps_protocol.errors import ModelMismatch, Unavailable, UnknownModel
+from ps_protocol.model import Kind, ShardMap, Variable
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.view import ClusterView
+from ps_worker.backoff import Backoff
+from ps_worker.bindings import Bindings, Source, bind, read_groups
+from ps_worker.calls import ShardCalls
+from ps_worker.flat import FlatModel
+from ps_worker.replies import Peer
+from ps_worker.session import Session
+
+T = TypeVar("T")
+
+#: How long shards that cannot be reached are waited for once the job is finished and they may be gone for good.
+_LAST_SECONDS = 2.0
+
+
+def follow(session: Session, source: Source, name: str, min_interval_seconds: float) -> Iterator[int]:
+    """Yield the step each time the parameters of ``name`` have moved and are in ``source``; ends with the job.
+
+    The step is the number of applies that every shard has done. Raises UnknownModel when the job ends without such a
+    model, ModelMismatch when ``source`` is another one, Unavailable when shards stay away, Fenced.
+    """
+    follower = Follower(session, source, _declared(session, name))
+    seen: tuple[int, ...] | None = None
+    while True:
+        session.check()
+        # Asked before the versions: what was applied until the end is not missed.
+        finished = session.view.finished
+        versions = follower.versions()
+        if versions is None:
+            session.wait_hint(f"waiting for the initial values of model '{name}'")
+        elif versions != seen:
+            seen = follower.pull()
+            yield min(seen)
+        if finished:
+            return
+        session.wait_for(lambda view: view.finished, min_interval_seconds)
+
+
+def _declared(session: Session, name: str) -> ShardMap:
+    def settled(view: ClusterView) -> bool:
+        return name in view.models or view.finished
+
+    while not session.wait_for(settled, 1.0):
+        known = ", ".join(session.view.models) or "none"
+        session.wait_hint(f"waiting for a worker to declare model '{name}' (so far: {known})")
+    if name not in session.view.models:
+        raise UnknownModel(
+            f"the job ended without a model named '{name}'",
+            expected=", ".join(session.view.models) or "a model",
+            remedy="give follow() the name that cluster.optimizer(…, name=…) was given",
+        )
+    return session.shard_map(name)
+
+
+class Follower:
+    """Reads one model from all shards into the user's own. Used from the user's thread."""
+
+    def __init__(self, session: Session, source: Source, shard_map: ShardMap) -> None:
+        module = source if isinstance(source, torch.nn.Module) else None
+        self._flat = FlatModel(match(shard_map, bind(read_groups(source), module)), shard_map, gradients=False)
+        self._session = session
+        self._shard_map = shard_map
+
+    def versions(self) -> tuple[int, ...] | None:
+        """The version on every shard; None while one has no values yet. Raises Unavailable."""
+        status = [self._persist(shard, ShardCalls.status) for shard in range(self._shard_map.shards)]
+        return tuple(s.version for s in status) if all(s.initialised for s in status) else None
+
+    def pull(self) -> tuple[int, ...]:
+        """Take parameters and buffers from every shard; returns their versions. Raises Unavailable."""
+        versions = tuple(self._pull(shard) for shard in range(self._shard_map.shards))
+        self._flat.publish_parameters()
+        self._flat.publish_buffers()
+        return versions
+
+    def _pull(self, shard: int) -> int:
+        plan, memory = self._flat.plan, self._flat.parameters
+
+        def place(result: pb.StepResult) -> list[memoryview]:
+            return memory.pieces(plan.ranges(shard, result.absent, buffers=result.with_buffers))
+
+        return self._persist(shard, lambda calls: calls.pull(place, plan.layouts[shard].region_bytes))
+
+    def _persist(self, shard: int, call: Callable[[ShardCalls], T]) -> T:
+        """``call``, repeated while the shard is away, up to the reconnect timeout."""
+        session = self._session
+        backoff = Backoff(session.config.reconnect_timeout_seconds)
+        last = Backoff(_LAST_SECONDS)
+        while True:
+            peer = Peer(shard, session.shard_address(shard))
+            spec = self._shard_map.spec
+            try:
+                return call(ShardCalls(session.shard_channel(shard), peer, spec.name, self._shard_map.epoch))
+            except Unavailable as error:
+                session.check()
+                session.wait_hint(f"waiting: {error.message}")
+                (last if session.view.finished else backoff).pause(error)
+
+
+def match(shard_map: ShardMap, own: Bindings) -> Bindings:
+    """The user's tensors in the order of the declared model. Raises ModelMismatch that lists every difference."""
+    declared = shard_map.spec.variables
+    # A binding lists its parameters before its buffers.
+    count = len(own.parameters)
+    parameters = {v.name: p for v, p in zip(own.variables[:count], own.parameters, strict=True)}
+    buffers = {v.name: b for v, b in zip(own.variables[count:], own.buffers, strict=True)}
+    mine = {v.name: v for v in own.variables}
+    kinds = {v.kind for v in declared}
+    differences = [d for v in declared if (d := _difference(v, mine.get(v.name)))]
+    names = {v.name for v in declared}
+    # Buffers that the job leaves to each worker are no difference.
+    extra = [v for v in own.variables if v.name not in names and v.kind in kinds]
+    differences += [f"'{v.name}' is not in the declared model" for v in extra]
+    if differences:
+        raise ModelMismatch(
+            f"this model is not the declared model '{shard_map.spec.name}': " + "; ".join(differences),
+            remedy="build the same model as the workers",
+        )
+    return Bindings(
+        declared,
+        tuple(parameters[v.name] for v in declared if v.kind is Kind.PARAMETER),
+        tuple(buffers[v.name] for v in declared if v.kind is Kind.BUFFER),
+    )
+
+
+def _difference(declared: Variable, own: Variable | None) -> str:
+    if own is None:
+        return f"'{declared.name}' is missing here"
+    parts = [
+        f"{what} {mine} instead of {theirs}"
+        for what, theirs, mine in (
+            ("shape", declared.shape, own.shape),
+            ("dtype", declared.dtype.value, own.dtype.value),
+            ("kind", declared.kind.value, own.kind.value),
+        )
+        if theirs != mine
+    ]
+    return f"'{declared.name}' has " + ", ".join(parts) if parts else ""

@@ -1,0 +1,72 @@
+"""What the training side of a worker needs from its session: membership, channels, and a voice to the user."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import grpc
+import torch
+
+from ps_protocol.model import ModelSpec, ShardMap
+
+
+class TrainingSession(Protocol):
+    """The worker's place in the cluster. Called by optimizers and pipelines from the user's thread."""
+
+    @property
+    def rank(self) -> int:
+        """Number of the worker."""
+        ...
+
+    @property
+    def incarnation(self) -> int:
+        """The present life of the worker; higher than every earlier one."""
+        ...
+
+    @property
+    def phase(self) -> int:
+        """Barriers passed."""
+        ...
+
+    @property
+    def revision(self) -> int:
+        """Membership revision that includes this worker; a shard waits until its own view is as new."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where the user trains."""
+        ...
+
+    @property
+    def shard_count(self) -> int:
+        """Shards of the cluster, numbered from 0."""
+        ...
+
+    def check(self) -> None:
+        """Raises Fenced when this worker lost its place."""
+        ...
+
+    def shard_channel(self, shard: int) -> grpc.Channel:
+        """A channel to the shard's present address; the session keeps and closes it."""
+        ...
+
+    def shard_address(self, shard: int) -> str:
+        """host:port of the shard, for messages."""
+        ...
+
+    def declare(self, spec: ModelSpec) -> ShardMap:
+        """Declare a model to the coordinator. Raises ModelMismatch when the job's differs."""
+        ...
+
+    def initialiser(self) -> bool:
+        """Whether this is the lowest live rank now: the one that uploads initial values."""
+        ...
+
+    def record_step(self, samples: int | None, staleness: int, bytes: int) -> None:
+        """Count one push for the statistics; ``bytes`` went over the wire, both ways."""
+        ...
+
+    def wait_hint(self, text: str) -> None:
+        """Tell the user what is being waited for; the session limits how often."""
+        ...

@@ -1,0 +1,182 @@
+"""One shard as one model's pipeline sees it: its stream, and what has been told and received on it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from ps_protocol import PROTOCOL_VERSION, convert
+from ps_protocol.errors import InternalError, PsError, Unavailable, from_detail
+from ps_protocol.layout import total_bytes
+from ps_protocol.model import ShardMap
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_worker.calls import ShardCalls
+from ps_worker.flat import FlatModel
+from ps_worker.interfaces import TrainingSession
+from ps_worker.replies import Peer
+from ps_worker.state import StateEntry
+from ps_worker.streams import StepStream
+from ps_worker.summary import Outcome, Push
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a shard says about this worker when its stream opens."""
+
+    version: int
+    #: (phase, clock) of this worker on the shard.
+    position: tuple[int, int]
+    last_sequence: int
+    initialised: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """One shard's answer to one push. ``error`` is set when it refused, and then no parameters came."""
+
+    outcome: Outcome
+    staleness: int
+    clock: int
+    transferred_bytes: int
+    error: PsError | None
+
+
+def _outcome(number: int, peer: Peer) -> Outcome:
+    """Raises InternalError for a number this version does not know."""
+    try:
+        return Outcome[pb.Outcome.Name(number).removeprefix("OUTCOME_")]
+    except (KeyError, ValueError):
+        raise InternalError(f"{peer} answered with an unknown outcome", actual=str(number)) from None
+
+
+class Lane:
+    """Used by the training thread. At most one push is under way; nothing here retries."""
+
+    def __init__(self, session: TrainingSession, shard_map: ShardMap, shard: int, flat: FlatModel) -> None:
+        self.shard = shard
+        self._session = session
+        self._shard_map = shard_map
+        self._flat = flat
+        self._region_bytes = flat.plan.layouts[shard].region_bytes
+        self._declared = tuple(convert.options_to_json(options) for options in shard_map.spec.group_options)
+        self._stream: StepStream | None = None
+        self._opened_at = 0.0
+        self._options = self._declared
+        self._sent_bytes = 0
+        #: Version of the parameters held.
+        self.version = 0
+
+    @property
+    def peer(self) -> Peer:
+        """The shard, for messages."""
+        return Peer(self.shard, self._session.shard_address(self.shard))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the stream is open, as far as this side knows."""
+        return self._stream is not None and self._stream.alive
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether there is no stream at all, so that nothing can be under way."""
+        return self._stream is None
+
+    @property
+    def age_seconds(self) -> float:
+        """How long the stream has been open; 0 when it never was."""
+        return time.monotonic() - self._opened_at if self._opened_at else 0.0
+
+    def open(self, phase: int) -> Standing:
+        """Open a new stream in the place of the last. Raises PsError."""
+        self.drop()
+        self._stream = StepStream(self._session.shard_channel(self.shard), self.peer, self._session.wait_hint)
+        opened = self._stream.open(
+            pb.Open(
+                model=self._shard_map.spec.name,
+                epoch=self._shard_map.epoch,
+                worker=pb.WorkerId(rank=self._session.rank, incarnation=self._session.incarnation),
+                membership_revision=self._session.revision,
+                protocol_version=PROTOCOL_VERSION,
+                phase=phase,
+            )
+        )
+        self._opened_at = time.monotonic()
+        self._options = self._declared
+        return Standing(opened.version, (opened.phase, opened.clock), opened.last_sequence, opened.initialised)
+
+    def drop(self) -> None:
+        """End the stream now; what is under way on it is lost."""
+        if self._stream is not None:
+            self._stream.close()
+        self._stream, self._opened_at = None, 0.0
+
+    def send(self, push: Push) -> None:
+        """Queue ``push``. The gradients in flat memory must not change until ``receive`` has returned."""
+        plan = self._flat.plan
+        absent = () if push.skipped else plan.absent_slices(push.absent)[self.shard]
+        ranges = [] if push.skipped else plan.ranges(self.shard, absent, buffers=push.with_buffers)
+        header = pb.PushHeader(
+            sequence=push.sequence,
+            phase=push.phase,
+            clock=push.clock,
+            pulled_version=self.version,
+            absent=absent,
+            group_options=() if push.options == self._options else push.options,
+            with_buffers=push.with_buffers and not push.skipped,
+            skipped=push.skipped,
+        )
+        self._living().push(header, self._flat.gradients.pieces(ranges))
+        self._options = push.options
+        self._sent_bytes = total_bytes(ranges)
+
+    def receive(self) -> Receipt:
+        """The answer to the push under way, its parameters in flat memory. Raises PsError."""
+        result = self._living().receive(self._place)
+        refused = result.HasField("error")
+        if not refused:
+            self.version = result.version
+        return Receipt(
+            outcome=_outcome(result.outcome, self.peer),
+            staleness=result.staleness,
+            clock=result.clock,
+            transferred_bytes=self._sent_bytes + result.payload_bytes,
+            error=from_detail(result.error) if refused else None,
+        )
+
+    def arrive(self, phase: int) -> None:
+        """Queue the news that this worker enters the barrier that ends ``phase``."""
+        self._living().arrive(phase)
+
+    def pull(self) -> None:
+        """Receive the newest parameters and buffers into flat memory. Raises PsError."""
+        self.version = self._calls().pull(self._place, self._region_bytes)
+
+    def initialised(self) -> bool:
+        """Whether the shard holds values of this model. Raises PsError."""
+        return self._calls().status().initialised
+
+    def load_region(self) -> None:
+        """Upload parameters and buffers from flat memory; the first values of a model win. Raises PsError."""
+        pieces = self._flat.parameters.pieces(self._flat.plan.ranges(self.shard))
+        self._calls().load_region(self._session.rank, self._session.incarnation, pieces)
+
+    def load_state(self, entries: list[StateEntry]) -> None:
+        """Replace the optimizer state of this shard. Raises PsError."""
+        self._calls().load_state(self._session.rank, self._session.incarnation, entries)
+
+    def save_state(self) -> list[StateEntry]:
+        """The optimizer state of this shard. Raises PsError."""
+        return self._calls().save(self._region_bytes)
+
+    def _calls(self) -> ShardCalls:
+        channel = self._session.shard_channel(self.shard)
+        return ShardCalls(channel, self.peer, self._shard_map.spec.name, self._shard_map.epoch)
+
+    def _place(self, result: pb.StepResult) -> list[memoryview]:
+        plan = self._flat.plan
+        return self._flat.parameters.pieces(plan.ranges(self.shard, tuple(result.absent), buffers=result.with_buffers))
+
+    def _living(self) -> StepStream:
+        if self._stream is None:
+            raise Unavailable(f"the stream to {self.peer} is not open", shard=str(self.shard))
+        return self._stream

@@ -1,0 +1,195 @@
+"""The optimizer the user holds: torch's interface in front, shards that do the work behind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import torch
+
+from ps_protocol import convert
+from ps_protocol.errors import NonFiniteGradient, UnsupportedOptimizer
+from ps_protocol.model import Buffers, NonFinite
+from ps_worker.bindings import Source
+from ps_worker.declare import Declaration, build_spec, group_options
+from ps_worker.flat import FlatModel
+from ps_worker.interfaces import TrainingSession
+from ps_worker.pipeline import RECONNECT_TIMEOUT_SECONDS, StepPipeline
+from ps_worker.state import join_state, split_state
+from ps_worker.summary import StepSummary
+
+logger = logging.getLogger("ps_worker")
+
+
+class PsOptimizer(torch.optim.Optimizer):
+    """A ``torch.optim`` optimizer that runs on the shards. Made by ``cluster.optimizer``, used from one thread.
+
+    ``step`` pushes every ``param.grad`` and puts the next parameters into the model, in place. Parameter groups,
+    learning-rate schedulers, ``GradScaler``, ``clip_grad_norm_`` and gradient accumulation mean what they mean with the
+    torch class itself. The constructor declares the model and returns when it holds the cluster's parameters.
+    """
+
+    _sealed = False
+
+    def __init__(
+        self,
+        session: TrainingSession,
+        torch_class: type[torch.optim.Optimizer],
+        declaration: Declaration,
+        *,
+        reconnect_timeout_seconds: float = RECONNECT_TIMEOUT_SECONDS,
+    ) -> None:
+        """Raises PsError: ModelMismatch when another worker declared this model differently, Unavailable, Fenced."""
+        self._torch_class = torch_class
+        self._session = session
+        self._spec = declaration.spec
+        super().__init__(declaration.groups, declaration.defaults)
+        self._sealed = True
+        self._accepted = [set(options) for options in self._spec.group_options]
+        shard_map = session.declare(self._spec)
+        self._flat = FlatModel(declaration.bindings, shard_map)
+        self._pipeline = StepPipeline(
+            session, shard_map, self._flat, reconnect_timeout_seconds=reconnect_timeout_seconds
+        )
+        self._sends_buffers = self._flat.has_buffers and (self._spec.buffers is Buffers.AVERAGE or session.rank == 0)
+        #: What became of the last step; None before the first.
+        self.last: StepSummary | None = None
+        self._pipeline.start()
+
+    @classmethod
+    def declare(
+        cls,
+        session: TrainingSession,
+        torch_class: type[torch.optim.Optimizer],
+        source: Source,
+        arguments: Mapping[str, Any],
+        *,
+        name: str,
+        nonfinite: str = "refuse",
+        buffers: str = "rank0",
+        reconnect_timeout_seconds: float = RECONNECT_TIMEOUT_SECONDS,
+    ) -> PsOptimizer:
+        """What ``cluster.optimizer`` calls. Raises what ``build_spec`` and the constructor raise."""
+        declaration = build_spec(torch_class, source, arguments, name=name, nonfinite=nonfinite, buffers=buffers)
+        return cls(session, torch_class, declaration, reconnect_timeout_seconds=reconnect_timeout_seconds)
+
+    @property
+    def name(self) -> str:
+        """Name of the model in the job."""
+        return self._spec.name
+
+    @property
+    def version(self) -> int:
+        """Updates contained in the parameters held: those that every shard has done."""
+        return self._pipeline.version
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Push gradients, receive parameters. Returns what ``closure`` returned.
+
+        Raises NonFiniteGradient, with nothing sent, when a gradient holds NaN or infinity and the policy is "refuse".
+        Raises Unavailable when a shard stayed away too long, StateLost, Fenced.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        absent = self._flat.collect_gradients()
+        skipped = self._must_skip(absent)
+        if self._sends_buffers and not skipped:
+            self._flat.collect_buffers()
+        try:
+            self.last = self._pipeline.exchange(
+                absent=absent,
+                options=tuple(map(convert.options_to_json, self._options())),
+                with_buffers=self._sends_buffers and not skipped,
+                skipped=skipped,
+            )
+        finally:
+            # Also after an error: what shards did send has arrived in host memory.
+            self._flat.publish_parameters()
+        return loss
+
+    def pull(self) -> None:
+        """Put the newest parameters and buffers of the cluster into the model, for evaluation. Raises PsError."""
+        self._pipeline.pull()
+
+    def arrive(self, phase: int) -> None:
+        """Tell every shard that this worker enters the barrier that ends ``phase``. Called by ``cluster.barrier``.
+
+        Arrivals are not acknowledged. Called again while waiting, it repeats them on streams that broke meanwhile.
+        Raises PsError.
+        """
+        self._pipeline.arrive(phase)
+
+    def close(self) -> None:
+        """End the streams. Called by ``cluster.close``; safe to repeat."""
+        self._pipeline.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's state from the shards, as ``torch_class(...).state_dict()`` would give it. Raises PsError."""
+        state = join_state(self._flat.plan.layouts, self._pipeline.save_state())
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        self.state.update({parameters[number]: dict(values) for number, values in state.items()})
+        try:
+            return super().state_dict()
+        finally:
+            self.state.clear()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take options and state from a ``state_dict`` of this optimizer or of the torch class.
+
+        All workers may call it; the one of the lowest rank sends the state to the shards, except when it came to a job
+        whose training had begun and has not stepped itself: then the shards know better. Call ``cluster.barrier()``
+        before going on. Raises ValueError as torch does when the groups differ, InvalidRequest for state that does not
+        fit.
+        """
+        super().load_state_dict(state_dict)
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        state = {number: self.state[p] for number, p in enumerate(parameters) if p in self.state}
+        self.state.clear()
+        if not self._session.initialiser():
+            return
+        if self._pipeline.joined_running and self.last is None:
+            logger.warning("model '%s' has been trained already: the shards keep their optimizer state", self.name)
+            return
+        self._pipeline.load_state([split_state(layout, state) for layout in self._flat.plan.layouts])
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused once the model is declared."""
+        if self._sealed:
+            raise UnsupportedOptimizer(
+                "a declared model cannot get more parameters",
+                remedy="declare them all at once, frozen with requires_grad=False until needed, or as another model",
+            )
+        super().add_param_group(param_group)
+
+    def __getstate__(self) -> NoReturn:
+        raise UnsupportedOptimizer(
+            "an optimizer that runs on shards can be neither copied nor pickled",
+            remedy="use state_dict(), and call cluster.optimizer(...) in each process",
+        )
+
+    def __repr__(self) -> str:
+        shards = len(self._flat.plan.layouts)
+        place = f"{shards} shard{'s' if shards > 1 else ''}"
+        return f"{self._torch_class.__name__} on {place}" + super().__repr__().removeprefix(type(self).__name__)
+
+    def _options(self) -> list[dict[str, Any]]:
+        groups = zip(self.param_groups, self._accepted, strict=True)
+        return [dict(group_options(group, accepted)) for group, accepted in groups]
+
+    def _must_skip(self, absent: tuple[int, ...]) -> bool:
+        if self._spec.nonfinite is NonFinite.ALLOW:
+            return False
+        variable = self._flat.first_nonfinite(absent)
+        if variable is None:
+            return False
+        if self._spec.nonfinite is NonFinite.SKIP:
+            return True
+        raise NonFiniteGradient(
+            "a gradient holds NaN or infinity; nothing was sent",
+            variable=variable,
+            remedy='lower the learning rate, clip gradients, or pass nonfinite="skip" to cluster.optimizer',
+        )

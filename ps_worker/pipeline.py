@@ -1,0 +1,234 @@
+"""Carries one model's steps to all its shards: same sequence and position everywhere, and through broken streams."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from ps_protocol.errors import NotReady, StateLost, Unavailable
+from ps_protocol.model import ShardMap
+from ps_worker.backoff import Backoff
+from ps_worker.flat import FlatModel
+from ps_worker.interfaces import TrainingSession
+from ps_worker.lane import Lane, Receipt, Standing
+from ps_worker.state import StateEntry
+from ps_worker.summary import Push, StepSummary
+
+T = TypeVar("T")
+
+RECONNECT_TIMEOUT_SECONDS = 60.0
+"""How long a shard may be away before a step gives up."""
+
+INITIAL_TIMEOUT_SECONDS = 600.0
+"""How long to wait for the worker that uploads the initial values."""
+
+_POLL_SECONDS = 0.1
+
+
+class StepPipeline:
+    """Called from the training thread, one call at a time; ``close`` from anywhere.
+
+    A push has one sequence on all shards and is repeated with it after a broken stream, so it is applied once per
+    shard. After an exception other than a shard's own refusal the streams are dropped and opened anew by the next call.
+    """
+
+    def __init__(
+        self,
+        session: TrainingSession,
+        shard_map: ShardMap,
+        flat: FlatModel,
+        *,
+        reconnect_timeout_seconds: float = RECONNECT_TIMEOUT_SECONDS,
+        initial_timeout_seconds: float = INITIAL_TIMEOUT_SECONDS,
+    ) -> None:
+        self._session = session
+        self._name = shard_map.spec.name
+        self._flat = flat
+        self._timeout_seconds = reconnect_timeout_seconds
+        self._initial_timeout_seconds = initial_timeout_seconds
+        self._lanes = [Lane(session, shard_map, shard, flat) for shard in range(shard_map.shards)]
+        self._owner = os.getpid()
+        self._sequence = 0
+        #: (phase, clock): where this worker stands after its last push.
+        self._position = (session.phase, 0)
+        self._started = False
+        #: The model had been trained before this worker came.
+        self.joined_running = False
+
+    @property
+    def version(self) -> int:
+        """The lowest version of the parameters held, over the shards."""
+        return min(lane.version for lane in self._lanes)
+
+    def start(self) -> None:
+        """Open all streams, see that every shard has values, and take them into flat memory. Raises PsError."""
+        try:
+            standings = [self._open_at_start(lane) for lane in self._lanes]
+            self.joined_running = any(standing.version > 0 for standing in standings)
+            self._initialise([lane for lane, s in zip(self._lanes, standings, strict=True) if not s.initialised])
+            self.pull()
+        except BaseException:
+            self._drop()
+            raise
+        self._started = True
+
+    def exchange(
+        self, *, absent: tuple[int, ...], options: tuple[str, ...], with_buffers: bool, skipped: bool
+    ) -> StepSummary:
+        """Push the gradients in flat memory to every shard, then receive the next parameters from every shard.
+
+        Raises what a shard answered once all have answered; the step counts nevertheless. Raises Unavailable when a
+        shard stayed away, StateLost when one came back without its parameters, Fenced when this worker lost its place.
+        """
+        self._session.check()
+        try:
+            self._ensure_open()
+            push = self._next_push(absent, options, with_buffers, skipped)
+            for lane in self._lanes:
+                lane.send(push)
+            receipts = [self._finish(lane, push) for lane in self._lanes]
+        except BaseException:
+            self._drop()
+            raise
+        self._position = max(self._position, (push.phase, max(receipt.clock for receipt in receipts)))
+        return self._summary(receipts)
+
+    def arrive(self, phase: int) -> None:
+        """Tell every shard that this worker enters the barrier that ends ``phase``: it holds nobody back in it.
+
+        Arrivals are not acknowledged. Call it again while waiting: a stream that broke meanwhile is opened anew.
+        """
+        self._ensure_open()
+        for lane in self._lanes:
+            lane.arrive(phase)
+
+    def pull(self) -> None:
+        """The newest parameters and buffers of every shard into flat memory, whatever the mode. Raises PsError."""
+        for lane in self._lanes:
+            self._persistently(lane, lane.pull)
+        self._flat.publish_parameters()
+        self._flat.publish_buffers()
+
+    def save_state(self) -> list[list[StateEntry]]:
+        """The optimizer state, by shard. Raises PsError."""
+        return [self._persistently(lane, lane.save_state) for lane in self._lanes]
+
+    def load_state(self, entries: list[list[StateEntry]]) -> None:
+        """Replace the optimizer state of every shard. Raises PsError."""
+        for lane, of_shard in zip(self._lanes, entries, strict=True):
+            self._persistently(lane, partial(lane.load_state, of_shard))
+
+    def close(self) -> None:
+        """End all streams. Safe to repeat; does nothing in a forked child."""
+        if os.getpid() == self._owner:
+            self._drop()
+
+    def _drop(self) -> None:
+        for lane in self._lanes:
+            lane.drop()
+
+    def _next_push(self, absent: tuple[int, ...], options: tuple[str, ...], with_buffers: bool, skipped: bool) -> Push:
+        phase, clock = max(self._position, (self._session.phase, 0))
+        self._sequence += 1
+        self._position = (phase, clock + 1)
+        return Push(self._sequence, phase, clock + 1, absent, options, with_buffers, skipped)
+
+    def _summary(self, receipts: list[Receipt]) -> StepSummary:
+        errors = [receipt.error for receipt in receipts if receipt.error is not None]
+        if errors:
+            for other in errors[1:]:
+                errors[0].add_note(f"and from another shard: {other}")
+            raise errors[0]
+        summary = StepSummary(
+            versions=tuple(lane.version for lane in self._lanes),
+            outcomes=tuple(receipt.outcome for receipt in receipts),
+            staleness=max(receipt.staleness for receipt in receipts),
+            clock=self._position[1],
+            transferred_bytes=sum(receipt.transferred_bytes for receipt in receipts),
+        )
+        self._session.record_step(None, summary.staleness, summary.transferred_bytes)
+        return summary
+
+    def _open(self, lane: Lane) -> Standing:
+        standing = lane.open(self._session.phase)
+        if self._started and not standing.initialised:
+            lane.drop()
+            raise StateLost(
+                f"{lane.peer} came back without the parameters of model '{self._name}'",
+                shard=str(lane.shard),
+                remedy="start the job again from a checkpoint; a shard with durability 'memory' keeps nothing",
+            )
+        return standing
+
+    def _open_at_start(self, lane: Lane) -> Standing:
+        standing = self._persistently(lane, lambda: self._open(lane))
+        self._position = max(self._position, standing.position)
+        return standing
+
+    def _ensure_open(self) -> None:
+        for lane in self._lanes:
+            if not lane.is_open:
+                self._open_at_start(lane)
+
+    def _finish(self, lane: Lane, push: Push) -> Receipt:
+        """The answer to ``push``, repeating it on a new stream as often as the stream breaks."""
+        backoff = Backoff(self._timeout_seconds)
+        while True:
+            try:
+                if lane.is_dropped:
+                    push = self._repeat(lane, push)
+                return lane.receive()
+            except Unavailable as error:
+                if lane.age_seconds > self._timeout_seconds:
+                    backoff = Backoff(self._timeout_seconds)
+                self._wait(lane, backoff, error)
+
+    def _repeat(self, lane: Lane, push: Push) -> Push:
+        """Send ``push`` on a new stream; where the shard moved this worker on meanwhile, from there."""
+        standing = self._open(lane)
+        if standing.last_sequence < push.sequence and standing.position >= (push.phase, push.clock):
+            push = replace(push, phase=standing.position[0], clock=standing.position[1] + 1)
+            self._position = max(self._position, (push.phase, push.clock))
+        lane.send(push)
+        return push
+
+    def _persistently(self, lane: Lane, action: Callable[[], T]) -> T:
+        """Do what may be repeated until the shard answers, for the stated time."""
+        backoff = Backoff(self._timeout_seconds)
+        while True:
+            self._session.check()
+            try:
+                return action()
+            except Unavailable as error:
+                self._wait(lane, backoff, error)
+
+    def _wait(self, lane: Lane, backoff: Backoff, error: Unavailable) -> None:
+        lane.drop()
+        self._session.check()
+        self._session.wait_hint(f"{error.message}; trying again for {backoff.left_seconds:.0f} s")
+        backoff.pause(error)
+
+    def _initialise(self, empty: list[Lane]) -> None:
+        """Upload the initial values when that falls to this worker, else wait until another has."""
+        deadline = time.monotonic() + self._initial_timeout_seconds
+        while empty:
+            if self._session.initialiser():
+                self._flat.collect_values()
+                for lane in empty:
+                    self._persistently(lane, lane.load_region)
+                return
+            empty = [lane for lane in empty if not self._persistently(lane, lane.initialised)]
+            if empty and time.monotonic() > deadline:
+                raise NotReady(
+                    f"no worker uploaded the initial values of model '{self._name}'"
+                    f" within {self._initial_timeout_seconds:g} seconds",
+                    shard=str(empty[0].shard),
+                    remedy="see whether the worker of the lowest rank is stuck before its cluster.optimizer(...)",
+                )
+            if empty:
+                self._session.wait_hint(f"waiting for the initial values of model '{self._name}' from the lowest rank")
+                time.sleep(_POLL_SECONDS)

@@ -1,0 +1,88 @@
+"""Decides where a model's variables lie in the worker's flat memory, and which bytes there each shard's region is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from ps_protocol.layout import ALIGNMENT_BYTES, ArenaKey, Layout, Range, arena_keys, merge
+from ps_protocol.model import Kind, ShardMap
+
+_CACHED_PATTERNS = 64
+
+
+class FlatPlan:
+    """Immutable; computed once per model from its shard map.
+
+    Flat memory holds one arena per arena key of the model. In each arena come the whole variables of shard 0 in the
+    order of its region, then those of shard 1, and so on, then the variables that are split over shards. So a shard's
+    region is a few ranges of flat memory, however many variables it has.
+    """
+
+    def __init__(self, shard_map: ShardMap) -> None:
+        self.variables = shard_map.spec.variables
+        self.layouts = tuple(Layout.of(shard_map, shard) for shard in range(shard_map.shards))
+        #: Byte position of each variable in flat memory.
+        self.offsets: list[int] = [0] * len(self.variables)
+        #: The bytes of each arena in flat memory.
+        self.arenas: list[tuple[ArenaKey, Range]] = []
+        self.total_bytes = 0
+        for key in arena_keys(shard_map.spec):
+            self._place(key)
+        self._slices = [
+            [
+                (
+                    self.offsets[span.slice.variable] + span.slice.row_begin * span.variable.row_bytes,
+                    self.offsets[span.slice.variable] + span.slice.row_end * span.variable.row_bytes,
+                )
+                for span in layout.slices
+            ]
+            for layout in self.layouts
+        ]
+        # A model's steps show few patterns of absent variables, mostly one: the frozen and unused ones.
+        self._ranges = lru_cache(_CACHED_PATTERNS)(self._compute_ranges)
+        self._absent = lru_cache(_CACHED_PATTERNS)(self._compute_absent)
+
+    def ranges(self, shard: int, absent: Iterable[int] = (), *, buffers: bool = True) -> list[Range]:
+        """Where the payload of ``shard`` lies in flat memory, in payload order.
+
+        ``absent`` holds slice indexes that are left out; buffers are left out unless ``buffers``.
+        """
+        return self._ranges(shard, tuple(absent), buffers)
+
+    def absent_slices(self, absent: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """Per shard, the indexes of the slices of the variables ``absent``."""
+        return self._absent(absent)
+
+    def _place(self, key: ArenaKey) -> None:
+        begin = position = -(-self.total_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        members = [i for i, v in enumerate(self.variables) if ArenaKey(v.kind, v.group, v.dtype) == key]
+        whole = [
+            span.slice.variable
+            for layout in self.layouts
+            for span in layout.slices
+            if layout.arenas[span.arena].key == key
+            and (span.slice.row_begin, span.slice.row_end) == (0, span.variable.rows)
+        ]
+        placed = set(whole)
+        for number in (*whole, *(i for i in members if i not in placed)):
+            self.offsets[number] = position
+            position += self.variables[number].nbytes
+        self.arenas.append((key, (begin, position)))
+        self.total_bytes = position
+
+    def _compute_ranges(self, shard: int, absent: tuple[int, ...], buffers: bool) -> list[Range]:
+        missing = frozenset(absent)
+        spans = zip(self.layouts[shard].slices, self._slices[shard], strict=True)
+        return merge(
+            place
+            for index, (span, place) in enumerate(spans)
+            if index not in missing and (buffers or span.variable.kind is Kind.PARAMETER)
+        )
+
+    def _compute_absent(self, absent: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        missing = frozenset(absent)
+        return tuple(
+            tuple(i for i, span in enumerate(layout.slices) if span.slice.variable in missing)
+            for layout in self.layouts
+        )

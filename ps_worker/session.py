@@ -1,0 +1,267 @@
+"""Owns a worker's place in the cluster: its membership, its channels to the shards, and the barriers it has passed."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Self, TypeVar
+
+import grpc
+import torch
+
+from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec, connect_channel
+from ps_protocol.client.membership import Membership
+from ps_protocol.errors import ConfigError, NotReady, Unavailable
+from ps_protocol.model import Consistency, ModelSpec, ShardMap
+from ps_protocol.view import ClusterView, Role
+from ps_worker.config import WorkerConfig
+from ps_worker.data import Share
+from ps_worker.progress import Progress, log
+
+T = TypeVar("T")
+
+_CALL_SECONDS = 5.0
+_BARRIER_WAIT_SECONDS = 1.0
+_RETRY_SECONDS = 0.2
+
+
+class Session:
+    """A live membership and what hangs on it.
+
+    Made by ``join``; its methods are called from the user's thread. ``leave`` and ``close`` may be repeated, and do
+    nothing in a forked child (a DataLoader's process): the place is the parent's.
+    """
+
+    def __init__(self, config: WorkerConfig, client: CoordinatorClient, membership: Membership) -> None:
+        self._config = config
+        self._client = client
+        self._membership = membership
+        self._pid = os.getpid()
+        self._closed = threading.Event()
+        self._phase = membership.phase_at_join
+        self._addresses: dict[int, str] = {}
+        self._channels: dict[str, grpc.Channel] = {}
+        #: What this worker tells about itself.
+        self.progress = Progress(membership.member)
+
+    @classmethod
+    def join(cls, config: WorkerConfig) -> Self:
+        """Become a member and wait until the cluster is complete, saying what is missing.
+
+        Raises Unavailable, naming what was missing, after ``connect_timeout_seconds``; ConfigError for a device torch
+        does not know; ProtocolVersionMismatch.
+        """
+        check_device(config.device)
+        deadline = time.monotonic() + config.connect_timeout_seconds
+        client = CoordinatorClient(config.coordinator)
+        try:
+            spec = JoinSpec(role=config.role, index=config.rank, address="")
+            membership = Membership.join(client, spec, config.connect_timeout_seconds, log.warning)
+        except BaseException:
+            client.close()
+            raise
+        session = cls(config, client, membership)
+        try:
+            membership.set_stats(session.progress.stats)
+            session._wait_until_started(deadline)
+        except BaseException as error:
+            session.leave(f"{type(error).__name__} while waiting for the cluster to be complete")
+            session.close()
+            raise
+        return session
+
+    def leave(self, reason: str = "") -> None:
+        """Tell the cluster, so that nobody waits for this worker; takes seconds at most and raises nothing."""
+        if self.own_process:
+            self._closed.set()
+            self._membership.leave(reason)
+
+    def close(self) -> None:
+        """End threads and channels; comes after ``leave``."""
+        if self.own_process:
+            self._closed.set()
+            self._membership.close()
+            for channel in self._channels.values():
+                channel.close()
+            self._client.close()
+
+    @property
+    def own_process(self) -> bool:
+        """Whether this is the process that joined, not a forked child of it."""
+        return os.getpid() == self._pid
+
+    @property
+    def config(self) -> WorkerConfig:
+        """What this worker was told."""
+        return self._config
+
+    @property
+    def rank(self) -> int:
+        """Number of this worker, or an evaluator's number."""
+        return self._membership.member.index
+
+    @property
+    def incarnation(self) -> int:
+        """The worker's present life; higher than every earlier one."""
+        return self._membership.member.incarnation
+
+    @property
+    def phase(self) -> int:
+        """Barriers passed."""
+        return self._phase
+
+    @property
+    def view(self) -> ClusterView:
+        """The newest view of the cluster."""
+        return self._membership.view
+
+    @property
+    def revision(self) -> int:
+        """Membership revision that includes this worker."""
+        return self.view.revision
+
+    @property
+    def shard_count(self) -> int:
+        """Shards of the cluster, numbered from 0."""
+        return self.view.expected_shards
+
+    @property
+    def device(self) -> torch.device:
+        """Where the user trains: as configured, else a GPU where there is one."""
+        if self._config.device is not None:
+            return torch.device(self._config.device)
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        return torch.device("cuda", self.rank % gpus) if gpus else torch.device("cpu")
+
+    @property
+    def share(self) -> Share:
+        """Part of the data: by rank among the expected workers, in an elastic job among the live ones."""
+        seed = self._membership.seed
+        if self._config.role is not Role.WORKER:
+            return Share(0, 1, seed)
+        expected = self.view.expected_workers
+        if self.rank < expected:
+            return Share(self.rank, expected, seed)
+        ranks = sorted({*self.view.live(Role.WORKER), self.rank})
+        return Share(ranks.index(self.rank), len(ranks), seed)
+
+    def check(self) -> None:
+        """Raises Fenced when this worker lost its place."""
+        self._membership.check()
+
+    def initialiser(self) -> bool:
+        """Whether this is the lowest live rank now."""
+        return self._config.role is Role.WORKER and self.rank == min(self.view.live(Role.WORKER), default=-1)
+
+    def shard_address(self, shard: int) -> str:
+        """host:port of the shard, the last known one while it is away. Raises Unavailable when it never was there."""
+        member = self.view.live(Role.SHARD).get(shard)
+        if member is not None:
+            self._addresses[shard] = member.address
+        if shard not in self._addresses:
+            raise Unavailable(f"shard {shard} is not there", shard=str(shard), remedy="start it: ps-server --shard …")
+        return self._addresses[shard]
+
+    def shard_channel(self, shard: int) -> grpc.Channel:
+        """A channel to the shard's present address; one per address, closed with the session."""
+        address = self.shard_address(shard)
+        if address not in self._channels:
+            self._channels[address] = connect_channel(address)
+        return self._channels[address]
+
+    def declare(self, spec: ModelSpec) -> ShardMap:
+        """Declare a model. Raises ModelMismatch when the job's differs, Unavailable or NotReady."""
+        member = self._membership.member
+        return self._persist(lambda seconds: self._client.declare_model(member, spec, seconds))
+
+    def shard_map(self, model: str) -> ShardMap:
+        """Where the model's slices live. Raises UnknownModel when nobody has declared it."""
+        return self._persist(lambda seconds: self._client.get_shard_map(model, seconds))
+
+    def set_consistency(self, consistency: Consistency) -> None:
+        """Change the mode of the whole job. Raises InvalidRequest when it does not fit the job."""
+        self._persist(lambda seconds: self._client.set_consistency(consistency, seconds))
+
+    def pass_barrier(self, announce: Callable[[], None]) -> None:
+        """Wait until every live worker is at this phase's barrier, then stand in the next phase. Raises Fenced.
+
+        ``announce`` tells the shards that this worker is there; it is repeated, for a stream may break meanwhile.
+        """
+        member = self._membership.member
+        while True:
+            self.check()
+            # First the shards: from now on this worker holds nobody back in the phase it ends.
+            announce()
+            reply = self._persist(
+                lambda seconds: self._client.barrier(member, self._phase, _BARRIER_WAIT_SECONDS, seconds)
+            )
+            if reply.released:
+                break
+            self.wait_hint("waiting at the barrier for worker " + ", ".join(map(str, reply.missing_ranks)))
+        self._phase += 1
+
+    def record_step(self, samples: int | None, staleness: int, bytes: int) -> None:
+        """Count one push for the statistics; ``bytes`` went over the wire, both ways."""
+        self.progress.record_step(bytes, staleness)
+        if samples:
+            self.progress.record_samples(samples)
+
+    def wait_hint(self, text: str) -> None:
+        """Tell the user what is being waited for, at most every 5 seconds."""
+        self.progress.hint(text)
+
+    def wait_for(self, predicate: Callable[[ClusterView], bool], timeout_seconds: float) -> bool:
+        """Whether ``predicate`` held for a view within the time. Raises Fenced."""
+        try:
+            self._membership.wait_for(predicate, timeout_seconds)
+        except NotReady:
+            return False
+        return True
+
+    def _wait_until_started(self, deadline: float) -> None:
+        while not self.wait_for(lambda view: view.started, min(1.0, max(0.0, deadline - time.monotonic()))):
+            lacking = missing(self.view)
+            if time.monotonic() >= deadline:
+                raise Unavailable(
+                    f"the cluster is not complete after {self._config.connect_timeout_seconds:g} s: {lacking} missing",
+                    expected=f"{self.view.expected_shards} shards and {self.view.expected_workers} workers",
+                    remedy="start what is missing, or wait longer with PS_CONNECT_TIMEOUT",
+                )
+            self.wait_hint(f"waiting for {lacking}")
+
+    def _persist(self, call: Callable[[float], T]) -> T:
+        """``call(timeout_seconds)``, repeated while coordinator or shards are away, up to the reconnect timeout."""
+        deadline = time.monotonic() + self._config.reconnect_timeout_seconds
+        while True:
+            try:
+                return call(max(0.1, min(_CALL_SECONDS, deadline - time.monotonic())))
+            except (Unavailable, NotReady) as error:
+                if time.monotonic() >= deadline:
+                    raise
+                self.check()
+                self.wait_hint(f"waiting: {error.message}")
+            self._closed.wait(_RETRY_SECONDS)
+
+
+def check_device(name: str | None) -> None:
+    """Raises ConfigError when torch has no device of this name."""
+    try:
+        torch.device(name or "cpu")
+    except RuntimeError as error:
+        raise ConfigError(
+            "unknown device",
+            expected='"cpu", "cuda:0" and the like',
+            actual=repr(name),
+            remedy="correct the device argument of connect() or PS_DEVICE",
+        ) from error
+
+
+def missing(view: ClusterView) -> str:
+    """What a cluster that has not started lacks, in words: "shard 1 and 1 more worker"."""
+    shards = sorted(set(range(view.expected_shards)) - set(view.live(Role.SHARD)))
+    workers = max(0, view.expected_workers - len(view.live(Role.WORKER)))
+    parts = [f"shard{'s' if len(shards) > 1 else ''} " + ", ".join(map(str, shards))] if shards else []
+    parts += [f"{workers} more worker{'s' if workers > 1 else ''}"] if workers else []
+    return " and ".join(parts) or "the coordinator to start the job"

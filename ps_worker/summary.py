@@ -1,0 +1,66 @@
+"""What a worker pushes in one step, and what became of it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Outcome(enum.IntEnum):
+    """What a shard did with a push; the higher, the less of it went in. The values are ordered for ``max``."""
+
+    APPLIED = 1
+    #: Applied before, under the same sequence: the answer had been lost.
+    DUPLICATE = 2
+    #: sync: accepted, its step is still open.
+    PENDING = 3
+    #: Non-finite and skipped by policy.
+    SKIPPED = 4
+    #: async, ssp: above the staleness threshold, not applied.
+    STALE = 5
+    #: sync: its step was applied without it.
+    LATE = 6
+    #: Refused with an error.
+    REFUSED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """One push as it goes to every shard."""
+
+    sequence: int
+    phase: int
+    clock: int
+    #: Numbers of the variables without a gradient.
+    absent: tuple[int, ...]
+    #: JSON options of each parameter group.
+    options: tuple[str, ...]
+    with_buffers: bool
+    #: Only the clock moves; no gradient is sent.
+    skipped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepSummary:
+    """What became of one step."""
+
+    #: Version of the parameters received, by shard.
+    versions: tuple[int, ...]
+    #: What each shard did with the push.
+    outcomes: tuple[Outcome, ...]
+    #: The highest over the shards: version when applied minus version pulled.
+    staleness: int
+    #: This worker's clock after the step, within its phase.
+    clock: int
+    #: Gradients and parameters on the wire.
+    transferred_bytes: int
+
+    @property
+    def outcome(self) -> Outcome:
+        """The least favourable over the shards."""
+        return max(self.outcomes)
+
+    @property
+    def version(self) -> int:
+        """The lowest version received."""
+        return min(self.versions)

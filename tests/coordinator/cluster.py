@@ -1,0 +1,57 @@
+"""A cluster's state with short names for its events."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ps_protocol.model import DType, Kind, ModelSpec, ShardMap, Variable
+from ps_protocol.view import Joined, MemberStats, Role
+from ps_server.coordinator.settings import ClusterSettings
+from ps_server.coordinator.state import Applicant, ClusterState
+
+SPEC = ModelSpec(
+    "net",
+    "torch.optim.SGD",
+    (
+        Variable("w", (100, 4), DType.FLOAT32),
+        Variable("b", (4,), DType.FLOAT32),
+        Variable("mean", (4,), DType.FLOAT32, Kind.BUFFER),
+    ),
+    ({"lr": 0.1},),
+)
+
+
+class Cluster:
+    """The state, the time, and events by their names."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.state = ClusterState(replace(ClusterSettings(first_incarnation=100), **settings))
+        self.now = 0.0
+        self.joins = 0
+
+    def join(self, role: Role, index: int | None = None, token: str | None = None) -> Joined:
+        self.joins += 1
+        address = "host:1" if role is Role.SHARD else ""
+        ask = Applicant(role, index, address, token if token is not None else f"token {self.joins}")
+        return self.state.join(ask, self.now).value
+
+    def shard(self, index: int = 0) -> Joined:
+        return self.join(Role.SHARD, index)
+
+    def worker(self, rank: int | None = None, token: str | None = None) -> Joined:
+        return self.join(Role.WORKER, rank, token)
+
+    def heartbeat(self, joined: Joined) -> None:
+        m = joined.member
+        self.state.heartbeat(m.role, m.index, m.incarnation, MemberStats(), self.now)
+
+    def leave(self, joined: Joined, why: str = "") -> str:
+        m = joined.member
+        return self.state.leave(m.role, m.index, m.incarnation, why, self.now).reason
+
+    def arrive(self, joined: Joined, phase: int = 0) -> bool:
+        return self.state.arrive(joined.member.index, joined.member.incarnation, phase).value.released
+
+    def declare(self, joined: Joined, spec: ModelSpec = SPEC) -> ShardMap:
+        return self.state.declare(joined.member.index, joined.member.incarnation, spec).value

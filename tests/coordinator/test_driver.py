@@ -1,0 +1,131 @@
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from ps_protocol.errors import Unavailable
+from ps_protocol.view import ClusterView, MemberStats, Role
+from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.settings import ClusterSettings
+from ps_server.coordinator.state import Applicant
+
+
+def driven(body: Callable[[Driver], Coroutine[Any, Any, None]], settings: ClusterSettings) -> None:
+    async def run() -> None:
+        driver = Driver(settings)
+        driver.start()
+        try:
+            await asyncio.wait_for(body(driver), 10)
+        finally:
+            await driver.close()
+
+    asyncio.run(run())
+
+
+def worker(rank: int) -> Applicant:
+    return Applicant(Role.WORKER, rank, "", f"worker {rank}")
+
+
+SHORT = ClusterSettings(lease_seconds=0.3, heartbeat_seconds=0.1)
+
+
+def test_a_silent_member_leaves_the_view_while_another_keeps_its_lease() -> None:
+    async def body(driver: Driver) -> None:
+        driver.join(worker(0))
+        alive = driver.join(worker(1)).member
+        async for view in driver.views(0):
+            if view.members == (alive,):
+                return
+            while driver.status().view is view:
+                driver.heartbeat(alive.role, alive.index, alive.incarnation, MemberStats())
+                await asyncio.sleep(0.02)
+
+    driven(body, SHORT)
+
+
+def test_a_parked_barrier_opens_when_the_lease_of_the_missing_worker_ends() -> None:
+    async def body(driver: Driver) -> None:
+        driver.join(Applicant(Role.SHARD, 0, "host:1", "shard"))
+        alive = driver.join(worker(0)).member
+        driver.join(worker(1))
+        parked = asyncio.create_task(driver.barrier(0, alive.incarnation, 0, 10.0))
+        while not parked.done():
+            driver.heartbeat(alive.role, alive.index, alive.incarnation, MemberStats())
+            await asyncio.sleep(0.02)
+        assert (await parked).released
+
+    driven(body, SHORT)
+
+
+def test_a_pause_of_the_whole_process_ends_no_lease() -> None:
+    now = 0.0
+
+    async def run() -> None:
+        nonlocal now
+        driver = Driver(ClusterSettings(lease_seconds=5.0, heartbeat_seconds=0.05), clock=lambda: now)
+        member = driver.join(worker(0)).member
+        driver.start()
+        # The timer begins to wait; then an hour passes at once, as after a suspend.
+        await asyncio.sleep(0)
+        now = 3600.0
+        for _ in range(1000):
+            status = driver.status().members[0]
+            if status.seconds_since_heartbeat < 1.0 or status.gone:
+                break
+            await asyncio.sleep(0.01)
+        assert driver.status().view.members == (member,)
+        driver.heartbeat(member.role, member.index, member.incarnation, MemberStats())
+        await driver.close()
+
+    asyncio.run(run())
+
+
+def test_a_slow_watcher_gets_the_newest_view_and_not_every_one() -> None:
+    async def body(driver: Driver) -> None:
+        views = driver.views(0)
+        driver.join(worker(0))
+        assert len((await anext(views)).members) == 1
+        for rank in range(1, 50):
+            driver.join(worker(rank))
+        assert len((await anext(views)).members) == 50
+        await views.aclose()
+
+    driven(body, ClusterSettings())
+
+
+def test_a_watcher_that_knows_a_later_revision_of_an_earlier_coordinator_is_answered_at_once() -> None:
+    async def body(driver: Driver) -> None:
+        assert await anext(driver.views(99)) is driver.status().view
+
+    driven(body, ClusterSettings())
+
+
+def test_a_barrier_call_ends_at_its_time_and_names_the_missing() -> None:
+    async def body(driver: Driver) -> None:
+        driver.join(Applicant(Role.SHARD, 0, "host:1", "shard"))
+        member = driver.join(worker(0)).member
+        driver.join(worker(1))
+        state = await driver.barrier(0, member.incarnation, 0, 0.05)
+        assert (state.released, state.missing_ranks) == (False, (1,))
+
+    driven(body, ClusterSettings())
+
+
+def test_closing_ends_watchers_and_parked_barriers() -> None:
+    async def body(driver: Driver) -> None:
+        member = driver.join(worker(0)).member
+        driver.join(worker(1))
+        known = driver.status().view.revision
+
+        async def watch() -> ClusterView:
+            return await anext(driver.views(known))
+
+        waiting = [asyncio.create_task(watch()), asyncio.create_task(driver.barrier(0, member.incarnation, 0, 10.0))]
+        await asyncio.sleep(0)
+        await driver.close()
+        for task in waiting:
+            with pytest.raises(Unavailable, match="stopping"):
+                await task
+
+    driven(body, ClusterSettings())

@@ -1,0 +1,187 @@
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.model import Consistency, Mode, StalePolicy
+from ps_protocol.view import Role
+from ps_server import serving
+from ps_server.coordinator import main as module
+from ps_server.coordinator.main import CoordinatorConfig, main
+from ps_server.coordinator.placement import Balanced, FixedShards, MaxSize, MinSize, PartitionRule
+
+TF_CONFIG = json.dumps(
+    {
+        "cluster": {"chief": ["chief.example:7777"], "ps": ["a:1", "b:1", "c:1"], "worker": ["d:1", "e:1"]},
+        "task": {"type": "chief", "index": 0},
+    }
+)
+
+
+class Told:
+    """Runs the command and catches the configuration it would serve with."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.config: CoordinatorConfig | None = None
+
+        def serve(config: CoordinatorConfig, stop: object) -> None:
+            self.config = config
+
+        monkeypatch.setattr(module, "serve", serve)
+        monkeypatch.setattr(serving, "run", lambda body: body(None))
+        monkeypatch.setattr("ps_server.cli.configure_logging", lambda level: None)
+
+    def run(self, *arguments: str, **env: str) -> Result:
+        return CliRunner(env=env).invoke(main, arguments, auto_envvar_prefix="PS_COORDINATOR")
+
+    def __call__(self, *arguments: str, **env: str) -> CoordinatorConfig:
+        result = self.run(*arguments, **env)
+        assert result.exit_code == 0, result.output
+        assert self.config is not None
+        return self.config
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    return Told(monkeypatch)
+
+
+def test_without_arguments_it_is_one_shard_elastic_workers_and_async_on_loopback(told: Told) -> None:
+    config = told()
+    assert (config.bind, config.port, config.ready_file) == ("127.0.0.1", 7000, None)
+    cluster = config.cluster
+    assert (cluster.expected_shards, cluster.expected_workers, cluster.consistency) == (1, 0, Consistency())
+    assert (cluster.lease_seconds, cluster.heartbeat_seconds, cluster.partition) == (5.0, 1.0, Balanced())
+    assert cluster.seed != told().cluster.seed
+    assert cluster.first_incarnation > 1_000_000_000_000
+
+
+def test_flags_go_before_environment_before_file_before_default(told: Told, tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text('port = 1\nshards = 2\nworkers = 3\nlease-seconds = 9.0\nmode = "ssp"\n')
+    config = told("--config", str(file), "--port", "30", PS_COORDINATOR_PORT="20", PS_COORDINATOR_SHARDS="20")
+    cluster = config.cluster
+    assert (config.port, cluster.expected_shards, cluster.expected_workers) == (30, 20, 3)
+    assert (cluster.lease_seconds, cluster.heartbeat_seconds, cluster.consistency.mode) == (9.0, 1.0, Mode.SSP)
+
+
+def test_the_config_file_may_come_from_the_environment(told: Told, tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text("seed = 5\n")
+    assert told(PS_COORDINATOR_CONFIG=str(file)).cluster.seed == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "named"), [("shard = 2\n", "unknown keys: shard; known: backup, bind"), ("[", "read")]
+)
+def test_a_wrong_config_file_is_named_with_what_is_wrong(told: Told, tmp_path: Path, text: str, named: str) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(text)
+    result = told.run("--config", str(file))
+    assert result.exit_code == 2
+    assert named in " ".join(result.output.split())
+
+
+def test_the_mode_and_its_numbers_make_one_consistency(told: Told) -> None:
+    config = told("--mode", "ssp", "--staleness", "4", "--stale-policy", "reject", "--stale-threshold", "9")
+    assert config.cluster.consistency == Consistency(Mode.SSP, 4, 0, StalePolicy.REJECT, 9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rule"),
+    [
+        (("--partition", "fixed"), FixedShards(3)),
+        (("--partition", "fixed", "--partition-slices", "5"), FixedShards(5)),
+        (("--partition", "min", "--partition-bytes", "1024"), MinSize(1024, 3)),
+        (("--partition", "max", "--partition-bytes", "1024"), MaxSize(1024, 0)),
+        (("--partition", "max", "--partition-bytes", "1024", "--partition-slices", "2"), MaxSize(1024, 2)),
+    ],
+)
+def test_the_partition_options_make_one_rule(told: Told, arguments: tuple[str, ...], rule: PartitionRule) -> None:
+    assert told("--shards", "3", *arguments).cluster.partition == rule
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--mode", "sync", "--workers", "2", "--backup", "2"), "lower --backup"),
+        (("--staleness", "1"), "for ssp only"),
+        (("--lease-seconds", "1"), "at least twice"),
+        (("--port", "70000"), "70000"),
+        (("--mode", "fast"), "fast"),
+    ],
+)
+def test_contradictions_end_with_code_2_and_a_remedy(told: Told, arguments: tuple[str, ...], text: str) -> None:
+    result = told.run(*arguments)
+    assert result.exit_code == 2
+    assert text in result.output
+    assert "Traceback" not in result.output
+
+
+def test_tf_config_gives_what_no_flag_gave(told: Told) -> None:
+    config = told("--shards", "9", TF_CONFIG=TF_CONFIG)
+    assert (config.bind, config.port) == ("0.0.0.0", 7777)
+    assert (config.cluster.expected_shards, config.cluster.expected_workers) == (9, 2)
+
+
+def test_a_wrong_tf_config_ends_with_code_2(told: Told) -> None:
+    result = told.run(TF_CONFIG="{")
+    assert result.exit_code == 2
+    assert "TF_CONFIG is not JSON" in result.output
+
+
+# The process itself
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    environment = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
+    command = (sys.executable, "-m", "ps_server.coordinator.main", *arguments)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_process_serves_writes_its_ready_file_and_stops_cleanly_on_a_signal(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    ready = tmp_path / "ready"
+    with process("--port", "0", "--seed", "3", "--ready-file", str(ready)) as child:
+        assert child.stderr is not None
+        line = child.stderr.readline()
+        assert " INFO " in line
+        assert "coordinator serves at 127.0.0.1:" in line
+        address = line.split("serves at ")[1].split(": ")[0]
+        with CoordinatorClient(address) as client:
+            assert client.get_status().view.expected_shards == 1
+            client.join(JoinSpec(Role.WORKER), "token")
+            stream = client.watch()
+            next(iter(stream))
+            child.send_signal(number)
+            assert child.wait(10) == 0
+        assert ready.read_text().strip() == address
+        assert "Traceback" not in child.stderr.read()
+
+
+def test_a_port_in_use_ends_the_process_with_code_2_and_one_line() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with process("--port", str(taken.getsockname()[1])) as child:
+            _, output = child.communicate(timeout=30)
+    assert child.returncode == 2
+    assert output.startswith("Error: cannot listen on 127.0.0.1:")
+    assert len(output.splitlines()) == 1

@@ -1,0 +1,207 @@
+"""The real server and the real client, over loopback."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec, connect_channel
+from ps_protocol.errors import (
+    Fenced,
+    InvalidRequest,
+    ModelMismatch,
+    ProtocolVersionMismatch,
+    UnknownModel,
+    UnknownShard,
+)
+from ps_protocol.model import Consistency, DType, Kind, Mode, ModelSpec, StalePolicy, Variable
+from ps_protocol.v1 import coordinator_pb2 as pb
+from ps_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
+from ps_protocol.view import Member, MemberStats, Role
+from ps_server.coordinator.settings import ClusterSettings
+from tests.support.coordinators import connected, running_coordinator
+
+SPEC = ModelSpec(
+    "net",
+    "torch.optim.SGD",
+    (Variable("w", (1000, 4), DType.FLOAT32), Variable("mean", (4,), DType.FLOAT32, Kind.BUFFER)),
+    ({"lr": 0.1, "momentum": 0.9, "nesterov": True, "dampening": 0},),
+)
+
+
+@pytest.fixture
+def client() -> Iterator[CoordinatorClient]:
+    with connected(ClusterSettings(expected_shards=2, expected_workers=2, seed=11, lease_seconds=60.0)) as client:
+        yield client
+
+
+def shards(client: CoordinatorClient) -> list[Member]:
+    return [client.join(JoinSpec(Role.SHARD, i, f"127.0.0.1:{i + 1}"), f"shard {i}").member for i in range(2)]
+
+
+def worker(client: CoordinatorClient, rank: int | None = None) -> Member:
+    return client.join(JoinSpec(Role.WORKER, rank), f"worker {rank} {threading.get_ident()}").member
+
+
+def test_a_join_tells_place_lease_and_seed(client: CoordinatorClient) -> None:
+    joined = client.join(JoinSpec(Role.WORKER), "a")
+    assert client.join(JoinSpec(Role.WORKER), "a") == joined
+    assert (joined.member.index, joined.seed, joined.phase, joined.lease_seconds) == (0, 11, 0, 60.0)
+    with pytest.raises(UnknownShard, match="0 to 1"):
+        client.join(JoinSpec(Role.SHARD, 2, "127.0.0.1:1"), "b")
+
+
+def test_a_heartbeat_carries_statistics_into_the_status(client: CoordinatorClient) -> None:
+    member = worker(client, 0)
+    stats = MemberStats(3, 2, 1.5, 2.5, 3.5, 4, {"loss": 0.25})
+    client.heartbeat(member, stats)
+    (status,) = client.get_status().members
+    assert (status.member, status.stats, status.gone) == (member, stats, "")
+    assert status.pid
+    assert status.host
+
+
+def test_a_left_member_is_fenced(client: CoordinatorClient) -> None:
+    member = worker(client, 0)
+    client.leave(member)
+    client.leave(member)
+    with pytest.raises(Fenced, match="left"):
+        client.heartbeat(member, MemberStats())
+
+
+def test_a_watch_shows_the_cluster_now_and_after_every_change(client: CoordinatorClient) -> None:
+    member = worker(client, 1)
+    stream = client.watch()
+    views = iter(stream)
+    assert next(views).members == (member,)
+    sync = Consistency(Mode.SYNC, backup=1)
+    changed = client.set_consistency(sync)
+    assert next(views) == changed
+    assert changed.consistency == sync
+    stream.cancel()
+
+
+def test_a_watch_with_the_present_revision_waits_for_the_next_one(client: CoordinatorClient) -> None:
+    revision = client.join(JoinSpec(Role.WORKER), "a").revision
+    stream = client.watch(revision)
+    client.join(JoinSpec(Role.WORKER), "b")
+    assert next(iter(stream)).revision == revision + 1
+    stream.cancel()
+
+
+def test_a_view_and_a_shard_map_arrive_as_they_were_sent(client: CoordinatorClient) -> None:
+    members = (*shards(client), worker(client, 0), worker(client, 1))
+    shard_map = client.declare_model(members[2], SPEC)
+    assert shard_map.spec == SPEC
+    assert client.get_shard_map("net") == shard_map
+    assert {s.shard for s in shard_map.slices} == {0, 1}
+    view = client.set_consistency(Consistency(Mode.SSP, 3, 0, StalePolicy.REJECT, 5))
+    assert view.members == members
+    assert (view.models, view.expected_shards, view.expected_workers) == ({"net": 1}, 2, 2)
+    assert (view.started, view.finished) == (True, False)
+
+
+def test_a_mismatch_reaches_the_client_whole(client: CoordinatorClient) -> None:
+    shards(client)
+    client.declare_model(worker(client, 0), SPEC)
+    other = replace(SPEC, optimizer="torch.optim.Adam", variables=(replace(SPEC.variables[0], shape=(7, 4)),))
+    with pytest.raises(ModelMismatch) as caught:
+        client.declare_model(worker(client, 1), other)
+    text = str(caught.value)
+    for part in ("Adam instead of torch.optim.SGD", "'mean' is missing", "shape (7, 4) instead of (1000, 4)", "remedy"):
+        assert part in text
+
+
+def test_a_mismatch_with_very_long_names_still_reaches_the_client(client: CoordinatorClient) -> None:
+    shards(client)
+    long = tuple(Variable(f"слой{i}." * 100, (2,), DType.FLOAT32) for i in range(100))
+    client.declare_model(worker(client, 0), replace(SPEC, variables=long))
+    with pytest.raises(ModelMismatch, match="100 differences"):
+        client.declare_model(worker(client, 1), replace(SPEC, variables=tuple(replace(v, shape=(3,)) for v in long)))
+
+
+def test_other_errors_keep_their_type_and_fields(client: CoordinatorClient) -> None:
+    with pytest.raises(UnknownModel, match="'nothing'"):
+        client.get_shard_map("nothing")
+    with pytest.raises(InvalidRequest, match=r"backup below.*remedy"):
+        client.set_consistency(Consistency(Mode.SYNC, backup=9))
+
+
+def test_a_parked_barrier_opens_for_all_when_the_last_one_arrives(client: CoordinatorClient) -> None:
+    shards(client)
+    a, b = worker(client, 0), worker(client, 1)
+    assert client.barrier(a, 0, wait_seconds=0).missing_ranks == (1,)
+    with ThreadPoolExecutor(1) as pool:
+        parked = pool.submit(client.barrier, a, 0, 30.0)
+        assert client.barrier(b, 0, wait_seconds=30.0).released
+        assert parked.result(5).released
+    assert client.barrier(a, 0, wait_seconds=30.0).released
+
+
+def test_a_parked_barrier_ends_when_its_worker_is_replaced(client: CoordinatorClient) -> None:
+    shards(client)
+    a, b = worker(client, 0), worker(client, 1)
+    client.barrier(b, 0, wait_seconds=0)
+    with ThreadPoolExecutor(1) as pool:
+        parked = pool.submit(client.barrier, b, 0, 30.0)
+        client.join(JoinSpec(Role.WORKER, 1), "the new worker 1")
+        with pytest.raises(Fenced):
+            parked.result(5)
+    assert not client.barrier(a, 0, wait_seconds=0).released
+
+
+def test_a_barrier_is_answered_before_the_deadline_of_its_caller(client: CoordinatorClient) -> None:
+    member = worker(client, 0)
+    with connect_channel(client.address) as channel:
+        request = pb.BarrierRequest(rank=0, incarnation=member.incarnation, wait_seconds=30)
+        assert not CoordinatorStub(channel).Barrier(request, timeout=1.0).released
+
+
+def test_another_protocol_version_is_refused() -> None:
+    with running_coordinator() as coordinator, connect_channel(coordinator.address) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            CoordinatorStub(channel).Join(pb.JoinRequest(role=pb.ROLE_WORKER, protocol_version=99, token="t"))
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert "99" in caught.value.details()
+
+
+def test_an_unknown_role_is_an_invalid_request() -> None:
+    with running_coordinator() as coordinator, connect_channel(coordinator.address) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            CoordinatorStub(channel).Join(pb.JoinRequest(protocol_version=1, token="t"))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_call_that_the_server_does_not_know_names_both_sides() -> None:
+    class Newer(CoordinatorClient):
+        def __init__(self, address: str) -> None:
+            super().__init__(address)
+            self._stub.GetStatus = self._channel.unary_unary(
+                "/ps_protocol.v1.Coordinator/Newer",
+                request_serializer=pb.GetStatusRequest.SerializeToString,
+                response_deserializer=pb.ClusterStatus.FromString,
+            )
+
+    with (
+        running_coordinator() as coordinator,
+        Newer(coordinator.address) as client,
+        pytest.raises(ProtocolVersionMismatch, match="same torch-ps on both sides"),
+    ):
+        client.get_status()
+
+
+def test_health_and_reflection_name_the_service() -> None:
+    name = "ps_protocol.v1.Coordinator"
+    with running_coordinator() as coordinator, connect_channel(coordinator.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in ("", name):
+            answer = health.Check(health_pb2.HealthCheckRequest(service=service))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        ask = reflection_pb2.ServerReflectionRequest(list_services="")
+        (listed,) = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([ask]))
+        assert name in {s.name for s in listed.list_services_response.service}

@@ -1,0 +1,201 @@
+import gc
+
+import pytest
+
+from ps_protocol.errors import (
+    Fenced,
+    InvalidRequest,
+    ProtocolVersionMismatch,
+    UnknownShard,
+)
+from ps_protocol.view import MemberStats, Role
+from ps_server.coordinator.state import GONE_KEPT, Applicant
+from tests.coordinator.cluster import Cluster
+
+
+def test_workers_without_a_rank_get_the_lowest_free_one() -> None:
+    c = Cluster()
+    first, _, _ = c.worker(), c.worker(), c.worker()
+    c.leave(first)
+    assert c.worker().member.index == 0
+    assert c.worker().member.index == 3
+
+
+def test_incarnations_rise_from_the_start_value() -> None:
+    c = Cluster()
+    assert [c.worker().member.incarnation for _ in range(3)] == [100, 101, 102]
+
+
+def test_a_repeated_join_gets_the_same_answer_and_changes_nothing() -> None:
+    c = Cluster()
+    first = c.worker(token="mine")
+    view = c.state.view
+    assert c.worker(token="mine") == first
+    assert c.state.view is view
+
+
+def test_the_revision_of_a_join_is_the_first_view_that_shows_the_member() -> None:
+    c = Cluster()
+    joined = c.worker()
+    assert joined.revision == c.state.view.revision
+    assert joined.member in c.state.view.members
+
+
+@pytest.mark.parametrize("role", [Role.WORKER, Role.EVALUATOR, Role.SHARD])
+def test_a_new_process_in_the_same_place_fences_the_old_one(role: Role) -> None:
+    c = Cluster()
+    old = c.join(role, 0)
+    decision = c.state.join(Applicant(role, 0, "host:2", "other"), 0.0)
+    assert f"incarnation {old.member.incarnation} is fenced" in decision.reason
+    assert list(c.state.view.live(role).values()) == [decision.value.member]
+    with pytest.raises(Fenced, match="incarnation 101 took its place") as caught:
+        c.heartbeat(old)
+    assert caught.value.remedy
+
+
+def test_a_shard_number_out_of_range_is_refused_naming_the_range() -> None:
+    with pytest.raises(UnknownShard, match=r"no shard 3.*expected: 0 to 2.*--shards 4"):
+        Cluster(expected_shards=3).shard(3)
+
+
+@pytest.mark.parametrize("ask", [Applicant(Role.SHARD, None, "host:1", "t"), Applicant(Role.SHARD, 0, "", "t")])
+def test_a_shard_needs_a_number_and_an_address(ask: Applicant) -> None:
+    with pytest.raises(InvalidRequest, match="number and the address"):
+        Cluster().state.join(ask, 0.0)
+
+
+def test_another_protocol_version_is_refused_naming_both() -> None:
+    with pytest.raises(ProtocolVersionMismatch, match="worker speaks protocol version 99, the coordinator 1"):
+        Cluster().state.join(Applicant(Role.WORKER, None, "", "t", protocol_version=99), 0.0)
+
+
+def test_a_join_without_a_token_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="token"):
+        Cluster().worker(token="")
+
+
+def test_the_seed_and_the_phase_come_with_the_join() -> None:
+    c = Cluster(seed=7)
+    c.shard()
+    first = c.worker()
+    c.arrive(first)
+    assert (first.seed, first.phase, c.worker().phase) == (7, 0, 1)
+
+
+# Leases
+
+
+def test_a_silent_member_is_removed_at_the_end_of_its_lease_and_not_before() -> None:
+    c = Cluster(lease_seconds=5.0)
+    silent, alive = c.worker(), c.worker()
+    c.now = 4.0
+    c.heartbeat(alive)
+    assert c.state.next_expiry() == 5.0
+    assert c.state.expire(4.9).value == ()
+    decision = c.state.expire(5.0)
+    assert decision.value == (silent.member,)
+    assert "worker 0" in decision.reason
+    assert c.state.view.members == (alive.member,)
+    with pytest.raises(Fenced, match="its lease of 5 s ended"):
+        c.heartbeat(silent)
+
+
+def test_a_repeated_join_renews_the_lease() -> None:
+    c = Cluster(lease_seconds=5.0)
+    c.worker(token="mine")
+    c.now = 4.0
+    c.worker(token="mine")
+    assert c.state.next_expiry() == 9.0
+
+
+def test_extended_leases_end_later() -> None:
+    c = Cluster(lease_seconds=5.0)
+    c.worker()
+    c.state.extend_leases(60.0)
+    assert c.state.expire(64.0).value == ()
+    assert len(c.state.expire(65.0).value) == 1
+
+
+def test_a_member_of_an_earlier_coordinator_is_told_so() -> None:
+    c = Cluster()
+    with pytest.raises(Fenced, match=r"does not know it.*held by nobody.*remedy"):
+        c.state.heartbeat(Role.WORKER, 0, 5, MemberStats(), 0.0)
+
+
+def test_leaving_twice_is_harmless_and_leaving_a_lost_place_is_not() -> None:
+    c = Cluster()
+    left, replaced = c.worker(), c.worker(1)
+    assert c.leave(left) == "worker 0 left"
+    assert c.leave(left) == ""
+    c.worker(1)
+    with pytest.raises(Fenced):
+        c.leave(replaced)
+
+
+def test_ten_thousand_joins_do_not_grow_the_state() -> None:
+    c = Cluster()
+
+    def objects_after(times: int) -> int:
+        for _ in range(times):
+            c.leave(c.worker())
+            c.worker(1)
+        gc.collect()
+        return len(gc.get_objects())
+
+    before = objects_after(200)
+    assert objects_after(10_000) - before < 100
+    assert len(c.state.status(0.0).members) == 1 + GONE_KEPT
+
+
+# Start and finish
+
+
+def test_the_job_starts_when_all_expected_members_have_been_there() -> None:
+    c = Cluster(expected_shards=2, expected_workers=2)
+    first = c.worker()
+    c.shard(0)
+    c.leave(first)
+    c.shard(1)
+    assert not c.state.view.started
+    c.worker(1)
+    assert c.state.view.started
+
+
+def test_the_job_is_finished_when_the_last_worker_has_left_cleanly() -> None:
+    c = Cluster()
+    c.shard()
+    first, second = c.worker(), c.worker()
+    c.leave(first)
+    assert not c.state.view.finished
+    assert "finished" in c.leave(second)
+    assert c.state.view.finished
+    c.worker()
+    assert not c.state.view.finished
+
+
+@pytest.mark.parametrize("how", ["error", "lease"])
+def test_a_job_whose_last_worker_failed_is_not_finished(how: str) -> None:
+    c = Cluster()
+    worker = c.worker()
+    c.now = 4.0
+    c.shard()
+    if how == "error":
+        c.leave(worker, "ValueError: bad data")
+    else:
+        c.state.expire(5.0)
+    assert not c.state.view.live(Role.WORKER)
+    assert not c.state.view.finished
+
+
+# Status
+
+
+def test_the_status_shows_the_living_with_their_numbers_and_the_gone_with_their_fate() -> None:
+    c = Cluster()
+    a, b = c.worker(), c.worker()
+    c.state.heartbeat(Role.WORKER, 0, a.member.incarnation, MemberStats(steps=9), 2.0)
+    c.now = 3.0
+    c.leave(b, "KeyboardInterrupt")
+    living, gone = c.state.status(5.0).members
+    assert (living.member, living.seconds_since_heartbeat, living.stats.steps, living.gone) == (a.member, 3.0, 9, "")
+    assert (gone.member, gone.gone) == (b.member, "left: KeyboardInterrupt")

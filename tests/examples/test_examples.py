@@ -1,0 +1,69 @@
+"""Every example under every mode through ps-run, as a user would start it, with settings that reach a level soon."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+MODES = {
+    "async": ("--mode", "async"),
+    "ssp": ("--mode", "ssp", "--staleness", "4"),
+    "sync": ("--mode", "sync"),
+}
+
+SETTINGS = {
+    "digits.py": ("--epochs", "8", "--expect-accuracy", "0.97"),
+    "gan_digits.py": ("--epochs", "12", "--lr", "0.004", "--expect-distance", "0.25"),
+    "char_lm.py": ("--epochs", "1", "--stride", "128", "--expect-loss", "4.0"),
+}
+
+
+def ps_run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ps_server.launcher.main", "--no-progress", "--seed", "1", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("example", SETTINGS)
+def test_an_example_reaches_its_level_in_every_mode(example, mode):
+    shards = ("--shards", "2", "--workers", "2")
+    done = ps_run(*shards, *MODES[mode], str(EXAMPLES / example), *SETTINGS[example])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "(expected at" in done.stdout
+
+
+def test_an_example_that_misses_its_level_fails_the_job():
+    done = ps_run(str(EXAMPLES / "digits.py"), "--epochs", "0")
+    assert done.returncode == 1
+    assert "worker 0 exited with code 1" in done.stderr
+
+
+def test_an_evaluator_follows_the_training_and_the_saved_model_is_the_one_that_was_measured(tmp_path):
+    saved = tmp_path / "digits.pt"
+    done = ps_run("--workers", "2", "--evaluators", "1", str(EXAMPLES / "digits.py"), "--save", str(saved))
+    assert done.returncode == 0, done.stdout + done.stderr
+    followed = re.findall(r"evaluator 0 \| step (\d+): test accuracy ([\d.]+)", done.stdout)
+    steps = [int(step) for step, _ in followed]
+    assert steps == sorted(set(steps))
+    measured = re.search(r"\| test accuracy ([\d.]+)", done.stdout)
+    assert measured is not None
+    assert followed[-1][1] == measured[1]
+    digits = load_example("digits")
+    model = digits.network()
+    model.load_state_dict(torch.load(saved))
+    assert f"{digits.accuracy(model, digits.datasets()[1], torch.device('cpu')):.4f}" == measured[1]
+
+
+def load_example(name):
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,96 @@
+"""psctl against a real coordinator: what it shows, what it changes, how it fails."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.model import Mode
+from ps_protocol.view import MemberStats, Role
+from ps_server import psctl
+from ps_server.coordinator.settings import ClusterSettings
+from tests.support.coordinators import running_coordinator
+
+
+@pytest.fixture(scope="module")
+def job():
+    """A coordinator with one shard and two workers that have reported."""
+    settings = ClusterSettings(expected_workers=2, lease_seconds=600)
+    with running_coordinator(settings) as coordinator, CoordinatorClient(coordinator.address) as client:
+        shard = client.join(JoinSpec(Role.SHARD, 0, "127.0.0.1:4444"), "s").member
+        workers = [client.join(JoinSpec(Role.WORKER, rank), f"w{rank}").member for rank in range(2)]
+        client.heartbeat(shard, MemberStats(steps=24, version=23, steps_per_second=4.5, bytes_per_second=2.5e6))
+        client.heartbeat(workers[1], MemberStats(steps=12, samples_per_second=801, staleness=3, metrics={"loss": 0.25}))
+        yield client
+
+
+def psctl_says(*arguments: str, **environment: str):
+    return CliRunner().invoke(psctl.main, arguments, env={"PS_COORDINATOR": None, "COLUMNS": "120", **environment})
+
+
+def test_status_shows_every_member_with_its_numbers(job):
+    done = psctl_says("status", "--coordinator", job.address)
+    assert done.exit_code == 0
+    headline, *rows = done.output.splitlines()
+    assert headline.startswith("async · training · 1 of 1 shards · 2 of 2 workers")
+    assert any(row.split()[:5] == ["worker", "1", "12", "801", "0.0"] and "loss 0.25" in row for row in rows)
+    assert any(row.split()[:5] == ["shard", "0", "23", "4.5", "2.5"] and "127.0.0.1:4444" in row for row in rows)
+
+
+def test_the_address_may_stand_before_the_command_or_in_the_environment(job):
+    assert psctl_says("--coordinator", job.address, "status").exit_code == 0
+    assert psctl_says("status", PS_COORDINATOR=job.address).exit_code == 0
+
+
+def test_status_as_json_holds_the_same_for_programs(job):
+    told = json.loads(psctl_says("status", "--json", "--coordinator", job.address).output)
+    assert told["view"]["consistency"]["mode"] == "async"
+    members = {(m["member"]["role"], m["member"]["index"]): m for m in told["members"]}
+    assert members["worker", 1]["stats"]["metrics"] == {"loss": 0.25}
+    assert members["shard", 0]["stats"]["version"] == 23
+
+
+def test_mode_changes_the_running_job(job):
+    done = psctl_says("mode", "ssp", "--staleness", "2", "--coordinator", job.address)
+    assert (done.exit_code, done.output) == (0, "mode is now ssp(2)\n")
+    assert job.get_status().view.consistency.mode is Mode.SSP
+    assert psctl_says("mode", "async", "--coordinator", job.address).exit_code == 0
+    assert job.get_status().view.consistency.mode is Mode.ASYNC
+
+
+def test_a_mode_the_job_cannot_have_is_one_clear_line_and_exit_code_1(job):
+    done = psctl_says("mode", "sync", "--backup", "2", "--coordinator", job.address)
+    assert done.exit_code == 1
+    assert done.output.startswith("Error: ")
+    assert done.output.count("\n") == 1
+
+
+def test_a_flag_of_another_mode_is_a_usage_error(job):
+    done = psctl_says("mode", "sync", "--staleness", "2", "--coordinator", job.address)
+    assert done.exit_code == 2
+    assert "--staleness means nothing in mode sync, only in ssp" in done.output
+
+
+def test_a_coordinator_that_is_not_there_is_one_clear_line_and_exit_code_1(monkeypatch):
+    monkeypatch.setattr(psctl, "CALL_SECONDS", 0.2)
+    done = psctl_says("status", "--coordinator", "127.0.0.1:1")
+    assert done.exit_code == 1
+    assert "127.0.0.1:1 does not answer" in done.output
+    assert done.output.count("\n") == 1
+
+
+def test_without_an_address_the_two_ways_to_give_it_are_named():
+    done = psctl_says("status")
+    assert done.exit_code == 2
+    assert "--coordinator HOST:PORT or set PS_COORDINATOR" in done.output
+
+
+def test_watching_ends_with_the_job():
+    with running_coordinator(ClusterSettings()) as coordinator, CoordinatorClient(coordinator.address) as client:
+        client.join(JoinSpec(Role.SHARD, 0, "127.0.0.1:4444"), "s")
+        worker = client.join(JoinSpec(Role.WORKER, 0), "w").member
+        client.leave(worker)
+        done = psctl_says("status", "--watch", "--coordinator", coordinator.address)
+    assert done.exit_code == 0
+    assert "finished" in done.output

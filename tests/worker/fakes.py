@@ -1,0 +1,356 @@
+"""A session without a coordinator, and shards in this process that speak the protocol and misbehave when told to."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import torch
+
+from ps_protocol import convert
+from ps_protocol.channel import CLIENT_OPTIONS
+from ps_protocol.errors import ERROR_TRAILER, PsError, to_detail
+from ps_protocol.layout import Layout
+from ps_protocol.model import Kind, ModelSpec, ShardMap, Slice
+from ps_protocol.v1 import shard_pb2 as pb
+
+CHUNK_BYTES = 1000
+
+
+def place(spec: ModelSpec, shards: int, split_rows: int = 8) -> ShardMap:
+    """Whole variables in turn; one with ``split_rows`` rows or more goes to all shards, after the whole ones."""
+    whole, split = [], []
+    for number, variable in enumerate(spec.variables):
+        if variable.rows >= split_rows and shards > 1 and not spec.unsplit:
+            borders = [variable.rows * i // shards for i in range(shards + 1)]
+            split += [Slice(number, borders[i], borders[i + 1], i) for i in range(shards)]
+        else:
+            whole.append(Slice(number, 0, variable.rows, number % shards))
+    return ShardMap(1, spec, shards, (*whole, *split))
+
+
+@dataclass
+class Faults:
+    """What to do to the next pushes; each entry is used up by one push."""
+
+    #: Applied, but the stream breaks before the answer.
+    lose_reply: int = 0
+    #: The stream breaks before the push is applied.
+    lose_push: int = 0
+    #: Say these while the pull is parked.
+    waiting: list[str] = field(default_factory=list)
+    refuse: list[PsError] = field(default_factory=list)
+    #: Answer LATE with this clock.
+    late: list[int] = field(default_factory=list)
+    #: Called when a push has arrived; the answer waits until ``release`` is put.
+    on_push: list[Callable[[], None]] = field(default_factory=list)
+    release: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
+
+
+class FakeShard:
+    """Applies every push at once with the torch class itself, one tensor per slice."""
+
+    def __init__(self, shard_map: ShardMap, number: int) -> None:
+        self.layout = Layout.of(shard_map, number)
+        self.faults = Faults()
+        self.opens: list[pb.Open] = []
+        self.pushes: list[pb.PushHeader] = []
+        self.arrivals: list[int] = []
+        self.loads = 0
+        self.stand = (0, 0)
+        self.forget()
+        self._server: grpc.Server | None = None
+        self.address = "127.0.0.1:0"
+        self.serve()
+
+    def forget(self) -> None:
+        """As a shard without durability comes back."""
+        self.initialised = False
+        self.version = 0
+        self.last_sequence: dict[tuple[int, int], int] = {}
+        self.tensors = [
+            torch.zeros(span.shape, dtype=getattr(torch, span.variable.dtype.value)) for span in self.layout.slices
+        ]
+        spec = self.layout.shard_map.spec
+        parameters = [
+            t for t, s in zip(self.tensors, self.layout.slices, strict=True) if s.variable.kind is Kind.PARAMETER
+        ]
+        groups = [
+            {
+                "params": [p for p, s in zip(parameters, self.layout.slices, strict=False) if s.variable.group == i],
+                **options,
+            }
+            for i, options in enumerate(spec.group_options)
+        ]
+        torch_class = getattr(torch.optim, spec.optimizer.rsplit(".", 1)[1])
+        self.parameters = parameters
+        self.optimizer = torch_class([_tuples(group) for group in groups if group["params"]]) if parameters else None
+
+    def serve(self) -> None:
+        """Start, at the address of before if there was one."""
+        raw = {
+            "Step": grpc.stream_stream_rpc_method_handler(self._step),
+            "Pull": grpc.unary_stream_rpc_method_handler(self._pull),
+            "Load": grpc.stream_unary_rpc_method_handler(self._load),
+            "Save": grpc.unary_stream_rpc_method_handler(self._save),
+            "GetModel": grpc.unary_unary_rpc_method_handler(self._get_model),
+        }
+        self._server = grpc.server(ThreadPoolExecutor(8))
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("ps_protocol.v1.Shard", raw),))
+        port = self._server.add_insecure_port(self.address)
+        self.address = f"127.0.0.1:{port}"
+        self._server.start()
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.stop(None).wait()
+            self._server = None
+
+    def _step(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        worker = (-1, -1)
+        for data in requests:
+            request = pb.StepRequest.FromString(data)
+            match request.WhichOneof("body"):
+                case "open":
+                    self.opens.append(request.open)
+                    worker = (request.open.worker.rank, request.open.worker.incarnation)
+                    opened = pb.Opened(
+                        version=self.version,
+                        phase=self.stand[0],
+                        clock=self.stand[1],
+                        last_sequence=self.last_sequence.get(worker, 0),
+                        initialised=self.initialised,
+                    )
+                    yield pb.StepReply(opened=opened).SerializeToString()
+                case "arrive":
+                    self.arrivals.append(request.arrive.phase)
+                case "push":
+                    yield from self._exchange(request.push, worker, requests, context)
+
+    def _exchange(
+        self, header: pb.PushHeader, worker: tuple[int, int], requests: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        absent = set(header.absent)
+        wanted = (
+            []
+            if header.skipped
+            else [
+                t
+                for i, (t, s) in enumerate(zip(self.tensors, self.layout.slices, strict=True))
+                if i not in absent and (s.variable.kind is Kind.PARAMETER or header.with_buffers)
+            ]
+        )
+        payload = _receive(requests, sum(t.nbytes for t in wanted))
+        self.pushes.append(header)
+        if self.faults.on_push:
+            self.faults.on_push.pop()()
+            self.faults.release.get()
+        if self.faults.lose_push:
+            self.faults.lose_push -= 1
+            context.abort(grpc.StatusCode.UNAVAILABLE, "lost before it was applied")
+        for reason in self.faults.waiting:
+            yield pb.StepReply(waiting=pb.Waiting(reason=reason)).SerializeToString()
+        self.faults.waiting = []
+        result = pb.StepResult(sequence=header.sequence, clock=header.clock)
+        if self.faults.refuse:
+            result.outcome = pb.OUTCOME_REFUSED
+            result.error.CopyFrom(to_detail(self.faults.refuse.pop()))
+            yield pb.StepReply(result=result).SerializeToString()
+            return
+        if header.sequence <= self.last_sequence.get(worker, 0):
+            result.outcome = pb.OUTCOME_DUPLICATE
+        elif self.faults.late:
+            result.outcome, result.clock = pb.OUTCOME_LATE, self.faults.late.pop()
+        elif header.skipped:
+            result.outcome = pb.OUTCOME_SKIPPED
+        else:
+            result.outcome, result.staleness = pb.OUTCOME_APPLIED, self.version - header.pulled_version
+            self._apply(header, wanted, payload)
+        self.last_sequence[worker] = header.sequence
+        self.stand = (header.phase, result.clock)
+        if self.faults.lose_reply:
+            self.faults.lose_reply -= 1
+            context.abort(grpc.StatusCode.UNAVAILABLE, "lost after it was applied")
+        yield from self._answer(result, with_buffers=False)
+
+    def _apply(self, header: pb.PushHeader, wanted: list[torch.Tensor], payload: bytes) -> None:
+        at = 0
+        for tensor in wanted:
+            value = (
+                torch.frombuffer(bytearray(payload[at : at + tensor.nbytes]), dtype=tensor.dtype)
+                if tensor.nbytes
+                else tensor
+            )
+            at += tensor.nbytes
+            if any(tensor is p for p in self.parameters):
+                tensor.grad = value.reshape(tensor.shape).clone()
+            else:
+                tensor.copy_(value.reshape(tensor.shape))
+        if self.optimizer is not None:
+            present = {s.variable.group for s in self.layout.slices if s.variable.kind is Kind.PARAMETER}
+            for group, number in zip(self.optimizer.param_groups, sorted(present), strict=True):
+                if header.group_options:
+                    group.update(_tuples(convert.options_from_json(header.group_options[number])))
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        self.version += 1
+
+    def _answer(self, result: pb.StepResult, *, with_buffers: bool) -> Iterator[bytes]:
+        chosen = [
+            t
+            for t, s in zip(self.tensors, self.layout.slices, strict=True)
+            if with_buffers or s.variable.kind is Kind.PARAMETER
+        ]
+        payload = _join(chosen)
+        result.version, result.payload_bytes, result.with_buffers = self.version, len(payload), with_buffers
+        yield pb.StepReply(result=result).SerializeToString()
+        for position, piece in _cut(payload):
+            yield pb.StepReply(chunk=pb.Chunk(position=position, payload=piece)).SerializeToString()
+
+    def _pull(self, _: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield from self._answer(pb.StepResult(outcome=pb.OUTCOME_APPLIED), with_buffers=True)
+
+    def _load(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        header = pb.LoadRequest.FromString(next(requests)).header
+        payload = b"".join(pb.LoadRequest.FromString(data).chunk.payload for data in requests)
+        if header.only_if_uninitialised and self.initialised:
+            return pb.LoadReply(version=self.version, written=False).SerializeToString()
+        self.loads += 1
+        if header.with_region:
+            for tensor in self.tensors:
+                payload = _take(tensor, payload)
+            self.initialised = True
+        if header.with_state and self.optimizer is not None:
+            self.optimizer.state.clear()
+            for state in header.state:
+                dtype = getattr(torch, convert.dtype_from_pb(state.dtype).value)
+                value = torch.zeros(tuple(state.shape), dtype=dtype)
+                payload = _take(value, payload)
+                self.optimizer.state[self.tensors[state.slice]][state.name] = value
+        assert payload == b""
+        return pb.LoadReply(version=self.version, written=True).SerializeToString()
+
+    def _save(self, _: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        entries = [
+            (i, name, value)
+            for i, t in enumerate(self.parameters)
+            for name, value in (self.optimizer.state.get(t, {}) if self.optimizer else {}).items()
+            if value is not None
+        ]
+        payload = _join([*self.tensors, *(value for _, _, value in entries)])
+        described = [
+            pb.StateTensor(slice=i, name=name, dtype=f"DTYPE_{str(v.dtype)[6:].upper()}", shape=v.shape)
+            for i, name, v in entries
+        ]
+        header = pb.SaveHeader(version=self.version, state=described, payload_bytes=len(payload))
+        yield pb.SaveReply(header=header).SerializeToString()
+        for position, piece in _cut(payload):
+            yield pb.SaveReply(chunk=pb.Chunk(position=position, payload=piece)).SerializeToString()
+
+    def _get_model(self, _: bytes, context: grpc.ServicerContext) -> bytes:
+        return pb.ModelStatus(version=self.version, initialised=self.initialised).SerializeToString()
+
+
+def _receive(requests: Iterator[bytes], size: int) -> bytes:
+    payload = b""
+    while len(payload) < size:
+        chunk = pb.StepRequest.FromString(next(requests)).chunk
+        assert chunk.position == len(payload)
+        payload += chunk.payload
+    assert len(payload) == size
+    return payload
+
+
+def _take(tensor: torch.Tensor, payload: bytes) -> bytes:
+    if tensor.nbytes:
+        values = torch.frombuffer(bytearray(payload[: tensor.nbytes]), dtype=tensor.dtype)
+        tensor.copy_(values.reshape(tensor.shape))
+    return payload[tensor.nbytes :]
+
+
+def _join(tensors: Sequence[torch.Tensor]) -> bytes:
+    return b"".join(t.detach().reshape(-1).view(torch.uint8).numpy().tobytes() for t in tensors)
+
+
+def _cut(payload: bytes) -> Iterator[tuple[int, bytes]]:
+    for position in range(0, len(payload), CHUNK_BYTES):
+        yield position, payload[position : position + CHUNK_BYTES]
+
+
+def _tuples(options: Any) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) and k != "params" else v for k, v in options.items()}
+
+
+class FakeSession:
+    """A place in a cluster of fake shards, which appear when the first model is declared."""
+
+    def __init__(self, shards: int = 2, rank: int = 0, incarnation: int = 1) -> None:
+        self.shard_count = shards
+        self.rank = rank
+        self.incarnation = incarnation
+        self.phase = 0
+        self.revision = 1
+        self.device = torch.device("cpu")
+        self.lowest = rank == 0
+        self.fenced: PsError | None = None
+        self.shards: list[FakeShard] = []
+        self.hints: list[str] = []
+        self.on_hint: Callable[[], None] = lambda: None
+        self.steps: list[tuple[int | None, int, int]] = []
+        self._channels: list[grpc.Channel] = []
+
+    def join(self, rank: int, incarnation: int = 1) -> FakeSession:
+        """Another worker of the same job."""
+        other = FakeSession(self.shard_count, rank, incarnation)
+        other.shards = self.shards
+        return other
+
+    def declare(self, spec: ModelSpec) -> ShardMap:
+        shard_map = place(spec, self.shard_count)
+        if not self.shards:
+            self.shards += [FakeShard(shard_map, i) for i in range(self.shard_count)]
+        return shard_map
+
+    def shard_address(self, shard: int) -> str:
+        return self.shards[shard].address
+
+    def shard_channel(self, shard: int) -> grpc.Channel:
+        if not self._channels:
+            self._channels = [grpc.insecure_channel(s.address, CLIENT_OPTIONS) for s in self.shards]
+        return self._channels[shard]
+
+    def check(self) -> None:
+        if self.fenced is not None:
+            raise self.fenced
+
+    def initialiser(self) -> bool:
+        return self.lowest
+
+    def record_step(self, samples: int | None, staleness: int, bytes: int) -> None:
+        self.steps.append((samples, staleness, bytes))
+
+    def wait_hint(self, text: str) -> None:
+        self.hints.append(text)
+        self.on_hint()
+
+    def close(self) -> None:
+        for channel in self._channels:
+            channel.close()
+
+
+@contextmanager
+def job(shards: int = 2) -> Iterator[FakeSession]:
+    """The session of rank 0; its shards end with the block."""
+    session = FakeSession(shards)
+    try:
+        yield session
+    finally:
+        for shard in session.shards:
+            shard.faults.release.put(None)
+            shard.stop()
+        session.close()

@@ -1,0 +1,241 @@
+"""The worker's flat memory: few ranges, values kept, gradients gathered, buffers copied."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from ps_protocol.errors import InvalidRequest
+from ps_protocol.frames import Scatter, cut
+from ps_protocol.layout import total_bytes
+from ps_protocol.model import ShardMap
+from ps_worker.declare import build_spec
+from ps_worker.flat import FlatModel
+from ps_worker.plan import FlatPlan
+from tests.worker.fakes import place
+
+
+def flatten(source: object, shards: int = 2, **policies: str) -> tuple[FlatModel, ShardMap]:
+    declaration = build_spec(torch.optim.SGD, source, {"lr": 0.1}, name="model", **policies)
+    shard_map = place(declaration.spec, shards)
+    return FlatModel(declaration.bindings, shard_map), shard_map
+
+
+def payload(model: FlatModel, shard: int, absent: tuple[int, ...] = ()) -> bytes:
+    """What a push to ``shard`` carries."""
+    return b"".join(model.gradients.pieces(model.plan.ranges(shard, absent, buffers=False)))
+
+
+def mixed_model() -> nn.Module:
+    """Several dtypes, a scalar, an empty variable, variables of many rows, buffers."""
+    model = nn.Module()
+    for i, (shape, dtype) in enumerate(
+        [
+            ((3, 2), torch.float32),
+            ((), torch.float32),
+            ((10, 2), torch.float64),
+            ((9,), torch.float32),
+            ((5,), torch.bfloat16),
+            ((0, 4), torch.float32),
+            ((16, 3), torch.float16),
+        ]
+    ):
+        model.register_parameter(f"p{i}", nn.Parameter(torch.randn(shape).to(dtype)))
+    model.norm = nn.BatchNorm1d(3)
+    return model
+
+
+def test_a_thousand_variables_are_one_range_per_shard() -> None:
+    parameters = [nn.Parameter(torch.zeros(i % 7 + 1)) for i in range(1000)]
+    model, _ = flatten(parameters, shards=3)
+    assert [len(model.plan.ranges(shard)) for shard in range(3)] == [1, 1, 1]
+
+
+def test_a_variable_split_over_three_shards_adds_one_range_to_each() -> None:
+    parameters = [nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(30, 2)), nn.Parameter(torch.zeros(4))]
+    model, _ = flatten(parameters, shards=3)
+    assert all(len(model.plan.ranges(shard)) <= 2 for shard in range(3))
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_becoming_flat_changes_no_value(shards: int) -> None:
+    module = mixed_model()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    flatten(module, shards)
+    for name, value in module.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+        assert value.dtype == before[name].dtype
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    shapes=st.lists(st.lists(st.integers(0, 12), max_size=3), min_size=1, max_size=12),
+    shards=st.integers(1, 4),
+    seed=st.integers(0, 10),
+)
+def test_the_ranges_of_all_shards_cover_every_byte_of_every_variable_once(
+    shapes: list[list[int]], shards: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    kinds = (torch.float32, torch.float64, torch.float16)
+    parameters = [
+        nn.Parameter(torch.zeros(shape, dtype=kinds[int(torch.randint(3, (1,), generator=generator))]))
+        for shape in shapes
+    ]
+    model, shard_map = flatten(parameters, shards)
+    covered = [b for s in range(shards) for begin, end in model.plan.ranges(s) for b in range(begin, end)]
+    assert len(covered) == len(set(covered)) == sum(v.nbytes for v in shard_map.spec.variables)
+    for shard in range(shards):
+        layout = model.plan.layouts[shard]
+        assert total_bytes(model.plan.ranges(shard)) == total_bytes(layout.ranges())
+    offsets = zip(model.plan.offsets, shard_map.spec.variables, strict=True)
+    assert all(offset % v.dtype.itemsize == 0 for offset, v in offsets)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_a_push_carries_each_slices_gradient_in_region_order(shards: int) -> None:
+    module = mixed_model()
+    model, shard_map = flatten(module, shards)
+    parameters = list(module.parameters())
+    for parameter in parameters:
+        parameter.grad = torch.randn(parameter.shape).to(parameter.dtype)
+    assert model.collect_gradients() == ()
+    for shard in range(shards):
+        expected = b"".join(
+            parameters[span.slice.variable]
+            .grad.reshape(span.variable.rows, -1 if span.variable.nbytes else 0)[
+                span.slice.row_begin : span.slice.row_end
+            ]
+            .contiguous()
+            .reshape(-1)
+            .view(torch.uint8)
+            .numpy()
+            .tobytes()
+            for span in model.plan.layouts[shard].slices[: model.plan.layouts[shard].parameter_slices]
+        )
+        assert payload(model, shard) == expected
+    assert shard_map.shards == shards
+
+
+def test_a_parameter_without_gradient_is_absent_on_the_shards_that_hold_it() -> None:
+    module = nn.ModuleDict({"used": nn.Linear(2, 2), "unused": nn.Linear(2, 20), "frozen": nn.Linear(1, 1)})
+    module["frozen"].requires_grad_(False)
+    model, _ = flatten(module)
+    module["used"](torch.ones(1, 2)).sum().backward()
+    absent = model.collect_gradients()
+    assert {model.plan.variables[i].name.split(".")[0] for i in absent} == {"unused", "frozen"}
+    for shard, slices in enumerate(model.plan.absent_slices(absent)):
+        layout = model.plan.layouts[shard]
+        assert all(layout.slices[i].slice.variable in absent for i in slices)
+        expected = layout.ranges(slices, buffers=False)
+        assert len(payload(model, shard, slices)) == total_bytes(expected)
+
+
+def test_received_bytes_are_the_parameters() -> None:
+    module = mixed_model()
+    model, _ = flatten(module, shards=3)
+    for shard in range(3):
+        pieces = model.parameters.pieces(model.plan.ranges(shard, buffers=False))
+        scatter = Scatter(pieces)
+        data = memoryview(bytes(scatter.expected_bytes))
+        for position, parts in cut([data], 100):
+            scatter.write(position, memoryview(b"".join(parts)))
+    assert all(bool((p == 0).all()) for p in module.parameters())
+
+
+def test_autograd_notices_that_parameters_changed_under_a_graph() -> None:
+    module = nn.Linear(2, 2)
+    model, _ = flatten(module)
+    # The gradient of a product needs the weight as it was.
+    loss = module(torch.ones(1, 2, requires_grad=True)).sum()
+    model.publish_parameters()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_buffers_travel_only_when_collected_and_come_back_only_when_published() -> None:
+    module = nn.BatchNorm1d(3)
+    model, _ = flatten(module, shards=1)
+    module(torch.randn(8, 3))
+    model.collect_buffers()
+    pushed = b"".join(model.gradients.pieces(model.plan.ranges(0)))
+    assert len(pushed) == len(payload(model, 0)) + 12 + 12 + 8
+    assert module.running_mean.numpy().tobytes() in pushed
+    assert module.num_batches_tracked.numpy().tobytes() in pushed
+    before = module.running_mean.clone()
+    model.parameters.host.zero_()
+    torch.testing.assert_close(module.running_mean, before)
+    model.publish_buffers()
+    assert bool((module.running_mean == 0).all())
+    assert module.num_batches_tracked == 0
+
+
+def test_a_buffer_that_the_module_replaced_is_found_again() -> None:
+    module = nn.BatchNorm1d(2)
+    model, _ = flatten(module, shards=1)
+    module.running_mean = torch.tensor([3.0, 4.0])
+    model.collect_values()
+    model.publish_buffers()
+    assert module.running_mean.tolist() == [3.0, 4.0]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("number", range(7))
+def test_the_first_nonfinite_gradient_is_named(number: int, value: float) -> None:
+    module = mixed_model()
+    model, _ = flatten(module)
+    parameters = list(module.parameters())
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    model.collect_gradients()
+    assert model.first_nonfinite(()) is None
+    if not parameters[number].numel():
+        return
+    parameters[number].grad.view(-1)[-1] = value
+    model.collect_gradients()
+    assert model.first_nonfinite(()) == f"p{number}"
+    assert model.first_nonfinite((number,)) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_large_finite_gradients_whose_sum_overflows_are_finite(dtype: torch.dtype) -> None:
+    parameter = nn.Parameter(torch.zeros(100, dtype=dtype))
+    model, _ = flatten([parameter])
+    parameter.grad = torch.full_like(parameter, torch.finfo(dtype).max)
+    model.collect_gradients()
+    assert model.first_nonfinite(()) is None
+
+
+def test_a_sparse_gradient_is_refused_by_name() -> None:
+    module = nn.Embedding(4, 2, sparse=True)
+    model, _ = flatten(module)
+    module(torch.tensor([1])).sum().backward()
+    with pytest.raises(InvalidRequest, match="sparse") as caught:
+        model.collect_gradients()
+    assert caught.value.variable == "weight"
+
+
+def test_a_parameter_converted_after_the_declaration_is_refused_by_name() -> None:
+    module = nn.Linear(2, 2)
+    model, _ = flatten(module)
+    module.double()
+    with pytest.raises(InvalidRequest, match="moved or converted") as caught:
+        model.collect_gradients()
+    assert caught.value.variable == "weight"
+
+
+def test_a_reader_needs_no_gradient_memory() -> None:
+    declaration = build_spec(torch.optim.SGD, nn.Linear(3, 3), {"lr": 0.1}, name="model")
+    model = FlatModel(declaration.bindings, place(declaration.spec, 1), gradients=False)
+    assert model.gradients is model.parameters
+
+
+def test_patterns_of_absent_variables_do_not_pile_up() -> None:
+    declaration = build_spec(torch.optim.SGD, [nn.Parameter(torch.zeros(1)) for _ in range(12)], {}, name="model")
+    plan = FlatPlan(place(declaration.spec, 1))
+    for pattern in range(1 << 12):
+        plan.ranges(0, tuple(i for i in range(12) if pattern >> i & 1))
+    assert plan._ranges.cache_info().currsize <= 64
