@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
@@ -24,7 +26,8 @@ def check(address: str, service: str = "", timeout_seconds: float = TIMEOUT_SECO
         try:
             reply = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_seconds)
         except grpc.RpcError as error:
-            if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.NOT_FOUND:
+            call: Any = error
+            if call.code() is grpc.StatusCode.NOT_FOUND:
                 raise Unavailable(f"{address} has no service {service}") from error
             raise translate(error, address) from error
     if reply.status != health_pb2.HealthCheckResponse.SERVING:

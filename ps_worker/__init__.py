@@ -1,5 +1,11 @@
 """The SDK of torch-ps: train a PyTorch model whose parameters live on parameter servers. The public names are these."""
 
+import os
+
+# gRPC reads this once, when it is loaded. Its fork handlers abort a forked child whose parent has open streams, and a
+# DataLoader(num_workers=…) forks in the middle of training; the child itself never calls gRPC (grpc/grpc#32992).
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 from ps_protocol.errors import (
     ConfigError,
     Fenced,

@@ -55,6 +55,9 @@ def connect(
         connect_timeout_seconds=connect_timeout_seconds,
         reconnect_timeout_seconds=reconnect_timeout_seconds,
     )
+    # gRPC reads this once, when it is first used: its fork handlers abort a DataLoader's processes now and then
+    # (grpc/grpc#32992), and those never call gRPC.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     return Cluster(Session.join(config))
 
 
@@ -201,8 +204,9 @@ class Cluster:
         """Keep ``model`` at the newest parameters: yields the step whenever they have moved.
 
         Waits until a worker has declared the model called ``name``. Ends when the job is finished; the last step
-        yielded is the last there is. On a worker, which is itself part of the job, it goes on until the loop is left.
-        Give it a model of its own there: not the one an optimizer holds. Raises ModelMismatch, naming each difference, when ``model`` is another one.
+        yielded is the last there is. On a worker, which is itself part of the job, it goes on until the loop is left;
+        there ``model`` is one of its own, not the one an optimizer holds. Raises ModelMismatch, naming each difference,
+        when ``model`` is another one.
         """
         return follow(self._session, model, name, min_interval_seconds)
 

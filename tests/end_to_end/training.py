@@ -64,7 +64,7 @@ def values(model: nn.Module) -> list[Tensor]:
 
 
 def run_workers(job: Job, workers: int, work: Callable[[Cluster], T], timeout_seconds: float = 60.0) -> list[T]:
-    """``work`` in one thread per worker, each in its own cluster connection; results by rank, the first error raised."""
+    """``work`` in one thread per worker, each with a connection of its own; results by rank, or the first error."""
 
     def one(rank: int) -> T:
         with job.cluster(rank=rank) as cluster:

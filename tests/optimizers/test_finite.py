@@ -47,3 +47,11 @@ def test_the_first_of_several_is_named() -> None:
     for index in FILLED:
         region.slice(index).fill_(math.nan)
     assert first_nonfinite(LAYOUT, region) == LAYOUT.slices[0].variable.name
+
+
+def test_an_absent_slice_is_not_named_for_its_neighbour() -> None:
+    region = Region(LAYOUT)
+    first, *_, last = [index for index in FILLED if LAYOUT.slices[index].arena == 0]
+    for index in (first, last):
+        region.slice(index).fill_(math.nan)
+    assert first_nonfinite(LAYOUT, region, frozenset({first})) == LAYOUT.slices[last].variable.name

@@ -67,10 +67,10 @@ def test_options_hold_for_their_step_and_no_options_mean_as_declared() -> None:
     gradients = Region(shard.region.layout)
     gradients.arena(0).fill_(1.0)
     values = []
-    for options, scale in (([{"lr": 0.25}], 1.0), ((), 0.5), ([{"weight_decay": 0.0}], 1.0)):
+    for options, scale in (([{"lr": 0.25}], 1.0), ((), 0.5), ((), 1.0), ([{"weight_decay": 0.0}], 1.0)):
         shard.optimizer.apply(gradients, options=options, scale=scale)
         values.append(shard.region.arena(0)[0].item())
-    assert values == [-0.25, -0.75, -1.75]
+    assert values == [-0.25, -0.75, -1.75, -2.75]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.layout import Layout
-from ps_protocol.model import DType, ModelSpec, ShardMap, Slice
+from ps_protocol.model import DType, ModelSpec, ShardMap, Slice, Variable
 from ps_server.optimizers import Region, StateEntry, StateKey
 
 from .models import (
@@ -65,6 +65,22 @@ def test_a_restored_shard_goes_on_bit_equal_to_one_that_never_stopped(
         train(shard, after, seed + 3)
     assert bytes(first.region.bytes) == bytes(second.region.bytes)
     assert raw(first.optimizer.state()) == raw(second.optimizer.state())
+
+
+def test_many_small_slices_round_as_before_after_they_were_parted_or_restored() -> None:
+    options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
+    variables = tuple(Variable(f"v{i}", (3,), DType.FLOAT32) for i in range(200))
+    layout = whole_layout(ModelSpec("model", "torch.optim.SGD", variables, (options,)))
+    first = Shard.of(layout)
+    fill(first.region, torch.Generator().manual_seed(1))
+    always = [Step(frozenset(), (1.0, 1.0), 1.0)] * 3
+    train(first, [Step(frozenset(range(0, 200, 2)), (1.0, 1.0), 1.0), *always], 2)
+    values, state = first.saved()
+    second = Shard.of(layout, values)
+    second.optimizer.load_state(state)
+    for shard in (first, second):
+        train(shard, always, 3)
+    assert bytes(first.region.bytes) == bytes(second.region.bytes)
 
 
 @pytest.mark.parametrize(("name", "options"), ELEMENTWISE_CASES, ids=case_id)

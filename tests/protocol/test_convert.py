@@ -25,7 +25,8 @@ from ps_protocol.model import (
 from ps_protocol.v1 import common_pb2 as pb
 
 OPTIONS = st.dictionaries(
-    st.text(max_size=5), st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.lists(st.floats(0, 1))
+    st.text(max_size=5),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.lists(st.floats(0, 1)),
 )
 SPECS = st.builds(
     ModelSpec,

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from ps_protocol.errors import InvalidRequest, StateLost
-from ps_protocol.v1 import common_pb2
+from ps_protocol.v1 import common_pb2, shard_pb2_grpc
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.v1 import shard_pb2_grpc
 from tests.support.shards import (
     StubStream,
     error_of,

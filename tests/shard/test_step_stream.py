@@ -333,4 +333,3 @@ def test_a_failed_update_stops_the_model_and_says_so_to_everyone():
             with pytest.raises(grpc.RpcError) as failure:
                 each.result()
             assert "the disk is gone" in str(error_of(failure.value))
-

@@ -14,7 +14,7 @@ import torch
 
 from ps_protocol import convert
 from ps_protocol.channel import CLIENT_OPTIONS
-from ps_protocol.errors import ERROR_TRAILER, PsError, to_detail
+from ps_protocol.errors import PsError, to_detail
 from ps_protocol.layout import Layout
 from ps_protocol.model import Kind, ModelSpec, ShardMap, Slice
 from ps_protocol.v1 import shard_pb2 as pb

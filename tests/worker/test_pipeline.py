@@ -68,7 +68,10 @@ def test_a_step_goes_to_every_shard_with_the_same_sequence_and_position(session:
 
 
 def test_options_are_sent_only_when_they_change(session: FakeSession) -> None:
-    declared = '{"dampening":0,"differentiable":false,"lr":1.0,"maximize":false,"momentum":0,"nesterov":false,"weight_decay":0}'
+    declared = (
+        '{"dampening":0,"differentiable":false,"lr":1.0,"maximize":false,'
+        '"momentum":0,"nesterov":false,"weight_decay":0}'
+    )
     worker = started(session)
     for options in (declared, declared, '{"lr":0.5}', '{"lr":0.5}', declared):
         worker.step(options=(options,))
