@@ -54,8 +54,8 @@ proto-check: $(PROTO_VENV)/.ready
 bench: setup  ## measure on this machine; writes benchmarks/results/
 	$(BIN)/python -m benchmarks
 
-cluster: setup  ## the same training in containers (needs docker compose)
-	$(BIN)/python deploy/up.py
+cluster:  ## the same training in containers (needs docker compose; MODE=async|ssp|sync)
+	deploy/up.sh
 
 clean:  ## remove everything that was made
 	rm -rf $(VENV) $(PROTO_VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

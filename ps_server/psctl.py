@@ -16,10 +16,11 @@ from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.view import ClusterStatus
 from ps_server.cli import clean_errors
 from ps_server.launcher.mode_options import MODES, bound_options, consistency_of
-from ps_server.launcher.status_text import status_tables
+from ps_server.launcher.status_text import status_line, status_tables
 
 CALL_SECONDS = 5.0
 WATCH_SECONDS = 1.0
+LOG_SECONDS = 2.0
 
 
 def to_json(value: object) -> object:
@@ -58,7 +59,7 @@ def main(coordinator: str | None) -> None:
 
 @main.command()
 @coordinator_option
-@click.option("--watch", is_flag=True, help="Show it again every second, until Ctrl-C or the end of the job.")
+@click.option("--watch", is_flag=True, help="Show it again and again, until Ctrl-C or the end of the job.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs; with --watch one per line.")
 def status(coordinator: str, watch: bool, as_json: bool) -> None:
     """Members, their speed, models and mode."""
@@ -66,8 +67,10 @@ def status(coordinator: str, watch: bool, as_json: bool) -> None:
     with clean_errors(), CoordinatorClient(coordinator) as client:
         if as_json:
             _print_json(client, watch)
-        elif watch:
+        elif watch and console.is_terminal:
             _watch(client, console)
+        elif watch:
+            _print_lines(client)
         else:
             console.print(status_tables(client.get_status(CALL_SECONDS), console.width))
 
@@ -79,6 +82,15 @@ def _print_json(client: CoordinatorClient, watch: bool) -> None:
         time.sleep(WATCH_SECONDS)
         current = client.get_status(CALL_SECONDS)
         click.echo(json.dumps(to_json(current)))
+
+
+def _print_lines(client: CoordinatorClient) -> None:
+    current = client.get_status(CALL_SECONDS)
+    click.echo(status_line(current))
+    while not current.view.finished:
+        time.sleep(LOG_SECONDS)
+        current = client.get_status(CALL_SECONDS)
+        click.echo(status_line(current))
 
 
 def _watch(client: CoordinatorClient, console: Console) -> None:

@@ -55,9 +55,6 @@ def connect(
         connect_timeout_seconds=connect_timeout_seconds,
         reconnect_timeout_seconds=reconnect_timeout_seconds,
     )
-    # gRPC reads this once, when it is first used: its fork handlers abort a DataLoader's processes now and then
-    # (grpc/grpc#32992), and those never call gRPC.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     return Cluster(Session.join(config))
 
 

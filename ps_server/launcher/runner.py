@@ -29,7 +29,7 @@ from ps_server.launcher.programs import Programs
 from ps_server.launcher.progress import ProgressPoller
 from ps_server.launcher.screen import Screen
 from ps_server.launcher.signals import SignalPipe
-from ps_server.launcher.supervisor import Stage, Supervisor
+from ps_server.launcher.supervisor import ENDING, Stage, Supervisor
 
 READY_POLL_SECONDS = 0.02
 LIVE_SECONDS = 0.5
@@ -123,7 +123,7 @@ class Runner:
             due.append(READY_POLL_SECONDS)
         if self._supervisor.deadline is not None:
             due.append(self._supervisor.deadline - now)
-        if self._poller is not None:
+        if self._poller is not None and self._supervisor.stage not in ENDING:
             due.append(self._next_progress - now)
         return max(0.0, min(due))
 
@@ -170,6 +170,9 @@ class Runner:
     def _show_progress(self) -> None:
         now = time.monotonic()
         if self._poller is None or self._progress_seconds is None or now < self._next_progress:
+            return
+        # While the job ends, the last word is why.
+        if self._supervisor.stage in ENDING:
             return
         self._next_progress = now + self._progress_seconds
         if (status := self._poller.latest) is not None:

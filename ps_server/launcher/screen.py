@@ -27,7 +27,9 @@ class Screen:
     lines go to ``out`` as they are and ps-run's own to ``err``.
     """
 
-    def __init__(self, out: TextIO = sys.stdout, err: TextIO = sys.stderr) -> None:
+    def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
+        """``out`` and ``err`` default to the process's own."""
+        out, err = out or _buffered(sys.stdout), err or _buffered(sys.stderr)
         self._console = Console(file=out, highlight=False, markup=False, emoji=False)
         self._out, self._err = out, err
         self._live: Live | None = None
@@ -94,3 +96,14 @@ class Screen:
         for stream in (self._out, self._err):
             os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
+
+
+def _buffered(stream: TextIO) -> TextIO:
+    """``stream`` with a buffer, which goes on after a write that a signal cut short.
+
+    Under PYTHONUNBUFFERED the standard streams have none, and lose the rest: a child's end (SIGCHLD) is such a signal.
+    """
+    try:
+        return open(stream.fileno(), "w", encoding=stream.encoding, errors=stream.errors, closefd=False)
+    except (OSError, ValueError):  # not a file, as when captured
+        return stream

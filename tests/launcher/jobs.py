@@ -50,7 +50,8 @@ class Job:
 
     def environment(self) -> dict[str, str]:
         paths = os.pathsep.join((str(ROOT), str(ROOT / "protos")))
-        return {**os.environ, "PIDS": str(self.pids), "PYTHONPATH": paths}
+        # Unbuffered, as in containers: what ps-run writes must arrive whole all the same.
+        return {**os.environ, "PIDS": str(self.pids), "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
 
     def run(self, *flags: str, script: str, arguments: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
         """Run to the end and see that nothing is left."""

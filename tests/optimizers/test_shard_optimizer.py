@@ -21,7 +21,7 @@ def storages(least_bytes: int) -> dict[int, int]:
     """Bytes of the large storages alive, by address."""
     gc.collect()
     tensors = [o for o in gc.get_objects() if type(o) in (torch.Tensor, torch.nn.Parameter)]
-    found = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    found = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.layout is torch.strided}
     return {address: size for address, size in found.items() if size >= least_bytes}
 
 

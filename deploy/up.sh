@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# Trains once in containers: builds the image, runs compose.yaml until the workers have ended, and takes it down again.
+#   MODE, STALENESS  see compose.yaml; STALENESS is 4 where MODE=ssp leaves it open
+#   WHEELS           folder of wheels to prefer over the package index, such as a CPU-only torch
+# Exit code: 0 when every worker ended with 0, else that of the first one that failed and is not started again.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+say() { echo "cluster | $*"; }
+fail() {
+    say "$*" >&2
+    exit 1
+}
+
+check_engine() {
+    command -v docker > /dev/null || fail "docker is not installed; 'make train' runs the same job without containers"
+    docker compose version > /dev/null 2>&1 || fail "docker has no compose plugin (docker compose version fails)"
+    docker info > /dev/null 2>&1 || fail "the Docker engine does not answer: start it, or see 'docker info'"
+    [ -z "$(docker compose ps --all --quiet)" ] ||
+        fail "there are containers of this project already; remove them: docker compose -f deploy/compose.yaml down"
+}
+
+take_wheels() {
+    mkdir -p ../wheels
+    # With their times: the engine is sent only what changed.
+    cp -p "$1"/*.whl ../wheels/
+}
+
+# 0 when every worker has ended with 0; the exit code of one that failed and is not started again.
+await_workers() {
+    local workers states state code service running
+    workers=$(docker compose config --services | grep '^worker')
+    while sleep 1; do
+        # shellcheck disable=SC2086 # one argument per worker
+        states=$(docker compose ps --all --format '{{.State}} {{.ExitCode}} {{.Service}}' $workers)
+        [ "$(wc -l <<< "$states")" = "$(wc -l <<< "$workers")" ] || fail "a worker's container is gone: $states"
+        running=0
+        while read -r state code service; do
+            if [ "$state" != exited ]; then
+                running=1
+            elif [ "$code" != 0 ]; then
+                say "$service failed with exit code $code"
+                return "$code"
+            fi
+        done <<< "$states"
+        [ $running = 1 ] || return 0
+    done
+}
+
+take_down() {
+    trap '' INT TERM HUP
+    say "taking the containers down; the trained model stays in the volume 'models'"
+    # Stopped containers end their logs: nothing of the output is lost.
+    docker compose --progress quiet stop
+    wait
+    docker compose --progress quiet down
+}
+
+check_engine
+[ -z "${WHEELS:-}" ] || take_wheels "$WHEELS"
+[ "${MODE:-}" != ssp ] || export STALENESS="${STALENESS:-4}"
+
+trap 'exit 130' INT
+trap 'exit 143' TERM
+trap 'exit 129' HUP
+trap take_down EXIT
+say "building the image; the first time takes minutes"
+docker compose --progress plain build --quiet
+say "starting coordinator, shards and workers (MODE=${MODE:-async})"
+if ! docker compose --progress quiet up --detach; then
+    docker compose logs
+    fail "the containers did not come up"
+fi
+docker compose logs --follow &
+docker compose exec -T coordinator psctl status --watch 2> /dev/null | sed 's/^/cluster | /' &
+code=0
+await_workers || code=$?
+exit "$code"
