@@ -49,15 +49,15 @@ await_workers() {
 
 take_down() {
     trap '' INT TERM HUP
-    say "taking the containers down; the trained model stays in the volume 'models'"
+    say "taking the containers down"
     # Stopped containers end their logs: nothing of the output is lost.
-    docker compose --progress quiet stop
-    wait
+    if docker compose --progress quiet stop; then wait; fi
     docker compose --progress quiet down
 }
 
 check_engine
 [ -z "${WHEELS:-}" ] || take_wheels "$WHEELS"
+[ -t 1 ] || export COMPOSE_ANSI=never
 [ "${MODE:-}" != ssp ] || export STALENESS="${STALENESS:-4}"
 
 trap 'exit 130' INT
@@ -72,7 +72,8 @@ if ! docker compose --progress quiet up --detach; then
     fail "the containers did not come up"
 fi
 docker compose logs --follow &
-docker compose exec -T coordinator psctl status --watch 2> /dev/null | sed 's/^/cluster | /' &
+docker compose exec -T coordinator psctl status --watch 2> /dev/null | while read -r line; do say "$line"; done &
 code=0
 await_workers || code=$?
+[ "$code" != 0 ] || say "trained; the model stays in the volume 'models'"
 exit "$code"

@@ -22,6 +22,7 @@ from ps_server import serving
 from ps_server.cli import clean_errors, configure_logging, server_options
 from ps_server.shard.counters import Counters
 from ps_server.shard.lane import Lane
+from ps_server.shard.malloc import use_one_arena
 from ps_server.shard.registry import Registry, ShardParts
 from ps_server.shard.service import SERVICE, ShardService
 
@@ -149,6 +150,7 @@ def main(
       ps-server --shard 0 --coordinator 127.0.0.1:7000
     """
     with clean_errors():
+        use_one_arena()
         configure_logging(log_level)
         if text := os.environ.get("TF_CONFIG"):
             shard, coordinator, bind, port = _from_tf_config(TfConfig.parse(text), shard, coordinator, bind, port)

@@ -93,4 +93,4 @@ def test_watching_ends_with_the_job():
         client.leave(worker)
         done = psctl_says("status", "--watch", "--coordinator", coordinator.address)
     assert done.exit_code == 0
-    assert "finished" in done.output
+    assert done.output == "async | worker 0 step 0 0 samples/s stale 0 left | shard 0 version 0 0 pushes/s 0.0 MB/s\n"

@@ -191,7 +191,9 @@ class Membership:
         self._end()
         for thread in self._threads:
             if thread.ident is not None and thread is not threading.current_thread():
-                thread.join()
+                # A Ctrl-C that hit the main thread inside gRPC may have left the channel's lock held: such a thread
+                # ends only when the channel is closed, which comes after this.
+                thread.join(LEAVE_SECONDS)
 
     def _end(self) -> None:
         self._closed.set()

@@ -1,0 +1,120 @@
+"""The image and the compose file, read without an engine: they name what exists."""
+
+import importlib
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from ps_server.coordinator.main import configure
+
+ROOT = Path(__file__).parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
+
+
+def services(**environment: str) -> dict[str, dict[str, Any]]:
+    """compose.yaml's services as compose reads them with this environment."""
+
+    def value(match: re.Match[str]) -> str:
+        return environment.get(match["name"]) or match["default"]
+
+    text = (ROOT / "deploy" / "compose.yaml").read_text()
+    found: dict[str, dict[str, Any]] = yaml.safe_load(re.sub(r"\$\{(?P<name>\w+):-(?P<default>\w*)}", value, text))[
+        "services"
+    ]
+    return found
+
+
+def parsed(service: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the service's program makes of its command line and environment. Raises click.UsageError."""
+    for name in [name for name in os.environ if name.startswith("PS_")]:
+        monkeypatch.delenv(name)
+    for name, value in service["environment"].items():
+        monkeypatch.setenv(name, value)
+    program, *arguments = service["command"]
+    module, _, function = PYPROJECT["project"]["scripts"][program].partition(":")
+    command: click.Command = getattr(importlib.import_module(module), function)
+    return command.make_context(program, arguments, **command.context_settings).params
+
+
+@pytest.mark.parametrize(
+    ("environment", "mode"),
+    [
+        ({}, "async"),
+        ({"MODE": "async"}, "async"),
+        ({"MODE": "ssp", "STALENESS": "4"}, "ssp(4)"),
+        ({"MODE": "sync"}, "sync"),
+    ],
+)
+def test_the_coordinator_accepts_its_flags_and_takes_the_mode_from_the_environment(environment, mode, monkeypatch):
+    found = services(**environment)
+    options = parsed(found["coordinator"], monkeypatch)
+    config = configure(options)
+    assert str(config.cluster.consistency) == mode
+    assert config.cluster.expected_shards == sum(name.startswith("shard") for name in found)
+    assert config.cluster.expected_workers == sum(name.startswith("worker") for name in found)
+
+
+def test_each_shard_has_its_number_and_the_address_others_dial(monkeypatch):
+    found = services()
+    for number in (0, 1):
+        options = parsed(found[f"shard{number}"], monkeypatch)
+        assert (options["shard"], options["coordinator"]) == (number, "coordinator:7000")
+        assert options["advertise"] == f"shard{number}:{options['port']}"
+
+
+def test_health_checks_ask_the_port_that_the_server_listens_on(monkeypatch):
+    for name in ("coordinator", "shard0", "shard1"):
+        service = services()[name]
+        port = parsed(service, monkeypatch)["port"]
+        assert service["healthcheck"]["test"] == ["CMD", "python", "-m", "ps_server.health", f"localhost:{port}"]
+
+
+def test_workers_run_an_example_of_the_image_with_flags_that_it_has():
+    for rank in (0, 1):
+        worker = services()[f"worker{rank}"]
+        program, script, *arguments = worker["command"]
+        assert program == "python"
+        source = (ROOT / script).read_text()
+        assert [flag for flag in arguments if flag.startswith("--") and f'"{flag}"' not in source] == []
+        assert worker["environment"] == {"PS_COORDINATOR": "coordinator:7000", "PS_RANK": str(rank)}
+
+
+def test_the_image_is_built_once_never_pulled_and_nothing_is_published():
+    found = services()
+    assert [name for name, service in found.items() if "build" in service] == ["coordinator"]
+    assert {service["image"] for service in found.values()} == {"torch-ps"}
+    assert {name for name, service in found.items() if service["pull_policy"] != "never"} == {"coordinator"}
+    assert not any("ports" in service for service in found.values())
+
+
+def test_the_dockerfile_needs_no_frontend_of_its_own_and_ends_as_an_ordinary_user():
+    assert "syntax=" not in DOCKERFILE
+    instructions = [line.split() for line in DOCKERFILE.splitlines() if re.match(r"[A-Z]+ ", line)]
+    assert {source for instruction, source, *_ in instructions if instruction == "FROM"} == {
+        "python:3.11-slim",
+        "dependencies",
+    }
+    assert [user for instruction, user, *_ in instructions if instruction == "USER"][-1] != "root"
+    assert ["STOPSIGNAL", "SIGTERM"] in instructions
+
+
+def test_everything_the_dockerfile_copies_is_let_into_the_build():
+    admitted = {
+        line[1:].partition("/")[0]
+        for line in (ROOT / "deploy" / "Dockerfile.dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
+    copied = {
+        source.replace("wheel[s]", "wheels")
+        for line in DOCKERFILE.splitlines()
+        if line.startswith("COPY ") and "--from" not in line
+        for source in line.split()[1:-1]
+    }
+    assert copied == admitted
