@@ -57,7 +57,6 @@ take_down() {
 
 check_engine
 [ -z "${WHEELS:-}" ] || take_wheels "$WHEELS"
-[ -t 1 ] || export COMPOSE_ANSI=never
 [ "${MODE:-}" != ssp ] || export STALENESS="${STALENESS:-4}"
 
 trap 'exit 130' INT

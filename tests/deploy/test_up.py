@@ -52,7 +52,8 @@ class Training:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             with self._grown:
-                self.lines.append(line.rstrip())
+                # Compose 2.26 clears the line first, also where there is no terminal.
+                self.lines.append(line.rstrip().removeprefix("\x1b[2K"))
                 self._grown.notify_all()
         self.process.stdout.close()
 

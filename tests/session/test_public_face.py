@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 
@@ -47,3 +48,10 @@ def test_importing_the_sdk_configures_no_logging() -> None:
     code = "import logging, ps_worker; print(logging.root.handlers, logging.getLogger('ps_worker').handlers)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[] []"
     assert logging.getLogger("ps_worker").propagate
+
+
+@pytest.mark.parametrize(("given", "kept"), [({}, "0"), ({"GRPC_ENABLE_FORK_SUPPORT": "1"}, "1")])
+def test_grpc_fork_handlers_are_off_unless_the_user_wants_them(given: dict[str, str], kept: str) -> None:
+    code = "import ps_worker, os; print(os.environ['GRPC_ENABLE_FORK_SUPPORT'])"
+    environ = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"} | given
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, env=environ).strip() == kept
