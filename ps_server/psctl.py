@@ -15,8 +15,8 @@ from rich.live import Live
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.view import ClusterStatus
 from ps_server.cli import clean_errors
-from ps_server.launcher.mode_options import MODES, bound_options, consistency_of
 from ps_server.launcher.status_text import status_line, status_tables
+from ps_server.mode_options import MODES, bound_options, consistency_of
 
 CALL_SECONDS = 5.0
 WATCH_SECONDS = 1.0

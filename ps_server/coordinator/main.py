@@ -16,13 +16,14 @@ import click
 from click.core import ParameterSource
 
 from ps_protocol.errors import ConfigError, InvalidRequest
-from ps_protocol.model import Consistency, Mode, StalePolicy
+from ps_protocol.model import Mode
 from ps_protocol.tf_config import TfConfig
 from ps_server import cli, serving
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.placement import Balanced, FixedShards, MaxSize, MinSize, PartitionRule
 from ps_server.coordinator.service import SERVICE_NAME, CoordinatorService
 from ps_server.coordinator.settings import ClusterSettings, check_consistency
+from ps_server.mode_options import MODES, bound_options, consistency_of
 
 logger = logging.getLogger(__name__)
 
@@ -95,21 +96,12 @@ async def serve(config: CoordinatorConfig, stop: asyncio.Event) -> None:
 )
 @click.option(
     "--mode",
-    type=click.Choice([m.value for m in Mode]),
+    type=MODES,
     default=Mode.ASYNC.value,
     help="async: apply on arrival. ssp: async, with a bound on how far workers drift apart. sync: average all workers' "
     "gradients of a step.",
 )
-@click.option("--staleness", type=click.IntRange(0), default=0, help="ssp: steps a worker may be ahead of the slowest.")
-@click.option("--backup", type=click.IntRange(0), default=0, help="sync: workers a step need not wait for.")
-@click.option(
-    "--stale-policy",
-    type=click.Choice([p.value for p in StalePolicy]),
-    default=StalePolicy.ACCEPT.value,
-    help="async, ssp: what happens to a push that is staler than the threshold; scale divides its step by its "
-    "staleness.",
-)
-@click.option("--stale-threshold", type=click.IntRange(0), default=0, help="Staleness above which the policy acts.")
+@bound_options
 @click.option(
     "--partition",
     type=click.Choice(["balanced", "fixed", "min", "max"]),
@@ -150,11 +142,11 @@ def main(context: click.Context, /, **options: Any) -> None:
 
 def configure(options: Mapping[str, Any]) -> CoordinatorConfig:
     """The typed configuration of the command's ``options``. Raises ConfigError when they contradict each other."""
-    consistency = Consistency(
-        Mode(options["mode"]),
+    consistency = consistency_of(
+        options["mode"],
         options["staleness"],
         options["backup"],
-        StalePolicy(options["stale_policy"]),
+        options["stale_policy"],
         options["stale_threshold"],
     )
     try:

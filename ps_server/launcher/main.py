@@ -12,11 +12,11 @@ import click
 
 from ps_protocol.model import Mode
 from ps_server.cli import LOG_LEVELS
-from ps_server.launcher.mode_options import MODES, bound_options, consistency_of
 from ps_server.launcher.programs import Programs, Script
 from ps_server.launcher.runner import Runner
 from ps_server.launcher.screen import Screen
 from ps_server.launcher.supervisor import JobPlan, Supervisor
+from ps_server.mode_options import MODES, bound_options, consistency_of
 
 
 def find_script(python: str, target: str, arguments: tuple[str, ...], *, module: bool) -> Script:

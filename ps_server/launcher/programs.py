@@ -64,6 +64,8 @@ class Programs:
     def environment(self, process: ProcessName, coordinator: str, inherited: Mapping[str, str]) -> dict[str, str]:
         """The environment of ``process``. Workers share the cores unless OMP_NUM_THREADS says otherwise."""
         environment = {**inherited, "PYTHONUNBUFFERED": "1"}
+        # As ps_worker does itself, but also for scripts that load gRPC before it.
+        environment.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         if process.part in (Part.WORKER, Part.EVALUATOR):
             environment.setdefault("OMP_NUM_THREADS", str(max(1, self.cores // self.workers)))
             environment |= {

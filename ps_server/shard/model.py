@@ -63,7 +63,7 @@ class ShardModel:
         self.staleness: dict[int, int] = {}
         self._lane = lane
         self._log = log
-        self._failpoints = failpoints
+        self.failpoints = failpoints
         self._region = Region(layout)
         self._optimizer = ShardOptimizer(layout, self._region)
         self._parked: ParkedPulls[asyncio.Future[None]] = ParkedPulls()
@@ -208,10 +208,10 @@ class ShardModel:
             gradients, absent, options = regions[0], pushes[0].absent, pushes[0].options
             if len(pushes) > 1:
                 absent = average(gradients, regions[1:], [push.absent for push in pushes], len(pushes))
-            self._failpoints.hit("before_apply")
+            self.failpoints.hit("before_apply")
             self._optimizer.apply(gradients, absent, options, scale)
             self._take_buffers([push for push in pushes if push.with_buffers])
-            self._failpoints.hit("after_apply_before_log")
+            self.failpoints.hit("after_apply_before_log")
             infos = tuple(push.info for push in pushes)
             self._log.append(Update(self.name, version, infos, gradients, absent, options, scale))
         finally:

@@ -228,6 +228,7 @@ class StepStream:
     async def _reply(self, answer: Answer) -> None:
         snapshot = await self._model.snapshot()
         try:
+            self._model.failpoints.hit("after_log_before_reply")
             result = result_of(answer, self._model)
             result.version = snapshot.version
             await send_snapshot(self._context, result, snapshot, self._model, self._counters)

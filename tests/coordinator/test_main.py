@@ -115,7 +115,7 @@ def test_the_partition_options_make_one_rule(told: Told, arguments: tuple[str, .
     ("arguments", "text"),
     [
         (("--mode", "sync", "--workers", "2", "--backup", "2"), "lower --backup"),
-        (("--staleness", "1"), "for ssp only"),
+        (("--staleness", "1"), "only in ssp"),
         (("--lease-seconds", "1"), "at least twice"),
         (("--port", "70000"), "70000"),
         (("--mode", "fast"), "fast"),

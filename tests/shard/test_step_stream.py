@@ -8,7 +8,14 @@ import grpc
 import pytest
 import torch
 
-from ps_protocol.errors import Fenced, InvalidRequest, NonFiniteGradient, ProtocolVersionMismatch, UnknownModel
+from ps_protocol.errors import (
+    Fenced,
+    InvalidRequest,
+    NonFiniteGradient,
+    ProtocolVersionMismatch,
+    Unavailable,
+    UnknownModel,
+)
 from ps_protocol.model import Consistency, Mode, NonFinite, StalePolicy
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
@@ -86,6 +93,25 @@ def test_a_push_repeated_on_a_new_stream_after_a_lost_reply_is_not_applied_again
         result, payload = second.exchange(flat(model.layout, *grads), sequence=1, clock=1)
         assert result.outcome == pb.OUTCOME_DUPLICATE
         assert_equal(payload, model, reference(initial, [grads]))
+
+
+def test_a_reply_lost_after_the_apply_is_given_again_to_the_repeated_push_and_its_region_returned():
+    def drop():
+        shard.failpoints.disarm("after_log_before_reply")
+        raise Unavailable("dropped by the test")
+
+    with running_shard() as shard:
+        model, initial = start(shard)
+        grads = gradients(model, 1)
+        shard.failpoints.arm("after_log_before_reply", drop)
+        stream = StubStream(shard)
+        with pytest.raises(grpc.RpcError):
+            stream.exchange(flat(model.layout, *grads))
+        again = StubStream(shard)
+        result, payload = again.exchange(flat(model.layout, *grads), sequence=1, clock=1)
+        assert result.outcome == pb.OUTCOME_DUPLICATE
+        assert_equal(payload, model, reference(initial, [grads]))
+        wait_until(lambda: model.pool.in_use == 0)
 
 
 def test_sync_answers_when_the_last_worker_has_pushed_and_applies_the_mean_once():

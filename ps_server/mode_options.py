@@ -1,4 +1,4 @@
-"""The flags that choose a consistency mode, for ps-run and psctl alike."""
+"""The flags that choose a consistency mode, for ps-coordinator, ps-run and psctl alike."""
 
 from __future__ import annotations
 
