@@ -2,7 +2,7 @@
 # Trains once in containers: builds the image, runs compose.yaml until the workers have ended, and takes it down again.
 #   MODE, STALENESS  see compose.yaml; STALENESS is 4 where MODE=ssp leaves it open
 #   WHEELS           folder of wheels to prefer over the package index, such as a CPU-only torch
-# Exit code: 0 when every worker ended with 0, else that of the first one that failed and is not started again.
+# Exit code: 0 when every worker ended with 0, else that of the first program that failed and is not started again.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -26,22 +26,24 @@ take_wheels() {
     cp -p "$1"/*.whl ../wheels/
 }
 
-# 0 when every worker has ended with 0; the exit code of one that failed and is not started again.
+# 0 when every worker has ended with 0; else the exit code of the first program that failed and is not started again.
 await_workers() {
-    local workers states state code service running
-    workers=$(docker compose config --services | grep '^worker')
+    local services states state code service running
+    services=$(docker compose config --services)
     while sleep 1; do
-        # shellcheck disable=SC2086 # one argument per worker
-        states=$(docker compose ps --all --format '{{.State}} {{.ExitCode}} {{.Service}}' $workers)
-        [ "$(wc -l <<< "$states")" = "$(wc -l <<< "$workers")" ] || fail "a worker's container is gone: $states"
+        states=$(docker compose ps --all --format '{{.State}} {{.ExitCode}} {{.Service}}')
+        [ "$(wc -l <<< "$states")" = "$(wc -l <<< "$services")" ] || fail "a container is gone; there are: $states"
         running=0
         while read -r state code service; do
-            if [ "$state" != exited ]; then
-                running=1
-            elif [ "$code" != 0 ]; then
-                say "$service failed with exit code $code"
-                return "$code"
-            fi
+            case $state:$code:$service in
+                exited:0:worker*) ;;
+                exited:0:*) fail "$service ended before the workers" ;;
+                exited:*)
+                    say "$service failed with exit code $code"
+                    return "$code"
+                    ;;
+                *:worker*) running=1 ;;
+            esac
         done <<< "$states"
         [ $running = 1 ] || return 0
     done

@@ -260,7 +260,7 @@ def result_of(answer: Answer, model: ShardModel) -> pb.StepResult:
     if decision.verdict is Verdict.HOLD and not tracker.may_pull(info.position):
         result.outcome = pb.OUTCOME_PENDING
     if decision.verdict is Verdict.LATE:
-        result.clock = max(info.position.clock, tracker.applied.clock)
+        result.clock = tracker.resume(info.position).clock
     return result
 
 

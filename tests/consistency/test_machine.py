@@ -269,6 +269,8 @@ class JobLife(RuleBasedStateMachine):
     def teardown(self) -> None:
         """When everyone has left, every accepted push has been applied."""
         if hasattr(self, "tracker"):
+            for worker in self.workers.values():
+                self.parked.discard(worker)
             self.workers.clear()
             self.publish_members()
             assert not self.owed

@@ -148,6 +148,16 @@ def test_a_worker_that_keeps_failing_gives_its_exit_code_and_everything_is_taken
 
 
 @pytest.mark.docker
+def test_a_lost_shard_ends_the_job_and_is_named(start):
+    training = start()
+    training.trains()
+    training.compose("exec", "-T", "shard1", "sh", "-c", "kill -9 -1")
+    assert training.ends() == 137, training.output
+    assert "cluster | shard1 failed with exit code 137" in training.lines
+    assert training.containers() == ""
+
+
+@pytest.mark.docker
 def test_an_interrupted_training_is_taken_down(start):
     training = start()
     training.trains()
