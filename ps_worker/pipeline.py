@@ -69,7 +69,14 @@ class StepPipeline:
         try:
             standings = [self._open_at_start(lane) for lane in self._lanes]
             self.joined_running = any(standing.version > 0 for standing in standings)
-            self._initialise([lane for lane, s in zip(self._lanes, standings, strict=True) if not s.initialised])
+            empty = [lane for lane, s in zip(self._lanes, standings, strict=True) if not s.initialised]
+        if self.joined_running:
+            # Training begins when every shard has values. One may have got them after its stream was opened here.
+            for lane in empty:
+                if not self._persistently(lane, lane.initialised):
+                    raise self._state_lost(lane)
+            empty = []
+        self._initialise(empty)
             self.pull()
         except BaseException:
             self._drop()
@@ -157,12 +164,15 @@ class StepPipeline:
         standing = lane.open(self._session.phase)
         if self._started and not standing.initialised:
             lane.drop()
-            raise StateLost(
-                f"{lane.peer} came back without the parameters of model '{self._name}'",
-                shard=str(lane.shard),
-                remedy="start the job again from a checkpoint; a shard with durability 'memory' keeps nothing",
-            )
+            raise self._state_lost(lane)
         return standing
+
+    def _state_lost(self, lane: Lane) -> StateLost:
+        return StateLost(
+            f"{lane.peer} came back without the parameters of model '{self._name}'",
+            shard=str(lane.shard),
+            remedy="start the job again from a checkpoint; a shard with durability 'memory' keeps nothing",
+        )
 
     def _open_at_start(self, lane: Lane) -> Standing:
         standing = self._persistently(lane, lambda: self._open(lane))

@@ -229,3 +229,15 @@ def test_an_unknown_shard_number_is_refused_with_the_valid_ones():
 
     with running_job(2, 1) as job, pytest.raises(UnknownShard, match="0"):
         job.client.join(JoinSpec(Role.SHARD, 7, "127.0.0.1:1"), "token")
+
+
+def test_a_shard_that_came_back_empty_is_not_filled_with_new_values_by_a_worker_that_joins():
+    with running_job(2, 1) as job:
+        with job.cluster(rank=0) as cluster:
+            model = net()
+            step(model, cluster.optimizer(torch.optim.SGD, model, lr=0.01), STEPS[0])
+        job.stop_shard(1)
+        job.start_shard(1)
+        wait_until(lambda: len(job.view.live(Role.SHARD)) == 2)
+        with job.cluster(rank=0) as cluster, pytest.raises(ps_worker.StateLost, match="shard 1"):
+            cluster.optimizer(torch.optim.SGD, net(), lr=0.01)

@@ -68,6 +68,12 @@ class Job:
     def wait_for_shards(self) -> None:
         wait_until(lambda: all(shard.ready_file.exists() or shard.served.done() for shard in self._shards))
 
+    def stop_shard(self, index: int) -> None:
+        """Stop one of the shards, in the order they were started."""
+        stop, served = self._stops.pop(index)
+        self.loop.loop.call_soon_threadsafe(stop.set)
+        served.result(10)
+
     def stop_shards(self) -> None:
         self.wait_for_shards()
         for shard in self._shards:
