@@ -70,13 +70,13 @@ class StepPipeline:
             standings = [self._open_at_start(lane) for lane in self._lanes]
             self.joined_running = any(standing.version > 0 for standing in standings)
             empty = [lane for lane, s in zip(self._lanes, standings, strict=True) if not s.initialised]
-        if self.joined_running:
-            # Training begins when every shard has values. One may have got them after its stream was opened here.
-            for lane in empty:
-                if not self._persistently(lane, lane.initialised):
-                    raise self._state_lost(lane)
-            empty = []
-        self._initialise(empty)
+            if self.joined_running:
+                # Training begins when every shard has values. One may have got them after its stream was opened here.
+                for lane in empty:
+                    if not self._persistently(lane, lane.initialised):
+                        raise self._state_lost(lane)
+                empty = []
+            self._initialise(empty)
             self.pull()
         except BaseException:
             self._drop()
