@@ -70,3 +70,16 @@ def consistency_of(
         raise click.UsageError("--stale-threshold needs --stale-policy reject or scale")
     default = DEFAULT_STALENESS if chosen is Mode.SSP else 0
     return Consistency(chosen, default if staleness is None else staleness, backup or 0, policy, stale_threshold or 0)
+
+
+def flags_of(consistency: Consistency) -> list[str]:
+    """The flags that ask for ``consistency``: those that mean something in its mode."""
+    flags = ["--mode", consistency.mode.value]
+    if consistency.mode is Mode.SSP:
+        flags += ["--staleness", str(consistency.staleness)]
+    if consistency.mode is Mode.SYNC:
+        flags += ["--backup", str(consistency.backup)]
+    elif consistency.stale_policy is not StalePolicy.ACCEPT:
+        flags += ["--stale-policy", consistency.stale_policy.value]
+        flags += ["--stale-threshold", str(consistency.stale_threshold)]
+    return flags

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ps_protocol.model import Consistency
 from ps_server.launcher.events import Part, ProcessName
+from ps_server.mode_options import flags_of
 
 # -P: the folder ps-run was called in holds the user's modules, not the servers'.
 SERVER_PROGRAMS = (
@@ -51,10 +52,7 @@ class Programs:
         return [*self.script.command, *self.script.arguments]
 
     def _coordinator_arguments(self) -> list[str]:
-        c = self.consistency
-        arguments = ["--shards", str(self.shards), "--workers", str(self.workers)]
-        arguments += ["--mode", c.mode.value, "--staleness", str(c.staleness), "--backup", str(c.backup)]
-        arguments += ["--stale-policy", c.stale_policy.value, "--stale-threshold", str(c.stale_threshold)]
+        arguments = ["--shards", str(self.shards), "--workers", str(self.workers), *flags_of(self.consistency)]
         return arguments if self.seed is None else [*arguments, "--seed", str(self.seed)]
 
     def summary(self) -> str:

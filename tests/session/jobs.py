@@ -70,9 +70,11 @@ class Job:
 
     def stop_shard(self, index: int) -> None:
         """Stop one of the shards, in the order they were started."""
-        stop, served = self._stops.pop(index)
-        self.loop.loop.call_soon_threadsafe(stop.set)
-        served.result(10)
+        self.wait_for_shards()
+        shard = self._shards.pop(index)
+        self.loop.loop.call_soon_threadsafe(shard.stop.set)
+        shard.served.result(10)
+        shard.ready_file.unlink()
 
     def stop_shards(self) -> None:
         self.wait_for_shards()
