@@ -28,7 +28,6 @@ STATUS = MappingProxyType(
         pb.ERROR_CODE_PROTOCOL_VERSION: grpc.StatusCode.FAILED_PRECONDITION,
         pb.ERROR_CODE_UNSUPPORTED_OPTIMIZER: grpc.StatusCode.INVALID_ARGUMENT,
         pb.ERROR_CODE_NOT_READY: grpc.StatusCode.UNAVAILABLE,
-        pb.ERROR_CODE_DUPLICATE_MEMBER: grpc.StatusCode.ALREADY_EXISTS,
         pb.ERROR_CODE_STATE_LOST: grpc.StatusCode.DATA_LOSS,
     }
 )

@@ -106,12 +106,6 @@ class NotReady(PsError):
     code = pb.ERROR_CODE_NOT_READY
 
 
-class DuplicateMember(PsError):
-    """The place asked for is held by a live process."""
-
-    code = pb.ERROR_CODE_DUPLICATE_MEMBER
-
-
 class StateLost(PsError):
     """A shard came back without the parameters it held."""
 
@@ -136,7 +130,6 @@ by_code: dict[int, type[PsError]] = {
         ProtocolVersionMismatch,
         UnsupportedOptimizer,
         NotReady,
-        DuplicateMember,
         StateLost,
     )
 }

@@ -19,7 +19,7 @@ MODES = {
 
 SETTINGS = {
     "digits.py": ("--epochs", "8", "--expect-accuracy", "0.97"),
-    "gan_digits.py": ("--epochs", "8", "--lr", "0.004", "--expect-distance", "0.3"),
+    "gan_digits.py": ("--epochs", "14", "--lr", "0.002", "--expect-distance", "0.3"),
     "char_lm.py": ("--epochs", "1", "--stride", "128", "--expect-loss", "4.0"),
 }
 

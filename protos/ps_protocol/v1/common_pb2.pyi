@@ -69,7 +69,6 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_PROTOCOL_VERSION: _ClassVar[ErrorCode]
     ERROR_CODE_UNSUPPORTED_OPTIMIZER: _ClassVar[ErrorCode]
     ERROR_CODE_NOT_READY: _ClassVar[ErrorCode]
-    ERROR_CODE_DUPLICATE_MEMBER: _ClassVar[ErrorCode]
     ERROR_CODE_STATE_LOST: _ClassVar[ErrorCode]
 DTYPE_UNSPECIFIED: DType
 DTYPE_FLOAT32: DType
@@ -113,7 +112,6 @@ ERROR_CODE_NON_FINITE: ErrorCode
 ERROR_CODE_PROTOCOL_VERSION: ErrorCode
 ERROR_CODE_UNSUPPORTED_OPTIMIZER: ErrorCode
 ERROR_CODE_NOT_READY: ErrorCode
-ERROR_CODE_DUPLICATE_MEMBER: ErrorCode
 ERROR_CODE_STATE_LOST: ErrorCode
 
 class Variable(_message.Message):
