@@ -85,6 +85,12 @@ class Arena:
         self.segments = [self._cut(optimizer, states[p.source], p.first, p.last) for p in pieces]
         return True
 
+    def rebind(self, region: Region) -> None:
+        """Point all parameters at ``region``, whose bytes equal those of the region so far."""
+        self._region = region
+        for segment in self.segments:
+            segment.parameter.data = self._view(region, segment.first, segment.last)
+
     def attach(self, gradients: Region, absent: frozenset[int]) -> None:
         """Point the present segments at their gradients. Segments must be arranged for ``absent``."""
         for segment in self.segments:

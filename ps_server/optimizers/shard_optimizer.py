@@ -71,6 +71,11 @@ class ShardOptimizer:
         for arena in self._arenas:
             arena.adopt(self._torch)
 
+    def rebind(self, region: Region) -> None:
+        """Go on with the parameters in ``region``, which holds the same bytes as the region so far."""
+        for arena in self._arenas:
+            arena.rebind(region)
+
     def state(self) -> list[StateEntry]:
         """The optimizer's state per slice, in slice order. Tensors are views: valid until the next call.
 

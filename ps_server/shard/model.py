@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ps_protocol.errors import InternalError, NonFiniteGradient, PsError, StateLost
@@ -69,9 +69,8 @@ class ShardModel:
         self._parked: ParkedPulls[asyncio.Future[None]] = ParkedPulls()
         #: Accepted pushes whose step is still open (sync).
         self._held: dict[tuple[WorkerKey, int], Push] = {}
-        #: Work on the region queued so far, and the snapshot taken after that much of it.
-        self._changes = 0
-        self._snapshot: tuple[int, Snapshot] | None = None
+        #: The newest version decided; its bytes are there once the lane has done the work queued for it.
+        self._newest = self._ready_snapshot(self._region)
         self._failure: PsError | None = None
         self._live_workers = 1
 
@@ -182,11 +181,37 @@ class ShardModel:
     # -- tensor work, in the lane
 
     def _queue(self, pushes: Sequence[Push], scale: float, version: int) -> None:
-        self._changes += 1
-        work = self._lane.submit(lambda: self._apply(pushes, scale, version), self.layout.region_bytes)
-        work.add_done_callback(self._applied)
+        self._change(version, lambda: self._apply(pushes, scale, version)).add_done_callback(self._applied)
 
-    def _applied(self, work: asyncio.Future[None]) -> None:
+    def _change(self, version: int, work: Callable[[], None]) -> asyncio.Future[Region]:
+        """Queue work that changes the region; whoever reads what was there before goes on reading it undisturbed."""
+        before = self._newest
+
+        def change() -> Region:
+            # Nobody takes ``before`` any more: its takers only become fewer.
+            if before.takers:
+                self._move()
+            work()
+            return self._region
+
+        made = self._lane.submit(change, self.layout.region_bytes)
+        self._newest = Snapshot(version, made, self.pool)
+        made.add_done_callback(lambda _: _release(before, made))
+        return made
+
+    def _move(self) -> None:
+        """In the lane: leave the region to its readers and go on in a copy."""
+        target = self.pool.take()
+        copy_region(self._region, target)
+        self._optimizer.rebind(target)
+        self._region = target
+
+    def _ready_snapshot(self, region: Region) -> Snapshot:
+        ready: asyncio.Future[Region] = asyncio.get_running_loop().create_future()
+        ready.set_result(region)
+        return Snapshot(self.tracker.version, ready, self.pool)
+
+    def _applied(self, work: asyncio.Future[Region]) -> None:
         """On the loop: an update that failed stops the model, for half of it may have happened."""
         if work.cancelled() or not (error := work.exception()):
             return
@@ -250,12 +275,11 @@ class ShardModel:
     async def snapshot(self) -> Snapshot:
         """Parameters and buffers after everything decided so far. The caller gives it back."""
         self.check()
-        if self._snapshot is None or self._snapshot[0] != self._changes or not self._snapshot[1].takers:
-            self._snapshot = self._changes, Snapshot(self._region, self.tracker.version, self._lane, self.pool)
-        snapshot = self._snapshot[1]
+        snapshot = self._newest
         snapshot.takers += 1
         try:
-            await asyncio.shield(snapshot.copied)
+            if not snapshot.ready.done():
+                await asyncio.shield(snapshot.ready)
             self.check()
         except BaseException:
             snapshot.give_back()
@@ -269,15 +293,24 @@ class ShardModel:
         if only_first and self.initialised:
             return False
 
+        refusals: list[PsError] = []
+
         def work() -> None:
-            if entries is not None:
-                self._optimizer.load_state(entries)
+            try:
+                if entries is not None:
+                    self._optimizer.load_state(entries)
+            except PsError as refusal:
+                refusals.append(refusal)  # nothing was changed: the model goes on
+                return
             if region is not None:
                 copy_region(region, self._region)
 
-        self._changes += 1
-        self.initialised = self.initialised or region is not None
-        await asyncio.shield(self._lane.submit(work, self.layout.region_bytes))
+        before = self.initialised
+        self.initialised = before or region is not None
+        await asyncio.shield(self._change(self.tracker.version, work))
+        if refusals:
+            self.initialised = before
+            raise refusals[0]
         return True
 
     async def save(self) -> tuple[Snapshot, list[StateEntry]]:
@@ -289,3 +322,9 @@ class ShardModel:
         copied = self._lane.submit(work, self.layout.region_bytes)
         snapshot = await self.snapshot()
         return snapshot, await copied
+
+
+def _release(before: Snapshot, made: asyncio.Future[Region]) -> None:
+    """The work after ``before`` is done: where it went on in another region, ``before`` keeps its own."""
+    if not made.exception() and before.region is not made.result():
+        before.leave_to_readers()

@@ -1,44 +1,48 @@
-"""Snapshots: a model's region as it was at one version, copied once and read by every reply of that version."""
+"""Snapshots: a model's region at one version, read by every reply of that version, and never changed under a reader."""
 
 from __future__ import annotations
 
 import asyncio
 
 from ps_server.optimizers import Region
-from ps_server.shard.lane import Lane
 from ps_server.shard.pool import RegionPool
 
 
 class Snapshot:
-    """Taken, awaited and given back on the event loop; filled by the lane. Its region goes back with its last taker.
+    """Taken and given back on the event loop; ready when the lane has made its version.
 
-    So no reply is ever torn: its bytes do not change while it is sent, however long the reader takes.
+    It is the live region itself, so reading the newest version costs no copy. An update that finds readers leaves the
+    region to them and goes on in a copy (copy on write, as a forked process's memory): no reply is ever torn, no reader
+    holds training up, and a region is copied only when somebody still reads it.
     """
 
-    def __init__(self, source: Region, version: int, lane: Lane, pool: RegionPool) -> None:
+    def __init__(self, version: int, ready: asyncio.Future[Region], pool: RegionPool) -> None:
         self.version = version
+        #: The region, once the work that makes this version is done.
+        self.ready = ready
+        self.takers = 0
         self._pool = pool
-        #: The copy itself is the first taker: the region is not given back under its hands.
-        self.takers = 1
-        self.copied: asyncio.Future[Region] = lane.submit(lambda: _copy(source, pool), len(source.bytes))
-        self.copied.add_done_callback(lambda _: self.give_back())
+        self._left_to_readers = False
 
     @property
     def region(self) -> Region:
-        """The copy; valid once ``copied`` is done."""
-        return self.copied.result()
+        """The bytes; valid once ``ready`` is done."""
+        return self.ready.result()
 
     def give_back(self) -> None:
         """One taker less."""
         self.takers -= 1
-        if self.takers == 0 and self.copied.done() and not self.copied.cancelled() and not self.copied.exception():
-            self._pool.give(self.copied.result())
+        self._give_region()
 
+    def leave_to_readers(self) -> None:
+        """The model goes on in another region: this one goes back to the pool with its last taker."""
+        self._left_to_readers = True
+        self._give_region()
 
-def _copy(source: Region, pool: RegionPool) -> Region:
-    target = pool.take()
-    copy_region(source, target)
-    return target
+    def _give_region(self) -> None:
+        if self._left_to_readers and self.takers == 0:
+            self._left_to_readers = False
+            self._pool.give(self.region)
 
 
 def copy_region(source: Region, target: Region) -> None:

@@ -1,0 +1,74 @@
+"""Versions and their readers: no reader sees bytes change, and nothing is copied for nobody."""
+
+from __future__ import annotations
+
+import pytest
+
+from ps_server.shard import lane
+from tests.support.shards import StubStream, flat, gradients, load, running_shard, simple_spec, wait_until, whole_map
+
+
+@pytest.fixture(params=[lane.INLINE_BYTES, 0], ids=["inline", "on the lane"], autouse=True)
+def _where_work_runs(request, monkeypatch):
+    """Small work runs on the event loop, large work on the lane's thread."""
+    monkeypatch.setattr(lane, "INLINE_BYTES", request.param)
+
+
+def place(shard):
+    model = shard.place(whole_map(simple_spec(momentum=0.9)))
+    load(shard, model, bytes(model.layout.region_bytes))
+    return model
+
+
+def test_a_reader_keeps_its_version_while_updates_go_on():
+    with running_shard() as shard:
+        model, stream = place(shard), StubStream(shard)
+        snapshot = shard.loop.run(model.snapshot())
+        held = bytes(snapshot.region.bytes)
+        for seed in range(3):
+            stream.push(flat(model.layout, *gradients(model, seed)), push_only=True)
+            stream.result()
+        assert bytes(snapshot.region.bytes) == held
+        newest = shard.loop.run(model.snapshot())
+        assert newest.version == snapshot.version + 3
+        assert bytes(newest.region.bytes) != held
+
+
+def test_an_update_copies_the_region_once_for_its_readers_and_never_for_nobody():
+    with running_shard() as shard:
+        model, stream = place(shard), StubStream(shard)
+
+        def region_after_push(seed):
+            stream.push(flat(model.layout, *gradients(model, seed)), push_only=True)
+            stream.result()
+            snapshot = shard.loop.run(model.snapshot())
+            shard.loop.run(give_back(snapshot))
+            return snapshot.region
+
+        async def give_back(snapshot):
+            snapshot.give_back()
+
+        first = region_after_push(0)
+        assert region_after_push(1) is first
+        readers = [shard.loop.run(model.snapshot()) for _ in range(2)]
+        second = region_after_push(2)
+        assert second is not first
+        assert region_after_push(3) is second
+        assert model.pool.in_use == 1
+        for reader in readers:
+            assert reader.region is first
+            shard.loop.run(give_back(reader))
+        wait_until(lambda: model.pool.in_use == 0 or model.pool.spare > 0)
+
+
+def test_training_is_the_same_with_and_without_readers():
+    def train(read):
+        with running_shard() as shard:
+            model, stream = place(shard), StubStream(shard)
+            for seed in range(5):
+                if read:
+                    shard.loop.run(model.snapshot())
+                _, payload = stream.exchange(flat(model.layout, *gradients(model, seed)))
+            return payload
+
+    assert train(read=True) == train(read=False)
