@@ -58,6 +58,11 @@ def dtype_from_pb(number: int) -> DType:
     return enum_member(_DTYPES, number, "dtype")
 
 
+def transport_name(number: int) -> str:
+    """What users call a transport: "grpc", "shm", "bulk"; "unspecified" where there is none."""
+    return pb.Transport.Name(number).removeprefix("TRANSPORT_").lower()
+
+
 def options_to_json(options: Options) -> str:
     """JSON text of one group's optimizer arguments; equal options give equal text."""
     return json.dumps(dict(options), sort_keys=True, separators=(",", ":"))

@@ -17,48 +17,49 @@ from ps_server.optimizers.runs import parameter_runs
 _BLOCK_ELEMENTS = 1 << 17
 
 
-def average(into: Region, others: Sequence[Region], absent: Sequence[frozenset[int]], count: int) -> frozenset[int]:
-    """Write the mean of the gradients of ``into`` and ``others`` to ``into``; returns the slices that none of them has.
+def average(into: Region, parts: Sequence[Region], absent: Sequence[frozenset[int]]) -> frozenset[int]:
+    """Write the mean of the gradients of ``parts`` to ``into``; returns the slices that none of them has.
 
-    ``absent`` holds the missing slice indexes of each contribution, ``into`` first; a missing slice counts as zeros.
-    The sum is taken in the order given and divided by ``count``, so the result is bitwise repeatable. float16 and
-    bfloat16 are summed in float32 and rounded once. Slices that nobody has keep the bytes they had.
+    ``into`` may be the first part. ``absent`` holds the missing slice indexes of each part; a missing slice counts as
+    zeros. The sum is taken in the order given, so the result is bitwise repeatable. float16 and bfloat16 are summed in
+    float32 and rounded once. Slices that nobody has keep the bytes they had.
 
-    Raises InvalidRequest when ``absent`` does not match the contributions or ``count`` is below 1.
+    Raises InvalidRequest when ``absent`` does not match the parts or there is none.
     """
-    regions = [into, *others]
-    if len(absent) != len(regions) or count < 1:
+    if len(absent) != len(parts) or not parts:
         raise InvalidRequest(
-            "an average needs one set of absent slices per contribution and a count of at least 1",
-            expected=f"{len(regions)} sets",
-            actual=f"{len(absent)} sets, count {count}",
+            "an average needs at least one part, and one set of absent slices for each",
+            expected=f"{len(parts)} sets",
+            actual=f"{len(absent)} sets",
         )
     for run in parameter_runs(into.layout, absent):
         present = [
             region.tensor(run.begin, run.end, run.dtype)
-            for region, missing in zip(regions, run.absent, strict=True)
+            for region, missing in zip(parts, run.absent, strict=True)
             if not missing
         ]
         if present:
-            _mean(into.tensor(run.begin, run.end, run.dtype), present, count)
+            _mean(into.tensor(run.begin, run.end, run.dtype), present, len(parts))
     return frozenset.intersection(*absent)
 
 
 def assign_buffers(region: Region, values: Region) -> None:
     """Copy the buffers of ``values``."""
     for span in _buffer_arenas(region.layout):
-        region.bytes[span.begin : span.end] = values.bytes[span.begin : span.end]
+        region.data[span.begin : span.end].copy_(values.data[span.begin : span.end])
 
 
-def average_buffers(into: Region, others: Sequence[Region]) -> None:
-    """Mean of floating-point buffers, maximum of the others (counters of batches seen), into ``into``."""
+def average_buffers(into: Region, values: Sequence[Region]) -> None:
+    """Mean of floating-point buffers, maximum of the others (counters of batches seen), into ``into``.
+
+    ``into`` may be the first of ``values``.
+    """
     for span in _buffer_arenas(into.layout):
-        parts = [region.tensor(span.begin, span.end, span.key.dtype) for region in (into, *others)]
-        if parts[0].is_floating_point():
-            _mean(parts[0], parts, len(parts))
+        target, *parts = (region.tensor(span.begin, span.end, span.key.dtype) for region in (into, *values))
+        if target.is_floating_point():
+            _mean(target, parts, len(parts))
         else:
-            for part in parts[1:]:
-                torch.maximum(parts[0], part, out=parts[0])
+            target.copy_(torch.stack(parts).amax(0))
 
 
 def blend_buffers(region: Region, values: Region, weight: float) -> None:

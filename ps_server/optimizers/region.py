@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ps_protocol.layout import Layout
 from ps_protocol.model import DType
+from ps_protocol.segments import Segment
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
@@ -20,14 +21,21 @@ def torch_dtype(dtype: DType) -> torch.dtype:
 class Region:
     """The bytes of one layout, for values or for gradients. Starts zeroed, its pages touched, 64-byte aligned.
 
+    It lies in memory that can be shown to other processes; where the system has none to give, in memory of its own.
     Used by whoever holds it, one at a time: it has no lock. All views share its memory and keep it alive.
     """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        #: All bytes, uint8. Written here, so that their pages are faulted in now and not during the first step.
-        self.data = torch.zeros(layout.region_bytes, dtype=torch.uint8)
-        #: Writable bytes, for frames.Scatter and frames.gather.
+        #: None where the memory cannot be shared.
+        self.segment = _segment(layout.region_bytes)
+        #: All bytes, uint8. Touched here, so that their pages are faulted in now and not during the first step.
+        self.data = (
+            torch.frombuffer(self.segment.bytes, dtype=torch.uint8)
+            if self.segment
+            else torch.zeros(layout.region_bytes, dtype=torch.uint8)
+        )
+        #: Writable bytes, for the wire.
         self.bytes = memoryview(self.data.numpy().data)
 
     def tensor(self, begin: int, end: int, dtype: DType, shape: tuple[int, ...] = (-1,)) -> Tensor:
@@ -44,3 +52,11 @@ class Region:
         """One slice, in its shape."""
         span = self.layout.slices[index]
         return self.tensor(span.begin, span.end, span.variable.dtype, span.shape)
+
+
+def _segment(size_bytes: int) -> Segment | None:
+    """Shared memory of this size, None when there is none to be had."""
+    try:
+        return Segment.create(size_bytes) if size_bytes else None
+    except (OSError, AttributeError):
+        return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from ps_server.shard.lane import Lane
 from ps_server.shard.malloc import use_one_arena
 from ps_server.shard.registry import Registry, ShardParts
 from ps_server.shard.service import SERVICE, ShardService
+from ps_server.shard.side_channels import SideChannelConfig, SideChannels
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +45,7 @@ class ShardConfig:
     threads: int
     connect_timeout_seconds: float
     ready_file: Path | None
+    side_channels: SideChannelConfig
 
 
 async def serve(config: ShardConfig, stop: asyncio.Event) -> None:
@@ -55,7 +58,8 @@ async def serve(config: ShardConfig, stop: asyncio.Event) -> None:
         return await asyncio.to_thread(client.get_shard_map, model)
 
     registry = Registry(ShardParts(config.shard, lane, fetch))
-    service = ShardService(config.shard, registry, counters)
+    side_channels = SideChannels(config.side_channels)
+    service = ShardService(config.shard, registry, counters, side_channels)
     server = await serving.start(config.bind, config.port, [(SERVICE, service.register)])
     address = config.advertise or server.address
     try:
@@ -71,6 +75,7 @@ async def serve(config: ShardConfig, stop: asyncio.Event) -> None:
             await asyncio.to_thread(membership.leave, "stopped")
     finally:
         await server.stop()
+        await side_channels.close()
         client.close()
         lane.close()
 
@@ -121,6 +126,13 @@ async def _follow(membership: Membership, registry: Registry, counters: Counters
 )
 @server_options(default_port=0)
 @click.option("--advertise", default="", help="host:port that workers dial, when it is not where this shard listens.")
+@click.option(
+    "--bulk-ports",
+    default="0",
+    metavar="PORT|FIRST-LAST|off",
+    help="TCP port for tensors beside gRPC: the first free one is taken; 0 is any; off: everything goes over gRPC.",
+)
+@click.option("--shm/--no-shm", default=True, help="Share memory with workers on the same host.")
 @click.option("--threads", type=click.IntRange(0), default=0, help="Threads of the optimizer; 0: torch's default.")
 @click.option(
     "--connect-timeout",
@@ -136,6 +148,8 @@ def main(
     log_level: str,
     ready_file: Path | None,
     advertise: str,
+    bulk_ports: str,
+    shm: bool,
     threads: int,
     connect_timeout: float,
 ) -> None:
@@ -157,8 +171,27 @@ def main(
         if shard is None or coordinator is None:
             missing = "--shard" if shard is None else "--coordinator"
             raise ConfigError(f"{missing} is missing", remedy=f"give {missing}, or set TF_CONFIG; see ps-server --help")
-        config = ShardConfig(shard, coordinator, bind, port, advertise, threads, connect_timeout, ready_file)
+        side_channels = SideChannelConfig(bind, parse_ports(bulk_ports), shm)
+        config = ShardConfig(
+            shard, coordinator, bind, port, advertise, threads, connect_timeout, ready_file, side_channels
+        )
         serving.run(lambda stop: serve(config, stop))
+
+
+def parse_ports(text: str) -> Sequence[int]:
+    """Ports of ``--bulk-ports``, none for "off". Raises ConfigError."""
+    if text == "off":
+        return ()
+    first, dash, last = text.partition("-")
+    try:
+        ports = range(int(first), int(last if dash else first) + 1)
+    except ValueError:
+        ports = range(0)
+    if not ports or ports[-1] > 65535 or ports[0] < 0:
+        raise ConfigError(
+            "--bulk-ports is no port, no range of ports, and not off", expected="7200, 7200-7299, 0 or off", actual=text
+        )
+    return ports
 
 
 def _from_tf_config(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from ps_protocol import convert
 from ps_protocol.errors import InternalError, NonFiniteGradient, PsError, StateLost
 from ps_protocol.layout import Layout
 from ps_protocol.model import Buffers, Consistency, NonFinite, Options
+from ps_protocol.v1 import common_pb2
 from ps_server.consistency import Decision, ParkedPulls, Position, PushInfo, Tracker, Verdict, WorkerKey
 from ps_server.failpoints import Failpoints
 from ps_server.log import Update, UpdateLog
@@ -31,17 +34,27 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class Gradients:
+    """A region of gradients: one of the pool's, or ``lent`` by a worker, to be read only and never to be kept."""
+
+    region: Region
+    lent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Push:
     """A push that has arrived whole. Its region belongs to the model from ``ShardModel.push`` on."""
 
     info: PushInfo
     #: None for a skipped push.
-    gradients: Region | None
+    gradients: Gradients | None
     absent: frozenset[int]
     options: Sequence[Options]
     with_buffers: bool = False
     #: No parameters are wanted back.
     push_only: bool = False
+    #: The worker has looked: there is no NaN or infinity in it.
+    finite: bool = False
 
 
 class ShardModel:
@@ -61,6 +74,8 @@ class ShardModel:
         self.initialised = False
         #: Staleness of each rank's last applied push.
         self.staleness: dict[int, int] = {}
+        #: How the open streams travel, by worker.
+        self.transports: dict[WorkerKey, common_pb2.Transport] = {}
         self._lane = lane
         self._log = log
         self.failpoints = failpoints
@@ -125,6 +140,17 @@ class ShardModel:
         self.tracker.arrive(worker, phase)
         self._advance()
 
+    @contextmanager
+    def travelling(self, worker: WorkerKey, transport: common_pb2.Transport) -> Iterator[None]:
+        """While a stream of ``worker`` is open: how its payloads travel, for status."""
+        if transport != self.transports.get(worker):
+            logger.info("model '%s': %s travels over %s", self.name, worker, convert.transport_name(transport))
+        self.transports[worker] = transport
+        try:
+            yield
+        finally:
+            self.transports.pop(worker, None)
+
     # -- pushes
 
     async def push(self, push: Push) -> Decision:
@@ -152,10 +178,10 @@ class ShardModel:
         """Whether the push has nothing to apply. Raises NonFiniteGradient where the model's policy is to refuse."""
         policy = self.layout.shard_map.spec.nonfinite
         gradients = push.gradients
-        if gradients is None or policy is NonFinite.ALLOW:
+        if gradients is None or push.finite or policy is NonFinite.ALLOW:
             return push.info.skipped
         name = await self._lane.submit(
-            lambda: first_nonfinite(self.layout, gradients, push.absent), self.layout.parameter_bytes
+            lambda: first_nonfinite(self.layout, gradients.region, push.absent), self.layout.parameter_bytes
         )
         if name is not None and policy is NonFinite.REFUSE:
             raise NonFiniteGradient(
@@ -228,37 +254,45 @@ class ShardModel:
 
     def _apply(self, pushes: Sequence[Push], scale: float, version: int) -> None:
         """One update: the mean of ``pushes``, in rank order, as one optimizer step."""
+        parts = [push.gradients for push in pushes if push.gradients is not None]
+        into = parts[0].region
+        if len(pushes) > 1 and parts[0].lent:
+            into = self.pool.take()
         try:
-            regions = [push.gradients for push in pushes if push.gradients is not None]
-            gradients, absent, options = regions[0], pushes[0].absent, pushes[0].options
+            regions = [part.region for part in parts]
+            absent, options = pushes[0].absent, pushes[0].options
             if len(pushes) > 1:
-                absent = average(gradients, regions[1:], [push.absent for push in pushes], len(pushes))
+                absent = average(into, regions, [push.absent for push in pushes])
             self.failpoints.hit("before_apply")
-            self._optimizer.apply(gradients, absent, options, scale)
-            self._take_buffers([push for push in pushes if push.with_buffers])
+            self._optimizer.apply(into, absent, options, scale)
+            self._take_buffers(into, [push for push in pushes if push.with_buffers])
             self.failpoints.hit("after_apply_before_log")
             infos = tuple(push.info for push in pushes)
-            self._log.append(Update(self.name, version, infos, gradients, absent, options, scale))
+            self._log.append(Update(self.name, version, infos, into, absent, options, scale))
         finally:
+            if into is not parts[0].region:
+                self.pool.give(into)
             for push in pushes:
                 self._give(push)
 
-    def _take_buffers(self, pushes: Sequence[Push]) -> None:
-        """Write the buffers that came with an update, as the model's policy says."""
-        values = [push.gradients for push in pushes if push.gradients is not None]
+    def _take_buffers(self, into: Region, pushes: Sequence[Push]) -> None:
+        """Write the buffers that came with an update, as the model's policy says, and leave them in ``into``."""
+        values = [push.gradients.region for push in pushes if push.gradients is not None]
         if not values:
             return
         if self.layout.shard_map.spec.buffers is Buffers.RANK0:
-            assign_buffers(self._region, values[0])
+            assign_buffers(into, values[0])
+            assign_buffers(self._region, into)
         elif len(values) > 1:
-            average_buffers(values[0], values[1:])
-            assign_buffers(self._region, values[0])
+            average_buffers(into, values)
+            assign_buffers(self._region, into)
         else:
-            blend_buffers(self._region, values[0], 1 / self._live_workers)
+            assign_buffers(into, values[0])
+            blend_buffers(self._region, into, 1 / self._live_workers)
 
     def _give(self, push: Push) -> None:
-        if push.gradients is not None:
-            self.pool.give(push.gradients)
+        if push.gradients is not None and not push.gradients.lent:
+            self.pool.give(push.gradients.region)
 
     # -- pulls
 

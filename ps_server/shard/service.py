@@ -10,14 +10,18 @@ import grpc
 from ps_protocol import PROTOCOL_VERSION, convert
 from ps_protocol.errors import InvalidRequest, ProtocolVersionMismatch
 from ps_protocol.frames import STATE_CHUNK_FIELD, cut, encode_chunk, pieces_of
+from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_server.consistency import WorkerKey
 from ps_server.rpc_errors import translated
+from ps_server.shard.carriers.carrier import parse_request
+from ps_server.shard.carriers.grpc_stream import Context, GrpcCarrier, read
 from ps_server.shard.counters import Counters
 from ps_server.shard.model import ShardModel
 from ps_server.shard.registry import Registry
+from ps_server.shard.side_channels import SideChannels
 from ps_server.shard.state import LoadReader, describe, parse_load, tensor_bytes
-from ps_server.shard.stream import Context, StepStream, parse_request, read, send_snapshot
+from ps_server.shard.stream import StepStream, send_snapshot
 
 SERVICE = "ps_protocol.v1.Shard"
 
@@ -25,10 +29,11 @@ SERVICE = "ps_protocol.v1.Shard"
 class ShardService:
     """Called by gRPC on the shard's event loop. Every PsError leaves as a status with its code in the trailers."""
 
-    def __init__(self, shard: int, registry: Registry, counters: Counters) -> None:
+    def __init__(self, shard: int, registry: Registry, counters: Counters, side_channels: SideChannels) -> None:
         self._shard = shard
         self._registry = registry
         self._counters = counters
+        self._side_channels = side_channels
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the service to ``server``. Streams with tensors carry raw bytes, which frames.py reads and writes."""
@@ -48,32 +53,48 @@ class ShardService:
         server.add_generic_rpc_handlers((handler,))
 
     async def step(self, _: AsyncIterator[bytes], context: Context) -> None:
-        """Open, then one exchange per step."""
-        model, worker, opened = await self._open(context)
-        with model.pool.reserved():
-            await context.write(pb.StepReply(opened=opened).SerializeToString())
-            await StepStream(context, model, worker, self._counters).run()
+        """Open, then one exchange per step, on whichever channel the worker chooses."""
+        request = await self._open_request(context)
+        model, worker, opened = await self._open(request)
+        anchor = GrpcCarrier(context)
+        with model.pool.reserved(), self._side_channels.offer(request.transports, model.layout) as offer:
+            opened.side_channels.extend(offer.channels)
+            await anchor.send(pb.StepReply(opened=opened))
+            try:
+                carrier = await offer.chosen(anchor)
+            except ConnectionError:
+                return
+            stream = StepStream(carrier, model, worker, self._counters)
+            with model.travelling(worker, carrier.transport):
+                await stream.run(*([] if carrier is anchor else [_ended(anchor)]))
 
     async def push(self, _: AsyncIterator[bytes], context: Context) -> bytes:
-        """Open, one push header, its chunks; answered when accepted."""
-        model, worker, _opened = await self._open(context)
-        result = await StepStream(context, model, worker, self._counters).push_once()
+        """Open, one push header, its payload; answered when accepted."""
+        model, worker, _opened = await self._open(await self._open_request(context))
+        stream = StepStream(GrpcCarrier(context), model, worker, self._counters)
+        try:
+            result = await stream.push_once()
+        except ConnectionError as error:
+            raise InvalidRequest("the stream ended before a whole push") from error
         return result.SerializeToString()
 
-    async def _open(self, context: Context) -> tuple[ShardModel, WorkerKey, pb.Opened]:
-        """Read and check the Open of a stream."""
+    async def _open_request(self, context: Context) -> pb.Open:
+        """The first message of a stream. Raises InvalidRequest, ProtocolVersionMismatch."""
         message = parse_request(await read(context) or b"")
         if message.WhichOneof("body") != "open":
             raise InvalidRequest("a stream begins with Open", actual=str(message.WhichOneof("body")))
-        request = message.open
-        if request.protocol_version != PROTOCOL_VERSION:
+        if message.open.protocol_version != PROTOCOL_VERSION:
             raise ProtocolVersionMismatch(
                 "worker and shard speak different versions of the protocol",
                 shard=str(self._shard),
                 expected=str(PROTOCOL_VERSION),
-                actual=str(request.protocol_version),
+                actual=str(message.open.protocol_version),
                 remedy="install the same torch-ps on both sides",
             )
+        return message.open
+
+    async def _open(self, request: pb.Open) -> tuple[ShardModel, WorkerKey, pb.Opened]:
+        """Find the model and the worker's place in it."""
         await self._registry.membership(request.membership_revision)
         model = await self._registry.model(request.model, request.epoch)
         worker = WorkerKey(request.worker.rank, request.worker.incarnation)
@@ -94,7 +115,7 @@ class ShardService:
         snapshot = await model.snapshot()
         try:
             result = pb.StepResult(outcome=pb.OUTCOME_APPLIED, version=snapshot.version, with_buffers=True)
-            await send_snapshot(context, result, snapshot, model, self._counters)
+            await send_snapshot(GrpcCarrier(context), result, snapshot, model, self._counters)
         finally:
             snapshot.give_back()
 
@@ -151,6 +172,7 @@ class ShardService:
                     phase=standing.position.phase,
                     clock=standing.position.clock,
                     last_sequence=standing.last_sequence,
+                    transport=model.transports.get(standing.worker, common_pb2.TRANSPORT_UNSPECIFIED),
                 )
                 for standing in tracker.clocks()
             ],
@@ -166,3 +188,12 @@ def _translated(handler: Callable[[Any, Context], Awaitable[Any]]) -> Callable[[
             return await handler(request, context)
 
     return wrapped
+
+
+async def _ended(anchor: GrpcCarrier) -> None:
+    """Returns when the worker ends its gRPC stream: then its side channel ends too."""
+    if (message := await anchor.receive()) is not None:
+        raise InvalidRequest(
+            "a message came on the gRPC stream of a worker that attached to a side channel",
+            actual=str(message.WhichOneof("body")),
+        )

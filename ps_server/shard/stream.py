@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-from google.protobuf.message import DecodeError
-
 from ps_protocol.errors import InvalidRequest, NonFiniteGradient, PsError, to_detail
-from ps_protocol.frames import STEP_CHUNK_FIELD, Scatter, cut, encode_chunk, parse_chunk, pieces_of
-from ps_protocol.layout import total_bytes
+from ps_protocol.frames import pieces_of
+from ps_protocol.layout import Range, total_bytes
 from ps_protocol.model import Options
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_server.consistency import Decision, Position, PushInfo, Verdict, WorkerKey
-from ps_server.optimizers import Region
+from ps_server.shard.carriers.carrier import Carrier, scatter
 from ps_server.shard.counters import Counters
-from ps_server.shard.model import Push, ShardModel
+from ps_server.shard.model import Gradients, Push, ShardModel
 from ps_server.shard.options import merge_options
 from ps_server.shard.snapshots import Snapshot
+
+logger = logging.getLogger(__name__)
 
 WAITING_SECONDS = 5.0
 """How often a parked pull gives a sign of life."""
@@ -37,25 +37,6 @@ OUTCOMES = {
     Verdict.SKIP: pb.OUTCOME_SKIPPED,
 }
 
-Context = grpc.aio.ServicerContext[bytes, bytes]
-
-
-async def read(context: Context) -> bytes | None:
-    """The next message of a stream, None once the client has sent its last."""
-    data: Any = await context.read()
-    return None if data is grpc.aio.EOF else bytes(data)
-
-
-@dataclass(slots=True)
-class Incoming:
-    """A push whose payload is still arriving."""
-
-    header: pb.PushHeader
-    absent: frozenset[int]
-    options: Sequence[Options]
-    region: Region | None
-    scatter: Scatter
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -67,33 +48,82 @@ class Answer:
     error: PsError | None = None
 
 
-class PushReader:
-    """Turns the messages of one stream into whole pushes. Owned by one handler; used by Step and by Push alike."""
+@dataclass(slots=True)
+class Incoming:
+    """A push whose header has come."""
 
-    def __init__(self, model: ShardModel, worker: WorkerKey, counters: Counters) -> None:
+    header: pb.PushHeader
+    absent: frozenset[int]
+    options: Sequence[Options]
+    ranges: list[Range]
+
+
+class StepStream:
+    """One open stream, served by one handler: a task reads pushes, another writes their answers in order."""
+
+    def __init__(self, carrier: Carrier, model: ShardModel, worker: WorkerKey, counters: Counters) -> None:
+        self._carrier = carrier
         self._model = model
         self._worker = worker
         self._counters = counters
         self._options: Sequence[Options] = model.layout.shard_map.spec.group_options
-        self._incoming: Incoming | None = None
+        self._answers: asyncio.Queue[Answer | None] = asyncio.Queue(PIPELINE_DEPTH)
 
-    def chunk(self, position: int, payload: memoryview) -> Push | None:
-        """Take one chunk; returns the push it completes. Raises InvalidRequest."""
-        if self._incoming is None:
-            raise InvalidRequest("a chunk came before its push header", remedy="send PushHeader first")
-        self._incoming.scatter.write(position, payload)
-        self._counters.bytes += len(payload)
-        return self._finish() if self._incoming.scatter.complete else None
+    async def run(self, *others: Coroutine[Any, Any, None]) -> None:
+        """Serve until the worker sends its last, goes away, or one of ``others`` ends. Raises PsError."""
+        serving = asyncio.create_task(self._serve())
+        tasks = [serving, *map(asyncio.ensure_future, others)]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except ConnectionError as error:
+            logger.debug("the stream of %s ended: %s", self._worker, error)
+        finally:
+            await _end(tasks)
 
-    def begin(self, header: pb.PushHeader) -> Push | None:
-        """Take one header; returns the push when it needs no payload. Raises InvalidRequest."""
-        if self._incoming is not None:
-            missing = self._incoming.scatter.expected_bytes - self._incoming.scatter.received_bytes
-            raise InvalidRequest(
-                "a push header came before the last push was whole",
-                expected=f"{missing} more bytes of push {self._incoming.header.sequence}",
-                actual=f"header of push {header.sequence}",
-            )
+    async def push_once(self) -> pb.StepResult:
+        """Read one push and decide it, without waiting for parameters. Raises PsError, ConnectionError."""
+        while (message := await self._carrier.receive()) is not None:
+            push = await self._take(message)
+            if push is not None:
+                decision = await self._model.push(push)
+                return result_of(Answer(push.info, True, decision), self._model)
+        raise InvalidRequest("the stream ended before a whole push", expected="a push header and its payload")
+
+    async def _serve(self) -> None:
+        tasks = asyncio.create_task(self._read()), asyncio.create_task(self._write())
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in tasks:
+                if task.done():
+                    task.result()
+        finally:
+            await _end(tasks)
+
+    async def _read(self) -> None:
+        while (message := await self._carrier.receive()) is not None:
+            push = await self._take(message)
+            if push is not None:
+                await self._answers.put(await self._decide(push))
+        await self._answers.put(None)
+
+    async def _take(self, message: pb.StepRequest) -> Push | None:
+        match message.WhichOneof("body"):
+            case "push":
+                return await self._receive(self._begin(message.push))
+            case "arrive":
+                self._model.arrive(self._worker, message.arrive.phase)
+            case "release":
+                self._carrier.released()
+            case other:
+                raise InvalidRequest(
+                    "not a message of an open step stream", actual=str(other), expected="push, arrive or release"
+                )
+        return None
+
+    def _begin(self, header: pb.PushHeader) -> Incoming:
+        """Check one header. Raises InvalidRequest."""
         layout = self._model.layout
         if header.sequence == 0:
             raise InvalidRequest("a push needs a sequence", expected="1 or more", actual="0")
@@ -108,22 +138,28 @@ class PushReader:
         if header.group_options:
             self._options = merge_options(layout.shard_map.spec, header.group_options)
         ranges = [] if header.skipped else layout.ranges(absent, buffers=header.with_buffers)
-        region = None if header.skipped else self._model.pool.take()
-        scatter = Scatter(pieces_of(region.bytes, ranges) if region else [])
-        self._incoming = Incoming(header, absent, self._options, region, scatter)
-        return self._finish() if not ranges else None
+        return Incoming(header, absent, self._options, ranges)
 
-    def abandon(self) -> None:
-        """The stream ended in the middle of a push: give its memory back."""
-        if self._incoming and self._incoming.region:
-            self._model.pool.give(self._incoming.region)
-        self._incoming = None
-
-    def _finish(self) -> Push:
-        incoming, self._incoming = self._incoming, None
-        if incoming is None:
-            raise InvalidRequest("no push is under way")
+    async def _receive(self, incoming: Incoming) -> Push:
+        """Take the payload of a push from wherever it is. Raises InvalidRequest, ConnectionError."""
         header = incoming.header
+        gradients = None
+        if header.segment and not header.skipped:
+            gradients = Gradients(self._carrier.gradients(header.segment), lent=True)
+        elif not header.skipped:
+            gradients = Gradients(self._model.pool.take())
+            try:
+                pieces = pieces_of(gradients.region.bytes, incoming.ranges)
+                if header.payload or not pieces:
+                    scatter(header.payload, pieces)
+                else:
+                    await self._carrier.receive_payload(pieces)
+            except BaseException:
+                # A push that stays a part is nothing, and its memory is free again.
+                self._model.pool.give(gradients.region)
+                raise
+        self._counters.bytes += total_bytes(incoming.ranges)
+        self._counters.pushes += 1
         info = PushInfo(
             worker=self._worker,
             sequence=header.sequence,
@@ -131,70 +167,15 @@ class PushReader:
             pulled_version=header.pulled_version,
             skipped=header.skipped,
         )
-        self._counters.pushes += 1
-        return Push(info, incoming.region, incoming.absent, incoming.options, header.with_buffers, header.push_only)
-
-
-class StepStream:
-    """One open stream, served by one handler: a task reads pushes, another writes their answers in order."""
-
-    def __init__(self, context: Context, model: ShardModel, worker: WorkerKey, counters: Counters) -> None:
-        self._context = context
-        self._model = model
-        self._worker = worker
-        self._counters = counters
-        self._reader = PushReader(model, worker, counters)
-        self._answers: asyncio.Queue[Answer | None] = asyncio.Queue(PIPELINE_DEPTH)
-
-    async def run(self) -> None:
-        """Serve until the worker half-closes. Raises PsError for whatever breaks the protocol."""
-        tasks = asyncio.create_task(self._read()), asyncio.create_task(self._write())
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self._reader.abandon()
-
-    async def push_once(self) -> pb.StepResult:
-        """Read one push and decide it, without waiting for parameters. Raises PsError."""
-        try:
-            while (data := await read(self._context)) is not None:
-                push = self._take(data)
-                if push is not None:
-                    decision = await self._model.push(push)
-                    return result_of(Answer(push.info, True, decision), self._model)
-        finally:
-            self._reader.abandon()
-        raise InvalidRequest("the stream ended before a whole push", expected="a push header and its chunks")
-
-    async def _read(self) -> None:
-        while (data := await read(self._context)) is not None:
-            push = self._take(data)
-            if push is not None:
-                await self._answers.put(await self._decide(push))
-        await self._answers.put(None)
-
-    def _take(self, data: bytes) -> Push | None:
-        chunk = parse_chunk(STEP_CHUNK_FIELD, data)
-        if chunk is not None:
-            return self._reader.chunk(*chunk)
-        message = parse_request(data)
-        match message.WhichOneof("body"):
-            case "push":
-                return self._reader.begin(message.push)
-            case "chunk":
-                return self._reader.chunk(message.chunk.position, memoryview(message.chunk.payload))
-            case "arrive":
-                self._model.arrive(self._worker, message.arrive.phase)
-                return None
-            case other:
-                raise InvalidRequest(
-                    "not a message of an open step stream", actual=str(other), expected="push or chunk"
-                )
+        return Push(
+            info,
+            gradients,
+            incoming.absent,
+            incoming.options,
+            with_buffers=header.with_buffers,
+            push_only=header.push_only,
+            finite=header.finite,
+        )
 
     async def _decide(self, push: Push) -> Answer:
         try:
@@ -208,7 +189,7 @@ class StepStream:
     async def _write(self) -> None:
         while (answer := await self._answers.get()) is not None:
             if answer.decision is None or answer.push_only:
-                await self._context.write(pb.StepReply(result=result_of(answer, self._model)).SerializeToString())
+                await self._carrier.send(pb.StepReply(result=result_of(answer, self._model)))
             else:
                 await self._gate(answer.info.position)
                 await self._reply(answer)
@@ -220,7 +201,7 @@ class StepStream:
             try:
                 await asyncio.wait_for(parked, WAITING_SECONDS)
             except TimeoutError:
-                await self._context.write(pb.StepReply(waiting=pb.Waiting(reason=reason)).SerializeToString())
+                await self._carrier.send(pb.StepReply(waiting=pb.Waiting(reason=reason)))
             finally:
                 if not parked.done() or parked.cancelled():
                     self._model.unpark(parked)
@@ -231,19 +212,15 @@ class StepStream:
             self._model.failpoints.hit("after_log_before_reply")
             result = result_of(answer, self._model)
             result.version = snapshot.version
-            await send_snapshot(self._context, result, snapshot, self._model, self._counters)
+            await send_snapshot(self._carrier, result, snapshot, self._model, self._counters)
         finally:
             snapshot.give_back()
 
 
-def parse_request(data: bytes) -> pb.StepRequest:
-    """Raises InvalidRequest for bytes that are no StepRequest."""
-    try:
-        return pb.StepRequest.FromString(data)
-    except DecodeError as error:
-        raise InvalidRequest(
-            "a message is not a StepRequest", actual=f"{len(data)} bytes", expected=str(error)
-        ) from error
+async def _end(tasks: Sequence[asyncio.Future[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def result_of(answer: Answer, model: ShardModel) -> pb.StepResult:
@@ -265,12 +242,9 @@ def result_of(answer: Answer, model: ShardModel) -> pb.StepResult:
 
 
 async def send_snapshot(
-    context: Context, result: pb.StepResult, snapshot: Snapshot, model: ShardModel, counters: Counters
+    carrier: Carrier, result: pb.StepResult, snapshot: Snapshot, model: ShardModel, counters: Counters
 ) -> None:
-    """Write ``result`` and the snapshot's bytes in chunks: parameters, and buffers where the result says so."""
+    """Send ``result`` with the snapshot's parameters, and buffers where the result says so."""
     ranges = model.layout.ranges(buffers=result.with_buffers)
-    result.payload_bytes = total_bytes(ranges)
-    await context.write(pb.StepReply(result=result).SerializeToString())
-    for position, pieces in cut(pieces_of(snapshot.region.bytes, ranges)):
-        await context.write(encode_chunk(STEP_CHUNK_FIELD, position, pieces))
+    await carrier.send_parameters(result, snapshot.region, ranges)
     counters.bytes += result.payload_bytes

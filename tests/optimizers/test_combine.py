@@ -27,13 +27,13 @@ def contributions(layout: Layout, count: int, seed: int) -> list[Region]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(absent=st.lists(ABSENT, min_size=1, max_size=4), extra=st.integers(0, 2), seed=st.integers(0, 9))
+@given(absent=st.lists(ABSENT, min_size=1, max_size=4), apart=st.booleans(), seed=st.integers(0, 9))
 def test_the_mean_is_the_sum_in_order_over_the_count_with_zeros_for_what_is_absent(
-    absent: list[frozenset[int]], extra: int, seed: int
+    absent: list[frozenset[int]], apart: bool, seed: int
 ) -> None:
     layout = whole_layout(spec_of("SGD", FLOATS, [{"lr": 0.1}]))
     regions = contributions(layout, len(absent), seed)
-    count = len(absent) + extra
+    into = Region(layout) if apart else regions[0]
     expected = {}
     for index in range(len(layout.slices)):
         parts = [r.slice(index).clone() for r, missing in zip(regions, absent, strict=True) if index not in missing]
@@ -41,26 +41,26 @@ def test_the_mean_is_the_sum_in_order_over_the_count_with_zeros_for_what_is_abse
             wide = parts[0].double() if parts[0].dtype == torch.float64 else parts[0].float()
             for part in parts[1:]:
                 wide = wide + part
-            expected[index] = (wide / count).to(parts[0].dtype)
-    nobody = average(regions[0], regions[1:], absent, count)
+            expected[index] = (wide / len(absent)).to(parts[0].dtype)
+    nobody = average(into, regions, absent)
     assert nobody == frozenset.intersection(*absent)
     for index, tensor in expected.items():
-        assert torch.equal(regions[0].slice(index), tensor)
+        assert torch.equal(into.slice(index), tensor)
 
 
 def test_a_mean_of_more_elements_than_one_block_is_exact_everywhere() -> None:
     spec = ModelSpec("m", "torch.optim.SGD", (Variable("w", (300_000,), DType.BFLOAT16),), ({"lr": 0.1},))
     regions = contributions(whole_layout(spec), 3, 1)
     expected = ((regions[0].slice(0).float() + regions[1].slice(0) + regions[2].slice(0)) / 3).bfloat16()
-    average(regions[0], regions[1:], [frozenset()] * 3, 3)
+    average(regions[0], regions, [frozenset()] * 3)
     assert torch.equal(regions[0].slice(0), expected)
 
 
-@pytest.mark.parametrize(("absent", "count"), [([frozenset[int]()], 2), ([frozenset[int]()] * 2, 0)])
-def test_a_mean_of_nothing_or_of_unmatched_contributions_is_refused(absent: list[frozenset[int]], count: int) -> None:
+@pytest.mark.parametrize(("parts", "absent"), [(2, [frozenset[int]()]), (0, [])])
+def test_a_mean_of_nothing_or_of_unmatched_contributions_is_refused(parts: int, absent: list[frozenset[int]]) -> None:
     regions = contributions(whole_layout(spec_of("SGD", FLOATS, [{"lr": 0.1}])), 2, 1)
     with pytest.raises(InvalidRequest):
-        average(regions[0], regions[1:], absent, count)
+        average(regions[0], regions[:parts], absent)
 
 
 def buffered(mean: list[float], batches: int) -> Region:
@@ -92,7 +92,7 @@ def test_assigned_buffers_are_copied_and_parameters_left_alone() -> None:
 
 def test_averaged_buffers_are_the_mean_of_floats_and_the_maximum_of_counters() -> None:
     region = buffered([1.0, 2.0], 5)
-    average_buffers(region, [buffered([3.0, 4.0], 9), buffered([5.0, 0.0], 2)])
+    average_buffers(region, [region, buffered([3.0, 4.0], 9), buffered([5.0, 0.0], 2)])
     assert read(region) == {"weight": [7.0] * 3, "mean": [3.0, 2.0], "batches": 9, "empty": []}
 
 

@@ -8,6 +8,7 @@ import grpc
 import pytest
 import torch
 
+from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.errors import (
     Fenced,
     InvalidRequest,
@@ -208,7 +209,7 @@ def test_rank_0_s_buffers_come_with_its_push_and_are_pulled():
         stream.exchange(flat(model.layout, *gradients(model, 1), values), with_buffers=True)
         stub = shard_pb2_grpc.ShardStub(shard.channel)
         result, *chunks = list(stub.Pull(pb.PullRequest(model="model")))
-        payload = b"".join(reply.chunk.payload for reply in chunks)
+        payload = result.result.payload + b"".join(reply.chunk.payload for reply in chunks)
         assert len(payload) == result.result.payload_bytes
         torch.testing.assert_close(unflat(model.layout, payload)[-1], values)
 
@@ -220,7 +221,7 @@ def test_push_without_pull_is_answered_when_accepted():
         worker = pb.WorkerId(rank=0, incarnation=1)
         payload = flat(model.layout, *gradients(model, 1))
         messages = [
-            pb.StepRequest(open=pb.Open(model="model", worker=worker, protocol_version=1)),
+            pb.StepRequest(open=pb.Open(model="model", worker=worker, protocol_version=PROTOCOL_VERSION)),
             pb.StepRequest(push=pb.PushHeader(sequence=1, clock=1)),
             pb.StepRequest(chunk=pb.Chunk(payload=payload)),
         ]

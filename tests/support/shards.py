@@ -26,6 +26,7 @@ from ps_server.shard.lane import Lane
 from ps_server.shard.model import ShardModel
 from ps_server.shard.registry import Registry, ShardParts
 from ps_server.shard.service import SERVICE, ShardService
+from ps_server.shard.side_channels import SideChannelConfig, SideChannels
 from tests.support.loops import LoopThread
 
 
@@ -97,9 +98,15 @@ class TestShard:
 
 @contextmanager
 def running_shard(
-    live: dict[int, int] | None = None, consistency: Consistency | None = None, log: UpdateLog | None = None
+    live: dict[int, int] | None = None,
+    consistency: Consistency | None = None,
+    log: UpdateLog | None = None,
+    side_channel_config: SideChannelConfig | None = None,
 ) -> Iterator[TestShard]:
     """Serve shard 0 on a free port of 127.0.0.1."""
+
+    async def listening(config: SideChannelConfig) -> SideChannels:
+        return SideChannels(config)
 
     async def fetch(name: str) -> ShardMap:
         raise AssertionError(f"the test places its models itself, not {name}")
@@ -108,13 +115,15 @@ def running_shard(
         lane, counters, failpoints = Lane(1), Counters(), Failpoints()
         registry = Registry(ShardParts(0, lane, fetch, log or MemoryLog(), failpoints))
         shard = TestShard(loop, registry, failpoints, counters)
-        service = ShardService(0, registry, counters)
+        side_channels = loop.run(listening(side_channel_config or SideChannelConfig()))
+        service = ShardService(0, registry, counters, side_channels)
         server = loop.run(serving.start("127.0.0.1", 0, [(SERVICE, service.register)]))
         shard.address = server.address
         shard.set_view(live or {0: 1}, consistency or Consistency())
         with grpc.insecure_channel(server.address) as shard.channel:
             yield shard
         loop.run(server.stop(0.2))
+        loop.run(side_channels.close())
         lane.close()
 
 
@@ -157,7 +166,7 @@ class StubStream:
         """The next result and its payload; signs of life are passed over."""
         while (reply := next(self.replies)).WhichOneof("body") == "waiting":
             pass
-        result, payload = reply.result, b""
+        result, payload = reply.result, reply.result.payload
         while len(payload) < result.payload_bytes:
             chunk = next(self.replies).chunk
             assert chunk.position == len(payload)

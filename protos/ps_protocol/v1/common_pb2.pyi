@@ -70,6 +70,22 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_UNSUPPORTED_OPTIMIZER: _ClassVar[ErrorCode]
     ERROR_CODE_NOT_READY: _ClassVar[ErrorCode]
     ERROR_CODE_STATE_LOST: _ClassVar[ErrorCode]
+
+class Transport(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TRANSPORT_UNSPECIFIED: _ClassVar[Transport]
+    TRANSPORT_GRPC: _ClassVar[Transport]
+    TRANSPORT_SHM: _ClassVar[Transport]
+    TRANSPORT_BULK: _ClassVar[Transport]
+
+class WireFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WIRE_FORMAT_UNSPECIFIED: _ClassVar[WireFormat]
+    WIRE_FORMAT_RAW: _ClassVar[WireFormat]
+    WIRE_FORMAT_BF16: _ClassVar[WireFormat]
+    WIRE_FORMAT_FP16: _ClassVar[WireFormat]
+    WIRE_FORMAT_INT8: _ClassVar[WireFormat]
+    WIRE_FORMAT_TOPK: _ClassVar[WireFormat]
 DTYPE_UNSPECIFIED: DType
 DTYPE_FLOAT32: DType
 DTYPE_FLOAT64: DType
@@ -113,6 +129,16 @@ ERROR_CODE_PROTOCOL_VERSION: ErrorCode
 ERROR_CODE_UNSUPPORTED_OPTIMIZER: ErrorCode
 ERROR_CODE_NOT_READY: ErrorCode
 ERROR_CODE_STATE_LOST: ErrorCode
+TRANSPORT_UNSPECIFIED: Transport
+TRANSPORT_GRPC: Transport
+TRANSPORT_SHM: Transport
+TRANSPORT_BULK: Transport
+WIRE_FORMAT_UNSPECIFIED: WireFormat
+WIRE_FORMAT_RAW: WireFormat
+WIRE_FORMAT_BF16: WireFormat
+WIRE_FORMAT_FP16: WireFormat
+WIRE_FORMAT_INT8: WireFormat
+WIRE_FORMAT_TOPK: WireFormat
 
 class Variable(_message.Message):
     __slots__ = ("name", "shape", "dtype", "kind", "group")
@@ -201,3 +227,11 @@ class ErrorDetail(_message.Message):
     actual: str
     remedy: str
     def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., variable: _Optional[str] = ..., shard: _Optional[str] = ..., expected: _Optional[str] = ..., actual: _Optional[str] = ..., remedy: _Optional[str] = ...) -> None: ...
+
+class Wire(_message.Message):
+    __slots__ = ("format", "ratio")
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    RATIO_FIELD_NUMBER: _ClassVar[int]
+    format: WireFormat
+    ratio: float
+    def __init__(self, format: _Optional[_Union[WireFormat, str]] = ..., ratio: _Optional[float] = ...) -> None: ...

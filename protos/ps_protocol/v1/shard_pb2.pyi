@@ -44,37 +44,73 @@ class Chunk(_message.Message):
     def __init__(self, position: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("model", "epoch", "worker", "membership_revision", "protocol_version", "phase")
+    __slots__ = ("model", "epoch", "worker", "membership_revision", "protocol_version", "phase", "transports", "wire")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     MEMBERSHIP_REVISION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    WIRE_FIELD_NUMBER: _ClassVar[int]
     model: str
     epoch: int
     worker: WorkerId
     membership_revision: int
     protocol_version: int
     phase: int
-    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ..., worker: _Optional[_Union[WorkerId, _Mapping]] = ..., membership_revision: _Optional[int] = ..., protocol_version: _Optional[int] = ..., phase: _Optional[int] = ...) -> None: ...
+    transports: _containers.RepeatedScalarFieldContainer[_common_pb2.Transport]
+    wire: _common_pb2.Wire
+    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ..., worker: _Optional[_Union[WorkerId, _Mapping]] = ..., membership_revision: _Optional[int] = ..., protocol_version: _Optional[int] = ..., phase: _Optional[int] = ..., transports: _Optional[_Iterable[_Union[_common_pb2.Transport, str]]] = ..., wire: _Optional[_Union[_common_pb2.Wire, _Mapping]] = ...) -> None: ...
+
+class SideChannel(_message.Message):
+    __slots__ = ("transport", "name", "port", "token")
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    transport: _common_pb2.Transport
+    name: str
+    port: int
+    token: bytes
+    def __init__(self, transport: _Optional[_Union[_common_pb2.Transport, str]] = ..., name: _Optional[str] = ..., port: _Optional[int] = ..., token: _Optional[bytes] = ...) -> None: ...
+
+class Attach(_message.Message):
+    __slots__ = ("token", "segments")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    token: bytes
+    segments: int
+    def __init__(self, token: _Optional[bytes] = ..., segments: _Optional[int] = ...) -> None: ...
+
+class Attached(_message.Message):
+    __slots__ = ("segment_bytes",)
+    SEGMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    segment_bytes: int
+    def __init__(self, segment_bytes: _Optional[int] = ...) -> None: ...
+
+class Confirm(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("version", "phase", "clock", "last_sequence", "initialised")
+    __slots__ = ("version", "phase", "clock", "last_sequence", "initialised", "side_channels")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     INITIALISED_FIELD_NUMBER: _ClassVar[int]
+    SIDE_CHANNELS_FIELD_NUMBER: _ClassVar[int]
     version: int
     phase: int
     clock: int
     last_sequence: int
     initialised: bool
-    def __init__(self, version: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., last_sequence: _Optional[int] = ..., initialised: bool = ...) -> None: ...
+    side_channels: _containers.RepeatedCompositeFieldContainer[SideChannel]
+    def __init__(self, version: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., last_sequence: _Optional[int] = ..., initialised: bool = ..., side_channels: _Optional[_Iterable[_Union[SideChannel, _Mapping]]] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("sequence", "phase", "clock", "pulled_version", "absent", "group_options", "with_buffers", "skipped", "push_only")
+    __slots__ = ("sequence", "phase", "clock", "pulled_version", "absent", "group_options", "with_buffers", "skipped", "push_only", "finite", "payload", "segment")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +120,9 @@ class PushHeader(_message.Message):
     WITH_BUFFERS_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     PUSH_ONLY_FIELD_NUMBER: _ClassVar[int]
+    FINITE_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     phase: int
     clock: int
@@ -93,7 +132,14 @@ class PushHeader(_message.Message):
     with_buffers: bool
     skipped: bool
     push_only: bool
-    def __init__(self, sequence: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., pulled_version: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., group_options: _Optional[_Iterable[str]] = ..., with_buffers: bool = ..., skipped: bool = ..., push_only: bool = ...) -> None: ...
+    finite: bool
+    payload: bytes
+    segment: int
+    def __init__(self, sequence: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., pulled_version: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., group_options: _Optional[_Iterable[str]] = ..., with_buffers: bool = ..., skipped: bool = ..., push_only: bool = ..., finite: bool = ..., payload: _Optional[bytes] = ..., segment: _Optional[int] = ...) -> None: ...
+
+class Release(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Arrive(_message.Message):
     __slots__ = ("phase",)
@@ -102,19 +148,25 @@ class Arrive(_message.Message):
     def __init__(self, phase: _Optional[int] = ...) -> None: ...
 
 class StepRequest(_message.Message):
-    __slots__ = ("open", "push", "chunk", "arrive")
+    __slots__ = ("open", "push", "chunk", "arrive", "release", "attach", "confirm")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     ARRIVE_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    ATTACH_FIELD_NUMBER: _ClassVar[int]
+    CONFIRM_FIELD_NUMBER: _ClassVar[int]
     open: Open
     push: PushHeader
     chunk: Chunk
     arrive: Arrive
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., push: _Optional[_Union[PushHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ...) -> None: ...
+    release: Release
+    attach: Attach
+    confirm: Confirm
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., push: _Optional[_Union[PushHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("sequence", "outcome", "version", "staleness", "clock", "absent", "with_buffers", "payload_bytes", "error")
+    __slots__ = ("sequence", "outcome", "version", "staleness", "clock", "absent", "with_buffers", "payload_bytes", "error", "payload", "segment")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +176,8 @@ class StepResult(_message.Message):
     WITH_BUFFERS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     outcome: Outcome
     version: int
@@ -133,7 +187,9 @@ class StepResult(_message.Message):
     with_buffers: bool
     payload_bytes: int
     error: _common_pb2.ErrorDetail
-    def __init__(self, sequence: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., version: _Optional[int] = ..., staleness: _Optional[int] = ..., clock: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., with_buffers: bool = ..., payload_bytes: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+    payload: bytes
+    segment: int
+    def __init__(self, sequence: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., version: _Optional[int] = ..., staleness: _Optional[int] = ..., clock: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., with_buffers: bool = ..., payload_bytes: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.ErrorDetail, _Mapping]] = ..., payload: _Optional[bytes] = ..., segment: _Optional[int] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("reason",)
@@ -142,16 +198,20 @@ class Waiting(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class StepReply(_message.Message):
-    __slots__ = ("opened", "result", "chunk", "waiting")
+    __slots__ = ("opened", "result", "chunk", "waiting", "attached", "refused")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     opened: Opened
     result: StepResult
     chunk: Chunk
     waiting: Waiting
-    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., result: _Optional[_Union[StepResult, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ...) -> None: ...
+    attached: Attached
+    refused: _common_pb2.ErrorDetail
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., result: _Optional[_Union[StepResult, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., refused: _Optional[_Union[_common_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
 
 class PullRequest(_message.Message):
     __slots__ = ("model", "epoch")
@@ -240,18 +300,20 @@ class GetModelRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class WorkerClock(_message.Message):
-    __slots__ = ("rank", "incarnation", "phase", "clock", "last_sequence")
+    __slots__ = ("rank", "incarnation", "phase", "clock", "last_sequence", "transport")
     RANK_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     rank: int
     incarnation: int
     phase: int
     clock: int
     last_sequence: int
-    def __init__(self, rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., last_sequence: _Optional[int] = ...) -> None: ...
+    transport: _common_pb2.Transport
+    def __init__(self, rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., last_sequence: _Optional[int] = ..., transport: _Optional[_Union[_common_pb2.Transport, str]] = ...) -> None: ...
 
 class ModelStatus(_message.Message):
     __slots__ = ("shard_map", "version", "initialised", "consistency", "clocks", "staleness_counts", "outcomes", "parked_pulls")

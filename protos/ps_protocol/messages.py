@@ -1,0 +1,75 @@
+"""Messages on a side channel: each behind its length, on a blocking socket whose other end may stall or lie."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Sequence
+
+from ps_protocol.errors import InvalidRequest
+
+LENGTH = struct.Struct("<I")
+
+MAX_MESSAGE_BYTES = 4 << 20
+"""No message is longer, payloads aside: the limit of gRPC."""
+
+INLINE_BYTES = 64 << 10
+"""A payload up to this size travels inside its message: one write, one read, no second wake-up."""
+
+TOKEN_BYTES = 32
+
+STALL_SECONDS = 60.0
+"""How long a peer may take or give nothing in the middle of a transfer."""
+
+SOCKET_BUFFER_BYTES = 4 << 20
+
+
+def checked_length(header: bytes | bytearray) -> int:
+    """The length that ``header`` announces. Raises InvalidRequest above the limit."""
+    (length,) = LENGTH.unpack(header)
+    if length > MAX_MESSAGE_BYTES:
+        raise InvalidRequest(
+            "a message on a side channel is too long", expected=f"at most {MAX_MESSAGE_BYTES} bytes", actual=str(length)
+        )
+    return int(length)
+
+
+def framed(message: bytes) -> bytes:
+    """``message`` behind its length."""
+    return LENGTH.pack(len(message)) + message
+
+
+def prepare(sock: socket.socket, stall_seconds: float = STALL_SECONDS) -> None:
+    """Make ``sock`` ready: blocking calls that give up when the peer stalls, no waiting for fuller packets."""
+    sock.setblocking(True)
+    timeout = struct.pack("ll", int(stall_seconds), int(stall_seconds % 1 * 1e6))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def receive_into(sock: socket.socket, pieces: Sequence[memoryview]) -> None:
+    """Fill ``pieces`` from ``sock``; the interpreter lock is released while it waits and copies.
+
+    Raises ConnectionError when the peer is gone, or gives nothing for the time ``prepare`` set.
+    """
+    try:
+        for piece in pieces:
+            at = 0
+            while at < len(piece):
+                got = sock.recv_into(piece[at:], 0, socket.MSG_WAITALL)
+                if got == 0:
+                    raise ConnectionResetError("the peer closed the connection in the middle of a transfer")
+                at += got
+    except BlockingIOError as error:
+        raise ConnectionAbortedError("the peer stalled in the middle of a transfer") from error
+
+
+def send_all(sock: socket.socket, pieces: Sequence[memoryview | bytes]) -> None:
+    """Send ``pieces``; the interpreter lock is released while it waits and copies. Raises as ``receive_into``."""
+    try:
+        for piece in pieces:
+            sock.sendall(piece)
+    except BlockingIOError as error:
+        raise ConnectionAbortedError("the peer stalled in the middle of a transfer") from error

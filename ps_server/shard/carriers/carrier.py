@@ -1,0 +1,91 @@
+"""The interface of every carrier, and what all of them do alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from google.protobuf.message import DecodeError
+
+from ps_protocol.errors import InvalidRequest
+from ps_protocol.frames import pieces_of
+from ps_protocol.layout import Range, total_bytes
+from ps_protocol.messages import INLINE_BYTES
+from ps_protocol.v1 import common_pb2
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_server.optimizers import Region
+
+
+class Carrier(Protocol):
+    """One stream's messages both ways. Used on the event loop by one reader and one writer at a time.
+
+    Raises ConnectionError when the worker is gone or stalls, InvalidRequest when it breaks the protocol.
+    """
+
+    transport: common_pb2.Transport
+
+    async def receive(self) -> pb.StepRequest | None:
+        """The next message that is no chunk; None once the worker has sent its last."""
+        ...
+
+    async def receive_payload(self, pieces: Sequence[memoryview]) -> None:
+        """The payload behind the last message, into ``pieces``. No byte is written to them after it has returned."""
+        ...
+
+    def gradients(self, segment: int) -> Region:
+        """The region that the worker wrote its gradients to. Raises InvalidRequest when there is none."""
+        ...
+
+    async def send(self, reply: pb.StepReply) -> None:
+        """Send one message without a payload."""
+        ...
+
+    async def send_parameters(self, result: pb.StepResult, region: Region, ranges: Sequence[Range]) -> None:
+        """Send ``result`` and ``ranges`` of ``region``; returns when the region is not read any more."""
+        ...
+
+    def released(self) -> None:
+        """The worker has read the parameters sent last."""
+        ...
+
+
+def parse_request(data: bytes | bytearray) -> pb.StepRequest:
+    """Raises InvalidRequest for bytes that are no StepRequest."""
+    try:
+        return pb.StepRequest.FromString(bytes(data))
+    except DecodeError as error:
+        raise InvalidRequest(
+            "a message is not a StepRequest", actual=f"{len(data)} bytes", expected=str(error)
+        ) from error
+
+
+def scatter(payload: bytes, pieces: Sequence[memoryview]) -> None:
+    """Write an inline payload to its places. Raises InvalidRequest when it is too short or too long."""
+    expected = sum(map(len, pieces))
+    if len(payload) != expected:
+        raise InvalidRequest(
+            "an inline payload has the wrong size", expected=f"{expected} bytes", actual=f"{len(payload)} bytes"
+        )
+    at = 0
+    for piece in pieces:
+        piece[:] = payload[at : at + len(piece)]
+        at += len(piece)
+
+
+def put_inline(result: pb.StepResult, region: Region, ranges: Sequence[Range]) -> bool:
+    """Announce the payload, and put it into ``result`` when it is small; whether it was."""
+    result.payload_bytes = total_bytes(ranges)
+    if result.payload_bytes > INLINE_BYTES:
+        return False
+    result.payload = b"".join(pieces_of(region.bytes, ranges))
+    return True
+
+
+def no_segments(transport: common_pb2.Transport) -> InvalidRequest:
+    """A worker named shared memory on a stream that has none."""
+    return InvalidRequest(
+        "a push names shared memory that this stream does not have",
+        expected="a payload in the push, or behind it",
+        actual=common_pb2.Transport.Name(transport),
+        remedy="attach to the shm side channel first",
+    )

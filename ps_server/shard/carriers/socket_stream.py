@@ -1,0 +1,223 @@
+"""The carriers on sockets: bulk (payloads on the socket) and shm (payloads in memory that both sides map)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from ps_protocol.errors import InvalidRequest
+from ps_protocol.frames import pieces_of
+from ps_protocol.layout import Range
+from ps_protocol.messages import LENGTH, STALL_SECONDS, checked_length, framed, prepare, receive_into, send_all
+from ps_protocol.segments import Recent, Segment
+from ps_protocol.v1 import common_pb2
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_server.optimizers import Region
+from ps_server.shard.carriers.carrier import no_segments, parse_request, put_inline
+
+INLINE_TRANSFER_BYTES = 256 << 10
+"""Up to this size a transfer is tried on the event loop; it takes less time than handing it to a thread."""
+
+
+class SocketCarrier:
+    """Keeps the contract of ``Carrier`` on one connected socket.
+
+    Messages and small payloads are moved on the event loop without ever waiting there; large payloads by two threads
+    of this carrier's own, one each way, so that pushers do not wait for each other.
+    """
+
+    def __init__(self, sock: socket.socket, stall_seconds: float = STALL_SECONDS) -> None:
+        prepare(sock, stall_seconds)
+        self.transport = common_pb2.TRANSPORT_BULK
+        self._socket = sock
+        self._stall_seconds = stall_seconds
+        self._loop = asyncio.get_running_loop()
+        self._threads = ThreadPoolExecutor(2, "carrier")
+        self._readable: asyncio.Future[None] | None = None
+        self._watched = False
+        self._closed = False
+        self._segments: Sequence[Region] = ()
+        #: Regions whose memory the worker has; it is not kept alive here.
+        self._sent: Recent[weakref.ref[Region]] = Recent()
+        self._numbers = 0
+        self._release: asyncio.Future[None] | None = None
+
+    async def share(self, segments: Sequence[Region]) -> None:
+        """Become an shm carrier: answer Attach with the worker's gradient ``segments``, which nobody else uses."""
+        self.transport = common_pb2.TRANSPORT_SHM
+        self._segments = segments
+        descriptors = [region.segment.fd for region in segments if region.segment]
+        size = segments[0].layout.region_bytes
+        await self._send(pb.StepReply(attached=pb.Attached(segment_bytes=size)), descriptors=descriptors)
+
+    # -- reading
+
+    async def receive(self) -> pb.StepRequest | None:
+        """The next message; None when the worker closed the connection between two."""
+        head = bytearray(LENGTH.size)
+        if not await self._fill(memoryview(head), may_end=True):
+            return None
+        body = bytearray(checked_length(head))
+        await self._fill(memoryview(body))
+        message = parse_request(body)
+        if message.WhichOneof("body") == "chunk":
+            raise InvalidRequest("a chunk came on a side channel", remedy="send the payload as it is, without chunks")
+        return message
+
+    async def receive_payload(self, pieces: Sequence[memoryview]) -> None:
+        """Bytes as they lie in memory."""
+        if sum(map(len, pieces)) <= INLINE_TRANSFER_BYTES:
+            for piece in pieces:
+                await self._fill(piece)
+        else:
+            await self._in_thread(lambda: receive_into(self._socket, pieces))
+
+    def gradients(self, segment: int) -> Region:
+        """The gradient segment of this number, from 1."""
+        if self.transport != common_pb2.TRANSPORT_SHM:
+            raise no_segments(self.transport)
+        if not 1 <= segment <= len(self._segments):
+            raise InvalidRequest(
+                "a push names a gradient segment that does not exist",
+                expected=f"1 to {len(self._segments)}",
+                actual=str(segment),
+            )
+        return self._segments[segment - 1]
+
+    async def _fill(self, view: memoryview, *, may_end: bool = False) -> bool:
+        """Read ``view`` full; False when the connection ends before its first byte and ``may_end``."""
+        at = 0
+        while at < len(view):
+            try:
+                got = self._socket.recv_into(view[at:], 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                await self._until_readable(idle=may_end and at == 0)
+                continue
+            if got == 0:
+                if may_end and at == 0:
+                    return False
+                raise ConnectionResetError("the worker closed the connection in the middle of a message")
+            at += got
+        return True
+
+    async def _until_readable(self, *, idle: bool) -> None:
+        """Wait for bytes: between messages as long as it takes, within one as long as a peer may stall."""
+        self._readable = self._loop.create_future()
+        if self._closed:
+            raise ConnectionAbortedError("the connection is closed")
+        if not self._watched:
+            self._watched = True
+            self._loop.add_reader(self._socket.fileno(), self._on_readable)
+        try:
+            async with asyncio.timeout(None if idle else self._stall_seconds):
+                await self._readable
+        except TimeoutError as error:
+            raise ConnectionAbortedError("the worker stalled in the middle of a message") from error
+
+    def _on_readable(self) -> None:
+        if self._readable is not None and not self._readable.done():
+            self._readable.set_result(None)
+        else:
+            # Bytes that nobody waits for yet: look again when somebody does.
+            self._unwatch()
+
+    def _unwatch(self) -> None:
+        if self._watched:
+            self._watched = False
+            self._loop.remove_reader(self._socket.fileno())
+
+    # -- writing
+
+    async def send(self, reply: pb.StepReply) -> None:
+        """One message."""
+        await self._send(reply)
+
+    async def send_parameters(self, result: pb.StepResult, region: Region, ranges: Sequence[Range]) -> None:
+        """The result, with or before its payload; in shared memory, until the worker has read it."""
+        if put_inline(result, region, ranges):
+            await self._send(pb.StepReply(result=result))
+        elif self.transport == common_pb2.TRANSPORT_SHM and region.segment is not None:
+            await self._lend(result, region, region.segment)
+        else:
+            await self._send(pb.StepReply(result=result), pieces_of(region.bytes, ranges))
+
+    def released(self) -> None:
+        """The worker has read the parameters sent last."""
+        if self._release is not None and not self._release.done():
+            self._release.set_result(None)
+
+    async def _lend(self, result: pb.StepResult, region: Region, segment: Segment) -> None:
+        number = self._sent.find(lambda sent: sent() is region)
+        descriptors = []
+        if number is None:
+            self._numbers = number = self._numbers + 1
+            segment.seal()
+            self._sent.put(number, weakref.ref(region))
+            descriptors = [segment.fd]
+        result.segment = number
+        self._release = self._loop.create_future()
+        await self._send(pb.StepReply(result=result), descriptors=descriptors)
+        await self._release
+
+    async def _send(
+        self, reply: pb.StepReply, pieces: Sequence[memoryview] = (), descriptors: Sequence[int] = ()
+    ) -> None:
+        message = framed(reply.SerializeToString())
+        flags, total = socket.MSG_DONTWAIT, len(message) + sum(map(len, pieces))
+        try:
+            if descriptors:
+                sent = socket.send_fds(self._socket, [message], list(descriptors), flags)
+            else:
+                parts: list[bytes | memoryview] = [message, *pieces] if total <= INLINE_TRANSFER_BYTES else [message]
+                sent = self._socket.sendmsg(parts, [], flags)
+        except BlockingIOError:
+            sent = 0
+        rest = list(_after(sent, (message, *pieces)))
+        if rest:
+            await self._in_thread(lambda: send_all(self._socket, rest))
+
+    async def _in_thread(self, work: Callable[[], None]) -> None:
+        """Do ``work`` in a thread; when cancelled, break the connection and wait: no memory is touched later."""
+        future = self._loop.run_in_executor(self._threads, work)
+        try:
+            await asyncio.shield(future)
+        except asyncio.CancelledError:
+            self.close()
+            await asyncio.wait([future])
+            future.exception()
+            raise
+
+    def close(self) -> None:
+        """End the connection; whoever waits on it gets a ConnectionError. Safe to repeat."""
+        if self._closed:
+            return
+        self._closed = True
+        self._unwatch()
+        for waiting in (self._readable, self._release):
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(ConnectionAbortedError("the connection is closed"))
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._threads.shutdown(wait=False)
+        self._loop.run_in_executor(None, self._dispose)
+
+    def _dispose(self) -> None:
+        self._threads.shutdown(wait=True)
+        self._socket.close()
+
+
+def _after(sent: int, parts: Sequence[memoryview | bytes]) -> list[memoryview | bytes]:
+    """What is left of ``parts`` after the first ``sent`` bytes."""
+    rest: list[memoryview | bytes] = []
+    for part in parts:
+        if sent >= len(part):
+            sent -= len(part)
+        else:
+            rest.append(memoryview(part)[sent:])
+            sent = 0
+    return rest
