@@ -43,9 +43,9 @@ class Bindings:
     buffers: tuple[BufferRef, ...]
 
     @property
-    def device(self) -> torch.device:
-        """The one device of all parameters."""
-        return self.parameters[0].device
+    def devices(self) -> list[torch.device]:
+        """Where each variable is, in the order of ``variables``."""
+        return [p.device for p in self.parameters] + [reference.value.device for reference in self.buffers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,23 +154,17 @@ def _parameter(name: str, tensor: torch.Tensor, group: int) -> Variable:
 
 
 def _check_together(names: list[str], parameters: list[torch.Tensor]) -> None:
-    """No name twice, no memory twice, one device."""
+    """No name twice, no memory twice."""
     seen: set[str] = set()
-    for name, tensor in zip(names, parameters, strict=True):
+    for name in names:
         if name in seen:
             raise InvalidRequest("two parameters have the same name", variable=name)
         seen.add(name)
-        if tensor.device != parameters[0].device:
-            raise InvalidRequest(
-                "the parameters of one model lie on several devices",
-                variable=name,
-                expected=str(parameters[0].device),
-                actual=str(tensor.device),
-                remedy="declare one optimizer per device",
-            )
-    spans = sorted((p.data_ptr(), p.data_ptr() + p.nbytes, i) for i, p in enumerate(parameters) if p.nbytes)
-    for (_, end, first), (begin, _, second) in pairwise(spans):
-        if begin < end:
+    spans = sorted(
+        (str(p.device), p.data_ptr(), p.data_ptr() + p.nbytes, i) for i, p in enumerate(parameters) if p.nbytes
+    )
+    for (one, _, end, first), (other, begin, _, second) in pairwise(spans):
+        if one == other and begin < end:
             raise InvalidRequest(
                 f"two parameters share memory; the other is '{names[first]}'",
                 variable=names[second],

@@ -16,7 +16,16 @@ from ps_protocol.frames import STATE_CHUNK_FIELD, Scatter
 from ps_protocol.model import DType
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_worker.replies import Peer, Place, encode_chunks, read_message, read_payload, read_result, rpc_errors
+from ps_worker.replies import (
+    GrpcReplies,
+    Peer,
+    Place,
+    encode_chunks,
+    read_message,
+    read_payload,
+    read_result,
+    rpc_errors,
+)
 from ps_worker.state import StateEntry, tensor_bytes
 
 _SERVICE = "/ps_protocol.v1.Shard/"
@@ -49,7 +58,7 @@ class ShardCalls:
         """Receive parameters and buffers into ``place``; returns their version. Safe to repeat."""
         request = pb.PullRequest(model=self.model, epoch=self.epoch).SerializeToString()
         with rpc_errors(self.peer), self._stream("Pull", request, region_bytes) as replies:
-            return read_result(replies, place, _ignore, self.peer).version
+            return read_result(GrpcReplies(replies, self.peer), place, _ignore, self.peer).version
 
     def load_region(self, rank: int, incarnation: int, pieces: Sequence[memoryview]) -> bool:
         """Upload the whole region unless the shard holds values already; returns whether it took them."""

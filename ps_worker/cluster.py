@@ -35,13 +35,17 @@ def connect(
     role: str | None = None,
     rank: int | None = None,
     device: str | None = None,
+    transport: str | None = None,
     connect_timeout_seconds: float | None = None,
     reconnect_timeout_seconds: float | None = None,
 ) -> Cluster:
     """Join the cluster as a worker (or evaluator) and wait until it is complete.
 
-    What is not given comes from ``PS_COORDINATOR``, ``PS_ROLE``, ``PS_RANK``, ``PS_DEVICE``, ``PS_CONNECT_TIMEOUT``
-    and ``PS_RECONNECT_TIMEOUT``, then from ``TF_CONFIG``. ``ps-run`` sets what its workers need.
+    What is not given comes from ``PS_COORDINATOR``, ``PS_ROLE``, ``PS_RANK``, ``PS_DEVICE``, ``PS_TRANSPORT``,
+    ``PS_CONNECT_TIMEOUT`` and ``PS_RECONNECT_TIMEOUT``, then from ``TF_CONFIG``. ``ps-run`` sets what its workers need.
+
+    ``transport`` says how steps travel: "shm" (shared memory with shards on this host), "bulk" (TCP sockets beside
+    gRPC) or "grpc" alone. Where one cannot be had, the next is taken; "auto", the default, begins with the first.
 
     Raises ConfigError for settings that are missing or wrong, and Unavailable when coordinator, shards or other workers
     are not there within ``connect_timeout_seconds`` (default 60).
@@ -52,6 +56,7 @@ def connect(
         role=role,
         rank=rank,
         device=device,
+        transport=transport,
         connect_timeout_seconds=connect_timeout_seconds,
         reconnect_timeout_seconds=reconnect_timeout_seconds,
     )

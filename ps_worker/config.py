@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
 from ps_protocol.errors import ConfigError
 from ps_protocol.tf_config import TfConfig
+from ps_protocol.v1 import common_pb2
 from ps_protocol.view import Role
 
 T = TypeVar("T")
 
 CONNECT_TIMEOUT_SECONDS = 60.0
 RECONNECT_TIMEOUT_SECONDS = 60.0
+
+_SHM, _BULK = common_pb2.TRANSPORT_SHM, common_pb2.TRANSPORT_BULK
+
+#: What may be asked for, and the side channels it tries, best first; each falls back to the next, and to gRPC.
+TRANSPORTS: Mapping[str, Sequence[common_pb2.Transport]] = MappingProxyType(
+    {"auto": (_SHM, _BULK), "shm": (_SHM, _BULK), "bulk": (_BULK,), "grpc": ()}
+)
 
 _ROLES = MappingProxyType({"worker": Role.WORKER, "evaluator": Role.EVALUATOR})
 _PROGRAMS = MappingProxyType({"ps": "ps-server", "chief": "ps-coordinator"})
@@ -34,6 +42,8 @@ class WorkerConfig:
     connect_timeout_seconds: float = CONNECT_TIMEOUT_SECONDS
     #: How long to wait for a coordinator or shard that went away.
     reconnect_timeout_seconds: float = RECONNECT_TIMEOUT_SECONDS
+    #: The transport to try first: one of ``TRANSPORTS``.
+    transport: str = "auto"
 
     @classmethod
     def from_environment(
@@ -44,6 +54,7 @@ class WorkerConfig:
         role: str | None = None,
         rank: int | None = None,
         device: str | None = None,
+        transport: str | None = None,
         connect_timeout_seconds: float | None = None,
         reconnect_timeout_seconds: float | None = None,
     ) -> WorkerConfig:
@@ -59,6 +70,7 @@ class WorkerConfig:
             role=chosen_role,
             rank=_first(_number("rank", rank, int), _number("PS_RANK", environ.get("PS_RANK"), int), tf_rank),
             device=device or environ.get("PS_DEVICE"),
+            transport=_transport(transport or environ.get("PS_TRANSPORT") or "auto"),
             connect_timeout_seconds=_seconds(
                 environ, "PS_CONNECT_TIMEOUT", connect_timeout_seconds, CONNECT_TIMEOUT_SECONDS
             ),
@@ -110,6 +122,17 @@ def _role(stated: str | None, tf: TfConfig | None) -> Role:
             remedy="correct the role argument of connect() or PS_ROLE",
         )
     return _ROLES[name]
+
+
+def _transport(name: str) -> str:
+    if name not in TRANSPORTS:
+        raise ConfigError(
+            "unknown transport",
+            expected=", ".join(TRANSPORTS),
+            actual=repr(name),
+            remedy="correct the transport argument of connect() or PS_TRANSPORT",
+        )
+    return name
 
 
 def _number(name: str, value: object, convert: Callable[..., T]) -> T | None:

@@ -68,7 +68,7 @@ class Follower:
 
     def __init__(self, session: Session, source: Source, shard_map: ShardMap) -> None:
         module = source if isinstance(source, torch.nn.Module) else None
-        self._flat = FlatModel(match(shard_map, bind(read_groups(source), module)), shard_map, gradients=False)
+        self._flat = FlatModel(match(shard_map, bind(read_groups(source), module)), shard_map)
         self._session = session
         self._shard_map = shard_map
 

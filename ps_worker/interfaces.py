@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import grpc
 import torch
 
 from ps_protocol.model import ModelSpec, ShardMap
+from ps_protocol.v1 import common_pb2
 
 
 class TrainingSession(Protocol):
@@ -43,6 +45,11 @@ class TrainingSession(Protocol):
         """Shards of the cluster, numbered from 0."""
         ...
 
+    @property
+    def transports(self) -> Sequence[common_pb2.Transport]:
+        """Side channels to be tried, best first; then everything goes by gRPC."""
+        ...
+
     def check(self) -> None:
         """Raises Fenced when this worker lost its place."""
         ...
@@ -65,6 +72,10 @@ class TrainingSession(Protocol):
 
     def record_step(self, samples: int | None, staleness: int, bytes: int) -> None:
         """Count one push for the statistics; ``bytes`` went over the wire, both ways."""
+        ...
+
+    def record_transport(self, by_shard: Mapping[int, str]) -> None:
+        """How steps travel to each shard now."""
         ...
 
     def wait_hint(self, text: str) -> None:

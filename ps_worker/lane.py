@@ -11,11 +11,12 @@ from ps_protocol.layout import total_bytes
 from ps_protocol.model import ShardMap
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_worker.calls import ShardCalls
+from ps_worker.carriers import Carrier, Link, open_stream
 from ps_worker.flat import FlatModel
+from ps_worker.gradients import Gradients
 from ps_worker.interfaces import TrainingSession
 from ps_worker.replies import Peer
 from ps_worker.state import StateEntry
-from ps_worker.streams import StepStream
 from ps_worker.summary import Outcome, Push
 
 
@@ -52,14 +53,19 @@ def _outcome(number: int, peer: Peer) -> Outcome:
 class Lane:
     """Used by the training thread. At most one push is under way; nothing here retries."""
 
-    def __init__(self, session: TrainingSession, shard_map: ShardMap, shard: int, flat: FlatModel) -> None:
+    def __init__(
+        self, session: TrainingSession, shard_map: ShardMap, shard: int, flat: FlatModel, gradients: Gradients
+    ) -> None:
         self.shard = shard
         self._session = session
         self._shard_map = shard_map
         self._flat = flat
-        self._region_bytes = flat.plan.layouts[shard].region_bytes
+        self._gradients = gradients
+        self._layout = flat.plan.layouts[shard]
         self._declared = tuple(convert.options_to_json(options) for options in shard_map.spec.group_options)
-        self._stream: StepStream | None = None
+        self._carrier: Carrier | None = None
+        #: A push has been sent whose answer has not come.
+        self._pushing = False
         self._opened_at = 0.0
         self._options = self._declared
         self._sent_bytes = 0
@@ -72,14 +78,19 @@ class Lane:
         return Peer(self.shard, self._session.shard_address(self.shard))
 
     @property
+    def transport(self) -> str:
+        """How the stream travels; empty while there is none."""
+        return convert.transport_name(self._carrier.transport) if self._carrier else ""
+
+    @property
     def is_open(self) -> bool:
         """Whether the stream is open, as far as this side knows."""
-        return self._stream is not None and self._stream.alive
+        return self._carrier is not None and self._carrier.alive
 
     @property
     def is_dropped(self) -> bool:
         """Whether there is no stream at all, so that nothing can be under way."""
-        return self._stream is None
+        return self._carrier is None
 
     @property
     def age_seconds(self) -> float:
@@ -89,49 +100,58 @@ class Lane:
     def open(self, phase: int) -> Standing:
         """Open a new stream in the place of the last. Raises PsError."""
         self.drop()
-        self._stream = StepStream(self._session.shard_channel(self.shard), self.peer, self._session.wait_hint)
-        opened = self._stream.open(
-            pb.Open(
-                model=self._shard_map.spec.name,
-                epoch=self._shard_map.epoch,
-                worker=pb.WorkerId(rank=self._session.rank, incarnation=self._session.incarnation),
-                membership_revision=self._session.revision,
-                protocol_version=PROTOCOL_VERSION,
-                phase=phase,
-            )
+        link = Link(self.peer, self._layout, self._session.wait_hint)
+        request = pb.Open(
+            model=self._shard_map.spec.name,
+            epoch=self._shard_map.epoch,
+            worker=pb.WorkerId(rank=self._session.rank, incarnation=self._session.incarnation),
+            membership_revision=self._session.revision,
+            protocol_version=PROTOCOL_VERSION,
+            phase=phase,
         )
+        channel = self._session.shard_channel(self.shard)
+        opened, self._carrier = open_stream(channel, link, request, self._session.transports)
+        if self._carrier.gradients is not None or not self._gradients.has_place(self.shard):
+            self._gradients.place(self.shard, self._carrier.gradients)
         self._opened_at = time.monotonic()
         self._options = self._declared
         return Standing(opened.version, (opened.phase, opened.clock), opened.last_sequence, opened.initialised)
 
     def drop(self) -> None:
         """End the stream now; what is under way on it is lost."""
-        if self._stream is not None:
-            self._stream.close()
-        self._stream, self._opened_at = None, 0.0
+        if self._carrier is not None:
+            self._carrier.close()
+            if self._pushing and self._carrier.gradients is not None:
+                # The shard may hold the push and read it later: what the user's backward writes must not reach it.
+                self._gradients.place(self.shard)
+        self._carrier, self._opened_at, self._pushing = None, 0.0, False
 
     def send(self, push: Push) -> None:
-        """Queue ``push``. The gradients in flat memory must not change until ``receive`` has returned."""
-        plan = self._flat.plan
-        absent = () if push.skipped else plan.absent_slices(push.absent)[self.shard]
-        ranges = [] if push.skipped else plan.ranges(self.shard, absent, buffers=push.with_buffers)
+        """Send ``push``. The gradients in memory must not change until ``receive`` has returned."""
+        update = push.update
+        absent = () if update.skipped else self._flat.plan.absent_slices(update.absent)[self.shard]
+        ranges = [] if update.skipped else self._layout.ranges(absent, buffers=update.with_buffers)
         header = pb.PushHeader(
             sequence=push.sequence,
             phase=push.phase,
             clock=push.clock,
             pulled_version=self.version,
             absent=absent,
-            group_options=() if push.options == self._options else push.options,
-            with_buffers=push.with_buffers and not push.skipped,
-            skipped=push.skipped,
+            group_options=() if update.options == self._options else update.options,
+            with_buffers=update.with_buffers and not update.skipped,
+            skipped=update.skipped,
+            finite=update.finite,
         )
-        self._living().push(header, self._flat.gradients.pieces(ranges))
-        self._options = push.options
+        carrier = self._living()
+        self._pushing = True
+        carrier.push(header, self._gradients.pieces(self.shard, ranges))
+        self._options = update.options
         self._sent_bytes = total_bytes(ranges)
 
     def receive(self) -> Receipt:
         """The answer to the push under way, its parameters in flat memory. Raises PsError."""
         result = self._living().receive(self._place)
+        self._pushing = False
         refused = result.HasField("error")
         if not refused:
             self.version = result.version
@@ -149,7 +169,7 @@ class Lane:
 
     def pull(self) -> None:
         """Receive the newest parameters and buffers into flat memory. Raises PsError."""
-        self.version = self._calls().pull(self._place, self._region_bytes)
+        self.version = self._calls().pull(self._place, self._layout.region_bytes)
 
     def initialised(self) -> bool:
         """Whether the shard holds values of this model. Raises PsError."""
@@ -166,7 +186,7 @@ class Lane:
 
     def save_state(self) -> list[StateEntry]:
         """The optimizer state of this shard. Raises PsError."""
-        return self._calls().save(self._region_bytes)
+        return self._calls().save(self._layout.region_bytes)
 
     def _calls(self) -> ShardCalls:
         channel = self._session.shard_channel(self.shard)
@@ -176,7 +196,7 @@ class Lane:
         plan = self._flat.plan
         return self._flat.parameters.pieces(plan.ranges(self.shard, tuple(result.absent), buffers=result.with_buffers))
 
-    def _living(self) -> StepStream:
-        if self._stream is None:
+    def _living(self) -> Carrier:
+        if self._carrier is None:
             raise Unavailable(f"the stream to {self.peer} is not open", shard=str(self.shard))
-        return self._stream
+        return self._carrier

@@ -1,52 +1,131 @@
-"""One flat block of memory that the network reads and writes, and its twin on the training device."""
+"""One flat block of memory that the network reads and writes, and its mirrors on the training devices."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from ps_protocol.frames import pieces_of
-from ps_protocol.layout import Range
+from ps_protocol.layout import ALIGNMENT_BYTES, Range, merge
 from ps_protocol.model import DType
+from ps_protocol.segments import Segment
 from ps_worker.state import tensor_bytes
+
+HOST = torch.device("cpu")
+
+#: On which device each byte is used, as ranges in order; together they may leave gaps, but do not overlap.
+Homes = Mapping[torch.device, Sequence[Range]]
 
 
 class FlatMemory:
-    """Used by the training thread; gRPC's sending thread only reads ``bytes``.
+    """Used by the training thread; threads that send only read ``bytes``.
 
-    On the CPU ``host`` and ``device`` are the same memory. Elsewhere ``host`` is pinned where the device allows, and
-    one copy each way makes them equal when the owner asks for it. All pages are touched here, once.
+    Bytes at home on the CPU are used where they lie. Those of another device have a packed mirror there; the host side
+    is pinned where the device allows, and one copy each way makes both equal when the owner asks for it. All pages are
+    touched here, once.
     """
 
-    def __init__(self, size_bytes: int, device: torch.device) -> None:
-        pinned = device.type == "cuda"
-        self.host = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=pinned).zero_()
-        self.device = self.host if device.type == "cpu" else torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+    def __init__(self, size_bytes: int, homes: Homes, segment: Segment | None = None) -> None:
+        """In ``segment``, which then is kept; else in memory of its own, zeroed."""
+        pinned = any(device.type == "cuda" for device in homes)
+        self._segment = segment
+        if segment is not None:
+            self.host = torch.frombuffer(segment.bytes, dtype=torch.uint8)
+            if pinned:
+                _pin(self.host)
+        else:
+            self.host = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=pinned).zero_()
         self.bytes = tensor_bytes(self.host)
+        self._homes = {device: merge(ranges) for device, ranges in homes.items()}
+        self._mirrors = {d: Mirror(self.host, ranges, d) for d, ranges in self._homes.items() if d != HOST}
 
-    def view(self, begin: int, dtype: DType, shape: Sequence[int]) -> torch.Tensor:
-        """A tensor of ``shape`` over the device memory from byte ``begin`` on."""
-        elements = 1
-        for length in shape:
-            elements *= length
-        typed = getattr(torch, dtype.value)
-        flat = self.device[begin : begin + elements * dtype.itemsize]
-        return flat.view(typed).view(*shape) if shape else flat.view(typed)[0]
+    def view(self, device: torch.device, begin: int, dtype: DType, shape: Sequence[int]) -> torch.Tensor:
+        """A tensor of ``shape`` from byte ``begin`` on, where ``device`` uses it."""
+        end = begin + math.prod(shape) * dtype.itemsize
+        data = self._mirrors[device].part(begin, end) if device in self._mirrors else self.host[begin:end]
+        flat = data.view(getattr(torch, dtype.value))
+        return flat.view(*shape) if shape else flat[0]
+
+    def parts(self, span: Range) -> Iterator[torch.Tensor]:
+        """The bytes of ``span`` that are at home somewhere, as one tensor for each run on one device."""
+        for device, ranges in self._homes.items():
+            for begin, end in overlap(ranges, span):
+                yield self._mirrors[device].part(begin, end) if device in self._mirrors else self.host[begin:end]
 
     def pieces(self, ranges: Sequence[Range]) -> list[memoryview]:
         """Host memory at ``ranges``, to be sent or received into."""
+        for mirror in self._mirrors.values():
+            mirror.wait()
         return pieces_of(self.bytes, ranges)
 
     def to_host(self, span: Range) -> None:
-        """Copy the bytes of ``span`` from device to host; done on return."""
-        self._copy(self.host, self.device, span)
+        """Bring the bytes of ``span`` from the devices; done on return."""
+        for mirror in self._mirrors.values():
+            mirror.to_host(span)
+        for mirror in self._mirrors.values():
+            mirror.wait()
+
+    def to_devices(self, span: Range) -> None:
+        """Bring the bytes of ``span`` to the devices; what is queued there afterwards sees them."""
+        for mirror in self._mirrors.values():
+            mirror.to_device(span)
+
+
+class Mirror:
+    """A packed copy of some ``ranges`` of host memory on one device. Copies go through a stream of its own."""
+
+    def __init__(self, host: torch.Tensor, ranges: Sequence[Range], device: torch.device) -> None:
+        self._host = host
+        self._ranges = ranges
+        self._offsets: list[int] = []
+        total = 0
+        for begin, end in ranges:
+            self._offsets.append(total - begin)
+            total = -(-(total + end - begin) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self._values = torch.zeros(total, dtype=torch.uint8, device=device)
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._device = device
+
+    def part(self, begin: int, end: int) -> torch.Tensor:
+        """Host bytes [begin, end), all in one of the ranges, as they are on the device."""
+        for (first, last), offset in zip(self._ranges, self._offsets, strict=True):
+            if first <= begin and end <= last:
+                return self._values[begin + offset : end + offset]
+        return self._values[:0]  # nothing, at the end of the arenas: an empty variable
+
+    def to_host(self, span: Range) -> None:
+        """Queue the copy of ``span``."""
+        self._copy([(self._host[b:e], self.part(b, e)) for b, e in overlap(self._ranges, span)])
 
     def to_device(self, span: Range) -> None:
-        """Copy the bytes of ``span`` from host to device; done on return."""
-        self._copy(self.device, self.host, span)
+        """Queue the copy of ``span``; the device's current stream goes on after it."""
+        self._copy([(self.part(b, e), self._host[b:e]) for b, e in overlap(self._ranges, span)])
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
-    def _copy(self, target: torch.Tensor, source: torch.Tensor, span: Range) -> None:
-        begin, end = span
-        if self.host is not self.device and begin < end:
-            target[begin:end].copy_(source[begin:end])
+    def wait(self) -> None:
+        """Until no copy is under way."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def _copy(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
+
+
+def overlap(ranges: Sequence[Range], span: Range) -> Iterator[Range]:
+    """The parts of ``ranges`` that lie in ``span``."""
+    for begin, end in ranges:
+        first, last = max(begin, span[0]), min(end, span[1])
+        if first < last:
+            yield first, last
+
+
+def _pin(host: torch.Tensor) -> None:
+    """Pin memory that torch did not allocate, for as long as it is mapped. Where that fails, copies are slower."""
+    torch.cuda.cudart().cudaHostRegister(host.data_ptr(), host.numel(), 0)  # type: ignore[no-untyped-call]

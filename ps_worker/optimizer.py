@@ -14,10 +14,11 @@ from ps_protocol.model import Buffers, NonFinite
 from ps_worker.bindings import Source
 from ps_worker.declare import Declaration, build_spec, group_options
 from ps_worker.flat import FlatModel
+from ps_worker.gradients import Gradients
 from ps_worker.interfaces import TrainingSession
 from ps_worker.pipeline import RECONNECT_TIMEOUT_SECONDS, StepPipeline
 from ps_worker.state import join_state, split_state
-from ps_worker.summary import StepSummary
+from ps_worker.summary import StepSummary, Update
 
 logger = logging.getLogger("ps_worker")
 
@@ -49,8 +50,9 @@ class PsOptimizer(torch.optim.Optimizer):
         self._accepted = [set(options) for options in self._spec.group_options]
         shard_map = session.declare(self._spec)
         self._flat = FlatModel(declaration.bindings, shard_map)
+        self._gradients = Gradients(self._flat.plan, declaration.bindings)
         self._pipeline = StepPipeline(
-            session, shard_map, self._flat, reconnect_timeout_seconds=reconnect_timeout_seconds
+            session, shard_map, self._flat, self._gradients, reconnect_timeout_seconds=reconnect_timeout_seconds
         )
         self._sends_buffers = self._flat.has_buffers and (self._spec.buffers is Buffers.AVERAGE or session.rank == 0)
         #: What became of the last step; None before the first.
@@ -95,21 +97,26 @@ class PsOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        absent = self._flat.collect_gradients()
-        skipped = self._must_skip(absent)
-        if self._sends_buffers and not skipped:
-            self._flat.collect_buffers()
+        self._flat.check_in_place()
+        absent = self._gradients.collect()
+        looked = self._spec.nonfinite is not NonFinite.ALLOW
+        skipped = looked and self._must_skip(absent)
+        with_buffers = self._sends_buffers and not skipped
+        if with_buffers:
+            self._gradients.collect_buffers()
+        options = tuple(map(convert.options_to_json, self._options()))
         try:
-            self.last = self._pipeline.exchange(
-                absent=absent,
-                options=tuple(map(convert.options_to_json, self._options())),
-                with_buffers=self._sends_buffers and not skipped,
-                skipped=skipped,
-            )
+            self.last = self._pipeline.exchange(Update(absent, options, with_buffers, skipped, finite=looked))
         finally:
             # Also after an error: what shards did send has arrived in host memory.
             self._flat.publish_parameters()
         return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As in torch. With ``set_to_none=False`` gradients stay where pushes are taken from, which saves a copy."""
+        if not set_to_none:
+            self._gradients.keep_in_place()
+        super().zero_grad(set_to_none)
 
     def pull(self) -> None:
         """Put the newest parameters and buffers of the cluster into the model, for evaluation. Raises PsError."""
@@ -181,9 +188,7 @@ class PsOptimizer(torch.optim.Optimizer):
         return [dict(group_options(group, accepted)) for group, accepted in groups]
 
     def _must_skip(self, absent: tuple[int, ...]) -> bool:
-        if self._spec.nonfinite is NonFinite.ALLOW:
-            return False
-        variable = self._flat.first_nonfinite(absent)
+        variable = self._gradients.first_nonfinite(absent)
         if variable is None:
             return False
         if self._spec.nonfinite is NonFinite.SKIP:

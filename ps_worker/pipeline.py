@@ -13,10 +13,11 @@ from ps_protocol.errors import NotReady, StateLost, Unavailable
 from ps_protocol.model import ShardMap
 from ps_worker.backoff import Backoff
 from ps_worker.flat import FlatModel
+from ps_worker.gradients import Gradients
 from ps_worker.interfaces import TrainingSession
 from ps_worker.lane import Lane, Receipt, Standing
 from ps_worker.state import StateEntry
-from ps_worker.summary import Push, StepSummary
+from ps_worker.summary import Push, StepSummary, Update
 
 T = TypeVar("T")
 
@@ -41,6 +42,7 @@ class StepPipeline:
         session: TrainingSession,
         shard_map: ShardMap,
         flat: FlatModel,
+        gradients: Gradients,
         *,
         reconnect_timeout_seconds: float = RECONNECT_TIMEOUT_SECONDS,
         initial_timeout_seconds: float = INITIAL_TIMEOUT_SECONDS,
@@ -50,7 +52,7 @@ class StepPipeline:
         self._flat = flat
         self._timeout_seconds = reconnect_timeout_seconds
         self._initial_timeout_seconds = initial_timeout_seconds
-        self._lanes = [Lane(session, shard_map, shard, flat) for shard in range(shard_map.shards)]
+        self._lanes = [Lane(session, shard_map, shard, flat, gradients) for shard in range(shard_map.shards)]
         self._owner = os.getpid()
         self._sequence = 0
         #: (phase, clock): where this worker stands after its last push.
@@ -82,11 +84,10 @@ class StepPipeline:
             self._drop()
             raise
         self._started = True
+        self._tell_transport()
 
-    def exchange(
-        self, *, absent: tuple[int, ...], options: tuple[str, ...], with_buffers: bool, skipped: bool
-    ) -> StepSummary:
-        """Push the gradients in flat memory to every shard, then receive the next parameters from every shard.
+    def exchange(self, update: Update) -> StepSummary:
+        """Push the gradients in memory to every shard, then receive the next parameters from every shard.
 
         Raises what a shard answered once all have answered; the step counts nevertheless. Raises Unavailable when a
         shard stayed away, StateLost when one came back without its parameters, Fenced when this worker lost its place.
@@ -94,7 +95,7 @@ class StepPipeline:
         self._session.check()
         try:
             self._ensure_open()
-            push = self._next_push(absent, options, with_buffers, skipped)
+            push = self._next_push(update)
             for lane in self._lanes:
                 lane.send(push)
             receipts = [self._finish(lane, push) for lane in self._lanes]
@@ -103,6 +104,9 @@ class StepPipeline:
             raise
         self._position = max(self._position, (push.phase, max(receipt.clock for receipt in receipts)))
         return self._summary(receipts)
+
+    def _tell_transport(self) -> None:
+        self._session.record_transport({lane.shard: lane.transport for lane in self._lanes})
 
     def arrive(self, phase: int) -> None:
         """Tell every shard that this worker enters the barrier that ends ``phase``: it holds nobody back in it.
@@ -138,11 +142,11 @@ class StepPipeline:
         for lane in self._lanes:
             lane.drop()
 
-    def _next_push(self, absent: tuple[int, ...], options: tuple[str, ...], with_buffers: bool, skipped: bool) -> Push:
+    def _next_push(self, update: Update) -> Push:
         phase, clock = max(self._position, (self._session.phase, 0))
         self._sequence += 1
         self._position = (phase, clock + 1)
-        return Push(self._sequence, phase, clock + 1, absent, options, with_buffers, skipped)
+        return Push(self._sequence, phase, clock + 1, update)
 
     def _summary(self, receipts: list[Receipt]) -> StepSummary:
         errors = [receipt.error for receipt in receipts if receipt.error is not None]
@@ -183,6 +187,7 @@ class StepPipeline:
         for lane in self._lanes:
             if not lane.is_open:
                 self._open_at_start(lane)
+                self._tell_transport()
 
     def _finish(self, lane: Lane, push: Push) -> Receipt:
         """The answer to ``push``, repeating it on a new stream as often as the stream breaks."""
@@ -204,6 +209,7 @@ class StepPipeline:
             push = replace(push, phase=standing.position[0], clock=standing.position[1] + 1)
             self._position = max(self._position, (push.phase, push.clock))
         lane.send(push)
+        self._tell_transport()
         return push
 
     def _persistently(self, lane: Lane, action: Callable[[], T]) -> T:

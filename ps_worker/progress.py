@@ -26,6 +26,7 @@ class Progress:
         self._lock = threading.Lock()
         self._window = StatsWindow()
         self._metrics: dict[str, float | torch.Tensor] = {}
+        self._transport = ""
         self._hinted_at = float("-inf")
 
     def record_step(self, nbytes: int, staleness: int) -> None:
@@ -38,6 +39,16 @@ class Progress:
         with self._lock:
             self._window.record_samples(time.monotonic(), samples)
 
+    def record_transport(self, by_shard: Mapping[int, str], wished: str) -> None:
+        """How steps travel to each shard; logged when it changes, as a warning when it is not what was asked for."""
+        found = sorted(set(by_shard.values()))
+        text = ", ".join(found)
+        if text == self._transport:
+            return
+        self._transport = text
+        level = logging.WARNING if wished not in ("auto", *found) else logging.INFO
+        log.log(level, "%s: steps travel over %s (asked for: %s)", self._member, text, wished)
+
     def report(self, metrics: Mapping[str, float | torch.Tensor]) -> None:
         """Keep the newest value of each metric; a tensor is read only when a heartbeat sends it."""
         with self._lock:
@@ -48,7 +59,9 @@ class Progress:
         with self._lock:
             stats, metrics = self._window.snapshot(time.monotonic()), dict(self._metrics)
         # Outside the lock: reading a GPU's tensor waits for the GPU.
-        return replace(stats, metrics={name: float(value) for name, value in metrics.items()})
+        return replace(
+            stats, transport=self._transport, metrics={name: float(value) for name, value in metrics.items()}
+        )
 
     def hint(self, text: str) -> None:
         """Log what is being waited for, at most every 5 seconds."""

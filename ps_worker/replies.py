@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from ps_protocol.client.errors import translate
-from ps_protocol.errors import InternalError, Unavailable
+from ps_protocol.errors import InternalError, PsError, Unavailable
 from ps_protocol.frames import STEP_CHUNK_FIELD, Scatter, cut, encode_chunk, parse_chunk
 from ps_protocol.v1 import shard_pb2 as pb
 
@@ -29,15 +30,32 @@ class Peer:
         return f"shard {self.shard} at {self.address}"
 
 
+class Replies(Protocol):
+    """What a shard sends on one stream, message by message. Raises PsError."""
+
+    def next(self) -> pb.StepReply:
+        """The next message that is no part of a payload."""
+        ...
+
+    def payload(self, result: pb.StepResult, pieces: Sequence[memoryview]) -> None:
+        """Put the payload that ``result`` announced, and does not hold itself, into ``pieces``."""
+        ...
+
+
 @contextmanager
 def rpc_errors(peer: Peer) -> Iterator[None]:
     """Failed gRPC calls inside raise the PsError they stand for, naming ``peer``."""
     try:
         yield
     except grpc.RpcError as failed:
-        error = translate(failed, str(peer))
-        error.shard = error.shard or str(peer.shard)
-        raise error from failed
+        raise typed(failed, peer) from failed
+
+
+def typed(failed: grpc.RpcError, peer: Peer) -> PsError:
+    """The PsError that ``failed`` stands for."""
+    error = translate(failed, str(peer))
+    error.shard = error.shard or str(peer.shard)
+    return error
 
 
 def encode_chunks(field: int, pieces: Iterable[memoryview]) -> Iterator[bytes]:
@@ -54,34 +72,54 @@ def read_message(replies: Iterator[bytes], peer: Peer) -> bytes:
     return data
 
 
-def read_step_reply(replies: Iterator[bytes], peer: Peer) -> pb.StepReply:
-    """The next message of a Step or Pull that is not a chunk. Raises Unavailable, InternalError."""
+def parse_reply(data: bytes | bytearray, peer: Peer) -> pb.StepReply:
+    """Raises InternalError for bytes that are no StepReply."""
     try:
-        return pb.StepReply.FromString(read_message(replies, peer))
+        return pb.StepReply.FromString(bytes(data))
     except DecodeError as error:
         raise InternalError(f"{peer} sent bytes that are no StepReply", shard=str(peer.shard)) from error
 
 
-def read_result(replies: Iterator[bytes], place: Place, on_wait: Callable[[str], None], peer: Peer) -> pb.StepResult:
+class GrpcReplies:
+    """The replies of one gRPC call."""
+
+    def __init__(self, messages: Iterator[bytes], peer: Peer) -> None:
+        self._messages = messages
+        self._peer = peer
+
+    def next(self) -> pb.StepReply:
+        """The next message."""
+        return parse_reply(read_message(self._messages, self._peer), self._peer)
+
+    def payload(self, result: pb.StepResult, pieces: Sequence[memoryview]) -> None:
+        """Chunks until all of ``pieces`` is written."""
+        read_payload(self._messages, STEP_CHUNK_FIELD, Scatter(pieces), self._peer)
+
+
+def read_result(replies: Replies, place: Place, on_wait: Callable[[str], None], peer: Peer) -> pb.StepResult:
     """The next result, its payload written to ``place``. Signs of life go to ``on_wait``.
 
     Raises Unavailable, and InternalError for anything that breaks the protocol.
     """
-    while (reply := read_step_reply(replies, peer)).WhichOneof("body") == "waiting":
+    while (reply := replies.next()).WhichOneof("body") == "waiting":
         on_wait(reply.waiting.reason)
     if reply.WhichOneof("body") != "result":
         raise InternalError(f"{peer} sent {reply.WhichOneof('body')} where a result was due", shard=str(peer.shard))
     result = reply.result
-    scatter = Scatter(place(result) if result.payload_bytes else [])
-    if scatter.expected_bytes != result.payload_bytes:
+    pieces = place(result) if result.payload_bytes else []
+    expected, actual = sum(map(len, pieces)), len(result.payload) or result.payload_bytes
+    if not expected == actual == result.payload_bytes:
         raise InternalError(
             f"{peer} lays its slices out differently",
             shard=str(peer.shard),
-            expected=f"{scatter.expected_bytes} bytes",
-            actual=f"{result.payload_bytes} bytes",
+            expected=f"{expected} bytes",
+            actual=f"{actual} bytes",
             remedy="use the same torch-ps on both sides",
         )
-    read_payload(replies, STEP_CHUNK_FIELD, scatter, peer)
+    if result.payload:
+        Scatter(pieces).write(0, memoryview(result.payload))
+    elif pieces:
+        replies.payload(result, pieces)
     return result
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self, TypeVar
 
 import grpc
@@ -15,8 +15,9 @@ from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec, connect_
 from ps_protocol.client.membership import Membership
 from ps_protocol.errors import ConfigError, NotReady, Unavailable
 from ps_protocol.model import Consistency, ModelSpec, ShardMap
+from ps_protocol.v1 import common_pb2
 from ps_protocol.view import ClusterView, Role
-from ps_worker.config import WorkerConfig
+from ps_worker.config import TRANSPORTS, WorkerConfig
 from ps_worker.data import Share
 from ps_worker.progress import Progress, log
 
@@ -207,6 +208,15 @@ class Session:
         self.progress.record_step(bytes, staleness)
         if samples:
             self.progress.record_samples(samples)
+
+    @property
+    def transports(self) -> Sequence[common_pb2.Transport]:
+        """Side channels to be tried, best first."""
+        return TRANSPORTS[self._config.transport]
+
+    def record_transport(self, by_shard: Mapping[int, str]) -> None:
+        """How steps travel to each shard now; logged when it changes."""
+        self.progress.record_transport(by_shard, self._config.transport)
 
     def wait_hint(self, text: str) -> None:
         """Tell the user what is being waited for, at most every 5 seconds."""

@@ -25,19 +25,28 @@ class Outcome(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Update:
+    """What a step brings, beside the gradients and buffers in memory."""
+
+    #: Numbers of the variables without a gradient.
+    absent: tuple[int, ...]
+    #: JSON options of each parameter group.
+    options: tuple[str, ...]
+    with_buffers: bool = False
+    #: Only the clock moves; no gradient is sent.
+    skipped: bool = False
+    #: The gradients have been looked at: there is no NaN or infinity in them.
+    finite: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Push:
     """One push as it goes to every shard."""
 
     sequence: int
     phase: int
     clock: int
-    #: Numbers of the variables without a gradient.
-    absent: tuple[int, ...]
-    #: JSON options of each parameter group.
-    options: tuple[str, ...]
-    with_buffers: bool
-    #: Only the clock moves; no gradient is sent.
-    skipped: bool
+    update: Update
 
 
 @dataclass(frozen=True, slots=True)

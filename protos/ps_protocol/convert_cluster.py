@@ -75,6 +75,7 @@ def stats_to_pb(stats: MemberStats) -> pb.MemberStats:
         samples_per_second=stats.samples_per_second,
         staleness=stats.staleness,
         metrics=dict(stats.metrics),
+        transport=stats.transport,
     )
 
 
@@ -88,6 +89,7 @@ def stats_from_pb(message: pb.MemberStats) -> MemberStats:
         samples_per_second=message.samples_per_second,
         staleness=message.staleness,
         metrics=dict(message.metrics),
+        transport=message.transport,
     )
 
 

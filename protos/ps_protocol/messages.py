@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ps_protocol.errors import InvalidRequest
 
@@ -21,7 +21,10 @@ TOKEN_BYTES = 32
 STALL_SECONDS = 60.0
 """How long a peer may take or give nothing in the middle of a transfer."""
 
-SOCKET_BUFFER_BYTES = 4 << 20
+MAX_DESCRIPTORS = 2
+"""No message comes with more."""
+
+_MAX_PIECES = 512  # of one system call; Linux takes 1024
 
 
 def checked_length(header: bytes | bytearray) -> int:
@@ -49,6 +52,26 @@ def prepare(sock: socket.socket, stall_seconds: float = STALL_SECONDS) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
+def receive_head(sock: socket.socket, alive: Callable[[], bool]) -> tuple[int, list[int]]:
+    """The length of the next message, and the descriptors that came with it.
+
+    Between two messages a peer may take its time, as long as it is ``alive``.
+    Raises as ``receive_into``, and InvalidRequest.
+    """
+    while True:
+        try:
+            head, descriptors, _, _ = socket.recv_fds(sock, LENGTH.size, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+            break
+        except BlockingIOError as error:
+            if not alive():
+                raise ConnectionAbortedError("the peer is gone") from error
+    if not head:
+        raise ConnectionResetError("the peer closed the connection")
+    rest = bytearray(LENGTH.size - len(head))
+    receive_into(sock, [memoryview(rest)])
+    return checked_length(head + rest), descriptors
+
+
 def receive_into(sock: socket.socket, pieces: Sequence[memoryview]) -> None:
     """Fill ``pieces`` from ``sock``; the interpreter lock is released while it waits and copies.
 
@@ -73,3 +96,31 @@ def send_all(sock: socket.socket, pieces: Sequence[memoryview | bytes]) -> None:
             sock.sendall(piece)
     except BlockingIOError as error:
         raise ConnectionAbortedError("the peer stalled in the middle of a transfer") from error
+
+
+def send_now(
+    sock: socket.socket, pieces: Sequence[memoryview | bytes], descriptors: Sequence[int] = ()
+) -> list[memoryview | bytes]:
+    """Send what ``sock`` takes without waiting; returns the rest. ``descriptors`` go with the first byte.
+
+    Raises ConnectionError; BlockingIOError when there are descriptors and they could not be sent.
+    """
+    try:
+        if descriptors:
+            sent = socket.send_fds(sock, pieces[:1], list(descriptors), socket.MSG_DONTWAIT)
+        else:
+            sent = sock.sendmsg(pieces[:_MAX_PIECES], [], socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        if descriptors:
+            raise
+        sent = 0
+    return _after(sent, pieces)
+
+
+def _after(sent: int, pieces: Sequence[memoryview | bytes]) -> list[memoryview | bytes]:
+    """What is left of ``pieces`` after the first ``sent`` bytes."""
+    for number, piece in enumerate(pieces):
+        if sent < len(piece):
+            return [memoryview(piece)[sent:], *pieces[number + 1 :]]
+        sent -= len(piece)
+    return []

@@ -65,6 +65,8 @@ class MemberStats:
     staleness: int = 0
     #: What the training script reported, such as loss.
     metrics: Mapping[str, float] = field(default_factory=dict)
+    #: Workers: how their steps travel; several when shards differ.
+    transport: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ WORKER_COLUMNS = (
     Column("step", lambda entry: f"{entry.stats.steps}"),
     Column("samples/s", lambda entry: f"{entry.stats.samples_per_second:.0f}"),
     SPEED,
+    Column("over", lambda entry: entry.stats.transport, numeric=False, essential=False),
     Column("staleness", lambda entry: f"{entry.stats.staleness}", essential=False),
     STATE,
     Column("reported", metrics_text, numeric=False),

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class ShardConfig:
     threads: int
     connect_timeout_seconds: float
     ready_file: Path | None
-    side_channels: SideChannelConfig
+    side_channels: SideChannelConfig = field(default_factory=SideChannelConfig)
 
 
 async def serve(config: ShardConfig, stop: asyncio.Event) -> None:

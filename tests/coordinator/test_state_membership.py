@@ -65,7 +65,7 @@ def test_a_shard_needs_a_number_and_an_address(ask: Applicant) -> None:
 
 
 def test_another_protocol_version_is_refused_naming_both() -> None:
-    with pytest.raises(ProtocolVersionMismatch, match="worker speaks protocol version 99, the coordinator 1"):
+    with pytest.raises(ProtocolVersionMismatch, match="worker speaks protocol version 99, the coordinator 2"):
         Cluster().state.join(Applicant(Role.WORKER, None, "", "t", protocol_version=99), 0.0)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ from ps_protocol.channel import CLIENT_OPTIONS
 from ps_protocol.errors import PsError, to_detail
 from ps_protocol.layout import Layout
 from ps_protocol.model import Kind, ModelSpec, ShardMap, Slice
+from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
 
 CHUNK_BYTES = 1000
@@ -145,7 +146,7 @@ class FakeShard:
                 if i not in absent and (s.variable.kind is Kind.PARAMETER or header.with_buffers)
             ]
         )
-        payload = _receive(requests, sum(t.nbytes for t in wanted))
+        payload = header.payload or _receive(requests, sum(t.nbytes for t in wanted))
         self.pushes.append(header)
         if self.faults.on_push:
             self.faults.on_push.pop()()
@@ -297,6 +298,7 @@ class FakeSession:
         self.revision = 1
         self.device = torch.device("cpu")
         self.lowest = rank == 0
+        self.transports: tuple[common_pb2.Transport, ...] = ()
         self.fenced: PsError | None = None
         self.shards: list[FakeShard] = []
         self.hints: list[str] = []
@@ -333,6 +335,9 @@ class FakeSession:
 
     def record_step(self, samples: int | None, staleness: int, bytes: int) -> None:
         self.steps.append((samples, staleness, bytes))
+
+    def record_transport(self, by_shard: Mapping[int, str]) -> None:
+        self.transports_used = dict(by_shard)
 
     def wait_hint(self, text: str) -> None:
         self.hints.append(text)

@@ -11,22 +11,22 @@ from torch import nn
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.frames import Scatter, cut
 from ps_protocol.layout import total_bytes
-from ps_protocol.model import ShardMap
 from ps_worker.declare import build_spec
 from ps_worker.flat import FlatModel
+from ps_worker.gradients import Gradients
 from ps_worker.plan import FlatPlan
 from tests.worker.fakes import place
 
 
-def flatten(source: object, shards: int = 2, **policies: str) -> tuple[FlatModel, ShardMap]:
+def flatten(source: object, shards: int = 2, **policies: str) -> tuple[FlatModel, Gradients]:
     declaration = build_spec(torch.optim.SGD, source, {"lr": 0.1}, name="model", **policies)
-    shard_map = place(declaration.spec, shards)
-    return FlatModel(declaration.bindings, shard_map), shard_map
+    model = FlatModel(declaration.bindings, place(declaration.spec, shards))
+    return model, Gradients(model.plan, declaration.bindings)
 
 
-def payload(model: FlatModel, shard: int, absent: tuple[int, ...] = ()) -> bytes:
+def payload(gradients: Gradients, model: FlatModel, shard: int, absent: tuple[int, ...] = ()) -> bytes:
     """What a push to ``shard`` carries."""
-    return b"".join(model.gradients.pieces(model.plan.ranges(shard, absent, buffers=False)))
+    return b"".join(gradients.pieces(shard, model.plan.layouts[shard].ranges(absent, buffers=False)))
 
 
 def mixed_model() -> nn.Module:
@@ -85,24 +85,25 @@ def test_the_ranges_of_all_shards_cover_every_byte_of_every_variable_once(
         nn.Parameter(torch.zeros(shape, dtype=kinds[int(torch.randint(3, (1,), generator=generator))]))
         for shape in shapes
     ]
-    model, shard_map = flatten(parameters, shards)
+    model, _ = flatten(parameters, shards)
+    variables = model.plan.variables
     covered = [b for s in range(shards) for begin, end in model.plan.ranges(s) for b in range(begin, end)]
-    assert len(covered) == len(set(covered)) == sum(v.nbytes for v in shard_map.spec.variables)
+    assert len(covered) == len(set(covered)) == sum(v.nbytes for v in variables)
     for shard in range(shards):
         layout = model.plan.layouts[shard]
         assert total_bytes(model.plan.ranges(shard)) == total_bytes(layout.ranges())
-    offsets = zip(model.plan.offsets, shard_map.spec.variables, strict=True)
+    offsets = zip(model.plan.offsets, variables, strict=True)
     assert all(offset % v.dtype.itemsize == 0 for offset, v in offsets)
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3])
 def test_a_push_carries_each_slices_gradient_in_region_order(shards: int) -> None:
     module = mixed_model()
-    model, shard_map = flatten(module, shards)
+    model, gradients = flatten(module, shards)
     parameters = list(module.parameters())
     for parameter in parameters:
         parameter.grad = torch.randn(parameter.shape).to(parameter.dtype)
-    assert model.collect_gradients() == ()
+    assert gradients.collect() == ()
     for shard in range(shards):
         expected = b"".join(
             parameters[span.slice.variable]
@@ -116,22 +117,21 @@ def test_a_push_carries_each_slices_gradient_in_region_order(shards: int) -> Non
             .tobytes()
             for span in model.plan.layouts[shard].slices[: model.plan.layouts[shard].parameter_slices]
         )
-        assert payload(model, shard) == expected
-    assert shard_map.shards == shards
+        assert payload(gradients, model, shard) == expected
 
 
 def test_a_parameter_without_gradient_is_absent_on_the_shards_that_hold_it() -> None:
     module = nn.ModuleDict({"used": nn.Linear(2, 2), "unused": nn.Linear(2, 20), "frozen": nn.Linear(1, 1)})
     module["frozen"].requires_grad_(False)
-    model, _ = flatten(module)
+    model, gradients = flatten(module)
     module["used"](torch.ones(1, 2)).sum().backward()
-    absent = model.collect_gradients()
+    absent = gradients.collect()
     assert {model.plan.variables[i].name.split(".")[0] for i in absent} == {"unused", "frozen"}
     for shard, slices in enumerate(model.plan.absent_slices(absent)):
         layout = model.plan.layouts[shard]
         assert all(layout.slices[i].slice.variable in absent for i in slices)
         expected = layout.ranges(slices, buffers=False)
-        assert len(payload(model, shard, slices)) == total_bytes(expected)
+        assert len(payload(gradients, model, shard, slices)) == total_bytes(expected)
 
 
 def test_received_bytes_are_the_parameters() -> None:
@@ -158,11 +158,11 @@ def test_autograd_notices_that_parameters_changed_under_a_graph() -> None:
 
 def test_buffers_travel_only_when_collected_and_come_back_only_when_published() -> None:
     module = nn.BatchNorm1d(3)
-    model, _ = flatten(module, shards=1)
+    model, gradients = flatten(module, shards=1)
     module(torch.randn(8, 3))
-    model.collect_buffers()
-    pushed = b"".join(model.gradients.pieces(model.plan.ranges(0)))
-    assert len(pushed) == len(payload(model, 0)) + 12 + 12 + 8
+    gradients.collect_buffers()
+    pushed = b"".join(gradients.pieces(0, model.plan.layouts[0].ranges()))
+    assert len(pushed) == len(payload(gradients, model, 0)) + 12 + 12 + 8
     assert module.running_mean.numpy().tobytes() in pushed
     assert module.num_batches_tracked.numpy().tobytes() in pushed
     before = module.running_mean.clone()
@@ -186,35 +186,35 @@ def test_a_buffer_that_the_module_replaced_is_found_again() -> None:
 @pytest.mark.parametrize("number", range(7))
 def test_the_first_nonfinite_gradient_is_named(number: int, value: float) -> None:
     module = mixed_model()
-    model, _ = flatten(module)
+    _, gradients = flatten(module)
     parameters = list(module.parameters())
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
-    model.collect_gradients()
-    assert model.first_nonfinite(()) is None
+    gradients.collect()
+    assert gradients.first_nonfinite(()) is None
     if not parameters[number].numel():
         return
     parameters[number].grad.view(-1)[-1] = value
-    model.collect_gradients()
-    assert model.first_nonfinite(()) == f"p{number}"
-    assert model.first_nonfinite((number,)) is None
+    gradients.collect()
+    assert gradients.first_nonfinite(()) == f"p{number}"
+    assert gradients.first_nonfinite((number,)) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_large_finite_gradients_whose_sum_overflows_are_finite(dtype: torch.dtype) -> None:
     parameter = nn.Parameter(torch.zeros(100, dtype=dtype))
-    model, _ = flatten([parameter])
+    _, gradients = flatten([parameter])
     parameter.grad = torch.full_like(parameter, torch.finfo(dtype).max)
-    model.collect_gradients()
-    assert model.first_nonfinite(()) is None
+    gradients.collect()
+    assert gradients.first_nonfinite(()) is None
 
 
 def test_a_sparse_gradient_is_refused_by_name() -> None:
     module = nn.Embedding(4, 2, sparse=True)
-    model, _ = flatten(module)
+    _, gradients = flatten(module)
     module(torch.tensor([1])).sum().backward()
     with pytest.raises(InvalidRequest, match="sparse") as caught:
-        model.collect_gradients()
+        gradients.collect()
     assert caught.value.variable == "weight"
 
 
@@ -223,14 +223,8 @@ def test_a_parameter_converted_after_the_declaration_is_refused_by_name() -> Non
     model, _ = flatten(module)
     module.double()
     with pytest.raises(InvalidRequest, match="moved or converted") as caught:
-        model.collect_gradients()
+        model.check_in_place()
     assert caught.value.variable == "weight"
-
-
-def test_a_reader_needs_no_gradient_memory() -> None:
-    declaration = build_spec(torch.optim.SGD, nn.Linear(3, 3), {"lr": 0.1}, name="model")
-    model = FlatModel(declaration.bindings, place(declaration.spec, 1), gradients=False)
-    assert model.gradients is model.parameters
 
 
 def test_patterns_of_absent_variables_do_not_pile_up() -> None:

@@ -14,8 +14,9 @@ from torch import nn
 from ps_protocol.errors import Fenced, InvalidRequest, NotReady, StateLost, Unavailable
 from ps_worker.declare import build_spec
 from ps_worker.flat import FlatModel
+from ps_worker.gradients import Gradients
 from ps_worker.pipeline import StepPipeline
-from ps_worker.summary import Outcome, StepSummary
+from ps_worker.summary import Outcome, StepSummary, Update
 from tests.worker.fakes import FakeSession, job
 
 
@@ -29,13 +30,13 @@ class Worker:
         self.initial = [p.detach().clone() for p in self.parameters]
         shard_map = session.declare(declaration.spec)
         self.flat = FlatModel(declaration.bindings, shard_map)
-        self.pipeline = StepPipeline(session, shard_map, self.flat, **timeouts)
+        self.gradients = Gradients(self.flat.plan, declaration.bindings)
+        self.pipeline = StepPipeline(session, shard_map, self.flat, self.gradients, **timeouts)
 
     def step(self, *, skipped: bool = False, options: tuple[str, ...] = ('{"lr":1.0}',)) -> StepSummary:
         for parameter in self.parameters:
             parameter.grad = torch.ones_like(parameter)
-        absent = self.flat.collect_gradients()
-        return self.pipeline.exchange(absent=absent, options=options, with_buffers=False, skipped=skipped)
+        return self.pipeline.exchange(Update(self.gradients.collect(), options, skipped=skipped))
 
     def moved(self) -> float:
         """How far every parameter is below its initial value; the same for all, or the test fails."""

@@ -11,7 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.frames import pieces_of
 from ps_protocol.layout import Range
-from ps_protocol.messages import LENGTH, STALL_SECONDS, checked_length, framed, prepare, receive_into, send_all
+from ps_protocol.messages import (
+    LENGTH,
+    STALL_SECONDS,
+    checked_length,
+    framed,
+    prepare,
+    receive_into,
+    send_all,
+    send_now,
+)
 from ps_protocol.segments import Recent, Segment
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
@@ -165,17 +174,10 @@ class SocketCarrier:
     async def _send(
         self, reply: pb.StepReply, pieces: Sequence[memoryview] = (), descriptors: Sequence[int] = ()
     ) -> None:
-        message = framed(reply.SerializeToString())
-        flags, total = socket.MSG_DONTWAIT, len(message) + sum(map(len, pieces))
-        try:
-            if descriptors:
-                sent = socket.send_fds(self._socket, [message], list(descriptors), flags)
-            else:
-                parts: list[bytes | memoryview] = [message, *pieces] if total <= INLINE_TRANSFER_BYTES else [message]
-                sent = self._socket.sendmsg(parts, [], flags)
-        except BlockingIOError:
-            sent = 0
-        rest = list(_after(sent, (message, *pieces)))
+        parts: list[memoryview | bytes] = [framed(reply.SerializeToString()), *pieces]
+        # A large payload would keep the loop busy even where the socket takes it at once.
+        now = len(parts) if sum(map(len, parts)) <= INLINE_TRANSFER_BYTES else 1
+        rest = send_now(self._socket, parts[:now], descriptors) + parts[now:]
         if rest:
             await self._in_thread(lambda: send_all(self._socket, rest))
 
@@ -209,15 +211,3 @@ class SocketCarrier:
     def _dispose(self) -> None:
         self._threads.shutdown(wait=True)
         self._socket.close()
-
-
-def _after(sent: int, parts: Sequence[memoryview | bytes]) -> list[memoryview | bytes]:
-    """What is left of ``parts`` after the first ``sent`` bytes."""
-    rest: list[memoryview | bytes] = []
-    for part in parts:
-        if sent >= len(part):
-            sent -= len(part)
-        else:
-            rest.append(memoryview(part)[sent:])
-            sent = 0
-    return rest

@@ -1,0 +1,59 @@
+"""The interface of every carrier: what a lane needs of its open stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ps_protocol.layout import Layout
+from ps_protocol.segments import Segment
+from ps_protocol.v1 import common_pb2
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_worker.replies import Peer, Place
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What a carrier knows of its stream."""
+
+    peer: Peer
+    #: Where the bytes of the model's slices lie on the shard.
+    layout: Layout
+    #: Told why an answer takes its time.
+    on_wait: Callable[[str], None]
+
+
+class Carrier(Protocol):
+    """One open stream to a shard. Used by the training thread.
+
+    Sending neither waits nor fails: a stream that broke says so when its answer is asked for. Ctrl-C ends receiving.
+    """
+
+    transport: common_pb2.Transport
+
+    @property
+    def alive(self) -> bool:
+        """Whether the stream has not ended, as far as this side knows."""
+        ...
+
+    @property
+    def gradients(self) -> Segment | None:
+        """Memory that the shard applies gradients from; None where a push carries them."""
+        ...
+
+    def push(self, header: pb.PushHeader, payload: Sequence[memoryview]) -> None:
+        """Begin one push; ``payload`` must not change until its result has been received."""
+        ...
+
+    def arrive(self, phase: int) -> None:
+        """Send the news that this worker enters the barrier that ends ``phase``."""
+        ...
+
+    def receive(self, place: Place) -> pb.StepResult:
+        """The result of the oldest push without one, its payload in place. Raises PsError."""
+        ...
+
+    def close(self) -> None:
+        """End the stream now; afterwards it reads no payload any more. Safe to repeat."""
+        ...

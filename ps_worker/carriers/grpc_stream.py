@@ -1,0 +1,112 @@
+"""The gRPC carrier: everything on the long-lived Step stream. Works everywhere, and anchors the side channels."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import grpc
+
+from ps_protocol.errors import InternalError, PsError
+from ps_protocol.frames import STEP_CHUNK_FIELD
+from ps_protocol.messages import INLINE_BYTES
+from ps_protocol.v1 import common_pb2
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_worker.carriers.carrier import Link
+from ps_worker.replies import GrpcReplies, Place, encode_chunks, read_result, rpc_errors, typed
+
+_METHOD = "/ps_protocol.v1.Shard/Step"
+
+_END_SECONDS = 2.0
+
+
+class GrpcCarrier:
+    """Used by the training thread; gRPC's own thread takes requests from the outbox and encodes them there.
+
+    Sending never waits. At most one encoded chunk is in memory: gRPC asks for the next when the last is on its way.
+    When the call ends, for whatever reason, the outbox is closed, so gRPC's thread ends too. Receiving can be
+    interrupted by Ctrl-C.
+    """
+
+    transport = common_pb2.TRANSPORT_GRPC
+    gradients = None
+
+    def __init__(self, channel: grpc.Channel, link: Link) -> None:
+        self._peer = link.peer
+        self._on_wait = link.on_wait
+        self._outbox: queue.SimpleQueue[Iterator[bytes] | None] = queue.SimpleQueue()
+        self._ended = threading.Event()
+        step: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(_METHOD)
+        self._call = step(_drain(self._outbox))
+        self._replies = GrpcReplies(self._call, link.peer)
+        self.on_end(_closer(self._outbox, self._ended))
+
+    @property
+    def alive(self) -> bool:
+        """Whether the call has not ended, as far as this side knows."""
+        return bool(self._call.is_active())
+
+    def open(self, request: pb.Open) -> pb.Opened:
+        """The first exchange. Raises the PsError the shard answers, or Unavailable."""
+        self._send(pb.StepRequest(open=request))
+        with rpc_errors(self._peer):
+            while (reply := self._replies.next()).WhichOneof("body") == "waiting":
+                self._on_wait(reply.waiting.reason)
+        if reply.WhichOneof("body") != "opened":
+            raise InternalError(f"{self._peer} did not answer Open", shard=str(self._peer.shard))
+        return reply.opened
+
+    def push(self, header: pb.PushHeader, payload: Sequence[memoryview]) -> None:
+        """Queue one push, a small payload inside its header."""
+        inline = sum(map(len, payload)) <= INLINE_BYTES
+        if inline:
+            header.payload = b"".join(payload)
+        self._send(pb.StepRequest(push=header))
+        if not inline:
+            self._outbox.put(encode_chunks(STEP_CHUNK_FIELD, payload))
+
+    def arrive(self, phase: int) -> None:
+        """Queue the news."""
+        self._send(pb.StepRequest(arrive=pb.Arrive(phase=phase)))
+
+    def receive(self, place: Place) -> pb.StepResult:
+        """The next result."""
+        with rpc_errors(self._peer):
+            return read_result(self._replies, place, self._on_wait, self._peer)
+
+    def close(self) -> None:
+        """End the call now."""
+        self._call.cancel()
+        self._outbox.put(None)
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called, on a thread of gRPC, when the call ends; at once when it has ended."""
+        if not self._call.add_callback(callback):
+            callback()
+
+    def reason(self) -> PsError | None:
+        """Why the shard ended the call, which a broken side channel does not say; None when there is nothing to say."""
+        if not self._ended.wait(_END_SECONDS) or self._call.code() is grpc.StatusCode.OK:
+            return None
+        failed: Any = self._call  # it is its own RpcError once it has failed, which grpc's types do not say
+        return typed(failed, self._peer)
+
+    def _send(self, message: pb.StepRequest) -> None:
+        self._outbox.put(iter((message.SerializeToString(),)))
+
+
+def _drain(outbox: queue.SimpleQueue[Iterator[bytes] | None]) -> Iterator[bytes]:
+    while (messages := outbox.get()) is not None:
+        yield from messages
+
+
+def _closer(outbox: queue.SimpleQueue[Iterator[bytes] | None], ended: threading.Event) -> Callable[[], None]:
+    """Refers to these alone: the call must not keep the carrier alive."""
+
+    def close() -> None:
+        outbox.put(None)
+        ended.set()
+
+    return close

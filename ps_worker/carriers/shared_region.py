@@ -1,0 +1,37 @@
+"""Reads a shard's region in shared memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ps_protocol.layout import Range
+from ps_protocol.segments import Segment
+
+
+class SharedRegion:
+    """A mapped region of a shard, read only: a write to ``_values`` would end the process. Used by its carrier."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        # torch warns of every read-only buffer; it is never written here, so it is passed by its address.
+        address = np.frombuffer(segment.bytes, dtype=np.uint8).ctypes.data
+        memory = (ctypes.c_uint8 * len(segment.bytes)).from_address(address)
+        self._values = torch.frombuffer(memory, dtype=torch.uint8)
+
+    def copy_to(self, pieces: Sequence[memoryview], ranges: Sequence[Range]) -> None:
+        """Copy ``ranges`` of the region, end to end, into ``pieces``, which hold as many bytes together."""
+        targets = [torch.frombuffer(piece, dtype=torch.uint8) for piece in pieces if len(piece)]
+        sources = [self._values[begin:end] for begin, end in ranges if begin < end]
+        while targets and sources:
+            target, source = targets[0], sources[0]
+            size = min(len(target), len(source))
+            target[:size].copy_(source[:size])
+            for queue, taken in ((targets, target), (sources, source)):
+                if len(taken) == size:
+                    queue.pop(0)
+                else:
+                    queue[0] = taken[size:]

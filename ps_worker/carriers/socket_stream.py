@@ -1,0 +1,163 @@
+"""The carriers on sockets: bulk (payloads on the socket) and shm (payloads in memory that both sides map)."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+
+from ps_protocol.errors import InternalError, Unavailable, from_detail
+from ps_protocol.messages import INLINE_BYTES, framed, receive_head, receive_into, send_all, send_now
+from ps_protocol.segments import Recent, Segment
+from ps_protocol.v1 import common_pb2
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_worker.carriers.carrier import Link
+from ps_worker.carriers.grpc_stream import GrpcCarrier
+from ps_worker.carriers.shared_region import SharedRegion
+from ps_worker.replies import Place, parse_reply, read_result
+
+
+class SocketCarrier:
+    """Keeps the contract of ``Carrier`` on a side channel of ``anchor``; when one of the two ends, so does the other.
+
+    What the socket does not take at once is sent by a thread of this carrier's own: sending never waits, and the
+    pushes to several shards are under way together.
+    """
+
+    def __init__(self, sock: socket.socket, anchor: GrpcCarrier, link: Link) -> None:
+        """``sock`` is connected, and prepared with a limit for stalls."""
+        self.transport: common_pb2.Transport = common_pb2.TRANSPORT_BULK
+        #: shm: what the shard applies gradients from.
+        self.gradients: Segment | None = None
+        self._socket = sock
+        self._anchor = anchor
+        self._link = link
+        self._sender = ThreadPoolExecutor(1, f"push-{link.peer.shard}")
+        self._sending: Future[None] | None = None
+        #: Regions of the shard that are mapped here, by the number it gave them.
+        self._regions: Recent[SharedRegion] = Recent()
+        #: What came with the last messages and has not been mapped yet.
+        self._descriptors: list[int] = []
+        self._closed = False
+
+    def attach(self, channel: pb.SideChannel) -> None:
+        """Show the token, and begin to use the channel. Raises PsError, OSError, ValueError when it cannot be used."""
+        send_all(self._socket, [framed(pb.StepRequest(attach=pb.Attach(token=channel.token)).SerializeToString())])
+        reply = self.next()
+        if reply.WhichOneof("body") == "refused":
+            raise from_detail(reply.refused)
+        if reply.WhichOneof("body") != "attached":
+            raise InternalError(f"{self._link.peer} did not answer Attach", actual=str(reply.WhichOneof("body")))
+        if channel.transport == common_pb2.TRANSPORT_SHM:
+            self.gradients = Segment.attach(self._descriptor(), self._link.layout.region_bytes, writable=True)
+        send_all(self._socket, [framed(pb.StepRequest(confirm=pb.Confirm()).SerializeToString())])
+        self.transport = channel.transport
+        self._anchor.on_end(partial(_shut_down, self._socket))
+
+    @property
+    def alive(self) -> bool:
+        """Whether the stream has not ended, as far as this side knows."""
+        return not self._closed and self._anchor.alive
+
+    def push(self, header: pb.PushHeader, payload: Sequence[memoryview]) -> None:
+        """Send one push: in shared memory only its header, else its payload in or behind it."""
+        if self.gradients is not None and not header.skipped:
+            header.segment, payload = 1, ()
+        elif sum(map(len, payload)) <= INLINE_BYTES:
+            header.payload, payload = b"".join(payload), ()
+        self._send(pb.StepRequest(push=header), payload)
+
+    def arrive(self, phase: int) -> None:
+        """Send the news."""
+        self._send(pb.StepRequest(arrive=pb.Arrive(phase=phase)))
+
+    def receive(self, place: Place) -> pb.StepResult:
+        """The next result; then the shard gets its memory back."""
+        with self._connection():
+            result = read_result(self, place, self._link.on_wait, self._link.peer)
+            if result.segment:
+                self._send(pb.StepRequest(release=pb.Release()))
+        return result
+
+    def close(self) -> None:
+        """End both connections; returns when no payload is read any more."""
+        if self._closed:
+            return
+        self._closed = True
+        self._anchor.close()
+        _shut_down(self._socket)
+        self._sender.shutdown(wait=True)
+        self._socket.close()
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+    # -- what ``read_result`` reads from
+
+    def next(self) -> pb.StepReply:
+        """The next message."""
+        length, descriptors = receive_head(self._socket, lambda: self._anchor.alive)
+        self._descriptors += descriptors
+        body = bytearray(length)
+        receive_into(self._socket, [memoryview(body)])
+        return parse_reply(body, self._link.peer)
+
+    def payload(self, result: pb.StepResult, pieces: Sequence[memoryview]) -> None:
+        """From the socket, or from the region that the result names."""
+        if not result.segment:
+            receive_into(self._socket, pieces)
+            return
+        layout = self._link.layout
+        region = self._regions.get(result.segment)
+        if region is None:
+            region = SharedRegion(Segment.attach(self._descriptor(), layout.region_bytes, writable=False))
+            self._regions.put(result.segment, region)
+        region.copy_to(pieces, layout.ranges(result.absent, buffers=result.with_buffers))
+
+    def _descriptor(self) -> int:
+        if not self._descriptors:
+            raise InternalError(f"{self._link.peer} named shared memory without giving it")
+        return self._descriptors.pop(0)
+
+    def _send(self, message: pb.StepRequest, payload: Sequence[memoryview] = ()) -> None:
+        """A connection that breaks here is found broken by ``receive``."""
+        rest: list[memoryview | bytes] = [framed(message.SerializeToString()), *payload]
+        try:
+            if self._sending is None or self._sending.done():
+                rest = send_now(self._socket, rest)
+        except OSError:
+            _shut_down(self._socket)
+            return
+        if rest:
+            self._sending = self._sender.submit(_send_rest, self._socket, rest)
+
+    @contextmanager
+    def _connection(self) -> Iterator[None]:
+        """A connection that breaks inside raises what the shard ended it with, else Unavailable."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            _shut_down(self._socket)
+            peer = self._link.peer
+            raise self._anchor.reason() or Unavailable(
+                f"the side channel to {peer} broke: {error}",
+                shard=str(peer.shard),
+                remedy="see the log of the shard; PS_TRANSPORT=grpc does without side channels",
+            ) from error
+
+
+def _send_rest(sock: socket.socket, pieces: Sequence[memoryview | bytes]) -> None:
+    """On the sending thread. Whoever waits for the answer finds the connection ended."""
+    try:
+        send_all(sock, pieces)
+    except OSError:
+        _shut_down(sock)
+
+
+def _shut_down(sock: socket.socket) -> None:
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # closed already

@@ -1,0 +1,173 @@
+"""Owns the memory that pushes are taken from: gradients and buffer values, for each shard laid out as its region."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ps_protocol.errors import InternalError, InvalidRequest
+from ps_protocol.layout import Range
+from ps_protocol.model import Kind
+from ps_protocol.segments import Segment
+from ps_worker.bindings import Bindings
+from ps_worker.memory import FlatMemory, Homes
+from ps_worker.plan import FlatPlan
+
+
+class Gradients:
+    """Called from the training thread only.
+
+    A shard's block is memory of this worker, or a segment that the shard applies gradients from; it can change, and its
+    content goes with it. Gradients are copied into it, unless they lie there already (``keep_in_place``).
+    """
+
+    def __init__(self, plan: FlatPlan, bindings: Bindings) -> None:
+        self._plan = plan
+        self._bindings = bindings
+        self._devices = bindings.devices
+        self._blocks: list[FlatMemory | None] = [None] * len(plan.layouts)
+        #: For each variable, views of its slices, in the order of its rows.
+        self._views: list[list[torch.Tensor]] = [[] for _ in plan.variables]
+        self._rows: list[list[Range]] = [[] for _ in plan.variables]
+        #: For each parameter, its view where it lies whole on one shard.
+        self._whole: list[torch.Tensor | None] = []
+
+    def place(self, shard: int, segment: Segment | None = None) -> None:
+        """Use ``segment`` for this shard from now on; without one, memory of this worker's own."""
+        old, layout = self._blocks[shard], self._plan.layouts[shard]
+        block = FlatMemory(layout.region_bytes, self._homes(shard), segment)
+        if old is not None:
+            block.host.copy_(old.host)
+            block.to_devices((0, layout.region_bytes))
+        self._blocks[shard] = block
+        self._bind()
+
+    def has_place(self, shard: int) -> bool:
+        """Whether there is memory for this shard."""
+        return self._blocks[shard] is not None
+
+    def pieces(self, shard: int, ranges: Sequence[Range]) -> list[memoryview]:
+        """Bytes of the shard's region, to be sent."""
+        return self._block(shard).pieces(ranges)
+
+    @torch.no_grad()
+    def collect(self) -> tuple[int, ...]:
+        """Gather every ``param.grad``; returns the numbers of the variables that have none.
+
+        Raises InvalidRequest for a sparse gradient.
+        """
+        self._place_all()
+        targets, sources, absent = [], [], []
+        for number, (parameter, whole) in enumerate(zip(self._bindings.parameters, self._whole, strict=True)):
+            grad = parameter.grad
+            if grad is whole and grad is not None:
+                continue
+            if grad is None:
+                absent.append(number)
+            elif grad.is_sparse:
+                raise InvalidRequest(
+                    "a gradient is sparse, and variables are dense",
+                    variable=self._plan.variables[number].name,
+                    remedy="make the layer with sparse=False",
+                )
+            elif whole is not None:
+                targets.append(whole)
+                sources.append(grad)
+            else:
+                targets += self._views[number]
+                sources += [grad[begin:end] for begin, end in self._rows[number]]
+        if targets:
+            torch._foreach_copy_(targets, sources)
+        for shard, layout in enumerate(self._plan.layouts):
+            self._block(shard).to_host((0, layout.parameter_bytes))
+        return tuple(absent)
+
+    @torch.no_grad()
+    def collect_buffers(self) -> None:
+        """Copy the module's buffers to where a push takes them from."""
+        self._place_all()
+        first = len(self._bindings.parameters)
+        targets, sources = [], []
+        for number, reference in enumerate(self._bindings.buffers, first):
+            value = reference.value
+            whole = self._rows[number] == [(0, self._plan.variables[number].rows)]
+            targets += self._views[number]
+            sources += [value] if whole else [value[begin:end] for begin, end in self._rows[number]]
+        if targets:
+            torch._foreach_copy_(targets, sources)
+        for shard, layout in enumerate(self._plan.layouts):
+            self._block(shard).to_host((layout.parameter_bytes, layout.region_bytes))
+
+    def keep_in_place(self) -> None:
+        """Make every ``param.grad`` a view of this memory where it can be one, its values unspecified.
+
+        What backward then adds up there is pushed without a copy.
+        """
+        for parameter, whole in zip(self._bindings.parameters, self._whole, strict=True):
+            if parameter.grad is not None and whole is not None and not parameter.grad.is_sparse:
+                parameter.grad = whole
+
+    @torch.no_grad()
+    def first_nonfinite(self, absent: tuple[int, ...]) -> str | None:
+        """Name of the first present variable whose gradient, as collected last, holds NaN or infinity; else None.
+
+        One reduction per arena, in float32 or wider. Only when that is not finite is each variable looked at, for the
+        sum of large finite values may overflow, and absent variables may hold anything.
+        """
+        sums = []
+        for shard, layout in enumerate(self._plan.layouts):
+            for arena in layout.arenas:
+                if arena.key.kind is Kind.PARAMETER:
+                    dtype: torch.dtype = getattr(torch, arena.key.dtype.value)
+                    wide = torch.float64 if dtype is torch.float64 else torch.float32
+                    parts = self._block(shard).parts((arena.begin, arena.end))
+                    sums += [part.view(dtype).sum(dtype=wide) for part in parts]
+        if all(bool(total.isfinite()) for total in sums):
+            return None
+        missing = frozenset(absent)
+        for number in range(len(self._bindings.parameters)):
+            if number not in missing and not all(bool(view.isfinite().all()) for view in self._views[number]):
+                return self._plan.variables[number].name
+        return None
+
+    def _place_all(self) -> None:
+        for shard, block in enumerate(self._blocks):
+            if block is None:
+                self.place(shard)
+
+    def _block(self, shard: int) -> FlatMemory:
+        block = self._blocks[shard]
+        if block is None:
+            raise InternalError(f"no memory for gradients of shard {shard}")
+        return block
+
+    def _homes(self, shard: int) -> Homes:
+        homes: dict[torch.device, list[Range]] = {}
+        for span in self._plan.layouts[shard].slices:
+            homes.setdefault(self._devices[span.slice.variable], []).append((span.begin, span.end))
+        return homes
+
+    def _bind(self) -> None:
+        """Make the views anew, and let gradients that were views follow."""
+        variables, parameters = self._plan.variables, self._bindings.parameters
+        found: list[list[tuple[Range, torch.Tensor]]] = [[] for _ in variables]
+        for layout, block in zip(self._plan.layouts, self._blocks, strict=True):
+            if block is None:
+                continue
+            for span in layout.slices:
+                number = span.slice.variable
+                view = block.view(self._devices[number], span.begin, span.variable.dtype, span.shape)
+                found[number].append(((span.slice.row_begin, span.slice.row_end), view))
+        for number, slices in enumerate(found):
+            slices.sort(key=lambda pair: pair[0])
+            self._rows[number] = [rows for rows, _ in slices]
+            self._views[number] = [view for _, view in slices]
+        old = self._whole or [None] * len(parameters)
+        self._whole = [
+            views[0] if rows == [(0, variable.rows)] else None
+            for views, rows, variable in zip(self._views, self._rows, variables[: len(parameters)], strict=False)
+        ]
+        for parameter, before, after in zip(parameters, old, self._whole, strict=True):
+            if before is not None and parameter.grad is before:
+                parameter.grad = after
