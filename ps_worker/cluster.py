@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from ps_protocol.errors import ConfigError
 from ps_protocol.model import Consistency, Mode, StalePolicy
 from ps_protocol.view import Role
+from ps_protocol.wire import Wire
 from ps_worker import data
 from ps_worker.bindings import Source
 from ps_worker.config import WorkerConfig
@@ -22,6 +23,7 @@ from ps_worker.declare import choice
 from ps_worker.follow import follow
 from ps_worker.optimizer import PsOptimizer
 from ps_worker.session import Session
+from ps_worker.summary import Style
 from ps_worker.terminate import TerminationGuard
 
 T = TypeVar("T")
@@ -126,6 +128,8 @@ class Cluster:
         name: str | None = None,
         nonfinite: str = "refuse",
         buffers: str = "rank0",
+        wire: str | None = None,
+        overlap: bool = False,
         **arguments: Any,
     ) -> PsOptimizer:
         """Give ``model`` to the shards, which run ``torch_class(…, **arguments)`` on it.
@@ -134,6 +138,11 @@ class Cluster:
         on return. Every worker calls this for the same models in the same order; ``name`` defaults to "model",
         "model-1", … by that order. ``nonfinite`` says what happens to NaN and infinite gradients: "refuse", "skip" or
         "allow"; ``buffers`` whose buffers are kept: "rank0", "average" or "local".
+
+        ``wire`` makes payloads smaller where they travel through a network: "bf16", "fp16", "int8" or "topk:RATIO"
+        (docs/codecs.md); over shared memory it is not used. With ``overlap`` a step returns at once, and the exchange
+        with the shards goes on while the next gradients are computed: parameters then lack this worker's own last
+        push, which ssp bounds count in. In sync, and in ssp(0), ``step`` waits as without it.
 
         Raises ModelMismatch when workers declare different models, UnsupportedOptimizer for what shards cannot run.
         """
@@ -152,6 +161,7 @@ class Cluster:
             name=chosen,
             nonfinite=nonfinite,
             buffers=buffers,
+            style=Style(Wire.parse(wire), overlap),
             reconnect_timeout_seconds=self._session.config.reconnect_timeout_seconds,
         )
         self._optimizers[chosen] = optimizer
@@ -228,6 +238,14 @@ class Cluster:
         self._leave("")
 
     def _leave(self, reason: str) -> None:
+        try:
+            if not reason and self._session.own_process:
+                for optimizer in self._optimizers.values():
+                    optimizer.finish()
+        finally:
+            self._close(reason)
+
+    def _close(self, reason: str) -> None:
         # Leaving comes first: the others go on while streams and channels are closed here.
         self._session.leave(reason)
         try:

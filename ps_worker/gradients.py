@@ -51,6 +51,10 @@ class Gradients:
         """Bytes of the shard's region, to be sent."""
         return self._block(shard).pieces(ranges)
 
+    def region(self, shard: int) -> torch.Tensor:
+        """All bytes of the shard's region, uint8, as collected last."""
+        return self._block(shard).host
+
     @torch.no_grad()
     def collect(self) -> tuple[int, ...]:
         """Gather every ``param.grad``; returns the numbers of the variables that have none.

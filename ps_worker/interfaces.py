@@ -50,6 +50,11 @@ class TrainingSession(Protocol):
         """Side channels to be tried, best first; then everything goes by gRPC."""
         ...
 
+    @property
+    def lookahead(self) -> int:
+        """Steps that the mode lets parameters be used later than usual: 1, or 0 where none may be late."""
+        ...
+
     def check(self) -> None:
         """Raises Fenced when this worker lost its place."""
         ...

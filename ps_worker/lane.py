@@ -6,18 +6,22 @@ import time
 from dataclasses import dataclass
 
 from ps_protocol import PROTOCOL_VERSION, convert
+from ps_protocol.codecs import payload_runs
 from ps_protocol.errors import InternalError, PsError, Unavailable, from_detail
-from ps_protocol.layout import total_bytes
+from ps_protocol.layout import Range
 from ps_protocol.model import ShardMap
 from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.wire import RAW, wire_to_pb
 from ps_worker.calls import ShardCalls
 from ps_worker.carriers import Carrier, Link, open_stream
+from ps_worker.encoder import Encoder
 from ps_worker.flat import FlatModel
 from ps_worker.gradients import Gradients
 from ps_worker.interfaces import TrainingSession
+from ps_worker.landing import Landing
 from ps_worker.replies import Peer
 from ps_worker.state import StateEntry
-from ps_worker.summary import Outcome, Push
+from ps_worker.summary import Outcome, Push, Style
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +55,16 @@ def _outcome(number: int, peer: Peer) -> Outcome:
 
 
 class Lane:
-    """Used by the training thread. At most one push is under way; nothing here retries."""
+    """Used by one thread at a time. At most one push is under way; nothing here retries."""
 
     def __init__(
-        self, session: TrainingSession, shard_map: ShardMap, shard: int, flat: FlatModel, gradients: Gradients
+        self,
+        session: TrainingSession,
+        shard_map: ShardMap,
+        shard: int,
+        flat: FlatModel,
+        gradients: Gradients,
+        style: Style,
     ) -> None:
         self.shard = shard
         self._session = session
@@ -62,6 +72,11 @@ class Lane:
         self._flat = flat
         self._gradients = gradients
         self._layout = flat.plan.layouts[shard]
+        self._wire = style.wire
+        self._encoder = Encoder(self._layout, style.wire) if style.wire != RAW else None
+        self._overlap = style.overlap
+        #: Where parameters wait for ``land``; None: they are received into the model's memory.
+        self._landing: Landing | None = None
         self._declared = tuple(convert.options_to_json(options) for options in shard_map.spec.group_options)
         self._carrier: Carrier | None = None
         #: A push has been sent whose answer has not come.
@@ -108,11 +123,14 @@ class Lane:
             membership_revision=self._session.revision,
             protocol_version=PROTOCOL_VERSION,
             phase=phase,
+            wire=wire_to_pb(self._wire),
         )
         channel = self._session.shard_channel(self.shard)
         opened, self._carrier = open_stream(channel, link, request, self._session.transports)
         if self._carrier.gradients is not None or not self._gradients.has_place(self.shard):
             self._gradients.place(self.shard, self._carrier.gradients)
+        if self._overlap or (self._wire != RAW and self._carrier.gradients is None):
+            self._landing = self._landing or Landing(self._layout, self._wire)
         self._opened_at = time.monotonic()
         self._options = self._declared
         return Standing(opened.version, (opened.phase, opened.clock), opened.last_sequence, opened.initialised)
@@ -141,16 +159,23 @@ class Lane:
             with_buffers=update.with_buffers and not update.skipped,
             skipped=update.skipped,
             finite=update.finite,
+            ahead=update.ahead,
         )
         carrier = self._living()
         self._pushing = True
-        carrier.push(header, self._gradients.pieces(self.shard, ranges))
+        pieces = self._gradients.pieces(self.shard, ranges)
+        if self._encoder and pieces and carrier.gradients is None:
+            runs = payload_runs(self._layout, absent, buffers=update.with_buffers)
+            pieces = [self._encoder.encode(push.sequence, self._gradients.region(self.shard), runs)]
+        carrier.push(header, pieces)
         self._options = update.options
-        self._sent_bytes = total_bytes(ranges)
+        self._sent_bytes = sum(map(len, pieces))
 
     def receive(self) -> Receipt:
         """The answer to the push under way, its parameters in flat memory. Raises PsError."""
-        result = self._living().receive(self._place)
+        result = self._living().receive(self._landing.place if self._landing else self._place)
+        if self._landing:
+            self._landing.settle(result)
         self._pushing = False
         refused = result.HasField("error")
         if not refused:
@@ -162,6 +187,16 @@ class Lane:
             transferred_bytes=self._sent_bytes + result.payload_bytes,
             error=from_detail(result.error) if refused else None,
         )
+
+    def land(self) -> None:
+        """Make received parameters the model's, where ``receive`` has not."""
+        if self._landing and self._landing.arrived is not None:
+            self._landing.take([self._flat.parameters.host[b:e] for b, e in self._ranges_of(self._landing.arrived)])
+
+    def interrupt(self) -> None:
+        """From any thread: whoever waits for an answer gets Unavailable."""
+        if (carrier := self._carrier) is not None:
+            carrier.cancel()
 
     def arrive(self, phase: int) -> None:
         """Queue the news that this worker enters the barrier that ends ``phase``."""
@@ -188,13 +223,25 @@ class Lane:
         """The optimizer state of this shard. Raises PsError."""
         return self._calls().save(self._layout.region_bytes)
 
+    def residuals(self) -> list[StateEntry]:
+        """What the wire format has left out of gradients so far."""
+        return self._encoder.residuals() if self._encoder else []
+
+    def load_residuals(self, entries: list[StateEntry]) -> None:
+        """Take over what another life of this worker had left out."""
+        if self._encoder:
+            self._encoder.load_residuals(entries)
+
     def _calls(self) -> ShardCalls:
         channel = self._session.shard_channel(self.shard)
         return ShardCalls(channel, self.peer, self._shard_map.spec.name, self._shard_map.epoch)
 
     def _place(self, result: pb.StepResult) -> list[memoryview]:
-        plan = self._flat.plan
-        return self._flat.parameters.pieces(plan.ranges(self.shard, tuple(result.absent), buffers=result.with_buffers))
+        return self._flat.parameters.pieces(self._ranges_of(result))
+
+    def _ranges_of(self, result: pb.StepResult) -> list[Range]:
+        """Where the slices in the payload of ``result`` lie in flat memory."""
+        return self._flat.plan.ranges(self.shard, tuple(result.absent), buffers=result.with_buffers)
 
     def _living(self) -> Carrier:
         if self._carrier is None:

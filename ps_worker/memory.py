@@ -126,6 +126,18 @@ def overlap(ranges: Sequence[Range], span: Range) -> Iterator[Range]:
             yield first, last
 
 
+def copy_end_to_end(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copy ``sources``, flat tensors of bytes taken end to end, to ``targets``, which hold as many bytes together."""
+    waiting = [target for target in targets if len(target)]
+    for source in sources:
+        while len(source):
+            size = min(len(waiting[0]), len(source))
+            waiting[0][:size].copy_(source[:size])
+            source, waiting[0] = source[size:], waiting[0][size:]
+            if not len(waiting[0]):
+                waiting.pop(0)
+
+
 def _pin(host: torch.Tensor) -> None:
     """Pin memory that torch did not allocate, for as long as it is mapped. Where that fails, copies are slower."""
     torch.cuda.cudart().cudaHostRegister(host.data_ptr(), host.numel(), 0)  # type: ignore[no-untyped-call]

@@ -16,11 +16,15 @@ from ps_worker.declare import Declaration, build_spec, group_options
 from ps_worker.flat import FlatModel
 from ps_worker.gradients import Gradients
 from ps_worker.interfaces import TrainingSession
+from ps_worker.overlap import Overlap
 from ps_worker.pipeline import RECONNECT_TIMEOUT_SECONDS, StepPipeline
 from ps_worker.state import join_state, split_state
-from ps_worker.summary import StepSummary, Update
+from ps_worker.summary import PLAIN, StepSummary, Style, Update
 
 logger = logging.getLogger("ps_worker")
+
+_RESIDUALS = "ps_residuals"
+"""In a ``state_dict``: what this worker's wire format has left out of gradients. It belongs to one rank."""
 
 
 class PsOptimizer(torch.optim.Optimizer):
@@ -38,6 +42,7 @@ class PsOptimizer(torch.optim.Optimizer):
         session: TrainingSession,
         torch_class: type[torch.optim.Optimizer],
         declaration: Declaration,
+        style: Style = PLAIN,
         *,
         reconnect_timeout_seconds: float = RECONNECT_TIMEOUT_SECONDS,
     ) -> None:
@@ -52,8 +57,9 @@ class PsOptimizer(torch.optim.Optimizer):
         self._flat = FlatModel(declaration.bindings, shard_map)
         self._gradients = Gradients(self._flat.plan, declaration.bindings)
         self._pipeline = StepPipeline(
-            session, shard_map, self._flat, self._gradients, reconnect_timeout_seconds=reconnect_timeout_seconds
+            session, shard_map, self._flat, self._gradients, style, reconnect_timeout_seconds=reconnect_timeout_seconds
         )
+        self._overlap = Overlap(self._pipeline) if style.overlap else None
         self._sends_buffers = self._flat.has_buffers and (self._spec.buffers is Buffers.AVERAGE or session.rank == 0)
         #: What became of the last step; None before the first.
         self.last: StepSummary | None = None
@@ -70,11 +76,12 @@ class PsOptimizer(torch.optim.Optimizer):
         name: str,
         nonfinite: str = "refuse",
         buffers: str = "rank0",
+        style: Style = PLAIN,
         reconnect_timeout_seconds: float = RECONNECT_TIMEOUT_SECONDS,
     ) -> PsOptimizer:
         """What ``cluster.optimizer`` calls. Raises what ``build_spec`` and the constructor raise."""
         declaration = build_spec(torch_class, source, arguments, name=name, nonfinite=nonfinite, buffers=buffers)
-        return cls(session, torch_class, declaration, reconnect_timeout_seconds=reconnect_timeout_seconds)
+        return cls(session, torch_class, declaration, style, reconnect_timeout_seconds=reconnect_timeout_seconds)
 
     @property
     def name(self) -> str:
@@ -98,6 +105,8 @@ class PsOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._flat.check_in_place()
+        # The memory that gradients are collected in is free when the last exchange is finished.
+        self.finish()
         absent = self._gradients.collect()
         looked = self._spec.nonfinite is not NonFinite.ALLOW
         skipped = looked and self._must_skip(absent)
@@ -105,21 +114,40 @@ class PsOptimizer(torch.optim.Optimizer):
         if with_buffers:
             self._gradients.collect_buffers()
         options = tuple(map(convert.options_to_json, self._options()))
+        ahead = self._session.lookahead if self._overlap else 0
+        update = Update(absent, options, with_buffers, skipped, finite=looked, ahead=ahead)
+        if self._overlap and ahead:
+            self._overlap.begin(update)
+            return loss
         try:
-            self.last = self._pipeline.exchange(Update(absent, options, with_buffers, skipped, finite=looked))
+            self.last = self._pipeline.exchange(update)
         finally:
             # Also after an error: what shards did send has arrived in host memory.
-            self._flat.publish_parameters()
+            self._pipeline.publish()
         return loss
+
+    def finish(self) -> None:
+        """With ``overlap``: wait for the exchange under way and take its parameters. Else nothing is under way.
+
+        Raises what became of that step, as ``step`` does.
+        """
+        if self._overlap is None:
+            return
+        try:
+            self.last = self._overlap.finish() or self.last
+        finally:
+            self._pipeline.publish()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch. With ``set_to_none=False`` gradients stay where pushes are taken from, which saves a copy."""
-        if not set_to_none:
+        # With overlap the last push may still be taken from there.
+        if not set_to_none and self._overlap is None:
             self._gradients.keep_in_place()
         super().zero_grad(set_to_none)
 
     def pull(self) -> None:
         """Put the newest parameters and buffers of the cluster into the model, for evaluation. Raises PsError."""
+        self.finish()
         self._pipeline.pull()
 
     def arrive(self, phase: int) -> None:
@@ -128,21 +156,28 @@ class PsOptimizer(torch.optim.Optimizer):
         Arrivals are not acknowledged. Called again while waiting, it repeats them on streams that broke meanwhile.
         Raises PsError.
         """
+        self.finish()
         self._pipeline.arrive(phase)
 
     def close(self) -> None:
         """End the streams. Called by ``cluster.close``; safe to repeat."""
+        if self._overlap:
+            self._overlap.close()
         self._pipeline.close()
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state from the shards, as ``torch_class(...).state_dict()`` would give it. Raises PsError."""
+        self.finish()
         state = join_state(self._flat.plan.layouts, self._pipeline.save_state())
         parameters = [p for group in self.param_groups for p in group["params"]]
         self.state.update({parameters[number]: dict(values) for number, values in state.items()})
         try:
-            return super().state_dict()
+            saved = super().state_dict()
         finally:
             self.state.clear()
+        if residuals := join_state(self._flat.plan.layouts, self._pipeline.residuals()):
+            saved[_RESIDUALS] = {"rank": self._session.rank, "state": residuals}
+        return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take options and state from a ``state_dict`` of this optimizer or of the torch class.
@@ -152,7 +187,12 @@ class PsOptimizer(torch.optim.Optimizer):
         before going on. Raises ValueError as torch does when the groups differ, InvalidRequest for state that does not
         fit.
         """
+        self.finish()
         super().load_state_dict(state_dict)
+        residuals = state_dict.get(_RESIDUALS)
+        if residuals and residuals["rank"] == self._session.rank:
+            layouts = self._flat.plan.layouts
+            self._pipeline.load_residuals([split_state(layout, residuals["state"]) for layout in layouts])
         parameters = [p for group in self.param_groups for p in group["params"]]
         state = {number: self.state[p] for number, p in enumerate(parameters) if p in self.state}
         self.state.clear()

@@ -17,7 +17,7 @@ from ps_worker.gradients import Gradients
 from ps_worker.interfaces import TrainingSession
 from ps_worker.lane import Lane, Receipt, Standing
 from ps_worker.state import StateEntry
-from ps_worker.summary import Push, StepSummary, Update
+from ps_worker.summary import PLAIN, Push, StepSummary, Style, Update
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ _POLL_SECONDS = 0.1
 
 
 class StepPipeline:
-    """Called from the training thread, one call at a time; ``close`` from anywhere.
+    """Called by one thread at a time, mostly the training thread; ``interrupt`` and ``close`` from anywhere.
 
     A push has one sequence on all shards and is repeated with it after a broken stream, so it is applied once per
     shard. After an exception other than a shard's own refusal the streams are dropped and opened anew by the next call.
@@ -43,6 +43,7 @@ class StepPipeline:
         shard_map: ShardMap,
         flat: FlatModel,
         gradients: Gradients,
+        style: Style = PLAIN,
         *,
         reconnect_timeout_seconds: float = RECONNECT_TIMEOUT_SECONDS,
         initial_timeout_seconds: float = INITIAL_TIMEOUT_SECONDS,
@@ -52,7 +53,8 @@ class StepPipeline:
         self._flat = flat
         self._timeout_seconds = reconnect_timeout_seconds
         self._initial_timeout_seconds = initial_timeout_seconds
-        self._lanes = [Lane(session, shard_map, shard, flat, gradients) for shard in range(shard_map.shards)]
+        self._lanes = [Lane(session, shard_map, shard, flat, gradients, style) for shard in range(shard_map.shards)]
+        self._interrupted = False
         self._owner = os.getpid()
         self._sequence = 0
         #: (phase, clock): where this worker stands after its last push.
@@ -118,11 +120,36 @@ class StepPipeline:
             lane.arrive(phase)
 
     def pull(self) -> None:
-        """The newest parameters and buffers of every shard into flat memory, whatever the mode. Raises PsError."""
+        """The newest parameters and buffers of every shard into the model, whatever the mode. Raises PsError."""
         for lane in self._lanes:
             self._persistently(lane, lane.pull)
         self._flat.publish_parameters()
         self._flat.publish_buffers()
+
+    def publish(self) -> None:
+        """Make the parameters that exchanges have brought the model's."""
+        for lane in self._lanes:
+            lane.land()
+        self._flat.publish_parameters()
+
+    def interrupt(self) -> None:
+        """From another thread: what waits for a shard raises Unavailable, until ``resume``."""
+        self._interrupted = True
+        for lane in self._lanes:
+            lane.interrupt()
+
+    def resume(self) -> None:
+        """Nothing waits any more: go on as usual."""
+        self._interrupted = False
+
+    def residuals(self) -> list[list[StateEntry]]:
+        """What the wire format has left out of gradients so far, by shard."""
+        return [lane.residuals() for lane in self._lanes]
+
+    def load_residuals(self, entries: list[list[StateEntry]]) -> None:
+        """Take over what another life of this worker had left out."""
+        for lane, of_shard in zip(self._lanes, entries, strict=True):
+            lane.load_residuals(of_shard)
 
     def save_state(self) -> list[list[StateEntry]]:
         """The optimizer state, by shard. Raises PsError."""
@@ -224,6 +251,8 @@ class StepPipeline:
 
     def _wait(self, lane: Lane, backoff: Backoff, error: Unavailable) -> None:
         lane.drop()
+        if self._interrupted:
+            raise error
         self._session.check()
         self._session.wait_hint(f"{error.message}; trying again for {backoff.left_seconds:.0f} s")
         backoff.pause(error)

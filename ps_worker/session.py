@@ -14,7 +14,7 @@ import torch
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec, connect_channel
 from ps_protocol.client.membership import Membership
 from ps_protocol.errors import ConfigError, NotReady, Unavailable
-from ps_protocol.model import Consistency, ModelSpec, ShardMap
+from ps_protocol.model import Consistency, Mode, ModelSpec, ShardMap
 from ps_protocol.v1 import common_pb2
 from ps_protocol.view import ClusterView, Role
 from ps_worker.config import TRANSPORTS, WorkerConfig
@@ -213,6 +213,12 @@ class Session:
     def transports(self) -> Sequence[common_pb2.Transport]:
         """Side channels to be tried, best first."""
         return TRANSPORTS[self._config.transport]
+
+    @property
+    def lookahead(self) -> int:
+        """1 in async, and in ssp where the bound leaves room for it; in sync every step needs its own parameters."""
+        consistency = self.view.consistency
+        return int(consistency.mode is Mode.ASYNC or (consistency.mode is Mode.SSP and consistency.staleness > 0))
 
     def record_transport(self, by_shard: Mapping[int, str]) -> None:
         """How steps travel to each shard now; logged when it changes."""

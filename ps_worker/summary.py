@@ -1,9 +1,11 @@
-"""What a worker pushes in one step, and what became of it."""
+"""How a worker makes its steps, what it pushes in one, and what became of it."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+
+from ps_protocol.wire import RAW, Wire
 
 
 class Outcome(enum.IntEnum):
@@ -25,6 +27,18 @@ class Outcome(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Style:
+    """How a model's steps are made."""
+
+    wire: Wire = RAW
+    #: The exchange goes on while the next gradients are computed.
+    overlap: bool = False
+
+
+PLAIN = Style()
+
+
+@dataclass(frozen=True, slots=True)
 class Update:
     """What a step brings, beside the gradients and buffers in memory."""
 
@@ -37,6 +51,8 @@ class Update:
     skipped: bool = False
     #: The gradients have been looked at: there is no NaN or infinity in them.
     finite: bool = False
+    #: The parameters that come back are used this many steps later than usual.
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,10 @@ class Wire:
         return f"{self.format.value}:{self.ratio!r}" if self.format is WireFormat.TOPK else self.format.value
 
 
+RAW = Wire()
+"""Elements as they lie in memory."""
+
+
 def _not_a_wire(text: str) -> ConfigError:
     plain = ", ".join(f.value for f in WireFormat)
     return ConfigError("not a wire format", expected=f"{plain}, or topk:RATIO with 0 < RATIO <= 1", actual=repr(text))

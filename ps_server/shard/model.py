@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from ps_protocol import convert
 from ps_protocol.errors import InternalError, NonFiniteGradient, PsError, StateLost
 from ps_protocol.layout import Layout
-from ps_protocol.model import Buffers, Consistency, NonFinite, Options
+from ps_protocol.model import Buffers, Consistency, Mode, NonFinite, Options
 from ps_protocol.v1 import common_pb2
 from ps_server.consistency import Decision, ParkedPulls, Position, PushInfo, Tracker, Verdict, WorkerKey
 from ps_server.failpoints import Failpoints
@@ -55,6 +55,8 @@ class Push:
     push_only: bool = False
     #: The worker has looked: there is no NaN or infinity in it.
     finite: bool = False
+    #: Steps that the parameters wanted back are used later than usual.
+    ahead: int = 0
 
 
 class ShardModel:
@@ -295,6 +297,12 @@ class ShardModel:
             self.pool.give(push.gradients.region)
 
     # -- pulls
+
+    def pull_position(self, position: Position, ahead: int) -> Position:
+        """Where a pull counts as standing whose parameters are used ``ahead`` steps later: ssp bounds that use."""
+        consistency = self.tracker.consistency
+        ahead = min(ahead, consistency.staleness) if consistency.mode is Mode.SSP else 0
+        return Position(position.phase, position.clock + ahead)
 
     def park(self, position: Position) -> asyncio.Future[None]:
         """Resolves when a pull of a worker at ``position`` may be answered."""

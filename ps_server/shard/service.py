@@ -12,6 +12,7 @@ from ps_protocol.errors import InvalidRequest, ProtocolVersionMismatch
 from ps_protocol.frames import STATE_CHUNK_FIELD, cut, encode_chunk, pieces_of
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.wire import wire_from_pb
 from ps_server.consistency import WorkerKey
 from ps_server.rpc_errors import translated
 from ps_server.shard.carriers.carrier import parse_request
@@ -55,6 +56,7 @@ class ShardService:
     async def step(self, _: AsyncIterator[bytes], context: Context) -> None:
         """Open, then one exchange per step, on whichever channel the worker chooses."""
         request = await self._open_request(context)
+        wire = wire_from_pb(request.wire)
         model, worker, opened = await self._open(request)
         anchor = GrpcCarrier(context)
         with model.pool.reserved(), self._side_channels.offer(request.transports, model.layout) as offer:
@@ -64,14 +66,16 @@ class ShardService:
                 carrier = await offer.chosen(anchor)
             except ConnectionError:
                 return
-            stream = StepStream(carrier, model, worker, self._counters)
+            stream = StepStream(carrier, model, worker, self._counters, wire)
             with model.travelling(worker, carrier.transport):
                 await stream.run(*([] if carrier is anchor else [_ended(anchor)]))
 
     async def push(self, _: AsyncIterator[bytes], context: Context) -> bytes:
         """Open, one push header, its payload; answered when accepted."""
-        model, worker, _opened = await self._open(await self._open_request(context))
-        stream = StepStream(GrpcCarrier(context), model, worker, self._counters)
+        request = await self._open_request(context)
+        model, worker, _opened = await self._open(request)
+        wire = wire_from_pb(request.wire)
+        stream = StepStream(GrpcCarrier(context), model, worker, self._counters, wire)
         try:
             result = await stream.push_once()
         except ConnectionError as error:

@@ -10,11 +10,15 @@ from typing import Any
 
 from ps_protocol.errors import InvalidRequest, NonFiniteGradient, PsError, to_detail
 from ps_protocol.frames import pieces_of
-from ps_protocol.layout import Range, total_bytes
+from ps_protocol.layout import Range
 from ps_protocol.model import Options
+from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.wire import RAW, Wire
 from ps_server.consistency import Decision, Position, PushInfo, Verdict, WorkerKey
+from ps_server.optimizers import Region
 from ps_server.shard.carriers.carrier import Carrier, scatter
+from ps_server.shard.coding import Coding
 from ps_server.shard.counters import Counters
 from ps_server.shard.model import Gradients, Push, ShardModel
 from ps_server.shard.options import merge_options
@@ -45,6 +49,8 @@ class Answer:
     info: PushInfo
     push_only: bool
     decision: Decision | None = None
+    #: Steps that the parameters are used later than usual.
+    ahead: int = 0
     error: PsError | None = None
 
 
@@ -61,11 +67,16 @@ class Incoming:
 class StepStream:
     """One open stream, served by one handler: a task reads pushes, another writes their answers in order."""
 
-    def __init__(self, carrier: Carrier, model: ShardModel, worker: WorkerKey, counters: Counters) -> None:
+    def __init__(
+        self, carrier: Carrier, model: ShardModel, worker: WorkerKey, counters: Counters, wire: Wire = RAW
+    ) -> None:
+        """``wire`` is how payloads are written; raw where they lie in memory that both sides map."""
         self._carrier = carrier
         self._model = model
         self._worker = worker
         self._counters = counters
+        shared = carrier.transport == common_pb2.TRANSPORT_SHM
+        self._coding = None if shared or wire == RAW else Coding(wire, model.layout)
         self._options: Sequence[Options] = model.layout.shard_map.spec.group_options
         self._answers: asyncio.Queue[Answer | None] = asyncio.Queue(PIPELINE_DEPTH)
 
@@ -149,16 +160,11 @@ class StepStream:
         elif not header.skipped:
             gradients = Gradients(self._model.pool.take())
             try:
-                pieces = pieces_of(gradients.region.bytes, incoming.ranges)
-                if header.payload or not pieces:
-                    scatter(header.payload, pieces)
-                else:
-                    await self._carrier.receive_payload(pieces)
+                await self._fill(gradients.region, incoming)
             except BaseException:
                 # A push that stays a part is nothing, and its memory is free again.
                 self._model.pool.give(gradients.region)
                 raise
-        self._counters.bytes += total_bytes(incoming.ranges)
         self._counters.pushes += 1
         info = PushInfo(
             worker=self._worker,
@@ -175,7 +181,21 @@ class StepStream:
             with_buffers=header.with_buffers,
             push_only=header.push_only,
             finite=header.finite,
+            ahead=header.ahead,
         )
+
+    async def _fill(self, region: Region, incoming: Incoming) -> None:
+        """Write the payload of a push to ``region``. Raises as ``_receive``."""
+        header, absent = incoming.header, incoming.absent
+        encoded = self._coding.buffer(absent, buffers=header.with_buffers) if self._coding else None
+        pieces = pieces_of(region.bytes, incoming.ranges) if encoded is None else [encoded]
+        if header.payload or not any(map(len, pieces)):
+            scatter(header.payload, pieces)
+        else:
+            await self._carrier.receive_payload(pieces)
+        if self._coding and encoded is not None:
+            await self._coding.decode(encoded, region, absent, buffers=header.with_buffers)
+        self._counters.bytes += sum(map(len, pieces))
 
     async def _decide(self, push: Push) -> Answer:
         try:
@@ -184,20 +204,21 @@ class StepStream:
             return Answer(push.info, push.push_only, error=error)
         self._counters.version = self._model.tracker.version
         self._counters.staleness = decision.staleness
-        return Answer(push.info, push.push_only, decision)
+        return Answer(push.info, push.push_only, decision, push.ahead)
 
     async def _write(self) -> None:
         while (answer := await self._answers.get()) is not None:
             if answer.decision is None or answer.push_only:
                 await self._carrier.send(pb.StepReply(result=result_of(answer, self._model)))
             else:
-                await self._gate(answer.info.position)
+                await self._gate(answer.info.position, answer.ahead)
                 await self._reply(answer)
 
-    async def _gate(self, position: Position) -> None:
+    async def _gate(self, position: Position, ahead: int) -> None:
         """Wait until a pull at ``position`` may be answered, with a sign of life now and then."""
-        while reason := self._model.tracker.blocker(position):
-            parked = self._model.park(position)
+        # Reckoned anew each time: the mode may have changed meanwhile.
+        while reason := self._model.tracker.blocker(self._model.pull_position(position, ahead)):
+            parked = self._model.park(self._model.pull_position(position, ahead))
             try:
                 await asyncio.wait_for(parked, WAITING_SECONDS)
             except TimeoutError:
@@ -212,7 +233,7 @@ class StepStream:
             self._model.failpoints.hit("after_log_before_reply")
             result = result_of(answer, self._model)
             result.version = snapshot.version
-            await send_snapshot(self._carrier, result, snapshot, self._model, self._counters)
+            await send_snapshot(self._carrier, result, snapshot, self._model, self._counters, self._coding)
         finally:
             snapshot.give_back()
 
@@ -242,9 +263,18 @@ def result_of(answer: Answer, model: ShardModel) -> pb.StepResult:
 
 
 async def send_snapshot(
-    carrier: Carrier, result: pb.StepResult, snapshot: Snapshot, model: ShardModel, counters: Counters
+    carrier: Carrier,
+    result: pb.StepResult,
+    snapshot: Snapshot,
+    model: ShardModel,
+    counters: Counters,
+    coding: Coding | None = None,
 ) -> None:
     """Send ``result`` with the snapshot's parameters, and buffers where the result says so."""
-    ranges = model.layout.ranges(buffers=result.with_buffers)
-    await carrier.send_parameters(result, snapshot.region, ranges)
+    encoded = await coding.encode(result, snapshot.region) if coding else None
+    if encoded is not None:
+        await carrier.send_payload(result, [encoded])
+    else:
+        ranges = model.layout.ranges(buffers=result.with_buffers)
+        await carrier.send_parameters(result, snapshot.region, ranges)
     counters.bytes += result.payload_bytes

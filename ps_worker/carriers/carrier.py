@@ -54,6 +54,10 @@ class Carrier(Protocol):
         """The result of the oldest push without one, its payload in place. Raises PsError."""
         ...
 
+    def cancel(self) -> None:
+        """From any thread: end the stream, so that whoever receives gets Unavailable. ``close`` comes later."""
+        ...
+
     def close(self) -> None:
         """End the stream now; afterwards it reads no payload any more. Safe to repeat."""
         ...

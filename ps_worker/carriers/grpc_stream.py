@@ -76,8 +76,12 @@ class GrpcCarrier:
         with rpc_errors(self._peer):
             return read_result(self._replies, place, self._on_wait, self._peer)
 
-    def close(self) -> None:
+    def cancel(self) -> None:
         """End the call now."""
+        self._call.cancel()
+
+    def close(self) -> None:
+        """End the call, and gRPC's thread with it."""
         self._call.cancel()
         self._outbox.put(None)
 

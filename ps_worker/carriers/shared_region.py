@@ -10,6 +10,7 @@ import torch
 
 from ps_protocol.layout import Range
 from ps_protocol.segments import Segment
+from ps_worker.memory import copy_end_to_end
 
 
 class SharedRegion:
@@ -25,13 +26,4 @@ class SharedRegion:
     def copy_to(self, pieces: Sequence[memoryview], ranges: Sequence[Range]) -> None:
         """Copy ``ranges`` of the region, end to end, into ``pieces``, which hold as many bytes together."""
         targets = [torch.frombuffer(piece, dtype=torch.uint8) for piece in pieces if len(piece)]
-        sources = [self._values[begin:end] for begin, end in ranges if begin < end]
-        while targets and sources:
-            target, source = targets[0], sources[0]
-            size = min(len(target), len(source))
-            target[:size].copy_(source[:size])
-            for queue, taken in ((targets, target), (sources, source)):
-                if len(taken) == size:
-                    queue.pop(0)
-                else:
-                    queue[0] = taken[size:]
+        copy_end_to_end(targets, [self._values[begin:end] for begin, end in ranges])

@@ -82,6 +82,10 @@ class SocketCarrier:
                 self._send(pb.StepRequest(release=pb.Release()))
         return result
 
+    def cancel(self) -> None:
+        """End the anchor; that ends the socket too."""
+        self._anchor.cancel()
+
     def close(self) -> None:
         """End both connections; returns when no payload is read any more."""
         if self._closed:

@@ -83,12 +83,14 @@ class Job:
         for shard in self._shards:
             shard.served.result(10)
 
-    def config(self, role: Role = Role.WORKER, rank: int | None = None, seconds: float = 10.0) -> WorkerConfig:
-        return WorkerConfig(self.address, role, rank, "cpu", seconds, seconds)
+    def config(
+        self, role: Role = Role.WORKER, rank: int | None = None, seconds: float = 10.0, transport: str = "auto"
+    ) -> WorkerConfig:
+        return WorkerConfig(self.address, role, rank, "cpu", seconds, seconds, transport)
 
-    def cluster(self, role: Role = Role.WORKER, rank: int | None = None) -> Cluster:
+    def cluster(self, role: Role = Role.WORKER, rank: int | None = None, transport: str = "auto") -> Cluster:
         """A member that leaves, at the latest, at the end of the test."""
-        cluster = Cluster(Session.join(self.config(role, rank)))
+        cluster = Cluster(Session.join(self.config(role, rank, transport=transport)))
         self.exits.callback(cluster.close)
         return cluster
 

@@ -298,6 +298,7 @@ class FakeSession:
         self.revision = 1
         self.device = torch.device("cpu")
         self.lowest = rank == 0
+        self.lookahead = 0
         self.transports: tuple[common_pb2.Transport, ...] = ()
         self.fenced: PsError | None = None
         self.shards: list[FakeShard] = []

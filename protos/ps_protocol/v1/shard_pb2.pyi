@@ -110,7 +110,7 @@ class Opened(_message.Message):
     def __init__(self, version: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., last_sequence: _Optional[int] = ..., initialised: bool = ..., side_channels: _Optional[_Iterable[_Union[SideChannel, _Mapping]]] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("sequence", "phase", "clock", "pulled_version", "absent", "group_options", "with_buffers", "skipped", "push_only", "finite", "payload", "segment")
+    __slots__ = ("sequence", "phase", "clock", "pulled_version", "absent", "group_options", "with_buffers", "skipped", "push_only", "finite", "payload", "segment", "ahead")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +123,7 @@ class PushHeader(_message.Message):
     FINITE_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     phase: int
     clock: int
@@ -135,7 +136,8 @@ class PushHeader(_message.Message):
     finite: bool
     payload: bytes
     segment: int
-    def __init__(self, sequence: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., pulled_version: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., group_options: _Optional[_Iterable[str]] = ..., with_buffers: bool = ..., skipped: bool = ..., push_only: bool = ..., finite: bool = ..., payload: _Optional[bytes] = ..., segment: _Optional[int] = ...) -> None: ...
+    ahead: int
+    def __init__(self, sequence: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., pulled_version: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., group_options: _Optional[_Iterable[str]] = ..., with_buffers: bool = ..., skipped: bool = ..., push_only: bool = ..., finite: bool = ..., payload: _Optional[bytes] = ..., segment: _Optional[int] = ..., ahead: _Optional[int] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ()
@@ -166,7 +168,7 @@ class StepRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., push: _Optional[_Union[PushHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("sequence", "outcome", "version", "staleness", "clock", "absent", "with_buffers", "payload_bytes", "error", "payload", "segment")
+    __slots__ = ("sequence", "outcome", "version", "staleness", "clock", "absent", "with_buffers", "payload_bytes", "error", "payload", "segment", "encoded")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +180,7 @@ class StepResult(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    ENCODED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     outcome: Outcome
     version: int
@@ -189,7 +192,8 @@ class StepResult(_message.Message):
     error: _common_pb2.ErrorDetail
     payload: bytes
     segment: int
-    def __init__(self, sequence: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., version: _Optional[int] = ..., staleness: _Optional[int] = ..., clock: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., with_buffers: bool = ..., payload_bytes: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.ErrorDetail, _Mapping]] = ..., payload: _Optional[bytes] = ..., segment: _Optional[int] = ...) -> None: ...
+    encoded: bool
+    def __init__(self, sequence: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., version: _Optional[int] = ..., staleness: _Optional[int] = ..., clock: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., with_buffers: bool = ..., payload_bytes: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.ErrorDetail, _Mapping]] = ..., payload: _Optional[bytes] = ..., segment: _Optional[int] = ..., encoded: bool = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("reason",)

@@ -8,8 +8,7 @@ from typing import Protocol
 from google.protobuf.message import DecodeError
 
 from ps_protocol.errors import InvalidRequest
-from ps_protocol.frames import pieces_of
-from ps_protocol.layout import Range, total_bytes
+from ps_protocol.layout import Range
 from ps_protocol.messages import INLINE_BYTES
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
@@ -44,6 +43,10 @@ class Carrier(Protocol):
         """Send ``result`` and ``ranges`` of ``region``; returns when the region is not read any more."""
         ...
 
+    async def send_payload(self, result: pb.StepResult, payload: Sequence[memoryview]) -> None:
+        """Send ``result`` and ``payload``; returns when the payload is not read any more."""
+        ...
+
     def released(self) -> None:
         """The worker has read the parameters sent last."""
         ...
@@ -72,12 +75,12 @@ def scatter(payload: bytes, pieces: Sequence[memoryview]) -> None:
         at += len(piece)
 
 
-def put_inline(result: pb.StepResult, region: Region, ranges: Sequence[Range]) -> bool:
+def put_inline(result: pb.StepResult, payload: Sequence[memoryview]) -> bool:
     """Announce the payload, and put it into ``result`` when it is small; whether it was."""
-    result.payload_bytes = total_bytes(ranges)
+    result.payload_bytes = sum(map(len, payload))
     if result.payload_bytes > INLINE_BYTES:
         return False
-    result.payload = b"".join(pieces_of(region.bytes, ranges))
+    result.payload = b"".join(payload)
     return True
 
 

@@ -77,11 +77,15 @@ class GrpcCarrier:
         await self._write(reply.SerializeToString())
 
     async def send_parameters(self, result: pb.StepResult, region: Region, ranges: Sequence[Range]) -> None:
+        """As any payload."""
+        await self.send_payload(result, pieces_of(region.bytes, ranges))
+
+    async def send_payload(self, result: pb.StepResult, payload: Sequence[memoryview]) -> None:
         """The result, and chunks behind it unless the payload is small."""
-        inline = put_inline(result, region, ranges)
+        inline = put_inline(result, payload)
         await self._write(pb.StepReply(result=result).SerializeToString())
         if not inline:
-            for position, pieces in cut(pieces_of(region.bytes, ranges)):
+            for position, pieces in cut(payload):
                 await self._write(encode_chunk(STEP_CHUNK_FIELD, position, pieces))
 
     def released(self) -> None:

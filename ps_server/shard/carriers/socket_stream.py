@@ -26,6 +26,7 @@ from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_server.optimizers import Region
 from ps_server.shard.carriers.carrier import no_segments, parse_request, put_inline
+from ps_server.shard.threads import in_thread
 
 INLINE_TRANSFER_BYTES = 256 << 10
 """Up to this size a transfer is tried on the event loop; it takes less time than handing it to a thread."""
@@ -120,6 +121,7 @@ class SocketCarrier:
         if not self._watched:
             self._watched = True
             self._loop.add_reader(self._socket.fileno(), self._on_readable)
+            self._socket.setblocking(True)  # uvloop has made it non-blocking; the threads count on the opposite
         try:
             async with asyncio.timeout(None if idle else self._stall_seconds):
                 await self._readable
@@ -145,13 +147,18 @@ class SocketCarrier:
         await self._send(reply)
 
     async def send_parameters(self, result: pb.StepResult, region: Region, ranges: Sequence[Range]) -> None:
-        """The result, with or before its payload; in shared memory, until the worker has read it."""
-        if put_inline(result, region, ranges):
-            await self._send(pb.StepReply(result=result))
-        elif self.transport == common_pb2.TRANSPORT_SHM and region.segment is not None:
-            await self._lend(result, region, region.segment)
+        """As any payload; but what is large and can be shared is lent until the worker has read it."""
+        pieces = pieces_of(region.bytes, ranges)
+        shared = region.segment if self.transport == common_pb2.TRANSPORT_SHM else None
+        if shared is not None and not put_inline(result, pieces):
+            await self._lend(result, region, shared)
         else:
-            await self._send(pb.StepReply(result=result), pieces_of(region.bytes, ranges))
+            await self.send_payload(result, pieces)
+
+    async def send_payload(self, result: pb.StepResult, payload: Sequence[memoryview]) -> None:
+        """The result with its payload in it or behind it."""
+        inline = put_inline(result, payload)
+        await self._send(pb.StepReply(result=result), () if inline else payload)
 
     def released(self) -> None:
         """The worker has read the parameters sent last."""
@@ -182,15 +189,7 @@ class SocketCarrier:
             await self._in_thread(lambda: send_all(self._socket, rest))
 
     async def _in_thread(self, work: Callable[[], None]) -> None:
-        """Do ``work`` in a thread; when cancelled, break the connection and wait: no memory is touched later."""
-        future = self._loop.run_in_executor(self._threads, work)
-        try:
-            await asyncio.shield(future)
-        except asyncio.CancelledError:
-            self.close()
-            await asyncio.wait([future])
-            future.exception()
-            raise
+        await in_thread(work, self._threads, hurry=self.close)
 
     def close(self) -> None:
         """End the connection; whoever waits on it gets a ConnectionError. Safe to repeat."""

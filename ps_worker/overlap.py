@@ -1,0 +1,49 @@
+"""Lets one exchange with the shards run while the training thread computes the next gradients."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from ps_worker.pipeline import StepPipeline
+from ps_worker.summary import StepSummary, Update
+
+
+class Overlap:
+    """Used by the training thread. Between ``begin`` and ``finish`` the pipeline belongs to the thread in here."""
+
+    def __init__(self, pipeline: StepPipeline) -> None:
+        self._pipeline = pipeline
+        self._thread = ThreadPoolExecutor(1, "overlap")
+        self._under_way: Future[StepSummary] | None = None
+
+    def begin(self, update: Update) -> None:
+        """Start one exchange; the one before must have been finished."""
+        self._under_way = self._thread.submit(self._pipeline.exchange, update)
+
+    def finish(self) -> StepSummary | None:
+        """What became of the exchange under way; None when there is none. Raises what ``exchange`` raises.
+
+        Ctrl-C ends the exchange; its push may or may not have been applied.
+        """
+        under_way, self._under_way = self._under_way, None
+        if under_way is None:
+            return None
+        try:
+            return under_way.result()
+        except BaseException:
+            if not under_way.done():
+                self._abandon(under_way)
+            raise
+
+    def close(self) -> None:
+        """End the exchange under way, whatever becomes of it."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            self._abandon(under_way)
+        self._thread.shutdown()
+
+    def _abandon(self, under_way: Future[StepSummary]) -> None:
+        self._pipeline.interrupt()
+        wait([under_way])
+        under_way.exception()
+        self._pipeline.resume()
