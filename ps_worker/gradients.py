@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -127,7 +128,7 @@ class Gradients:
                     wide = torch.float64 if dtype is torch.float64 else torch.float32
                     parts = self._block(shard).parts((arena.begin, arena.end))
                     sums += [part.view(dtype).sum(dtype=wide) for part in parts]
-        if all(bool(total.isfinite()) for total in sums):
+        if all(math.isfinite(total.item()) for total in sums):
             return None
         missing = frozenset(absent)
         for number in range(len(self._bindings.parameters)):

@@ -173,9 +173,7 @@ class Lane:
 
     def receive(self) -> Receipt:
         """The answer to the push under way, its parameters in flat memory. Raises PsError."""
-        result = self._living().receive(self._landing.place if self._landing else self._place)
-        if self._landing:
-            self._landing.settle(result)
+        result = self._receive(self._living())
         self._pushing = False
         refused = result.HasField("error")
         if not refused:
@@ -187,6 +185,12 @@ class Lane:
             transferred_bytes=self._sent_bytes + result.payload_bytes,
             error=from_detail(result.error) if refused else None,
         )
+
+    def _receive(self, carrier: Carrier) -> pb.StepResult:
+        result = carrier.receive(self._landing.place if self._landing else self._place)
+        if self._landing:
+            self._landing.settle(result)
+        return result
 
     def land(self) -> None:
         """Make received parameters the model's, where ``receive`` has not."""
@@ -204,7 +208,12 @@ class Lane:
 
     def pull(self) -> None:
         """Receive the newest parameters and buffers into flat memory. Raises PsError."""
-        self.version = self._calls().pull(self._place, self._layout.region_bytes)
+        if self._carrier is None:
+            self.version = self._calls().pull(self._place, self._layout.region_bytes)
+            return
+        self._carrier.fetch()
+        self.version = self._receive(self._carrier).version
+        self.land()
 
     def initialised(self) -> bool:
         """Whether the shard holds values of this model. Raises PsError."""

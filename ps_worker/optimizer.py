@@ -10,7 +10,7 @@ import torch
 
 from ps_protocol import convert
 from ps_protocol.errors import NonFiniteGradient, UnsupportedOptimizer
-from ps_protocol.model import Buffers, NonFinite
+from ps_protocol.model import Buffers, NonFinite, Options
 from ps_worker.bindings import Source
 from ps_worker.declare import Declaration, build_spec, group_options
 from ps_worker.flat import FlatModel
@@ -53,6 +53,7 @@ class PsOptimizer(torch.optim.Optimizer):
         super().__init__(declaration.groups, declaration.defaults)
         self._sealed = True
         self._accepted = [set(options) for options in self._spec.group_options]
+        self._sent_options: tuple[list[Options], tuple[str, ...]] = [], ()
         shard_map = session.declare(self._spec)
         self._flat = FlatModel(declaration.bindings, shard_map)
         self._gradients = Gradients(self._flat.plan, declaration.bindings)
@@ -113,9 +114,8 @@ class PsOptimizer(torch.optim.Optimizer):
         with_buffers = self._sends_buffers and not skipped
         if with_buffers:
             self._gradients.collect_buffers()
-        options = tuple(map(convert.options_to_json, self._options()))
         ahead = self._session.lookahead if self._overlap else 0
-        update = Update(absent, options, with_buffers, skipped, finite=looked, ahead=ahead)
+        update = Update(absent, self._options(), with_buffers, skipped, finite=looked, ahead=ahead)
         if self._overlap and ahead:
             self._overlap.begin(update)
             return loss
@@ -223,9 +223,13 @@ class PsOptimizer(torch.optim.Optimizer):
         place = f"{shards} shard{'s' if shards > 1 else ''}"
         return f"{self._torch_class.__name__} on {place}" + super().__repr__().removeprefix(type(self).__name__)
 
-    def _options(self) -> list[dict[str, Any]]:
+    def _options(self) -> tuple[str, ...]:
+        """Each group's options as JSON, written anew when they have changed."""
         groups = zip(self.param_groups, self._accepted, strict=True)
-        return [dict(group_options(group, accepted)) for group, accepted in groups]
+        options = [group_options(group, accepted) for group, accepted in groups]
+        if options != self._sent_options[0]:
+            self._sent_options = options, tuple(map(convert.options_to_json, options))
+        return self._sent_options[1]
 
     def _must_skip(self, absent: tuple[int, ...]) -> bool:
         variable = self._gradients.first_nonfinite(absent)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor
 
 from ps_protocol.layout import Layout, SliceSpan
@@ -38,6 +40,8 @@ class ShardOptimizer:
             if span.key.kind is Kind.PARAMETER
         ]
         self._torch = catalog.build(spec, self._groups(), self._declared)
+        # torch's update itself: the profiler and hook wrappers around it take longer than a small update.
+        self._torch_step = inspect.unwrap(type(self._torch).step)
         self._fused = [group.get("fused") is True for group in self._torch.param_groups]
         for arena in self._arenas:
             arena.adopt(self._torch)
@@ -105,7 +109,8 @@ class ShardOptimizer:
                 fresh = {not self._torch.state.get(p) for p in group["params"] if p.grad is not None}
                 group["fused"] = len(fresh) < 2
         try:
-            self._torch.step()
+            with torch.no_grad():
+                self._torch_step(self._torch)
         finally:
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate

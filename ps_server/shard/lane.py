@@ -24,12 +24,16 @@ class Lane:
     """
 
     def __init__(self, threads: int = 0) -> None:
-        """``threads``: torch's threads within one piece of work; 0 leaves torch's default."""
+        """``threads``: torch's threads within one piece of large work; 0 is torch's default.
+
+        The calling thread, the loop's, does small work with one: waiting for another would take longer than the work.
+        """
+        within = threads or torch.get_num_threads()
 
         def begin() -> None:
-            if threads:
-                torch.set_num_threads(threads)
+            torch.set_num_threads(within)
 
+        torch.set_num_threads(1)
         self._executor = ThreadPoolExecutor(1, "lane", begin)
         self._queued = 0
 

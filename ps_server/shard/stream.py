@@ -54,6 +54,11 @@ class Answer:
     error: PsError | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What the writer still has to send to a worker that asked for the newest parameters."""
+
+
 @dataclass(slots=True)
 class Incoming:
     """A push whose header has come."""
@@ -78,7 +83,7 @@ class StepStream:
         shared = carrier.transport == common_pb2.TRANSPORT_SHM
         self._coding = None if shared or wire == RAW else Coding(wire, model.layout)
         self._options: Sequence[Options] = model.layout.shard_map.spec.group_options
-        self._answers: asyncio.Queue[Answer | None] = asyncio.Queue(PIPELINE_DEPTH)
+        self._answers: asyncio.Queue[Answer | Fetched | None] = asyncio.Queue(PIPELINE_DEPTH)
 
     async def run(self, *others: Coroutine[Any, Any, None]) -> None:
         """Serve until the worker sends its last, goes away, or one of ``others`` ends. Raises PsError."""
@@ -127,9 +132,12 @@ class StepStream:
                 self._model.arrive(self._worker, message.arrive.phase)
             case "release":
                 self._carrier.released()
+            case "fetch":
+                self._model.require_values()
+                await self._answers.put(Fetched())
             case other:
                 raise InvalidRequest(
-                    "not a message of an open step stream", actual=str(other), expected="push, arrive or release"
+                    "not a message of an open step stream", actual=str(other), expected="push, fetch, arrive or release"
                 )
         return None
 
@@ -208,11 +216,14 @@ class StepStream:
 
     async def _write(self) -> None:
         while (answer := await self._answers.get()) is not None:
-            if answer.decision is None or answer.push_only:
+            if isinstance(answer, Fetched):
+                await self._reply(pb.StepResult(outcome=pb.OUTCOME_APPLIED, with_buffers=True))
+            elif answer.decision is None or answer.push_only:
                 await self._carrier.send(pb.StepReply(result=result_of(answer, self._model)))
             else:
                 await self._gate(answer.info.position, answer.ahead)
-                await self._reply(answer)
+                self._model.failpoints.hit("after_log_before_reply")
+                await self._reply(result_of(answer, self._model))
 
     async def _gate(self, position: Position, ahead: int) -> None:
         """Wait until a pull at ``position`` may be answered, with a sign of life now and then."""
@@ -227,11 +238,9 @@ class StepStream:
                 if not parked.done() or parked.cancelled():
                     self._model.unpark(parked)
 
-    async def _reply(self, answer: Answer) -> None:
+    async def _reply(self, result: pb.StepResult) -> None:
         snapshot = await self._model.snapshot()
         try:
-            self._model.failpoints.hit("after_log_before_reply")
-            result = result_of(answer, self._model)
             result.version = snapshot.version
             await send_snapshot(self._carrier, result, snapshot, self._model, self._counters, self._coding)
         finally:

@@ -46,12 +46,16 @@ class Carrier(Protocol):
         """Begin one push; ``payload`` must not change until its result has been received."""
         ...
 
+    def fetch(self) -> None:
+        """Ask for the newest parameters and buffers."""
+        ...
+
     def arrive(self, phase: int) -> None:
         """Send the news that this worker enters the barrier that ends ``phase``."""
         ...
 
     def receive(self, place: Place) -> pb.StepResult:
-        """The result of the oldest push without one, its payload in place. Raises PsError."""
+        """The result of the oldest push or fetch without one, its payload in place. Raises PsError."""
         ...
 
     def cancel(self) -> None:

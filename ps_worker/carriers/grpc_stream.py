@@ -67,6 +67,10 @@ class GrpcCarrier:
         if not inline:
             self._outbox.put(encode_chunks(STEP_CHUNK_FIELD, payload))
 
+    def fetch(self) -> None:
+        """Send the question."""
+        self._send(pb.StepRequest(fetch=pb.Fetch()))
+
     def arrive(self, phase: int) -> None:
         """Queue the news."""
         self._send(pb.StepRequest(arrive=pb.Arrive(phase=phase)))

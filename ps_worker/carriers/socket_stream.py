@@ -70,6 +70,10 @@ class SocketCarrier:
             header.payload, payload = b"".join(payload), ()
         self._send(pb.StepRequest(push=header), payload)
 
+    def fetch(self) -> None:
+        """Send the question."""
+        self._send(pb.StepRequest(fetch=pb.Fetch()))
+
     def arrive(self, phase: int) -> None:
         """Send the news."""
         self._send(pb.StepRequest(arrive=pb.Arrive(phase=phase)))

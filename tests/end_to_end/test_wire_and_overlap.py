@@ -1,4 +1,4 @@
-"""Fewer bytes on the wire, and steps that return before the shards have answered: what they keep and what they change."""
+"""Fewer bytes on the wire, and steps that return before the shards have answered: what stays and what changes."""
 
 from __future__ import annotations
 

@@ -128,6 +128,8 @@ class FakeShard:
                         initialised=self.initialised,
                     )
                     yield pb.StepReply(opened=opened).SerializeToString()
+                case "fetch":
+                    yield from self._answer(pb.StepResult(outcome=pb.OUTCOME_APPLIED), with_buffers=True)
                 case "arrive":
                     self.arrivals.append(request.arrive.phase)
                 case "push":

@@ -143,6 +143,10 @@ class Release(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class Fetch(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class Arrive(_message.Message):
     __slots__ = ("phase",)
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -150,7 +154,7 @@ class Arrive(_message.Message):
     def __init__(self, phase: _Optional[int] = ...) -> None: ...
 
 class StepRequest(_message.Message):
-    __slots__ = ("open", "push", "chunk", "arrive", "release", "attach", "confirm")
+    __slots__ = ("open", "push", "chunk", "arrive", "release", "attach", "confirm", "fetch")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +162,7 @@ class StepRequest(_message.Message):
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     CONFIRM_FIELD_NUMBER: _ClassVar[int]
+    FETCH_FIELD_NUMBER: _ClassVar[int]
     open: Open
     push: PushHeader
     chunk: Chunk
@@ -165,7 +170,8 @@ class StepRequest(_message.Message):
     release: Release
     attach: Attach
     confirm: Confirm
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., push: _Optional[_Union[PushHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ...) -> None: ...
+    fetch: Fetch
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., push: _Optional[_Union[PushHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ...) -> None: ...
 
 class StepResult(_message.Message):
     __slots__ = ("sequence", "outcome", "version", "staleness", "clock", "absent", "with_buffers", "payload_bytes", "error", "payload", "segment", "encoded")

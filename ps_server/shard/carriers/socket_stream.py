@@ -122,8 +122,11 @@ class SocketCarrier:
             self._watched = True
             self._loop.add_reader(self._socket.fileno(), self._on_readable)
             self._socket.setblocking(True)  # uvloop has made it non-blocking; the threads count on the opposite
+        if idle:
+            await self._readable
+            return
         try:
-            async with asyncio.timeout(None if idle else self._stall_seconds):
+            async with asyncio.timeout(self._stall_seconds):
                 await self._readable
         except TimeoutError as error:
             raise ConnectionAbortedError("the worker stalled in the middle of a message") from error
