@@ -24,11 +24,11 @@ class Lane:
     """
 
     def __init__(self, threads: int = 0) -> None:
-        """``threads``: torch's threads within one piece of large work; 0 is torch's default.
+        """``threads``: torch's threads within one piece of large work; 0 is half of the cores, for workers need some.
 
         The calling thread, the loop's, does small work with one: waiting for another would take longer than the work.
         """
-        within = threads or torch.get_num_threads()
+        within = threads or max(1, torch.get_num_threads() // 2)
 
         def begin() -> None:
             torch.set_num_threads(within)

@@ -41,7 +41,7 @@ class ShardConfig:
     port: int
     #: host:port that workers dial; empty: where it listens.
     advertise: str
-    #: torch's threads; 0: torch's default.
+    #: torch's threads; 0: half of the cores.
     threads: int
     connect_timeout_seconds: float
     ready_file: Path | None
@@ -133,7 +133,7 @@ async def _follow(membership: Membership, registry: Registry, counters: Counters
     help="TCP port for tensors beside gRPC: the first free one is taken; 0 is any; off: everything goes over gRPC.",
 )
 @click.option("--shm/--no-shm", default=True, help="Share memory with workers on the same host.")
-@click.option("--threads", type=click.IntRange(0), default=0, help="Threads of the optimizer; 0: torch's default.")
+@click.option("--threads", type=click.IntRange(0), default=0, help="Threads of the optimizer; 0: half of the cores.")
 @click.option(
     "--connect-timeout",
     type=click.FloatRange(0, min_open=True),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 from ps_protocol import convert
@@ -26,7 +26,7 @@ from ps_server.optimizers import (
     blend_buffers,
     first_nonfinite,
 )
-from ps_server.shard.lane import Lane
+from ps_server.shard.lane import INLINE_BYTES, Lane
 from ps_server.shard.pool import RegionPool
 from ps_server.shard.snapshots import Snapshot, copy_region
 
@@ -144,12 +144,14 @@ class ShardModel:
 
     @contextmanager
     def travelling(self, worker: WorkerKey, transport: common_pb2.Transport) -> Iterator[None]:
-        """While a stream of ``worker`` is open: how its payloads travel, for status."""
+        """While a stream of ``worker`` is open: how its payloads travel, for status and for what memory it needs."""
         if transport != self.transports.get(worker):
             logger.info("model '%s': %s travels over %s", self.name, worker, convert.transport_name(transport))
         self.transports[worker] = transport
         try:
-            yield
+            # Over shared memory a worker's gradients lie in a segment of its own.
+            with nullcontext() if transport == common_pb2.TRANSPORT_SHM else self.pool.reserved():
+                yield
         finally:
             self.transports.pop(worker, None)
 
@@ -217,7 +219,7 @@ class ShardModel:
 
         def change() -> Region:
             # Nobody takes ``before`` any more: its takers only become fewer.
-            if before.takers:
+            if before.still_read(patient=self.layout.region_bytes >= INLINE_BYTES):
                 self._move()
             work()
             return self._region
@@ -314,19 +316,19 @@ class ShardModel:
         """Forget a parked pull whose stream is gone."""
         self._parked.discard(parked)
 
-    async def snapshot(self) -> Snapshot:
-        """Parameters and buffers after everything decided so far. The caller gives it back."""
+    @asynccontextmanager
+    async def snapshot(self, *, quick: bool = False) -> AsyncIterator[Snapshot]:
+        """Parameters and buffers after everything decided so far. ``quick``: read from shared memory."""
         self.check()
         snapshot = self._newest
-        snapshot.takers += 1
+        snapshot.take(quick=quick)
         try:
             if not snapshot.ready.done():
                 await asyncio.shield(snapshot.ready)
             self.check()
-        except BaseException:
-            snapshot.give_back()
-            raise
-        return snapshot
+            yield snapshot
+        finally:
+            snapshot.give_back(quick=quick)
 
     # -- parameters and state as a whole
 
@@ -355,15 +357,16 @@ class ShardModel:
             raise refusals[0]
         return True
 
-    async def save(self) -> tuple[Snapshot, list[StateEntry]]:
-        """Values and a copy of the optimizer state, of one version. The caller gives the snapshot back."""
+    @asynccontextmanager
+    async def save(self) -> AsyncIterator[tuple[Snapshot, list[StateEntry]]]:
+        """Values and a copy of the optimizer state, of one version."""
 
         def work() -> list[StateEntry]:
             return [(key, tensor.clone()) for key, tensor in self._optimizer.state()]
 
         copied = self._lane.submit(work, self.layout.region_bytes)
-        snapshot = await self.snapshot()
-        return snapshot, await copied
+        async with self.snapshot() as snapshot:
+            yield snapshot, await copied
 
 
 def _release(before: Snapshot, made: asyncio.Future[Region]) -> None:

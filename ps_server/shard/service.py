@@ -59,7 +59,7 @@ class ShardService:
         wire = wire_from_pb(request.wire)
         model, worker, opened = await self._open(request)
         anchor = GrpcCarrier(context)
-        with model.pool.reserved(), self._side_channels.offer(request.transports, model.layout) as offer:
+        with self._side_channels.offer(request.transports, model.layout) as offer:
             opened.side_channels.extend(offer.channels)
             await anchor.send(pb.StepReply(opened=opened))
             try:
@@ -116,12 +116,9 @@ class ShardService:
         """Parameters and buffers of the newest version, whatever the mode."""
         model = await self._registry.model(request.model, request.epoch)
         model.require_values()
-        snapshot = await model.snapshot()
-        try:
+        async with model.snapshot() as snapshot:
             result = pb.StepResult(outcome=pb.OUTCOME_APPLIED, version=snapshot.version, with_buffers=True)
             await send_snapshot(GrpcCarrier(context), result, snapshot, model, self._counters)
-        finally:
-            snapshot.give_back()
 
     async def load(self, _: AsyncIterator[bytes], context: Context) -> bytes:
         """Write parameters, buffers and optimizer state."""
@@ -147,8 +144,7 @@ class ShardService:
         """Read parameters, buffers and optimizer state of one version."""
         model = await self._registry.model(request.model, request.epoch)
         model.require_values()
-        snapshot, entries = await model.save()
-        try:
+        async with model.save() as (snapshot, entries):
             pieces = pieces_of(snapshot.region.bytes, model.layout.ranges())
             pieces += [tensor_bytes(tensor) for _, tensor in entries]
             header = pb.SaveHeader(
@@ -157,8 +153,6 @@ class ShardService:
             await context.write(pb.SaveReply(header=header).SerializeToString())
             for position, chunk in cut(pieces):
                 await context.write(encode_chunk(STATE_CHUNK_FIELD, position, chunk))
-        finally:
-            snapshot.give_back()
 
     async def get_model(self, request: pb.GetModelRequest, context: Context) -> pb.ModelStatus:
         """Where the model stands on this shard."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 from ps_server.optimizers import Region
 from ps_server.shard.pool import RegionPool
+
+_PATIENCE_SECONDS = 0.05
 
 
 class Snapshot:
@@ -21,6 +24,9 @@ class Snapshot:
         #: The region, once the work that makes this version is done.
         self.ready = ready
         self.takers = 0
+        #: Takers that read at the rate of a network.
+        self._slow = 0
+        self._unread = threading.Event()
         self._pool = pool
         self._left_to_readers = False
 
@@ -29,10 +35,29 @@ class Snapshot:
         """The bytes; valid once ``ready`` is done."""
         return self.ready.result()
 
-    def give_back(self) -> None:
+    def take(self, *, quick: bool) -> None:
+        """One taker more; ``quick``: one that reads from shared memory."""
+        self._unread.clear()
+        self.takers += 1
+        self._slow += not quick
+
+    def give_back(self, *, quick: bool) -> None:
         """One taker less."""
         self.takers -= 1
+        self._slow -= not quick
+        if self.takers == 0:
+            self._unread.set()
         self._give_region()
+
+    def still_read(self, *, patient: bool) -> bool:
+        """In the lane, when nobody takes this any more: whether somebody reads it yet.
+
+        A copy of the region takes as long as reading it from shared memory: ``patient`` waits some time for takers
+        that are quick.
+        """
+        if self.takers and patient and not self._slow:
+            self._unread.wait(_PATIENCE_SECONDS)
+        return self.takers > 0
 
     def leave_to_readers(self) -> None:
         """The model goes on in another region: this one goes back to the pool with its last taker."""

@@ -239,12 +239,10 @@ class StepStream:
                     self._model.unpark(parked)
 
     async def _reply(self, result: pb.StepResult) -> None:
-        snapshot = await self._model.snapshot()
-        try:
+        quick = self._carrier.transport == common_pb2.TRANSPORT_SHM
+        async with self._model.snapshot(quick=quick) as snapshot:
             result.version = snapshot.version
             await send_snapshot(self._carrier, result, snapshot, self._model, self._counters, self._coding)
-        finally:
-            snapshot.give_back()
 
 
 async def _end(tasks: Sequence[asyncio.Future[None]]) -> None:

@@ -57,7 +57,7 @@ def test_no_push_is_lost_or_doubled_and_a_replay_gives_the_same_bytes(optimizer,
         for worker in workers:
             worker.join(60)
         assert not any(worker.is_alive() for worker in workers)
-        served = shard.loop.run(model.snapshot()).region.data.clone()
+        served = shard.take(model)[0].region.data.clone()
 
     pushes = [(info.worker.rank, info.sequence) for update, _ in log.updates for info in update.pushes]
     assert sorted(pushes) == [(rank, step) for rank in range(WORKERS) for step in range(1, STEPS + 1)]

@@ -23,13 +23,13 @@ def place(shard):
 def test_a_reader_keeps_its_version_while_updates_go_on():
     with running_shard() as shard:
         model, stream = place(shard), StubStream(shard)
-        snapshot = shard.loop.run(model.snapshot())
+        snapshot, _ = shard.take(model)
         held = bytes(snapshot.region.bytes)
         for seed in range(3):
             stream.push(flat(model.layout, *gradients(model, seed)), push_only=True)
             stream.result()
         assert bytes(snapshot.region.bytes) == held
-        newest = shard.loop.run(model.snapshot())
+        newest, _ = shard.take(model)
         assert newest.version == snapshot.version + 3
         assert bytes(newest.region.bytes) != held
 
@@ -41,23 +41,20 @@ def test_an_update_copies_the_region_once_for_its_readers_and_never_for_nobody()
         def region_after_push(seed):
             stream.push(flat(model.layout, *gradients(model, seed)), push_only=True)
             stream.result()
-            snapshot = shard.loop.run(model.snapshot())
-            shard.loop.run(give_back(snapshot))
+            snapshot, give_back = shard.take(model)
+            give_back()
             return snapshot.region
-
-        async def give_back(snapshot):
-            snapshot.give_back()
 
         first = region_after_push(0)
         assert region_after_push(1) is first
-        readers = [shard.loop.run(model.snapshot()) for _ in range(2)]
+        readers = [shard.take(model) for _ in range(2)]
         second = region_after_push(2)
         assert second is not first
         assert region_after_push(3) is second
         assert model.pool.in_use == 1
-        for reader in readers:
+        for reader, give_back in readers:
             assert reader.region is first
-            shard.loop.run(give_back(reader))
+            give_back()
         wait_until(lambda: model.pool.in_use == 0 or model.pool.spare > 0)
 
 
@@ -67,8 +64,32 @@ def test_training_is_the_same_with_and_without_readers():
             model, stream = place(shard), StubStream(shard)
             for seed in range(5):
                 if read:
-                    shard.loop.run(model.snapshot())
+                    shard.take(model)
                 _, payload = stream.exchange(flat(model.layout, *gradients(model, seed)))
             return payload
 
     assert train(read=True) == train(read=False)
+
+
+def test_an_update_waits_for_readers_of_shared_memory_and_copies_nothing(monkeypatch):
+    monkeypatch.setattr(lane, "INLINE_BYTES", 0)
+    monkeypatch.setattr("ps_server.shard.model.INLINE_BYTES", 0)
+    monkeypatch.setattr("ps_server.shard.snapshots._PATIENCE_SECONDS", 60.0)
+    with running_shard() as shard:
+        model, stream = place(shard), StubStream(shard)
+        snapshot, give_back = shard.take(model, quick=True)
+        region = snapshot.region
+        stream.push(flat(model.layout, *gradients(model, 1)), push_only=True)
+        wait_until(lambda: model.tracker.version == 1)
+        give_back()
+        newest, _ = shard.take(model)
+        assert newest.region is region
+
+
+def test_an_update_does_not_wait_long_for_a_reader_of_shared_memory_that_stands_still():
+    with running_shard() as shard:
+        model, stream = place(shard), StubStream(shard)
+        snapshot, _ = shard.take(model, quick=True)
+        stream.exchange(flat(model.layout, *gradients(model, 1)))
+        newest, _ = shard.take(model)
+        assert newest.region is not snapshot.region

@@ -27,6 +27,7 @@ from ps_server.shard.model import ShardModel
 from ps_server.shard.registry import Registry, ShardParts
 from ps_server.shard.service import SERVICE, ShardService
 from ps_server.shard.side_channels import SideChannelConfig, SideChannels
+from ps_server.shard.snapshots import Snapshot
 from tests.support.loops import LoopThread
 
 
@@ -91,6 +92,12 @@ class TestShard:
             return self.registry.place(shard_map)
 
         return self.loop.run(place())
+
+    def take(self, model: ShardModel, *, quick: bool = False) -> tuple[Snapshot, Callable[[], None]]:
+        """The newest snapshot, and how to give it back."""
+        taking = model.snapshot(quick=quick)
+        snapshot = self.loop.run(taking.__aenter__())
+        return snapshot, lambda: self.loop.run(taking.__aexit__(None, None, None))
 
     def model(self, name: str = "model") -> ShardModel:
         return self.loop.run(self.registry.model(name))

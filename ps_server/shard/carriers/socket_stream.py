@@ -203,6 +203,9 @@ class SocketCarrier:
         for waiting in (self._readable, self._release):
             if waiting is not None and not waiting.done():
                 waiting.set_exception(ConnectionAbortedError("the connection is closed"))
+                waiting.exception()  # seen, should nobody wait for it any more
+        # Whatever still refers to this carrier, as the traceback of an error does, keeps no memory of the worker.
+        self._segments = ()
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
