@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 
 import torch
 
@@ -52,13 +52,29 @@ class Gradients:
         """Bytes of the shard's region, to be sent."""
         return self._block(shard).pieces(ranges)
 
+    def memory(self, shard: int) -> memoryview:
+        """All bytes of the shard's region; those under way from a device are not there yet."""
+        return self._block(shard).bytes
+
     def region(self, shard: int) -> torch.Tensor:
         """All bytes of the shard's region, uint8, as collected last."""
         return self._block(shard).host
 
     @torch.no_grad()
-    def collect(self) -> tuple[int, ...]:
-        """Gather every ``param.grad``; returns the numbers of the variables that have none.
+    def gather(self, number: int) -> None:
+        """Take the gradient of one variable early; ``to_host`` is the caller's."""
+        grad = self._bindings.parameters[number].grad
+        if grad is not None:
+            for view, (begin, end) in zip(self._views[number], self._rows[number], strict=True):
+                view.copy_(grad if self._whole[number] is not None else grad[begin:end])
+
+    def bring(self, shard: int, span: Range) -> Callable[[], None]:
+        """Queue the way of bytes ``span`` from devices to the host; what is returned waits for it."""
+        return self._block(shard).bring(span)
+
+    @torch.no_grad()
+    def collect(self, done: Container[int] = ()) -> tuple[int, ...]:
+        """Gather every ``param.grad`` but those ``done``; returns the numbers of the variables that have none.
 
         Raises InvalidRequest for a sparse gradient.
         """
@@ -66,7 +82,7 @@ class Gradients:
         targets, sources, absent = [], [], []
         for number, (parameter, whole) in enumerate(zip(self._bindings.parameters, self._whole, strict=True)):
             grad = parameter.grad
-            if grad is whole and grad is not None:
+            if grad is not None and (grad is whole or number in done):
                 continue
             if grad is None:
                 absent.append(number)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ps_protocol import PROTOCOL_VERSION, convert
 from ps_protocol.codecs import payload_runs
 from ps_protocol.errors import InternalError, PsError, Unavailable, from_detail
-from ps_protocol.layout import Range
+from ps_protocol.layout import Range, subtract, total_bytes
 from ps_protocol.model import ShardMap
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire import RAW, wire_to_pb
@@ -79,11 +79,12 @@ class Lane:
         self._landing: Landing | None = None
         self._declared = tuple(convert.options_to_json(options) for options in shard_map.spec.group_options)
         self._carrier: Carrier | None = None
-        #: A push has been sent whose answer has not come.
         self._pushing = False
         self._opened_at = 0.0
         self._options = self._declared
         self._sent_bytes = 0
+        #: Sent on this stream ahead of the next push.
+        self._staged: list[Range] = []
         #: Version of the parameters held.
         self.version = 0
 
@@ -106,6 +107,11 @@ class Lane:
     def is_dropped(self) -> bool:
         """Whether there is no stream at all, so that nothing can be under way."""
         return self._carrier is None
+
+    @property
+    def is_pushing(self) -> bool:
+        """Whether a push has been sent whose answer has not come."""
+        return self._pushing
 
     @property
     def age_seconds(self) -> float:
@@ -142,13 +148,26 @@ class Lane:
             if self._pushing and self._carrier.gradients is not None:
                 # The shard may hold the push and read it later: what the user's backward writes must not reach it.
                 self._gradients.place(self.shard)
-        self._carrier, self._opened_at, self._pushing = None, 0.0, False
+        self._carrier, self._opened_at, self._pushing, self._staged = None, 0.0, False, []
+
+    def stage(self, span: Range) -> bool:
+        """Send bytes ``span`` of the region ahead of the next push; whether they are on their way."""
+        ready = self._gradients.bring(self.shard, span)
+        carrier = self._carrier
+        if carrier is None or carrier.gradients is not None or self._encoder:
+            return False
+        carrier.stage(span, self._gradients.memory(self.shard)[span[0] : span[1]], ready)
+        self._staged.append(span)
+        return True
 
     def send(self, push: Push) -> None:
         """Send ``push``. The gradients in memory must not change until ``receive`` has returned."""
         update = push.update
         absent = () if update.skipped else self._flat.plan.absent_slices(update.absent)[self.shard]
         ranges = [] if update.skipped else self._layout.ranges(absent, buffers=update.with_buffers)
+        # What went ahead on another stream than this one is lost.
+        came = [span for span in update.staged[self.shard] if span in self._staged] if update.staged else []
+        ranges = subtract(ranges, came)
         header = pb.PushHeader(
             sequence=push.sequence,
             phase=push.phase,
@@ -160,16 +179,17 @@ class Lane:
             skipped=update.skipped,
             finite=update.finite,
             ahead=update.ahead,
+            staged=[position for span in came for position in span],
         )
         carrier = self._living()
-        self._pushing = True
+        self._pushing, self._staged = True, []
         pieces = self._gradients.pieces(self.shard, ranges)
         if self._encoder and pieces and carrier.gradients is None:
             runs = payload_runs(self._layout, absent, buffers=update.with_buffers)
             pieces = [self._encoder.encode(push.sequence, self._gradients.region(self.shard), runs)]
         carrier.push(header, pieces)
         self._options = update.options
-        self._sent_bytes = sum(map(len, pieces))
+        self._sent_bytes = sum(map(len, pieces)) + total_bytes(came)
 
     def receive(self) -> Receipt:
         """The answer to the push under way, its parameters in flat memory. Raises PsError."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -62,10 +62,18 @@ class FlatMemory:
 
     def to_host(self, span: Range) -> None:
         """Bring the bytes of ``span`` from the devices; done on return."""
+        self.bring(span)()
+
+    def bring(self, span: Range) -> Callable[[], None]:
+        """Queue the way of the bytes of ``span`` from the devices; what is returned waits for it."""
         for mirror in self._mirrors.values():
             mirror.to_host(span)
-        for mirror in self._mirrors.values():
-            mirror.wait()
+
+        def wait() -> None:
+            for mirror in self._mirrors.values():
+                mirror.wait()
+
+        return wait
 
     def to_devices(self, span: Range) -> None:
         """Bring the bytes of ``span`` to the devices; what is queued there afterwards sees them."""

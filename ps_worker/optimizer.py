@@ -12,6 +12,7 @@ from ps_protocol import convert
 from ps_protocol.errors import NonFiniteGradient, UnsupportedOptimizer
 from ps_protocol.model import Buffers, NonFinite, Options
 from ps_worker.bindings import Source
+from ps_worker.buckets import Buckets
 from ps_worker.declare import Declaration, build_spec, group_options
 from ps_worker.flat import FlatModel
 from ps_worker.gradients import Gradients
@@ -61,6 +62,8 @@ class PsOptimizer(torch.optim.Optimizer):
             session, shard_map, self._flat, self._gradients, style, reconnect_timeout_seconds=reconnect_timeout_seconds
         )
         self._overlap = Overlap(self._pipeline) if style.overlap else None
+        parameters = declaration.bindings.parameters
+        self._buckets = Buckets(self._flat.plan, parameters, self._gradients, self._pipeline) if style.overlap else None
         self._sends_buffers = self._flat.has_buffers and (self._spec.buffers is Buffers.AVERAGE or session.rank == 0)
         #: What became of the last step; None before the first.
         self.last: StepSummary | None = None
@@ -108,14 +111,15 @@ class PsOptimizer(torch.optim.Optimizer):
         self._flat.check_in_place()
         # The memory that gradients are collected in is free when the last exchange is finished.
         self.finish()
-        absent = self._gradients.collect()
+        gathered, staged = self._buckets.settle() if self._buckets else ((), ())
+        absent = self._gradients.collect(gathered)
         looked = self._spec.nonfinite is not NonFinite.ALLOW
         skipped = looked and self._must_skip(absent)
         with_buffers = self._sends_buffers and not skipped
         if with_buffers:
             self._gradients.collect_buffers()
         ahead = self._session.lookahead if self._overlap else 0
-        update = Update(absent, self._options(), with_buffers, skipped, finite=looked, ahead=ahead)
+        update = Update(absent, self._options(), with_buffers, skipped, finite=looked, ahead=ahead, staged=staged)
         if self._overlap and ahead:
             self._overlap.begin(update)
             return loss
@@ -163,6 +167,8 @@ class PsOptimizer(torch.optim.Optimizer):
         """End the streams. Called by ``cluster.close``; safe to repeat."""
         if self._overlap:
             self._overlap.close()
+        if self._buckets:
+            self._buckets.close()
         self._pipeline.close()
 
     def state_dict(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from ps_protocol.errors import NotReady, StateLost, Unavailable
+from ps_protocol.layout import Range
 from ps_protocol.model import ShardMap
 from ps_worker.backoff import Backoff
 from ps_worker.flat import FlatModel
@@ -106,6 +107,14 @@ class StepPipeline:
             raise
         self._position = max(self._position, (push.phase, max(receipt.clock for receipt in receipts)))
         return self._summary(receipts)
+
+    def may_stage(self) -> bool:
+        """Whether parts of the next push may be sent ahead: not where whole exchanges run beside the computation."""
+        return self._session.lookahead == 0 and not any(lane.is_pushing for lane in self._lanes)
+
+    def stage(self, shard: int, span: Range) -> bool:
+        """Send a part of the next push to ``shard`` ahead, where its stream is open; whether that was possible."""
+        return self._lanes[shard].stage(span)
 
     def _tell_transport(self) -> None:
         self._session.record_transport({lane.shard: lane.transport for lane in self._lanes})

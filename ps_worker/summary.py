@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ps_protocol.layout import Range
 from ps_protocol.wire import RAW, Wire
 
 
@@ -53,6 +55,8 @@ class Update:
     finite: bool = False
     #: The parameters that come back are used this many steps later than usual.
     ahead: int = 0
+    #: Per shard, ranges of its region that have been sent already.
+    staged: Sequence[Sequence[Range]] = ()
 
 
 @dataclass(frozen=True, slots=True)

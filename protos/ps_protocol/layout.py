@@ -134,6 +134,22 @@ def merge(ranges: Iterable[Range]) -> list[Range]:
     return merged
 
 
+def subtract(ranges: Iterable[Range], taken: Iterable[Range]) -> list[Range]:
+    """What is left of ``ranges`` without ``taken``; both are in order, without overlaps of their own."""
+    left: list[Range] = []
+    removed = list(taken)
+    for begin, end in ranges:
+        for first, last in removed:
+            if last <= begin or first >= end:
+                continue
+            if begin < first:
+                left.append((begin, first))
+            begin = last
+        if begin < end:
+            left.append((begin, end))
+    return left
+
+
 def total_bytes(ranges: Iterable[Range]) -> int:
     """Sum of the lengths of ``ranges``."""
     return sum(end - begin for begin, end in ranges)

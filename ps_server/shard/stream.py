@@ -10,7 +10,7 @@ from typing import Any
 
 from ps_protocol.errors import InvalidRequest, NonFiniteGradient, PsError, to_detail
 from ps_protocol.frames import pieces_of
-from ps_protocol.layout import Range
+from ps_protocol.layout import Range, subtract
 from ps_protocol.model import Options
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
@@ -23,6 +23,7 @@ from ps_server.shard.counters import Counters
 from ps_server.shard.model import Gradients, Push, ShardModel
 from ps_server.shard.options import merge_options
 from ps_server.shard.snapshots import Snapshot
+from ps_server.shard.staging import Staging
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,7 @@ class StepStream:
         shared = carrier.transport == common_pb2.TRANSPORT_SHM
         self._coding = None if shared or wire == RAW else Coding(wire, model.layout)
         self._options: Sequence[Options] = model.layout.shard_map.spec.group_options
+        self._staging = Staging(model.layout, model.pool)
         self._answers: asyncio.Queue[Answer | Fetched | None] = asyncio.Queue(PIPELINE_DEPTH)
 
     async def run(self, *others: Coroutine[Any, Any, None]) -> None:
@@ -97,14 +99,18 @@ class StepStream:
             logger.debug("the stream of %s ended: %s", self._worker, error)
         finally:
             await _end(tasks)
+            self._staging.discard()
 
     async def push_once(self) -> pb.StepResult:
         """Read one push and decide it, without waiting for parameters. Raises PsError, ConnectionError."""
-        while (message := await self._carrier.receive()) is not None:
-            push = await self._take(message)
-            if push is not None:
-                decision = await self._model.push(push)
-                return result_of(Answer(push.info, True, decision), self._model)
+        try:
+            while (message := await self._carrier.receive()) is not None:
+                push = await self._take(message)
+                if push is not None:
+                    decision = await self._model.push(push)
+                    return result_of(Answer(push.info, True, decision), self._model)
+        finally:
+            self._staging.discard()
         raise InvalidRequest("the stream ended before a whole push", expected="a push header and its payload")
 
     async def _serve(self) -> None:
@@ -130,6 +136,8 @@ class StepStream:
                 return await self._receive(self._begin(message.push))
             case "arrive":
                 self._model.arrive(self._worker, message.arrive.phase)
+            case "stage":
+                await self._stage(message.stage)
             case "release":
                 self._carrier.released()
             case "fetch":
@@ -137,7 +145,7 @@ class StepStream:
                 await self._answers.put(Fetched())
             case other:
                 raise InvalidRequest(
-                    "not a message of an open step stream", actual=str(other), expected="push, fetch, arrive or release"
+                    "not a message of an open step stream", actual=str(other), expected="push, stage, fetch, arrive or release"
                 )
         return None
 
@@ -157,6 +165,8 @@ class StepStream:
         if header.group_options:
             self._options = merge_options(layout.shard_map.spec, header.group_options)
         ranges = [] if header.skipped else layout.ranges(absent, buffers=header.with_buffers)
+        if header.staged:
+            ranges = subtract(ranges, self._staging.checked(header.staged))
         return Incoming(header, absent, self._options, ranges)
 
     async def _receive(self, incoming: Incoming) -> Push:
@@ -166,13 +176,14 @@ class StepStream:
         if header.segment and not header.skipped:
             gradients = Gradients(self._carrier.gradients(header.segment), lent=True)
         elif not header.skipped:
-            gradients = Gradients(self._model.pool.take())
+            gradients = Gradients(self._staging.take())
             try:
                 await self._fill(gradients.region, incoming)
             except BaseException:
                 # A push that stays a part is nothing, and its memory is free again.
                 self._model.pool.give(gradients.region)
                 raise
+        self._staging.discard()
         self._counters.pushes += 1
         info = PushInfo(
             worker=self._worker,
@@ -191,6 +202,17 @@ class StepStream:
             finite=header.finite,
             ahead=header.ahead,
         )
+
+    async def _stage(self, stage: pb.Stage) -> None:
+        """Take a part of the next push. Raises InvalidRequest, ConnectionError."""
+        if self._coding:
+            raise InvalidRequest("a part of a push came ahead on a stream with a wire format", expected="whole pushes")
+        piece = self._staging.place(stage.begin, stage.end)
+        if stage.payload:
+            scatter(stage.payload, [piece])
+        else:
+            await self._carrier.receive_payload([piece])
+        self._counters.bytes += len(piece)
 
     async def _fill(self, region: Region, incoming: Incoming) -> None:
         """Write the payload of a push to ``region``. Raises as ``_receive``."""

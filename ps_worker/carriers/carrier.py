@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ps_protocol.layout import Layout
+from ps_protocol.layout import Layout, Range
 from ps_protocol.segments import Segment
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
@@ -44,6 +44,13 @@ class Carrier(Protocol):
 
     def push(self, header: pb.PushHeader, payload: Sequence[memoryview]) -> None:
         """Begin one push; ``payload`` must not change until its result has been received."""
+        ...
+
+    def stage(self, span: Range, piece: memoryview, ready: Callable[[], None]) -> None:
+        """Send bytes ``span`` of the next push's region ahead; ``piece`` holds them once ``ready`` has returned.
+
+        Where the shard maps ``gradients`` there is nothing to send.
+        """
         ...
 
     def fetch(self) -> None:

@@ -11,6 +11,7 @@ import grpc
 
 from ps_protocol.errors import InternalError, PsError
 from ps_protocol.frames import STEP_CHUNK_FIELD
+from ps_protocol.layout import Range
 from ps_protocol.messages import INLINE_BYTES
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
@@ -66,6 +67,18 @@ class GrpcCarrier:
         self._send(pb.StepRequest(push=header))
         if not inline:
             self._outbox.put(encode_chunks(STEP_CHUNK_FIELD, payload))
+
+    def stage(self, span: Range, piece: memoryview, ready: Callable[[], None]) -> None:
+        """Queue one part."""
+
+        def messages() -> Iterator[bytes]:
+            ready()
+            inline = bytes(piece) if len(piece) <= INLINE_BYTES else b""
+            yield pb.StepRequest(stage=pb.Stage(begin=span[0], end=span[1], payload=inline)).SerializeToString()
+            if not inline:
+                yield from encode_chunks(STEP_CHUNK_FIELD, [piece])
+
+        self._outbox.put(messages())
 
     def fetch(self) -> None:
         """Send the question."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
 from ps_protocol.errors import InternalError, Unavailable, from_detail
+from ps_protocol.layout import Range
 from ps_protocol.messages import INLINE_BYTES, framed, receive_head, receive_into, send_all, send_now
 from ps_protocol.segments import Recent, Segment
 from ps_protocol.v1 import common_pb2
@@ -69,6 +70,12 @@ class SocketCarrier:
         elif sum(map(len, payload)) <= INLINE_BYTES:
             header.payload, payload = b"".join(payload), ()
         self._send(pb.StepRequest(push=header), payload)
+
+    def stage(self, span: Range, piece: memoryview, ready: Callable[[], None]) -> None:
+        """Have one part sent by the sending thread; in shared memory it is there already."""
+        if self.gradients is None:
+            message = framed(pb.StepRequest(stage=pb.Stage(begin=span[0], end=span[1])).SerializeToString())
+            self._sending = self._sender.submit(_send_rest, self._socket, [message, piece], ready)
 
     def fetch(self) -> None:
         """Send the question."""
@@ -156,9 +163,13 @@ class SocketCarrier:
             ) from error
 
 
-def _send_rest(sock: socket.socket, pieces: Sequence[memoryview | bytes]) -> None:
+def _send_rest(
+    sock: socket.socket, pieces: Sequence[memoryview | bytes], ready: Callable[[], None] | None = None
+) -> None:
     """On the sending thread. Whoever waits for the answer finds the connection ended."""
     try:
+        if ready:
+            ready()
         send_all(sock, pieces)
     except OSError:
         _shut_down(sock)

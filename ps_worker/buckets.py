@@ -1,0 +1,142 @@
+"""Decides which gradients go to the shards while backward still computes others."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from ps_protocol.layout import Range
+from ps_protocol.model import Kind
+from ps_worker.gradients import Gradients
+from ps_worker.plan import FlatPlan
+
+logger = logging.getLogger("ps_worker")
+
+BUCKET_BYTES = 4 << 20
+"""Large enough that its message costs nothing, small enough that the first is full early in backward."""
+
+
+class Ahead(Protocol):
+    """What can send parts of the next push. Called from the threads that run backward, one at a time."""
+
+    def may_stage(self) -> bool:
+        """Whether the memory that pushes are taken from is free, and the mode has no better use of the time."""
+        ...
+
+    def stage(self, shard: int, span: Range) -> bool:
+        """Send bytes ``span`` of the region of ``shard``; whether that was possible."""
+        ...
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Neighbours in one arena of one shard."""
+
+    shard: int
+    begin: int
+    end: int
+    #: Numbers of the variables that have a slice in it.
+    members: set[int] = field(default_factory=set)
+    waiting: set[int] = field(default_factory=set)
+    sent: bool = False
+
+
+class Buckets:
+    """Hooks into backward; ``settle`` is called by the training thread when it is done.
+
+    A gradient is taken when it has been added up as often as in the step before, so accumulation over several
+    backwards sends it once. What changes after that (clipping, unscaling) is found by its version and sent again with
+    the push; where that happens to most of it, nothing is sent ahead any more. So the numbers are always those of the
+    gradients as ``step`` finds them.
+    """
+
+    def __init__(self, plan: FlatPlan, parameters: Sequence[torch.Tensor], gradients: Gradients, ahead: Ahead) -> None:
+        self._parameters = parameters
+        self._gradients = gradients
+        self._ahead = ahead
+        # Backward runs in a thread per device.
+        self._lock = threading.Lock()
+        self._buckets = _cut(plan, [p.requires_grad for p in parameters])
+        self._of: list[list[Bucket]] = [[b for b in self._buckets if n in b.members] for n in range(len(parameters))]
+        self._fired = [0] * len(parameters)
+        self._expected = [1] * len(parameters)
+        #: The gradients taken, by variable, and their versions then.
+        self._taken: dict[int, tuple[torch.Tensor, int]] = {}
+        self._off = False
+        self._hooks = [
+            p.register_post_accumulate_grad_hook(partial(self._on_gradient, number))  # type: ignore[no-untyped-call]
+            for number, p in enumerate(parameters)
+            if p.requires_grad
+        ]
+        self._begin()
+
+    def settle(self) -> tuple[set[int], list[list[Range]]]:
+        """The variables whose gradients lie where pushes are taken from, and per shard the ranges that have been sent.
+
+        Begins the next step.
+        """
+        valid = {
+            n for n, (g, version) in self._taken.items() if self._parameters[n].grad is g and g._version == version
+        }
+        shards = 1 + max((bucket.shard for bucket in self._buckets), default=0)
+        staged: list[list[Range]] = [[] for _ in range(shards)]
+        for bucket in self._buckets:
+            if bucket.sent and bucket.members <= valid:
+                staged[bucket.shard].append((bucket.begin, bucket.end))
+        # Those that another backward has added to are expected one later the next time.
+        final = [n for n in self._taken if self._fired[n] == self._expected[n]]
+        if len(valid) < len(final) / 2:
+            logger.info("gradients change after backward: they are not sent ahead any more")
+            self._off = True
+        self._expected = [fired or expected for fired, expected in zip(self._fired, self._expected, strict=True)]
+        self._begin()
+        return valid, staged
+
+    def close(self) -> None:
+        """Take the hooks out."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _begin(self) -> None:
+        self._fired = [0] * len(self._parameters)
+        self._taken = {}
+        for bucket in self._buckets:
+            bucket.waiting, bucket.sent = set(bucket.members), False
+
+    def _on_gradient(self, number: int, parameter: torch.Tensor) -> None:
+        with self._lock:
+            self._fired[number] += 1
+            grad = parameter.grad
+            if self._off or grad is None or grad.is_sparse or self._fired[number] != self._expected[number]:
+                return
+            if not self._ahead.may_stage():
+                return
+            self._gradients.gather(number)
+            self._taken[number] = grad, grad._version
+            for bucket in self._of[number]:
+                bucket.waiting.discard(number)
+                if not bucket.waiting:
+                    bucket.sent = self._ahead.stage(bucket.shard, (bucket.begin, bucket.end))
+
+
+def _cut(plan: FlatPlan, wanted: Sequence[bool]) -> list[Bucket]:
+    """Buckets of neighbouring slices; they end at arenas' ends and at variables that get no gradients."""
+    buckets: list[Bucket] = []
+    for shard, layout in enumerate(plan.layouts):
+        arena, open_bucket = -1, None
+        for span in layout.slices:
+            if span.variable.kind is not Kind.PARAMETER or not wanted[span.slice.variable]:
+                open_bucket = None
+                continue
+            if open_bucket is None or span.arena != arena or span.end - open_bucket.begin > BUCKET_BYTES:
+                open_bucket = Bucket(shard, span.begin, span.end)
+                buckets.append(open_bucket)
+            arena, open_bucket.end = span.arena, span.end
+            open_bucket.members.add(span.slice.variable)
+    return [bucket for bucket in buckets if bucket.begin < bucket.end]
