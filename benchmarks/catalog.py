@@ -1,0 +1,78 @@
+"""Which rows there are, how large, and how often each is measured."""
+
+from __future__ import annotations
+
+from benchmarks import floor, memory, ours, overlap
+from benchmarks.peers import gloo, raw_socket, torch_rpc
+from benchmarks.rows import GB, KB, MB, Group, Key, Subject, size
+
+SMALL = 10 * KB
+LARGE = 100 * MB
+#: Sizes of their own, so that each row belongs to one group.
+MANY_WORKERS_SIZE = 10 * MB
+MANY_SHARDS_SIZE = 20 * MB
+THOUSAND_SIZES = (4 * MB, LARGE)
+WORKERS = (1, 2, 4, 8)
+SHARDS = (1, 2, 4)
+THOUSAND = 1000
+
+
+def groups(quick: bool) -> list[Group]:
+    """All groups; a small look has two sizes and few repetitions."""
+    if quick:
+        return [
+            Group(f"{size(SMALL)}, every way", _every_way(SMALL), rounds=3, count=100, warm_up=10),
+            Group(f"{size(10 * MB)}, every way", _every_way(10 * MB), rounds=3, count=3),
+        ]
+    small = (*_every_way(SMALL), gloo.subject(SMALL), *_tensors(SMALL, 10))
+    middle = (*_every_way(MB), gloo.subject(MB))
+    large = (*_every_way(LARGE), gloo.subject(LARGE), *_tensors(LARGE, THOUSAND))
+    huge = (*_every_way(GB), gloo.subject(GB))
+    thousand = (*_tensors(4 * MB, 1), *_tensors(4 * MB, THOUSAND))
+    found = [
+        Group(f"{size(SMALL)}, every way", small, rounds=10, count=200, warm_up=20),
+        Group(f"{size(MB)}, every way", middle, rounds=8, count=30, warm_up=3),
+        Group(f"{size(LARGE)}, every way", large, rounds=6, count=3),
+        Group(f"{size(GB)}, every way", huge, rounds=3, count=2, together=False),
+        Group(f"{THOUSAND:,} tensors, {size(4 * MB)}", thousand, rounds=8, count=15, warm_up=2),
+    ]
+    found += [_many_workers(transport) for transport in ours.transports()]
+    rpc = tuple(
+        torch_rpc.subject(torch_rpc.TCP, MANY_WORKERS_SIZE, workers=workers, operations=(torch_rpc.STEP,))
+        for workers in WORKERS
+    )
+    found.append(Group("workers, torch RPC", rpc, rounds=8, count=10, warm_up=2))
+    found += [_many_shards(transport) for transport in ours.transports()]
+    if overlap.exists():
+        hidden = tuple(overlap.subject(transport, LARGE) for transport in ours.transports())
+        found.append(Group("overlap", hidden, rounds=8, count=5))
+    held = tuple(memory.subject(transport, LARGE, n) for transport in ours.transports() for n in (1, 2))
+    found.append(Group("memory of a shard", held, rounds=3, count=10, together=False))
+    return found
+
+
+def _every_way(nbytes: int) -> tuple[Subject, ...]:
+    key = Key("", "", nbytes)
+    mine = [ours.subject(transport, key, ours.STEP, ours.PULL, ours.COPYING) for transport in ours.transports()]
+    peers = [torch_rpc.subject(system, nbytes) for system in (torch_rpc.TCP, torch_rpc.SHM)]
+    return (raw_socket.subject(nbytes), floor.subject(nbytes), *peers, *mine)
+
+
+def _tensors(nbytes: int, tensors: int) -> tuple[Subject, ...]:
+    key = Key("", "", nbytes, tensors)
+    mine = [ours.subject(transport, key, ours.STEP) for transport in ours.transports()]
+    return (*mine, torch_rpc.subject(torch_rpc.TCP, nbytes, tensors, operations=(torch_rpc.STEP,)))
+
+
+def _many_workers(transport: str) -> Group:
+    subjects = tuple(
+        ours.subject(transport, Key("", "", MANY_WORKERS_SIZE, workers=workers), ours.STEP) for workers in WORKERS
+    )
+    return Group(f"workers, {transport}", subjects, rounds=8, count=30, warm_up=3)
+
+
+def _many_shards(transport: str) -> Group:
+    subjects = tuple(
+        ours.subject(transport, Key("", "", MANY_SHARDS_SIZE, shards=shards), ours.STEP) for shards in SHARDS
+    )
+    return Group(f"shards, {transport}", subjects, rounds=8, count=10, warm_up=2)

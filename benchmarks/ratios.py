@@ -1,0 +1,149 @@
+"""The ratios that are asked for, computed from rows of one run. Pure: rows in, ratios out."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import catalog, floor, memory, ours, overlap
+from benchmarks.peers import raw_socket, torch_rpc
+from benchmarks.rows import GB, MB, Key, Rows, size
+from benchmarks.timing import Figures
+
+
+@dataclass(frozen=True)
+class Term:
+    """One measure of one row."""
+
+    key: Key
+    measure: str = "seconds"
+
+
+@dataclass(frozen=True)
+class Target:
+    """``top`` over ``bottom``, each a sum of terms, and the bound that is asked for; None: shown only."""
+
+    title: str
+    top: tuple[Term, ...]
+    bottom: tuple[Term, ...]
+    bound: float | None = None
+    at_least: bool = True
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio as measured: the median of its rounds, and the smallest and largest of them."""
+
+    title: str
+    value: float
+    low: float
+    high: float
+    #: As "≥ 1.4"; empty where nothing is asked.
+    target: str
+    #: None where nothing is asked.
+    reached: bool | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in the results."""
+        return dict(vars(self))
+
+
+def ratios(rows: Rows) -> list[Ratio]:
+    """Every ratio whose rows were measured, in the order of the table."""
+    sizes = sorted({key.nbytes for key in rows})
+    found = []
+    for target in targets(sizes):
+        if all(term.measure in rows.get(term.key, {}) for term in target.top + target.bottom):
+            found.append(_ratio(target, rows))
+    return found
+
+
+def _ratio(target: Target, rows: Rows) -> Ratio:
+    top = [rows[term.key][term.measure] for term in target.top]
+    bottom = [rows[term.key][term.measure] for term in target.bottom]
+    values = [above / below for above, below in zip(_sums(top), _sums(bottom), strict=False)]
+    value = statistics.median(values)
+    if target.bound is None:
+        return Ratio(target.title, value, min(values), max(values), "", None)
+    sign = "≥" if target.at_least else "≤"
+    reached = value >= target.bound if target.at_least else value <= target.bound
+    return Ratio(target.title, value, min(values), max(values), f"{sign} {target.bound:g}", reached)
+
+
+def _sums(terms: list[Figures]) -> list[float]:
+    """Per round: rounds of one group lie side by side in time, so that what disturbs one disturbs the other."""
+    return [sum(values) for values in zip(*(figures.rounds for figures in terms), strict=False)]
+
+
+def targets(sizes: list[int]) -> Iterator[Target]:
+    """What is asked for, at the sizes it is asked for, and the same shown at other ``sizes``."""
+    for nbytes in sizes:
+        yield from _against_tcp(nbytes)
+        yield from _against_shared_memory(nbytes)
+        yield from _costs(nbytes)
+
+
+def _against_tcp(nbytes: int) -> Iterator[Target]:
+    at, large, small = size(nbytes), nbytes == catalog.LARGE, nbytes <= catalog.SMALL
+    asked = nbytes in (MB, catalog.LARGE, GB)
+    bulk, grpc = (Key(ours.system(transport), ours.STEP, nbytes) for transport in (ours.BULK, ours.GRPC))
+    bulk_pull = Key(ours.system(ours.BULK), ours.PULL, nbytes)
+    raw_pull = Key(raw_socket.SYSTEM, raw_socket.PULL, nbytes)
+    raw = Key(raw_socket.SYSTEM, raw_socket.BOTH, nbytes)
+    raw_step = Key(raw_socket.SYSTEM, raw_socket.STEP, nbytes)
+    rpc = Key(torch_rpc.TCP, torch_rpc.STEP, nbytes)
+    one_call = Key(torch_rpc.TCP, torch_rpc.ONE_CALL, nbytes)
+    if not small:
+        yield _faster(f"pull with bulk: rate against a raw socket, {at}", raw_pull, bulk_pull, 0.85 if large else None)
+        yield _faster(f"step with bulk: rate against a raw socket, {at}", raw, bulk, 0.85 if large else None)
+        yield _faster(f"step with bulk: against a raw socket with SGD in between, {at}", raw_step, bulk)
+        yield _faster(f"step with grpc: rate against a raw socket, {at}", raw, grpc, 0.6 if large else None)
+    needed = 3.0 if small else 1.4 if asked else None
+    yield _faster(f"step with bulk: times faster than torch RPC over TCP, {at}", rpc, bulk, needed)
+    yield _faster(f"step with bulk: times faster than torch RPC over TCP in one call, {at}", one_call, bulk)
+    yield _faster(f"step with grpc: times faster than torch RPC over TCP, {at}", rpc, grpc, 1.1 if asked else None)
+
+
+def _against_shared_memory(nbytes: int) -> Iterator[Target]:
+    at, large = size(nbytes), nbytes == catalog.LARGE
+    shm = Key(ours.system(ours.SHM), ours.STEP, nbytes)
+    rpc = Key(torch_rpc.SHM, torch_rpc.STEP, nbytes)
+    title = f"step with shm: times faster than torch RPC over shared memory, {at}"
+    yield _faster(title, rpc, shm, 4.0 if large else None)
+    if nbytes <= catalog.SMALL:
+        return
+    least = (Term(Key(floor.SYSTEM, floor.APPLY, nbytes)), Term(Key(floor.SYSTEM, floor.COPY, nbytes)))
+    bound = 1.3 if large else None
+    yield Target(f"step with shm: against fused SGD and one memory copy, {at}", (Term(shm),), least, bound, False)
+
+
+def _costs(nbytes: int) -> Iterator[Target]:
+    at, large = size(nbytes), nbytes == catalog.LARGE
+    for transport in ours.TRANSPORTS:
+        system = ours.system(transport)
+        step = Key(system, ours.STEP, nbytes)
+        many = Key(system, ours.STEP, nbytes, catalog.THOUSAND)
+        bound = 1.1 if nbytes in catalog.THOUSAND_SIZES else None
+        yield _cost(f"step with {transport}: 1,000 tensors against 1, {at}", Term(many), Term(step), bound)
+        alone, eight = (
+            Term(Key(system, ours.STEP, nbytes, workers=n), "server_cpu_seconds") for n in (1, catalog.WORKERS[-1])
+        )
+        yield _cost(f"shard's CPU per push with {transport}: 8 workers against 1, {at}", eight, alone, 1.15)
+        hidden = Key(system, overlap.OPERATION, nbytes)
+        waited = Term(hidden, "compute_seconds")
+        yield _cost(f"overlapped step with {transport}: against computing alone, {at}", Term(hidden), waited, 1.15)
+        for pushers in (1, 2):
+            held = Key(system, memory.OPERATION, nbytes, workers=pushers)
+            peak, allowed = Term(held, "peak_bytes"), Term(held, "bound_bytes")
+            title = f"shard's memory with {transport}: against its bound, {pushers} pushing, {at}"
+            yield _cost(title, peak, allowed, 1.0 if large else None)
+
+
+def _faster(title: str, theirs: Key, mine: Key, bound: float | None = None) -> Target:
+    return Target(title, (Term(theirs),), (Term(mine),), bound, at_least=True)
+
+
+def _cost(title: str, top: Term, bottom: Term, bound: float | None) -> Target:
+    return Target(title, (top,), (bottom,), bound, at_least=False)
