@@ -215,7 +215,7 @@ class Lane:
     def land(self) -> None:
         """Make received parameters the model's, where ``receive`` has not."""
         if self._landing and self._landing.arrived is not None:
-            self._landing.take([self._flat.parameters.host[b:e] for b, e in self._ranges_of(self._landing.arrived)])
+            self._landing.take(self._flat.parameters.tensors(self._ranges_of(self._landing.arrived)))
 
     def interrupt(self) -> None:
         """From any thread: whoever waits for an answer gets Unavailable."""

@@ -60,6 +60,12 @@ class FlatMemory:
             mirror.wait()
         return pieces_of(self.bytes, ranges)
 
+    def tensors(self, ranges: Sequence[Range]) -> list[torch.Tensor]:
+        """Host memory at ``ranges`` as flat tensors of bytes, to be written."""
+        for mirror in self._mirrors.values():
+            mirror.wait()
+        return [self.host[begin:end] for begin, end in ranges]
+
     def to_host(self, span: Range) -> None:
         """Bring the bytes of ``span`` from the devices; done on return."""
         self.bring(span)()

@@ -119,7 +119,9 @@ class SideChannels:
         finally:
             expiry.cancel()
             self._forget(tokens)
-            if offer.confirmed.done() and not offer.confirmed.cancelled():
+            # Cancelled: a worker that confirms from now on is too late. When done already, this does nothing.
+            offer.confirmed.cancel()
+            if not offer.confirmed.cancelled():
                 offer.confirmed.result().close()
 
     def _channel(self, transport: int, layout: Layout) -> pb.SideChannel | None:
