@@ -57,6 +57,7 @@ class Buckets:
     """
 
     def __init__(self, plan: FlatPlan, parameters: Sequence[torch.Tensor], gradients: Gradients, ahead: Ahead) -> None:
+        self._shards = len(plan.layouts)
         self._parameters = parameters
         self._gradients = gradients
         self._ahead = ahead
@@ -84,8 +85,7 @@ class Buckets:
         valid = {
             n for n, (g, version) in self._taken.items() if self._parameters[n].grad is g and g._version == version
         }
-        shards = 1 + max((bucket.shard for bucket in self._buckets), default=0)
-        staged: list[list[Range]] = [[] for _ in range(shards)]
+        staged: list[list[Range]] = [[] for _ in range(self._shards)]
         for bucket in self._buckets:
             if bucket.sent and bucket.members <= valid:
                 staged[bucket.shard].append((bucket.begin, bucket.end))
