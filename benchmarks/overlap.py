@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -80,6 +81,8 @@ class WaitingLoop(Loop):
 @contextmanager
 def worker(address: str, transport: str, nbytes: int) -> Iterator[Loop]:
     """The role of the process that is timed."""
+    # The copies of a step may use the cores that the computing, which is elsewhere, leaves free.
+    torch.set_num_threads(os.cpu_count() or 1)
     with ours.connected(address, 0, transport) as connection, ours.undisturbed() as check:
         model = ours.Flat(nbytes, 1)
         overlap: dict[str, Any] = {"overlap": True}

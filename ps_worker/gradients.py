@@ -39,8 +39,7 @@ class Gradients:
         old, layout = self._blocks[shard], self._plan.layouts[shard]
         block = FlatMemory(layout.region_bytes, self._homes(shard), segment)
         if old is not None:
-            block.host.copy_(old.host)
-            block.to_devices((0, layout.region_bytes))
+            block.take_over(old)
         self._blocks[shard] = block
         self._bind()
 

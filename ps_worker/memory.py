@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -34,7 +35,7 @@ class FlatMemory:
         if segment is not None:
             self.host = torch.frombuffer(segment.bytes, dtype=torch.uint8)
             if pinned:
-                _pin(self.host)
+                _pin(self.host, self)
         else:
             self.host = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=pinned).zero_()
         self.bytes = tensor_bytes(self.host)
@@ -81,6 +82,12 @@ class FlatMemory:
 
         return wait
 
+    def take_over(self, old: FlatMemory) -> None:
+        """Copy all bytes of ``old``, which has the same homes; on each device what is there, be it on the host or not."""
+        for device, mirror in self._mirrors.items():
+            mirror.take_over(old._mirrors[device])
+        self.host.copy_(old.host)
+
     def to_devices(self, span: Range) -> None:
         """Bring the bytes of ``span`` to the devices; what is queued there afterwards sees them."""
         for mirror in self._mirrors.values():
@@ -96,8 +103,10 @@ class Mirror:
         self._offsets: list[int] = []
         total = 0
         for begin, end in ranges:
-            self._offsets.append(total - begin)
-            total = -(-(total + end - begin) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            # As far from a multiple of the alignment as on the host, for the elements behind may be wider.
+            first = total + begin % ALIGNMENT_BYTES
+            self._offsets.append(first - begin)
+            total = -(-(first + end - begin) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self._values = torch.zeros(total, dtype=torch.uint8, device=device)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._device = device
@@ -118,6 +127,11 @@ class Mirror:
         self._copy([(self.part(b, e), self._host[b:e]) for b, e in overlap(self._ranges, span)])
         if self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    def take_over(self, old: Mirror) -> None:
+        """Copy all bytes of ``old``; no copy of its own is under way on return."""
+        old.wait()
+        self._values.copy_(old._values)
 
     def wait(self) -> None:
         """Until no copy is under way."""
@@ -152,6 +166,11 @@ def copy_end_to_end(targets: Sequence[torch.Tensor], sources: Sequence[torch.Ten
                 waiting.pop(0)
 
 
-def _pin(host: torch.Tensor) -> None:
-    """Pin memory that torch did not allocate, for as long as it is mapped. Where that fails, copies are slower."""
-    torch.cuda.cudart().cudaHostRegister(host.data_ptr(), host.numel(), 0)  # type: ignore[no-untyped-call]
+def _pin(host: torch.Tensor, owner: object) -> None:
+    """Pin memory that torch did not allocate, for as long as ``owner`` lives. Where that fails, copies are slower.
+
+    It must not be unmapped while it is pinned: what is mapped there next would be taken for it.
+    """
+    address, cudart = host.data_ptr(), torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    if int(cudart.cudaHostRegister(address, host.numel(), 0)) == 0:
+        weakref.finalize(owner, cudart.cudaHostUnregister, address).atexit = False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -113,18 +115,15 @@ class PsOptimizer(torch.optim.Optimizer):
         self.finish()
         gathered, staged = self._buckets.settle() if self._buckets else ((), ())
         absent = self._gradients.collect(gathered)
-        looked = self._spec.nonfinite is not NonFinite.ALLOW
-        skipped = looked and self._must_skip(absent)
-        with_buffers = self._sends_buffers and not skipped
-        if with_buffers:
+        if self._sends_buffers:
             self._gradients.collect_buffers()
         ahead = self._session.lookahead if self._overlap else 0
-        update = Update(absent, self._options(), with_buffers, skipped, finite=looked, ahead=ahead, staged=staged)
+        update = Update(absent, self._options(), self._sends_buffers, ahead=ahead, staged=staged)
         if self._overlap and ahead:
-            self._overlap.begin(update)
+            self._overlap.begin(partial(self._exchange, update))
             return loss
         try:
-            self.last = self._pipeline.exchange(update)
+            self.last = self._exchange(update)
         finally:
             # Also after an error: what shards did send has arrived in host memory.
             self._pipeline.publish()
@@ -237,12 +236,15 @@ class PsOptimizer(torch.optim.Optimizer):
             self._sent_options = options, tuple(map(convert.options_to_json, options))
         return self._sent_options[1]
 
-    def _must_skip(self, absent: tuple[int, ...]) -> bool:
-        variable = self._gradients.first_nonfinite(absent)
+    def _exchange(self, update: Update) -> StepSummary:
+        """Look at the gradients collected, then push them. Raises NonFiniteGradient, with nothing sent, by policy."""
+        if self._spec.nonfinite is NonFinite.ALLOW:
+            return self._pipeline.exchange(update)
+        variable = self._gradients.first_nonfinite(update.absent)
         if variable is None:
-            return False
+            return self._pipeline.exchange(replace(update, finite=True))
         if self._spec.nonfinite is NonFinite.SKIP:
-            return True
+            return self._pipeline.exchange(replace(update, skipped=True, with_buffers=False, staged=()))
         raise NonFiniteGradient(
             "a gradient holds NaN or infinity; nothing was sent",
             variable=variable,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from ps_worker.pipeline import StepPipeline
-from ps_worker.summary import StepSummary, Update
+from ps_worker.summary import StepSummary
 
 
 class Overlap:
@@ -16,12 +17,12 @@ class Overlap:
         self._thread = ThreadPoolExecutor(1, "overlap")
         self._under_way: Future[StepSummary] | None = None
 
-    def begin(self, update: Update) -> None:
+    def begin(self, exchange: Callable[[], StepSummary]) -> None:
         """Start one exchange; the one before must have been finished."""
-        self._under_way = self._thread.submit(self._pipeline.exchange, update)
+        self._under_way = self._thread.submit(exchange)
 
     def finish(self) -> StepSummary | None:
-        """What became of the exchange under way; None when there is none. Raises what ``exchange`` raises.
+        """What became of the exchange under way; None when there is none. Raises what it raised.
 
         Ctrl-C ends the exchange; its push may or may not have been applied.
         """

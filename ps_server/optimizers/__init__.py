@@ -1,6 +1,6 @@
 """The optimizer on a shard: regions of bytes seen as tensors, and torch.optim's own classes run over them."""
 
-from ps_server.optimizers.catalog import validate
+from ps_server.optimizers.catalog import check_options, validate
 from ps_server.optimizers.combine import assign_buffers, average, average_buffers, blend_buffers
 from ps_server.optimizers.finite import first_nonfinite
 from ps_server.optimizers.region import Region, torch_dtype
@@ -16,6 +16,7 @@ __all__ = [
     "average",
     "average_buffers",
     "blend_buffers",
+    "check_options",
     "first_nonfinite",
     "torch_dtype",
     "validate",

@@ -28,7 +28,7 @@ from ps_server.optimizers import (
 )
 from ps_server.shard.lane import INLINE_BYTES, Lane
 from ps_server.shard.pool import RegionPool
-from ps_server.shard.snapshots import Snapshot, copy_region
+from ps_server.shard.snapshots import Copies, Snapshot, copy_region
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +83,7 @@ class ShardModel:
         self.failpoints = failpoints
         self._region = Region(layout)
         self._optimizer = ShardOptimizer(layout, self._region)
+        self._copies = Copies()
         self._parked: ParkedPulls[asyncio.Future[None]] = ParkedPulls()
         #: Accepted pushes whose step is still open (sync).
         self._held: dict[tuple[WorkerKey, int], Push] = {}
@@ -215,19 +216,30 @@ class ShardModel:
 
     def _change(self, version: int, work: Callable[[], None]) -> asyncio.Future[Region]:
         """Queue work that changes the region; whoever reads what was there before goes on reading it undisturbed."""
-        before = self._newest
+        before, loop = self._newest, asyncio.get_running_loop()
 
         def change() -> Region:
             # Nobody takes ``before`` any more: its takers only become fewer.
             if before.still_read(patient=self.layout.region_bytes >= INLINE_BYTES):
-                self._move()
+                self._copies.begin()
+                try:
+                    self._move()
+                    loop.call_soon_threadsafe(before.leave_to_readers)
+                finally:
+                    loop.call_soon_threadsafe(self._copies.end)
             work()
             return self._region
 
         made = self._lane.submit(change, self.layout.region_bytes)
         self._newest = Snapshot(version, made, self.pool)
-        made.add_done_callback(lambda _: _release(before, made))
         return made
+
+    async def spare_memory(self) -> None:
+        """Wait while the region is being copied: then there is one more than workers need.
+
+        Whoever takes a region for gradients calls this before.
+        """
+        await self._copies.ended()
 
     def _move(self) -> None:
         """In the lane: leave the region to its readers and go on in a copy."""
@@ -367,9 +379,3 @@ class ShardModel:
         copied = self._lane.submit(work, self.layout.region_bytes)
         async with self.snapshot() as snapshot:
             yield snapshot, await copied
-
-
-def _release(before: Snapshot, made: asyncio.Future[Region]) -> None:
-    """The work after ``before`` is done: where it went on in another region, ``before`` keeps its own."""
-    if not made.exception() and before.region is not made.result():
-        before.leave_to_readers()

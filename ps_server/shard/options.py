@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ps_protocol.convert import options_from_json
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model import ModelSpec, Option, Options
+from ps_protocol.optimizers import EXECUTION_HINTS
+from ps_server.optimizers import check_options
 
 
 def merge_options(spec: ModelSpec, texts: Sequence[str]) -> tuple[Options, ...]:
     """Per group, the declared arguments overlaid with the pushed ones.
 
-    Raises InvalidRequest when groups are missing or too many, a name was not declared, or a value is of another kind.
+    Raises InvalidRequest when groups are missing or too many, a name was not declared, or a value is of another kind or
+    not finite; UnsupportedOptimizer when torch refuses it. So no push brings an update that fails half-way.
     """
     if len(texts) != len(spec.group_options):
         raise InvalidRequest(
@@ -20,19 +24,23 @@ def merge_options(spec: ModelSpec, texts: Sequence[str]) -> tuple[Options, ...]:
             expected=str(len(spec.group_options)),
             actual=str(len(texts)),
         )
-    return tuple(
+    merged = tuple(
         _merge(spec.name, group, declared, options_from_json(text))
         for group, (declared, text) in enumerate(zip(spec.group_options, texts, strict=True))
     )
+    check_options(spec, merged)
+    return merged
 
 
 def _merge(model: str, group: int, declared: Options, pushed: Options) -> Options:
     for name, value in pushed.items():
-        if name not in declared or not _same_kind(declared[name], value):
+        if name not in declared or not (name in EXECUTION_HINTS or _same_kind(declared[name], value)):
+            # JSON names characters that no message can hold.
+            shown = name.encode(errors="backslashreplace").decode()
             raise InvalidRequest(
-                f"optimizer argument '{name}' of group {group} of model '{model}' does not fit",
+                f"optimizer argument '{shown}' of group {group} of model '{model}' does not fit",
                 expected=f"{name}={declared[name]!r}" if name in declared else ", ".join(sorted(declared)),
-                actual=f"{name}={value!r}",
+                actual=f"{shown}={value!r}",
                 remedy="push the arguments the optimizer was declared with",
             )
     return {**declared, **pushed}
@@ -41,11 +49,19 @@ def _merge(model: str, group: int, declared: Options, pushed: Options) -> Option
 def _same_kind(declared: Option, value: Option) -> bool:
     """Whether ``value`` can stand where ``declared`` stood."""
     if declared is None or value is None:
-        return True
+        return declared is value
     if isinstance(declared, bool) or isinstance(value, bool):
         return isinstance(declared, bool) and isinstance(value, bool)
     if isinstance(declared, list) and isinstance(value, list):
         return len(declared) == len(value) and all(map(_same_kind, declared, value))
     if isinstance(declared, (int, float)):
-        return isinstance(value, (int, float))
+        return isinstance(value, (int, float)) and _finite(value)
     return type(declared) is type(value)
+
+
+def _finite(value: float) -> bool:
+    """Whether torch can reckon with ``value``; JSON knows NaN, and integers beyond all floats."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False

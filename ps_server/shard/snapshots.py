@@ -70,6 +70,32 @@ class Snapshot:
             self._pool.give(self.region)
 
 
+class Copies:
+    """Whether the lane is copying a region for its readers. Begun in the lane, ended and waited for on the loop."""
+
+    def __init__(self) -> None:
+        self._under_way = False
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def begin(self) -> None:
+        """The lane begins to copy."""
+        self._under_way = True
+
+    def end(self) -> None:
+        """The copy is made, and the region left to its readers."""
+        self._under_way = False
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
+        self._waiting.clear()
+
+    async def ended(self) -> None:
+        """Returns when nothing is being copied."""
+        if self._under_way:
+            self._waiting.append(waiting := asyncio.get_running_loop().create_future())
+            await waiting
+
+
 def copy_region(source: Region, target: Region) -> None:
     """Copy all bytes, with the interpreter lock released."""
     target.data.copy_(source.data)

@@ -33,6 +33,11 @@ WAITING_SECONDS = 5.0
 PIPELINE_DEPTH = 4
 """Pushes of one stream that may be unanswered before the shard stops reading it."""
 
+_MAX_PHASE = (1 << 64) - 1
+
+REPLY_SECONDS = 1.0
+"""How long a push waits for the reply before it to be sent."""
+
 OUTCOMES = {
     Verdict.APPLY: pb.OUTCOME_APPLIED,
     Verdict.HOLD: pb.OUTCOME_APPLIED,
@@ -84,6 +89,9 @@ class StepStream:
         shared = carrier.transport == common_pb2.TRANSPORT_SHM
         self._coding = None if shared or wire == RAW else Coding(wire, model.layout)
         self._options: Sequence[Options] = model.layout.shard_map.spec.group_options
+        #: Set while no reply reads a region.
+        self._replied = asyncio.Event()
+        self._replied.set()
         self._staging = Staging(model.layout, model.pool)
         self._answers: asyncio.Queue[Answer | Fetched | None] = asyncio.Queue(PIPELINE_DEPTH)
 
@@ -135,7 +143,7 @@ class StepStream:
             case "push":
                 return await self._receive(self._begin(message.push))
             case "arrive":
-                self._model.arrive(self._worker, message.arrive.phase)
+                self._arrive(message.arrive.phase)
             case "stage":
                 await self._stage(message.stage)
             case "release":
@@ -145,9 +153,17 @@ class StepStream:
                 await self._answers.put(Fetched())
             case other:
                 raise InvalidRequest(
-                    "not a message of an open step stream", actual=str(other), expected="push, stage, fetch, arrive or release"
+                    "not a message of an open step stream",
+                    actual=str(other),
+                    expected="push, stage, fetch, arrive or release",
                 )
         return None
+
+    def _arrive(self, phase: int) -> None:
+        """Raises InvalidRequest for a phase after which there is no other, Fenced."""
+        if phase >= _MAX_PHASE:
+            raise InvalidRequest("a barrier that cannot be", expected=f"a phase below {_MAX_PHASE}", actual=str(phase))
+        self._model.arrive(self._worker, phase)
 
     def _begin(self, header: pb.PushHeader) -> Incoming:
         """Check one header. Raises InvalidRequest."""
@@ -176,6 +192,7 @@ class StepStream:
         if header.segment and not header.skipped:
             gradients = Gradients(self._carrier.gradients(header.segment), lent=True)
         elif not header.skipped:
+            await self._one_region()
             gradients = Gradients(self._staging.take())
             try:
                 await self._fill(gradients.region, incoming)
@@ -203,10 +220,23 @@ class StepStream:
             ahead=header.ahead,
         )
 
+    async def _one_region(self) -> None:
+        """Before memory is taken: see the last reply out, so that a stream needs one region at a time.
+
+        Not for long: a worker may send several pushes before it reads its replies.
+        """
+        try:
+            async with asyncio.timeout(None if self._replied.is_set() else REPLY_SECONDS):
+                await self._replied.wait()
+        except TimeoutError:
+            logger.debug("%s pushes before it has read the reply before", self._worker)
+        await self._model.spare_memory()
+
     async def _stage(self, stage: pb.Stage) -> None:
         """Take a part of the next push. Raises InvalidRequest, ConnectionError."""
         if self._coding:
             raise InvalidRequest("a part of a push came ahead on a stream with a wire format", expected="whole pushes")
+        await self._one_region()
         piece = self._staging.place(stage.begin, stage.end)
         if stage.payload:
             scatter(stage.payload, [piece])
@@ -262,9 +292,13 @@ class StepStream:
 
     async def _reply(self, result: pb.StepResult) -> None:
         quick = self._carrier.transport == common_pb2.TRANSPORT_SHM
-        async with self._model.snapshot(quick=quick) as snapshot:
-            result.version = snapshot.version
-            await send_snapshot(self._carrier, result, snapshot, self._model, self._counters, self._coding)
+        self._replied.clear()
+        try:
+            async with self._model.snapshot(quick=quick) as snapshot:
+                result.version = snapshot.version
+                await send_snapshot(self._carrier, result, snapshot, self._model, self._counters, self._coding)
+        finally:
+            self._replied.set()
 
 
 async def _end(tasks: Sequence[asyncio.Future[None]]) -> None:

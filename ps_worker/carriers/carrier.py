@@ -27,7 +27,7 @@ class Link:
 class Carrier(Protocol):
     """One open stream to a shard. Used by the training thread.
 
-    Sending neither waits nor fails: a stream that broke says so when its answer is asked for. Ctrl-C ends receiving.
+    Sending neither waits nor fails: a stream that broke says so when its answer is asked for.
     """
 
     transport: common_pb2.Transport
@@ -62,7 +62,10 @@ class Carrier(Protocol):
         ...
 
     def receive(self, place: Place) -> pb.StepResult:
-        """The result of the oldest push or fetch without one, its payload in place. Raises PsError."""
+        """The result of the oldest push or fetch without one, its payload in place. Raises PsError.
+
+        A call that raises, or that Ctrl-C ends, ends the stream.
+        """
         ...
 
     def cancel(self) -> None:

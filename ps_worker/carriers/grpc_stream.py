@@ -89,9 +89,13 @@ class GrpcCarrier:
         self._send(pb.StepRequest(arrive=pb.Arrive(phase=phase)))
 
     def receive(self, place: Place) -> pb.StepResult:
-        """The next result."""
-        with rpc_errors(self._peer):
-            return read_result(self._replies, place, self._on_wait, self._peer)
+        """The next result. What keeps it from being read whole ends the call: the rest would be read as the next."""
+        try:
+            with rpc_errors(self._peer):
+                return read_result(self._replies, place, self._on_wait, self._peer)
+        except BaseException:
+            self.cancel()
+            raise
 
     def cancel(self) -> None:
         """End the call now."""

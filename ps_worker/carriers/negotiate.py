@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import grpc
 
 from ps_protocol.errors import PsError
-from ps_protocol.messages import prepare
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_worker.carriers.carrier import Carrier, Link
@@ -44,15 +43,12 @@ def open_stream(
 
 def _attached(anchor: GrpcCarrier, link: Link, offered: pb.SideChannel) -> SocketCarrier:
     """Raises OSError, ValueError, PsError when this side channel cannot be had; the anchor goes on."""
-    sock = _connect(link, offered)
+    carrier = SocketCarrier(_connect(link, offered), anchor, link)
     try:
-        prepare(sock, CONNECT_SECONDS)
-        carrier = SocketCarrier(sock, anchor, link)
-        carrier.attach(offered)
-        prepare(sock)
+        carrier.attach(offered, CONNECT_SECONDS)
         return carrier
     except BaseException:
-        sock.close()
+        carrier.abandon()
         raise
 
 

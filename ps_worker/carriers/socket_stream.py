@@ -11,7 +11,7 @@ from functools import partial
 
 from ps_protocol.errors import InternalError, Unavailable, from_detail
 from ps_protocol.layout import Range
-from ps_protocol.messages import INLINE_BYTES, framed, receive_head, receive_into, send_all, send_now
+from ps_protocol.messages import INLINE_BYTES, framed, prepare, receive_head, receive_into, send_all, send_now
 from ps_protocol.segments import Recent, Segment
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
@@ -29,7 +29,7 @@ class SocketCarrier:
     """
 
     def __init__(self, sock: socket.socket, anchor: GrpcCarrier, link: Link) -> None:
-        """``sock`` is connected, and prepared with a limit for stalls."""
+        """``sock`` is connected."""
         self.transport: common_pb2.Transport = common_pb2.TRANSPORT_BULK
         #: shm: what the shard applies gradients from.
         self.gradients: Segment | None = None
@@ -40,14 +40,15 @@ class SocketCarrier:
         self._sending: Future[None] | None = None
         #: Regions of the shard that are mapped here, by the number it gave them.
         self._regions: Recent[SharedRegion] = Recent()
-        #: What came with the last messages and has not been mapped yet.
+        #: What came with the last message and has not been mapped.
         self._descriptors: list[int] = []
         self._closed = False
 
-    def attach(self, channel: pb.SideChannel) -> None:
+    def attach(self, channel: pb.SideChannel, patience_seconds: float) -> None:
         """Show the token, and begin to use the channel. Raises PsError, OSError, ValueError when it cannot be used."""
+        prepare(self._socket, patience_seconds)
         send_all(self._socket, [framed(pb.StepRequest(attach=pb.Attach(token=channel.token)).SerializeToString())])
-        reply = self.next()
+        reply = self._next(lambda: False)  # whoever does not answer now is not the shard
         if reply.WhichOneof("body") == "refused":
             raise from_detail(reply.refused)
         if reply.WhichOneof("body") != "attached":
@@ -55,6 +56,7 @@ class SocketCarrier:
         if channel.transport == common_pb2.TRANSPORT_SHM:
             self.gradients = Segment.attach(self._descriptor(), self._link.layout.region_bytes, writable=True)
         send_all(self._socket, [framed(pb.StepRequest(confirm=pb.Confirm()).SerializeToString())])
+        prepare(self._socket)
         self.transport = channel.transport
         self._anchor.on_end(partial(_shut_down, self._socket))
 
@@ -103,18 +105,24 @@ class SocketCarrier:
             return
         self._closed = True
         self._anchor.close()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """End the side channel alone; the anchor goes on."""
         _shut_down(self._socket)
         self._sender.shutdown(wait=True)
         self._socket.close()
-        while self._descriptors:
-            os.close(self._descriptors.pop())
+        self._drop_descriptors()
 
     # -- what ``read_result`` reads from
 
     def next(self) -> pb.StepReply:
         """The next message."""
-        length, descriptors = receive_head(self._socket, lambda: self._anchor.alive)
-        self._descriptors += descriptors
+        return self._next(lambda: self._anchor.alive)
+
+    def _next(self, alive: Callable[[], bool]) -> pb.StepReply:
+        self._drop_descriptors()
+        length, self._descriptors = receive_head(self._socket, alive)
         body = bytearray(length)
         receive_into(self._socket, [memoryview(body)])
         return parse_reply(body, self._link.peer)
@@ -130,6 +138,10 @@ class SocketCarrier:
             region = SharedRegion(Segment.attach(self._descriptor(), layout.region_bytes, writable=False))
             self._regions.put(result.segment, region)
         region.copy_to(pieces, layout.ranges(result.absent, buffers=result.with_buffers))
+
+    def _drop_descriptors(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.pop())
 
     def _descriptor(self) -> int:
         if not self._descriptors:
@@ -150,17 +162,25 @@ class SocketCarrier:
 
     @contextmanager
     def _connection(self) -> Iterator[None]:
-        """A connection that breaks inside raises what the shard ended it with, else Unavailable."""
+        """A connection that breaks inside raises what the shard ended it with, else Unavailable.
+
+        Whatever else ends the block, Ctrl-C for one, ends the stream: an answer half read would be read as the next.
+        """
         try:
             yield
         except (OSError, ValueError) as error:
             _shut_down(self._socket)
             peer = self._link.peer
-            raise self._anchor.reason() or Unavailable(
+            reason = self._anchor.reason() or Unavailable(
                 f"the side channel to {peer} broke: {error}",
                 shard=str(peer.shard),
                 remedy="see the log of the shard; PS_TRANSPORT=grpc does without side channels",
-            ) from error
+            )
+            self.cancel()
+            raise reason from error
+        except BaseException:
+            self.cancel()
+            raise
 
 
 def _send_rest(

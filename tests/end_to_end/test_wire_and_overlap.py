@@ -139,15 +139,15 @@ def test_the_end_of_the_block_waits_for_the_last_push():
         assert parameter[0].item() == -1.0
 
 
-def test_a_refused_gradient_is_told_by_the_step_that_has_it():
+def test_a_refused_gradient_is_told_by_the_next_call_and_not_applied():
     with running_job(1, 1) as job, job.cluster() as cluster:
         parameter = nn.Parameter(torch.zeros(3))
         optimizer = cluster.optimizer(torch.optim.SGD, [parameter], lr=1.0, overlap=True)
-        parameter.grad = torch.ones(3)
-        optimizer.step()
-        parameter.grad = torch.full((3,), float("nan"))
-        with pytest.raises(NonFiniteGradient):
+        for value in (1.0, float("nan")):
+            parameter.grad = torch.full((3,), value)
             optimizer.step()
+        with pytest.raises(NonFiniteGradient):
+            optimizer.finish()
         parameter.grad = torch.ones(3)
         optimizer.step()
         optimizer.finish()

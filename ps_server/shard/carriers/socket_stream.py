@@ -185,9 +185,13 @@ class SocketCarrier:
         self, reply: pb.StepReply, pieces: Sequence[memoryview] = (), descriptors: Sequence[int] = ()
     ) -> None:
         parts: list[memoryview | bytes] = [framed(reply.SerializeToString()), *pieces]
+        if descriptors:
+            # New memory is rarely shared; what goes with it may have to wait.
+            await self._in_thread(lambda: send_all(self._socket, parts, descriptors))
+            return
         # A large payload would keep the loop busy even where the socket takes it at once.
         now = len(parts) if sum(map(len, parts)) <= INLINE_TRANSFER_BYTES else 1
-        rest = send_now(self._socket, parts[:now], descriptors) + parts[now:]
+        rest = send_now(self._socket, parts[:now]) + parts[now:]
         if rest:
             await self._in_thread(lambda: send_all(self._socket, rest))
 
