@@ -83,7 +83,7 @@ class FlatMemory:
         return wait
 
     def take_over(self, old: FlatMemory) -> None:
-        """Copy all bytes of ``old``, which has the same homes; on each device what is there, be it on the host or not."""
+        """Copy all bytes of ``old``, which has the same homes: the host's, and each device's as they are there."""
         for device, mirror in self._mirrors.items():
             mirror.take_over(old._mirrors[device])
         self.host.copy_(old.host)

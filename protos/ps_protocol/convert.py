@@ -72,7 +72,7 @@ def options_from_json(text: str) -> Options:
     """Raises InvalidRequest when ``text`` is not a JSON object."""
     try:
         options = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest("optimizer options are not JSON", actual=text[:200], expected=str(error)) from error
     if not isinstance(options, dict):
         raise InvalidRequest("optimizer options are not a JSON object", actual=text[:200], expected='{"lr": 0.1, …}')

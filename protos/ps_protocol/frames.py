@@ -40,6 +40,8 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
         byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift
+        if value >> 64:
+            raise ValueError("varint too long")
         if byte < 0x80:
             return value, at
         shift += 7

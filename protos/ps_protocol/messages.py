@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import select
 import socket
 import struct
+import time
+from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ps_protocol.errors import InvalidRequest
 
@@ -23,6 +28,9 @@ STALL_SECONDS = 60.0
 
 MAX_DESCRIPTORS = 2
 """No message comes with more."""
+
+_DESCRIPTORS_SIZE = socket.CMSG_LEN(MAX_DESCRIPTORS * array("i").itemsize)
+_RIGHTS = (socket.SOL_SOCKET, socket.SCM_RIGHTS)
 
 _MAX_PIECES = 512  # of one system call; Linux takes 1024
 
@@ -60,16 +68,23 @@ def receive_head(sock: socket.socket, alive: Callable[[], bool]) -> tuple[int, l
     """
     while True:
         try:
-            head, descriptors, _, _ = socket.recv_fds(sock, LENGTH.size, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+            # Not socket.recv_fds, which drops its flags (seen in Python 3.11): child processes would inherit them.
+            head, extras, _, _ = sock.recvmsg(LENGTH.size, _DESCRIPTORS_SIZE, socket.MSG_CMSG_CLOEXEC)
             break
         except BlockingIOError as error:
             if not alive():
                 raise ConnectionAbortedError("the peer is gone") from error
     if not head:
         raise ConnectionResetError("the peer closed the connection")
-    rest = bytearray(LENGTH.size - len(head))
-    receive_into(sock, [memoryview(rest)])
-    return checked_length(head + rest), descriptors
+    descriptors = [fd for level, kind, data in extras if (level, kind) == _RIGHTS for fd in array("i", data)]
+    try:
+        rest = bytearray(LENGTH.size - len(head))
+        receive_into(sock, [memoryview(rest)])
+        return checked_length(head + rest), descriptors
+    except BaseException:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
 
 
 def receive_into(sock: socket.socket, pieces: Sequence[memoryview]) -> None:
@@ -77,42 +92,50 @@ def receive_into(sock: socket.socket, pieces: Sequence[memoryview]) -> None:
 
     Raises ConnectionError when the peer is gone, or gives nothing for the time ``prepare`` set.
     """
-    try:
-        for piece in pieces:
-            at = 0
-            while at < len(piece):
-                got = sock.recv_into(piece[at:], 0, socket.MSG_WAITALL)
-                if got == 0:
-                    raise ConnectionResetError("the peer closed the connection in the middle of a transfer")
-                at += got
-    except BlockingIOError as error:
-        raise ConnectionAbortedError("the peer stalled in the middle of a transfer") from error
+    for piece in pieces:
+        at = 0
+        while at < len(piece):
+            got = _patiently(sock, select.POLLIN, partial(sock.recv_into, piece[at:], 0, socket.MSG_WAITALL))
+            if got == 0:
+                raise ConnectionResetError("the peer closed the connection in the middle of a transfer")
+            at += got
 
 
-def send_all(sock: socket.socket, pieces: Sequence[memoryview | bytes]) -> None:
-    """Send ``pieces``; the interpreter lock is released while it waits and copies. Raises as ``receive_into``."""
-    try:
-        for piece in pieces:
-            sock.sendall(piece)
-    except BlockingIOError as error:
-        raise ConnectionAbortedError("the peer stalled in the middle of a transfer") from error
+def send_all(sock: socket.socket, pieces: Sequence[memoryview | bytes], descriptors: Sequence[int] = ()) -> None:
+    """Send ``pieces``; the interpreter lock is released while it waits and copies. Raises as ``receive_into``.
 
-
-def send_now(
-    sock: socket.socket, pieces: Sequence[memoryview | bytes], descriptors: Sequence[int] = ()
-) -> list[memoryview | bytes]:
-    """Send what ``sock`` takes without waiting; returns the rest. ``descriptors`` go with the first byte.
-
-    Raises ConnectionError; BlockingIOError when there are descriptors and they could not be sent.
+    ``descriptors`` go with the first byte.
     """
+    if descriptors:
+        sent = _patiently(sock, select.POLLOUT, partial(socket.send_fds, sock, pieces[:1], list(descriptors)))
+        pieces = _after(sent, pieces)
+    for piece in pieces:
+        view = memoryview(piece)
+        while len(view):
+            view = view[_patiently(sock, select.POLLOUT, partial(sock.send, view)) :]
+
+
+def _patiently(sock: socket.socket, event: int, call: Callable[[], int]) -> int:
+    """The result of ``call``, which may wait as long as ``prepare`` allows. Raises ConnectionAbortedError."""
+    (seconds, micros) = struct.unpack("ll", sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16))
+    deadline = time.monotonic() + seconds + micros / 1e6
+    while True:
+        try:
+            return call()
+        except BlockingIOError as error:
+            # Before the deadline: an event loop that began to watch it has made it non-blocking for a moment.
+            left = deadline - time.monotonic()
+            poll = select.poll()
+            poll.register(sock, event)
+            if left <= 0 or not poll.poll(left * 1000):
+                raise ConnectionAbortedError("the peer stalled in the middle of a transfer") from error
+
+
+def send_now(sock: socket.socket, pieces: Sequence[memoryview | bytes]) -> list[memoryview | bytes]:
+    """Send what ``sock`` takes without waiting; returns the rest. Raises ConnectionError."""
     try:
-        if descriptors:
-            sent = socket.send_fds(sock, pieces[:1], list(descriptors), socket.MSG_DONTWAIT)
-        else:
-            sent = sock.sendmsg(pieces[:_MAX_PIECES], [], socket.MSG_DONTWAIT)
+        sent = sock.sendmsg(pieces[:_MAX_PIECES], [], socket.MSG_DONTWAIT)
     except BlockingIOError:
-        if descriptors:
-            raise
         sent = 0
     return _after(sent, pieces)
 

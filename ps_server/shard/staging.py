@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ps_protocol.errors import InvalidRequest
-from ps_protocol.layout import Layout, Range, subtract
+from ps_protocol.layout import Layout, Range, merge, subtract
 from ps_server.optimizers import Region
 from ps_server.shard.pool import RegionPool
 
@@ -30,18 +30,18 @@ class Staging:
             )
         if self._region is None:
             self._region = self._pool.take()
-        self._ranges.append((begin, end))
+        self._ranges = merge(sorted([*subtract(self._ranges, [(begin, end)]), (begin, end)]))
         return self._region.bytes[begin:end]
 
     def checked(self, flat: Sequence[int]) -> list[Range]:
         """The ranges that a push says have come. Raises InvalidRequest when they have not."""
         ranges = list(zip(flat[::2], flat[1::2], strict=False))
         ordered = len(flat) % 2 == 0 and list(flat) == sorted(flat)
-        if not ordered or any(subtract([wanted], sorted(self._ranges)) for wanted in ranges):
+        if not ordered or any(subtract([wanted], self._ranges) for wanted in ranges):
             raise InvalidRequest(
                 "a push counts on bytes that have not come ahead of it",
                 shard=str(self._layout.shard),
-                expected=f"ranges within {sorted(self._ranges)}",
+                expected=f"ranges within {self._ranges}",
                 actual=str(ranges),
                 remedy="stage them on this stream after the push before, or send them in the payload",
             )

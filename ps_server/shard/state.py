@@ -86,13 +86,17 @@ def _allocate(layout: Layout, state: pb.StateTensor) -> StateEntry:
     span = layout.slices[state.slice]
     shape = tuple(state.shape)
     elements = math.prod(span.shape)
+    refused = InvalidRequest(
+        f"optimizer state '{state.name}' is larger than its variable",
+        variable=span.variable.name,
+        shard=str(layout.shard),
+        expected=f"at most {elements} elements",
+        actual=f"shape {shape}",
+    )
     if min(shape, default=1) < 0 or math.prod(shape) > max(1, elements):
-        raise InvalidRequest(
-            f"optimizer state '{state.name}' is larger than its variable",
-            variable=span.variable.name,
-            shard=str(layout.shard),
-            expected=f"at most {elements} elements",
-            actual=f"shape {shape}",
-        )
+        raise refused
     dtype = torch_dtype(convert.dtype_from_pb(state.dtype))
-    return StateKey(state.slice, state.name), torch.empty(shape, dtype=dtype)
+    try:
+        return StateKey(state.slice, state.name), torch.empty(shape, dtype=dtype)
+    except RuntimeError as error:  # no elements, and axes beyond what torch can count
+        raise refused from error
