@@ -33,7 +33,7 @@ def groups(quick: bool) -> list[Group]:
         Group(f"{size(SMALL)}, every way", small, rounds=10, count=200, warm_up=20),
         Group(f"{size(MB)}, every way", middle, rounds=8, count=30, warm_up=3),
         Group(f"{size(LARGE)}, every way", large, rounds=6, count=3),
-        Group(f"{size(GB)}, every way", huge, rounds=3, count=2, together=False),
+        Group(f"{size(GB)}, every way", huge, rounds=2, count=2, together=False),
         Group(f"{THOUSAND:,} tensors, {size(4 * MB)}", thousand, rounds=8, count=15, warm_up=2),
     ]
     found += [_many_workers(transport) for transport in ours.transports()]
@@ -68,11 +68,11 @@ def _many_workers(transport: str) -> Group:
     subjects = tuple(
         ours.subject(transport, Key("", "", MANY_WORKERS_SIZE, workers=workers), ours.STEP) for workers in WORKERS
     )
-    return Group(f"workers, {transport}", subjects, rounds=8, count=30, warm_up=3)
+    return Group(f"workers, {transport}", subjects, rounds=5, count=30, warm_up=3)
 
 
 def _many_shards(transport: str) -> Group:
     subjects = tuple(
         ours.subject(transport, Key("", "", MANY_SHARDS_SIZE, shards=shards), ours.STEP) for shards in SHARDS
     )
-    return Group(f"shards, {transport}", subjects, rounds=8, count=10, warm_up=2)
+    return Group(f"shards, {transport}", subjects, rounds=5, count=10, warm_up=2)
