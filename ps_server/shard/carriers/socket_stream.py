@@ -28,7 +28,7 @@ from ps_server.optimizers import Region
 from ps_server.shard.carriers.carrier import no_segments, parse_request, put_inline
 from ps_server.shard.threads import in_thread
 
-INLINE_TRANSFER_BYTES = 256 << 10
+INLINE_TRANSFER_BYTES = 1 << 20
 """Up to this size a transfer is tried on the event loop; it takes less time than handing it to a thread."""
 
 
