@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 
 from ps_protocol.errors import InvalidRequest, PsError, from_detail
 from ps_protocol.layout import Layout
-from ps_protocol.messages import LENGTH, MAX_MESSAGE_BYTES, framed
+from ps_protocol.messages import LENGTH, MAX_MESSAGE_BYTES, framed, prepare, receive_into, send_all
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_server.optimizers import Region
@@ -505,3 +506,32 @@ def _drain(sock: socket.socket, size: int) -> int:
     while received < size:
         received += len(sock.recv(size - received))
     return received
+
+
+def test_a_transfer_in_a_thread_goes_on_while_a_loop_makes_its_socket_non_blocking():
+    """As uvloop does for a moment when it begins to watch one."""
+    ours, theirs = socket.socketpair()
+    data, received = os.urandom(4 << 20), bytearray(4 << 20)
+    for sock in (ours, theirs):
+        prepare(sock, 10)
+        os.set_blocking(sock.fileno(), False)
+    sending = threading.Thread(target=send_all, args=(ours, [data[:5], b"", memoryview(data)[5:]]))
+    sending.start()
+    receive_into(theirs, [memoryview(received)])
+    sending.join()
+    assert received == data
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_peer_that_stalls_in_a_transfer_is_given_up(blocking):
+    ours, theirs = socket.socketpair()
+    prepare(ours, 0.1)
+    os.set_blocking(ours.fileno(), blocking)
+    with pytest.raises(ConnectionAbortedError, match="stalled"):
+        send_all(ours, [bytes(4 << 20)])
+    with pytest.raises(ConnectionAbortedError, match="stalled"):
+        receive_into(ours, [memoryview(bytearray(1))])
+    ours.close()
+    theirs.close()
