@@ -46,7 +46,7 @@ class Progress:
         if text == self._transport:
             return
         self._transport = text
-        level = logging.WARNING if wished not in ("auto", *found) else logging.INFO
+        level = logging.INFO if wished == "auto" or found == [wished] else logging.WARNING
         log.log(level, "%s: steps travel over %s (asked for: %s)", self._member, text, wished)
 
     def report(self, metrics: Mapping[str, float | torch.Tensor]) -> None:

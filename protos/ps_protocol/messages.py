@@ -117,14 +117,14 @@ def send_all(sock: socket.socket, pieces: Sequence[memoryview | bytes], descript
 
 def _patiently(sock: socket.socket, event: int, call: Callable[[], int]) -> int:
     """The result of ``call``, which may wait as long as ``prepare`` allows. Raises ConnectionAbortedError."""
-    (seconds, micros) = struct.unpack("ll", sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16))
-    deadline = time.monotonic() + seconds + micros / 1e6
+    began = time.monotonic()
     while True:
         try:
             return call()
         except BlockingIOError as error:
-            # Before the deadline: an event loop that began to watch it has made it non-blocking for a moment.
-            left = deadline - time.monotonic()
+            # Before its time: an event loop that began to watch the socket has made it non-blocking for a moment.
+            seconds, micros = struct.unpack("ll", sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16))
+            left = began + seconds + micros / 1e6 - time.monotonic()
             poll = select.poll()
             poll.register(sock, event)
             if left <= 0 or not poll.poll(left * 1000):

@@ -78,6 +78,8 @@ class ShardModel:
         self.staleness: dict[int, int] = {}
         #: How the open streams travel, by worker.
         self.transports: dict[WorkerKey, common_pb2.Transport] = {}
+        #: The newest open stream of each worker.
+        self._streams: dict[WorkerKey, object] = {}
         self._lane = lane
         self._log = log
         self.failpoints = failpoints
@@ -149,12 +151,15 @@ class ShardModel:
         if transport != self.transports.get(worker):
             logger.info("model '%s': %s travels over %s", self.name, worker, convert.transport_name(transport))
         self.transports[worker] = transport
+        stream = self._streams[worker] = object()
         try:
             # Over shared memory a worker's gradients lie in a segment of its own.
             with nullcontext() if transport == common_pb2.TRANSPORT_SHM else self.pool.reserved():
                 yield
         finally:
-            self.transports.pop(worker, None)
+            # A worker that lost its stream may have opened the next before this one was seen to end.
+            if self._streams.get(worker) is stream:
+                del self._streams[worker], self.transports[worker]
 
     # -- pushes
 

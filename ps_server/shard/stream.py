@@ -97,16 +97,16 @@ class StepStream:
 
     async def run(self, *others: Coroutine[Any, Any, None]) -> None:
         """Serve until the worker sends its last, goes away, or one of ``others`` ends. Raises PsError."""
-        serving = asyncio.create_task(self._serve())
-        tasks = [serving, *map(asyncio.ensure_future, others)]
+        tasks = [asyncio.create_task(self._serve()), *map(asyncio.ensure_future, others)]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            while done:
+                done.pop().result()
         except ConnectionError as error:
             logger.debug("the stream of %s ended: %s", self._worker, error)
         finally:
             await _end(tasks)
+            tasks.clear()
             self._staging.discard()
 
     async def push_once(self) -> pb.StepResult:
@@ -122,14 +122,14 @@ class StepStream:
         raise InvalidRequest("the stream ended before a whole push", expected="a push header and its payload")
 
     async def _serve(self) -> None:
-        tasks = asyncio.create_task(self._read()), asyncio.create_task(self._write())
+        tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            for task in tasks:
-                if task.done():
-                    task.result()
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            while done:
+                done.pop().result()
         finally:
             await _end(tasks)
+            tasks.clear()
 
     async def _read(self) -> None:
         while (message := await self._carrier.receive()) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 
 
 async def in_thread(
@@ -20,6 +21,10 @@ async def in_thread(
     except asyncio.CancelledError:
         if hurry:
             hurry()
-        await asyncio.wait([future])
+        while not future.done():
+            with suppress(asyncio.CancelledError):  # again: the memory is lent all the same
+                await asyncio.wait([future])
         future.exception()
         raise
+    finally:
+        del future  # its error refers to this frame: together they would keep lent memory until a garbage collection
