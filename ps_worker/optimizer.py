@@ -104,7 +104,8 @@ class PsOptimizer(torch.optim.Optimizer):
         """Push gradients, receive parameters. Returns what ``closure`` returned.
 
         Raises NonFiniteGradient, with nothing sent, when a gradient holds NaN or infinity and the policy is "refuse".
-        Raises Unavailable when a shard stayed away too long, StateLost, Fenced.
+        Raises Unavailable when a shard stayed away too long, StateLost, Fenced. Where exchanges overlap, what became of
+        one is raised by the next call, and ``last`` is that of the step before.
         """
         loss = None
         if closure is not None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from ps_server.shard import lane
+from ps_server.shard.snapshots import Copies
 from tests.support.shards import StubStream, flat, gradients, load, running_shard, simple_spec, wait_until, whole_map
 
 
@@ -93,3 +96,19 @@ def test_an_update_does_not_wait_long_for_a_reader_of_shared_memory_that_stands_
         stream.exchange(flat(model.layout, *gradients(model, 1)))
         newest, _ = shard.take(model)
         assert newest.region is not snapshot.region
+
+
+def test_memory_for_gradients_is_taken_when_no_copy_is_being_made():
+    async def wait_for_copy():
+        copies = Copies()
+        await copies.ended()
+        copies.begin()
+        waiting = [asyncio.ensure_future(copies.ended()) for _ in range(2)]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not any(future.done() for future in waiting)
+        copies.end()
+        await asyncio.gather(*waiting)
+        await copies.ended()
+
+    asyncio.run(wait_for_copy())

@@ -10,8 +10,8 @@ import pytest
 from ps_protocol.model import Consistency, Mode
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
-from tests.shard.test_side_channels import BULK, SHM, header, worker_of
 from tests.support.shards import wait_until
+from tests.support.side_channels import BULK, SHM, header, worker_of
 from tests.transports.support import BLOCKING, LARGE, Line, begin, running_shard, shared_mappings
 
 pytestmark = pytest.mark.usefixtures("loop", "quiet")
