@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 #: Every point there is, in the order a push passes them.
-POINTS = ("before_apply", "after_apply_before_log", "after_log_before_reply")
+POINTS = ("before_log", "after_log_before_apply", "after_apply_before_reply")
 
 
 class Failpoints:

@@ -29,6 +29,7 @@ STATUS = MappingProxyType(
         pb.ERROR_CODE_UNSUPPORTED_OPTIMIZER: grpc.StatusCode.INVALID_ARGUMENT,
         pb.ERROR_CODE_NOT_READY: grpc.StatusCode.UNAVAILABLE,
         pb.ERROR_CODE_STATE_LOST: grpc.StatusCode.DATA_LOSS,
+        pb.ERROR_CODE_STORAGE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
     }
 )
 """Every error code's gRPC status. The code in the trailer is what clients act on."""

@@ -6,6 +6,7 @@ import itertools
 import os
 import weakref
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
@@ -21,8 +22,10 @@ from ps_worker.bindings import Source
 from ps_worker.config import WorkerConfig
 from ps_worker.declare import choice
 from ps_worker.follow import follow
+from ps_worker.leased_loader import LeasedData, can_lease, leased
 from ps_worker.optimizer import PsOptimizer
 from ps_worker.session import Session
+from ps_worker.stand_in import standing_in
 from ps_worker.summary import Style
 from ps_worker.terminate import TerminationGuard
 
@@ -75,8 +78,12 @@ class Cluster:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._optimizers: dict[str, PsOptimizer] = {}
-        #: Epochs begun, per loader: sharding the same loader again goes on counting.
-        self._epochs: weakref.WeakKeyDictionary[DataLoader[Any], Iterator[int]] = weakref.WeakKeyDictionary()
+        #: Sharding the same loader again goes on with its name, and the same name with its epochs.
+        self._names: weakref.WeakKeyDictionary[DataLoader[Any], str] = weakref.WeakKeyDictionary()
+        self._numbers = itertools.count()
+        self._epochs: dict[str, Iterator[int]] = {}
+        #: Datasets of which leases may be held.
+        self._leased: weakref.WeakSet[LeasedData] = weakref.WeakSet()
         self._guard = TerminationGuard()
 
     def __enter__(self) -> Self:
@@ -168,22 +175,45 @@ class Cluster:
         return optimizer
 
     @overload
-    def shard(self, loader: DataLoader[T]) -> DataLoader[T]: ...
+    def shard(self, loader: DataLoader[T], *, lease: bool | None = None, name: str | None = None) -> DataLoader[T]: ...
     @overload
-    def shard(self, loader: IterableDataset[T]) -> IterableDataset[T]: ...
+    def shard(
+        self, loader: IterableDataset[T], *, lease: bool | None = None, name: str | None = None
+    ) -> IterableDataset[T]: ...
     @overload
-    def shard(self, loader: Dataset[T]) -> Dataset[T]: ...
-    def shard(self, loader: Any) -> Any:
+    def shard(self, loader: Dataset[T], *, lease: bool | None = None, name: str | None = None) -> Dataset[T]: ...
+    def shard(self, loader: Any, *, lease: bool | None = None, name: str | None = None) -> Any:
         """Give this worker's part of a DataLoader, Dataset or IterableDataset, disjoint from the other workers' parts.
 
         A DataLoader keeps its arguments; its ``batch_size`` stays per worker. Shuffling is common to all workers and
         new in each epoch; each sample is taken exactly once per epoch, none twice, so parts may differ by one sample.
-        An evaluator gets everything. Raises ConfigError for what cannot be split.
+        An evaluator gets everything.
+
+        With ``lease`` the coordinator hands out the items of a DataLoader bit by bit: what a worker that leaves or dies
+        has not trained goes to others, one that joins takes part in the epoch under way, and a restarted job goes on
+        where it stopped (docs/data.md). That is the default where the number of workers is not fixed; iterable
+        datasets, and samplers without a length, are split there by the workers that live now. Every worker leases the
+        same datasets in the same order, or gives each a ``name``; the default is "data", "data-1", … by that order.
+
+        Raises ConfigError for what cannot be split, or not be leased as asked.
         """
-        epochs = (
-            self._epochs.setdefault(loader, itertools.count()) if isinstance(loader, DataLoader) else itertools.count()
-        )
-        return data.shard(loader, self._session.share, epochs, self._session.progress.record_samples)
+        name = self._dataset_name(loader, name)
+        epochs = self._epochs.setdefault(name, itertools.count()) if name else itertools.count()
+        record = self._session.progress.record_samples
+        if lease and not can_lease(loader):
+            raise ConfigError(
+                "shard() cannot lease this",
+                expected="a DataLoader of a dataset and a sampler with a length",
+                actual=type(loader).__name__,
+                remedy="leave lease=True out: it is split among the workers that live when shard() is called",
+            )
+        if self._session.config.role is Role.WORKER and (
+            lease or (lease is None and self._session.elastic and can_lease(loader))
+        ):
+            loader = leased(loader, name, self._session, epochs, record, self._idle)
+            self._leased.add(loader.leases)
+            return loader
+        return data.shard(loader, self._session.share, epochs, record)
 
     def barrier(self) -> None:
         """Wait until every live worker has come here, then take the newest parameters and buffers.
@@ -237,13 +267,29 @@ class Cluster:
         """Leave the job, as the end of a ``with`` block does. Safe to repeat."""
         self._leave("")
 
+    def _dataset_name(self, loader: object, name: str | None) -> str:
+        if not isinstance(loader, DataLoader):
+            return ""
+        if loader not in self._names or name:
+            number = next(self._numbers) if name is None else 0
+            self._names[loader] = name or (f"data-{number}" if number else "data")
+        return self._names[loader]
+
+    def _idle(self) -> AbstractContextManager[None]:
+        """While this worker waits for data, others do not wait for its steps."""
+        return standing_in(
+            list(self._optimizers.values()), lambda: self._session.view.consistency.mode is not Mode.ASYNC
+        )
+
     def _leave(self, reason: str) -> None:
-        try:
-            if not reason and self._session.own_process:
-                for optimizer in self._optimizers.values():
+        # In this order, whatever fails: the last steps, a report of the items they trained, the membership.
+        with ExitStack() as ending:
+            ending.callback(self._close, reason)
+            if self._session.own_process:
+                for leases in self._leased:
+                    ending.callback(leases.end)
+                for optimizer in self._optimizers.values() if not reason else ():
                     optimizer.finish()
-        finally:
-            self._close(reason)
 
     def _close(self, reason: str) -> None:
         # Leaving comes first: the others go on while streams and channels are closed here.

@@ -1,4 +1,4 @@
-"""Decides which samples are this worker's: a common order for all, of which each takes every world_size-th element."""
+"""Decides which samples are this worker's in a fixed split: of an order common to all, every world_size-th element."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from torch.utils.data._utils import worker as loader_worker
 from ps_protocol.errors import ConfigError
 
 T = TypeVar("T")
+L = TypeVar("L", bound=DataLoader[Any])
 
 #: Arguments of a DataLoader that do not depend on what it samples.
 _KEPT_ARGUMENTS = (
@@ -71,7 +72,7 @@ class ShareSampler(Sampler[T]):
         self._epochs = epochs
 
     def __iter__(self) -> Iterator[T]:
-        order = _common_order(self._source, (self._share.seed + next(self._epochs)) % 2**63)
+        order = common_order(self._source, self._share.seed, next(self._epochs))
         return islice(order, self._share.rank, None, self._share.world_size)
 
     def __len__(self) -> int:
@@ -152,21 +153,39 @@ def batch_samples(batch: object) -> int:
     return 1
 
 
-def _shard_loader(loader: DataLoader[Any], share: Share, epochs: Iterator[int]) -> ShareLoader[Any]:
+def rebuilt(
+    kind: type[L], loader: DataLoader[Any], sampler_of: Callable[[Iterable[Any]], Sampler[Any]], **changes: Any
+) -> L:
+    """A loader of ``kind`` with the arguments of ``loader`` but for its sampler, or batch sampler, and ``changes``.
+
+    Raises ConfigError for data that ``DistributedSampler`` has split already.
+    """
     _refuse_split_data(loader)
+    arguments = _kept_arguments(loader) | changes
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        return kind(loader.dataset, batch_sampler=sampler_of(loader.batch_sampler), **arguments)
+    sampler = sampler_of(loader.sampler)
+    return kind(loader.dataset, batch_size=loader.batch_size, sampler=sampler, drop_last=loader.drop_last, **arguments)
+
+
+def common_order(source: Iterable[T], seed: int, epoch: int) -> Iterator[T]:
+    """The order of ``source`` in ``epoch``, the same on every worker of a job with this ``seed``."""
+    return iter(_seeded(source, torch.Generator().manual_seed((seed + epoch) % 2**63)))
+
+
+def _shard_loader(loader: DataLoader[Any], share: Share, epochs: Iterator[int]) -> ShareLoader[Any]:
+    if isinstance(loader.dataset, IterableDataset):
+        dataset: Dataset[Any] = ShareIterable(loader.dataset, share)
+        arguments = _kept_arguments(loader)
+        return ShareLoader(dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, **arguments)
+    return rebuilt(ShareLoader, loader, lambda source: ShareSampler(source, share, epochs))
+
+
+def _kept_arguments(loader: DataLoader[Any]) -> dict[str, Any]:
     arguments: dict[str, Any] = {name: getattr(loader, name) for name in _KEPT_ARGUMENTS}
     if loader.pin_memory_device:
         arguments["pin_memory_device"] = loader.pin_memory_device
-    if isinstance(loader.dataset, IterableDataset):
-        dataset: Dataset[Any] = ShareIterable(loader.dataset, share)
-        return ShareLoader(dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, **arguments)
-    if loader.batch_size is None and loader.batch_sampler is not None:
-        batches = ShareSampler(loader.batch_sampler, share, epochs)
-        return ShareLoader(loader.dataset, batch_sampler=batches, **arguments)
-    sampler = ShareSampler(loader.sampler, share, epochs)
-    return ShareLoader(
-        loader.dataset, batch_size=loader.batch_size, sampler=sampler, drop_last=loader.drop_last, **arguments
-    )
+    return arguments
 
 
 def _refuse_split_data(loader: DataLoader[Any]) -> None:
@@ -178,10 +197,6 @@ def _refuse_split_data(loader: DataLoader[Any]) -> None:
                 actual=type(sampler).__name__,
                 remedy="leave the DistributedSampler out: cluster.shard() splits and shuffles by itself",
             )
-
-
-def _common_order(source: Iterable[T], seed: int) -> Iterator[T]:
-    return iter(_seeded(source, torch.Generator().manual_seed(seed)))
 
 
 def _seeded(source: Any, generator: torch.Generator) -> Any:

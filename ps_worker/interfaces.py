@@ -67,6 +67,10 @@ class TrainingSession(Protocol):
         """host:port of the shard, for messages."""
         ...
 
+    def shard_incarnation(self, shard: int) -> int:
+        """The shard's present life, as far as this worker has heard; cheap, asked before every push."""
+        ...
+
     def declare(self, spec: ModelSpec) -> ShardMap:
         """Declare a model to the coordinator. Raises ModelMismatch when the job's differs."""
         ...

@@ -81,6 +81,8 @@ class Lane:
         self._carrier: Carrier | None = None
         self._pushing = False
         self._opened_at = 0.0
+        #: The shard's incarnation that the stream was opened to.
+        self._opened_to = 0
         self._options = self._declared
         self._sent_bytes = 0
         #: Sent on this stream ahead of the next push.
@@ -100,8 +102,12 @@ class Lane:
 
     @property
     def is_open(self) -> bool:
-        """Whether the stream is open, as far as this side knows."""
-        return self._carrier is not None and self._carrier.alive
+        """Whether the stream is open, as far as this side knows, and to the shard that holds the slices now."""
+        return (
+            self._carrier is not None
+            and self._carrier.alive
+            and self._session.shard_incarnation(self.shard) == self._opened_to
+        )
 
     @property
     def is_dropped(self) -> bool:
@@ -131,6 +137,7 @@ class Lane:
             phase=phase,
             wire=wire_to_pb(self._wire),
         )
+        self._opened_to = self._session.shard_incarnation(self.shard)
         channel = self._session.shard_channel(self.shard)
         opened, self._carrier = open_stream(channel, link, request, self._session.transports)
         if self._carrier.gradients is not None or not self._gradients.has_place(self.shard):

@@ -171,6 +171,21 @@ class PsOptimizer(torch.optim.Optimizer):
             self._buckets.close()
         self._pipeline.close()
 
+    def stand_in(self) -> None:
+        """Make a step without gradients: it moves this worker's clock for others that wait for it, and nothing else.
+
+        Called by ``standing_in`` from its thread, while the training thread waits for data. Raises PsError.
+        """
+        self._pipeline.exchange(Update((), self._options(), skipped=True))
+
+    def interrupt(self) -> None:
+        """From another thread: ``stand_in`` raises Unavailable where it waits for a shard, until ``resume``."""
+        self._pipeline.interrupt()
+
+    def resume(self) -> None:
+        """Nothing waits any more: go on as usual."""
+        self._pipeline.resume()
+
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state from the shards, as ``torch_class(...).state_dict()`` would give it. Raises PsError."""
         self.finish()

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from ps_protocol.errors import NotReady, StateLost, Unavailable
+from ps_protocol.errors import NotReady, StateLost, StorageFull, Unavailable
 from ps_protocol.layout import Range
 from ps_protocol.model import ShardMap
 from ps_worker.backoff import Backoff
@@ -29,6 +29,9 @@ INITIAL_TIMEOUT_SECONDS = 600.0
 """How long to wait for the worker that uploads the initial values."""
 
 _POLL_SECONDS = 0.1
+
+_FULL_SECONDS = 0.5
+"""Between two tries of a push that a shard has no room to log."""
 
 
 class StepPipeline:
@@ -211,7 +214,7 @@ class StepPipeline:
         return StateLost(
             f"{lane.peer} came back without the parameters of model '{self._name}'",
             shard=str(lane.shard),
-            remedy="start the job again from a checkpoint; a shard with durability 'memory' keeps nothing",
+            remedy="start the job again from a checkpoint; give ps-server a --data-dir and it keeps what it holds",
         )
 
     def _open_at_start(self, lane: Lane) -> Standing:
@@ -232,11 +235,23 @@ class StepPipeline:
             try:
                 if lane.is_dropped:
                     push = self._repeat(lane, push)
-                return lane.receive()
+                receipt = lane.receive()
+                if not isinstance(receipt.error, StorageFull):
+                    return receipt
+                # The shard lives and says what it waits for: so does this worker, for as long as that takes.
+                self._pause_for_room(receipt.error)
+                lane.send(push)
             except Unavailable as error:
                 if lane.age_seconds > self._timeout_seconds:
                     backoff = Backoff(self._timeout_seconds)
                 self._wait(lane, backoff, error)
+
+    def _pause_for_room(self, error: StorageFull) -> None:
+        if self._interrupted:
+            raise error
+        self._session.check()
+        self._session.wait_hint(f"waiting: {error.message}; {error.remedy}")
+        time.sleep(_FULL_SECONDS)
 
     def _repeat(self, lane: Lane, push: Push) -> Push:
         """Send ``push`` on a new stream; where the shard moved this worker on meanwhile, from there."""

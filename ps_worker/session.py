@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -14,9 +15,10 @@ import torch
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec, connect_channel
 from ps_protocol.client.membership import Membership
 from ps_protocol.errors import ConfigError, NotReady, Unavailable
+from ps_protocol.leases import LeaseAnswer, LeaseAsk
 from ps_protocol.model import Consistency, Mode, ModelSpec, ShardMap
 from ps_protocol.v1 import common_pb2
-from ps_protocol.view import ClusterView, Role
+from ps_protocol.view import ClusterView, Member, Role
 from ps_worker.config import TRANSPORTS, WorkerConfig
 from ps_worker.data import Share
 from ps_worker.progress import Progress, log
@@ -42,8 +44,14 @@ class Session:
         self._pid = os.getpid()
         self._closed = threading.Event()
         self._phase = membership.phase_at_join
-        self._addresses: dict[int, str] = {}
+        #: The shards as last seen, also while they are away.
+        self._shards: dict[int, Member] = {}
+        self._seen = ClusterView()
         self._channels: dict[str, grpc.Channel] = {}
+        #: Optimizer steps made; written by one thread at a time.
+        self.steps = 0
+        #: Numbers for requests about data, rising.
+        self.sequences = itertools.count(1)
         #: What this worker tells about itself.
         self.progress = Progress(membership.member)
 
@@ -139,14 +147,13 @@ class Session:
     @property
     def share(self) -> Share:
         """Part of the data: by rank among the expected workers, in an elastic job among the live ones."""
-        seed = self._membership.seed
         if self._config.role is not Role.WORKER:
-            return Share(0, 1, seed)
+            return Share(0, 1, self.seed)
         expected = self.view.expected_workers
         if self.rank < expected:
-            return Share(self.rank, expected, seed)
+            return Share(self.rank, expected, self.seed)
         ranks = sorted({*self.view.live(Role.WORKER), self.rank})
-        return Share(ranks.index(self.rank), len(ranks), seed)
+        return Share(ranks.index(self.rank), len(ranks), self.seed)
 
     def check(self) -> None:
         """Raises Fenced when this worker lost its place."""
@@ -158,12 +165,11 @@ class Session:
 
     def shard_address(self, shard: int) -> str:
         """host:port of the shard, the last known one while it is away. Raises Unavailable when it never was there."""
-        member = self.view.live(Role.SHARD).get(shard)
-        if member is not None:
-            self._addresses[shard] = member.address
-        if shard not in self._addresses:
-            raise Unavailable(f"shard {shard} is not there", shard=str(shard), remedy="start it: ps-server --shard …")
-        return self._addresses[shard]
+        return self._shard(shard).address
+
+    def shard_incarnation(self, shard: int) -> int:
+        """Which life of the shard is the present one, as far as this worker has heard. Raises Unavailable."""
+        return self._shard(shard).incarnation
 
     def shard_channel(self, shard: int) -> grpc.Channel:
         """A channel to the shard's present address; one per address, closed with the session."""
@@ -171,6 +177,15 @@ class Session:
         if address not in self._channels:
             self._channels[address] = connect_channel(address)
         return self._channels[address]
+
+    def _shard(self, shard: int) -> Member:
+        view = self.view
+        if view is not self._seen:
+            self._seen = view
+            self._shards.update(view.live(Role.SHARD))
+        if shard not in self._shards:
+            raise Unavailable(f"shard {shard} is not there", shard=str(shard), remedy="start it: ps-server --shard …")
+        return self._shards[shard]
 
     def declare(self, spec: ModelSpec) -> ShardMap:
         """Declare a model. Raises ModelMismatch when the job's differs, Unavailable or NotReady."""
@@ -205,9 +220,34 @@ class Session:
 
     def record_step(self, samples: int | None, staleness: int, bytes: int) -> None:
         """Count one push for the statistics; ``bytes`` went over the wire, both ways."""
+        self.steps += 1
         self.progress.record_step(bytes, staleness)
         if samples:
             self.progress.record_samples(samples)
+
+    @property
+    def seed(self) -> int:
+        """Common seed of the job."""
+        return self._membership.seed
+
+    @property
+    def live_workers(self) -> int:
+        """How many workers live now, this one included."""
+        return max(1, len(self.view.live(Role.WORKER)))
+
+    @property
+    def elastic(self) -> bool:
+        """Whether workers come and go, and nobody waits for a number of them."""
+        return not self.view.expected_workers
+
+    @property
+    def patience_seconds(self) -> float:
+        """How long a coordinator that is away is waited for."""
+        return self._config.reconnect_timeout_seconds
+
+    def lease_data(self, ask: LeaseAsk, wait_seconds: float, timeout_seconds: float) -> LeaseAnswer:
+        """See CoordinatorClient.lease_data. Any thread may call it."""
+        return self._client.lease_data(self._membership.member, ask, wait_seconds, timeout_seconds)
 
     @property
     def transports(self) -> Sequence[common_pb2.Transport]:

@@ -112,6 +112,16 @@ class StateLost(PsError):
     code = pb.ERROR_CODE_STATE_LOST
 
 
+class StorageFull(PsError):
+    """A shard's disk has no room for its log: nothing was applied, and the push may be repeated when there is."""
+
+    code = pb.ERROR_CODE_STORAGE_FULL
+
+
+class DamagedData(PsError):
+    """Files on disk are not what was written, or not of this program or process. Never crosses the wire."""
+
+
 class ConfigError(PsError):
     """Flags, environment or arguments contradict each other or are incomplete. Never crosses the wire."""
 
@@ -131,6 +141,7 @@ by_code: dict[int, type[PsError]] = {
         UnsupportedOptimizer,
         NotReady,
         StateLost,
+        StorageFull,
     )
 }
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ps_protocol.errors import Fenced, InvalidRequest
 from ps_protocol.model import Consistency
 from ps_server.consistency.counts import Counts
 from ps_server.consistency.events import START, Decision, Position, PushInfo, Round, Standing, Verdict, WorkerKey
+from ps_server.consistency.memento import TrackerMemento
 from ps_server.consistency.rounds import PendingRounds
 from ps_server.consistency.rules import rule_for
 from ps_server.consistency.vector import ClockVector
@@ -18,6 +19,8 @@ from ps_server.consistency.vector import ClockVector
 class _Participant:
     incarnation: int
     last_sequence: int = 0
+    #: What a restart knows again: up to the last push applied, not those held.
+    kept: tuple[int, Position] = (0, START)
 
 
 class Tracker:
@@ -100,6 +103,7 @@ class Tracker:
             case Verdict.APPLY:
                 self.version += 1
                 self.counts.applied(decision.staleness)
+                participant.kept = (push.sequence, push.position)
             case Verdict.HOLD:
                 self._rounds.add(push)
             case Verdict.SKIP if self._rule.collects:
@@ -125,8 +129,9 @@ class Tracker:
         while self._rounds and self._rounds.lowest <= due:
             self.applied, pushes = self._rounds.take()
             staleness = tuple(map(self._staleness, pushes))
-            for versions in staleness:
+            for push, versions in zip(pushes, staleness, strict=True):
                 self.counts.applied(versions)
+                self._keep(push)
             self.version += bool(pushes)
             rounds.append(Round(self.applied, pushes, staleness, self.version))
         return rounds
@@ -160,13 +165,67 @@ class Tracker:
             for rank, member in sorted(self._participants.items())
         )
 
+    def memento(self) -> TrackerMemento:
+        """What a restart must know: everything that ``version`` updates have brought."""
+        standings = (
+            Standing(WorkerKey(rank, member.incarnation), member.kept[1], member.kept[0])
+            for rank, member in sorted(self._participants.items())
+        )
+        return TrackerMemento(
+            self.version,
+            self.applied,
+            self._clocks.highest,
+            tuple(standings),
+            dict(self.counts.outcomes),
+            tuple(self.counts.staleness),
+        )
+
+    def restore(self, memento: TrackerMemento) -> None:
+        """Be where ``memento`` was made; called before anything else. Members are taken for live until told."""
+        self.version, self.applied = memento.version, memento.applied
+        for standing in memento.standings:
+            self._recall(standing.worker, standing.last_sequence, standing.position)
+        self._clocks.highest = max(self._clocks.highest, memento.highest)
+        self._started = memento.version > 0
+        self.counts.outcomes.update(memento.outcomes or {})
+        self.counts.staleness[: len(memento.staleness)] = memento.staleness
+
+    def replay(self, pushes: Sequence[PushInfo], version: int, *, is_round: bool) -> None:
+        """Take over one update from a log, in order: it made ``version``."""
+        for push in pushes:
+            self.counts.applied(self._staleness(push))
+            self._recall(push.worker, push.sequence, push.position)
+            if is_round:
+                self.applied = max(self.applied, push.position)
+        self.version = version
+        self._started = True
+
+    def _recall(self, worker: WorkerKey, sequence: int, position: Position) -> None:
+        """A push of ``worker`` was applied. Of two lives of one rank the later one counts."""
+        known = self._participants.get(worker.rank)
+        if known is None or known.incarnation < worker.incarnation:
+            self._enter(worker, position)
+            self._live[worker.rank] = worker.incarnation
+        elif known.incarnation > worker.incarnation:
+            return
+        participant = self._participants[worker.rank]
+        position = max(position, self._clocks[worker.rank])
+        participant.last_sequence = max(participant.last_sequence, sequence)
+        participant.kept = (participant.last_sequence, position)
+        self._clocks.place(worker.rank, position)
+
+    def _keep(self, push: PushInfo) -> None:
+        participant = self._participants.get(push.worker.rank)
+        if participant and participant.incarnation == push.worker.incarnation:
+            participant.kept = (push.sequence, push.position)
+
     def _entry(self, phase: int) -> Position:
         current = max(self._clocks.frontier(), self.applied) if self._participants else self._clocks.highest
         # Others may have entered the barrier that ends ``phase``; it will not open before the newcomer enters it too.
         return current if current.phase == phase else self.resume(Position(phase, 0))
 
     def _enter(self, worker: WorkerKey, position: Position) -> None:
-        self._participants[worker.rank] = _Participant(worker.incarnation)
+        self._participants[worker.rank] = _Participant(worker.incarnation, kept=(0, position))
         self._clocks.place(worker.rank, position)
 
     def _staleness(self, push: PushInfo) -> int:

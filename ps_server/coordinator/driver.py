@@ -7,32 +7,70 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import TypeVar
 
 from ps_protocol.errors import Unavailable
+from ps_protocol.leases import LeaseAnswer, LeaseAsk
 from ps_protocol.model import Consistency, ModelSpec, ShardMap
 from ps_protocol.view import BarrierState, ClusterStatus, ClusterView, Joined, MemberStats, Role
+from ps_server.coordinator.applicant import Applicant
+from ps_server.coordinator.data_leases import DataLeases
+from ps_server.coordinator.journal import Journal
+from ps_server.coordinator.memento import Memento, changed_rows, from_rows
 from ps_server.coordinator.settings import ClusterSettings
-from ps_server.coordinator.state import Applicant, ClusterState, Decision
+from ps_server.coordinator.state import ClusterState, Decision
 
 logger = logging.getLogger(__name__)
 
 BARRIER_WAIT_SECONDS = 30.0
 """The longest that one barrier call is parked; the caller asks again."""
 
+RECONNECT_SECONDS = 3.0
+"""What members have on top of a lease after a restart: gRPC tries an address again once a second, give or take."""
+
 T = TypeVar("T")
 
 
 class Driver:
-    """The thin shell around ClusterState. Called by the service, on one event loop; nothing here blocks.
+    """The thin shell around ClusterState. Called by the service, on one event loop; a commit of the journal blocks it.
 
     A member's loss shows at the end of its lease. If the loop itself stood still (a stopped process, a laptop asleep),
     all leases are extended by that time: nobody could have been heard. Methods raise what ClusterState raises.
+
+    With a journal nothing is told, in an answer or in a view, before it is on disk: an incarnation is never handed out
+    twice, a model never placed twice. While the disk refuses, calls that would tell something new raise Unavailable,
+    and members keep the last view.
     """
 
-    def __init__(self, settings: ClusterSettings, clock: Callable[[], float] = time.monotonic) -> None:
-        """``clock`` is a steady clock in seconds. Raises InvalidRequest for a mode that cannot work."""
-        self._state = ClusterState(settings)
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        clock: Callable[[], float] = time.monotonic,
+        journal: Journal | None = None,
+    ) -> None:
+        """Go on where ``journal`` ends; without one, nothing is kept. ``clock`` is a steady clock in seconds.
+
+        Raises InvalidRequest for a mode that cannot work, ConfigError for settings that contradict the journal,
+        DamagedData, or Unavailable when the journal cannot be written.
+        """
+        self._journal = journal
+        #: What the journal says.
+        self._kept: Memento | None = from_rows(journal.read(), str(journal.path)) if journal else None
+        if journal is None or self._kept is None:
+            self._state, self._data = ClusterState(settings), DataLeases()
+        else:
+            self._state = ClusterState.restore(settings, self._kept, clock())
+            self._state.extend_leases(RECONNECT_SECONDS)
+            self._data = DataLeases.restore(self._kept.data)
+            self._release_lost_leases()
+            view = self._state.view
+            logger.info("goes on from %s: revision %d, %d members", journal.path, view.revision, len(view.members))
+        #: The newest view that is on disk; watchers see no other.
+        self._view = self._state.view
+        #: Something was decided that is not on disk yet, or not shown.
+        self._untold = False
+        self._write_down()
         self._clock = clock
         self._heartbeat_seconds = settings.heartbeat_seconds
         #: Set, and replaced by a new one, at every change of the state.
@@ -57,10 +95,14 @@ class Driver:
         """See ClusterState.join."""
         return self._settle(self._state.join(ask, self._clock()))
 
-    def heartbeat(self, role: Role, index: int, incarnation: int, stats: MemberStats) -> int:
-        """Renew a lease; returns the revision of the view."""
-        self._state.heartbeat(role, index, incarnation, stats, self._clock())
-        return self._state.view.revision
+    def heartbeat(
+        self, role: Role, index: int, incarnation: int, stats: MemberStats, *, keeps_state: bool = False
+    ) -> int:
+        """See ClusterState.heartbeat; returns the revision of the view. Writes nothing but news of kept state."""
+        beat = self._state.heartbeat(role, index, incarnation, stats, self._clock(), keeps_state=keeps_state)
+        if keeps_state:
+            self._settle(beat)
+        return self._view.revision
 
     def leave(self, role: Role, index: int, incarnation: int, why: str) -> None:
         """See ClusterState.leave."""
@@ -72,7 +114,7 @@ class Driver:
 
     def shard_map(self, model: str) -> ShardMap:
         """See ClusterState.shard_map."""
-        return self._state.shard_map(model)
+        return self._settle(Decision(self._state.shard_map(model)))
 
     def set_consistency(self, consistency: Consistency) -> ClusterView:
         """See ClusterState.set_consistency."""
@@ -93,6 +135,21 @@ class Driver:
                 return state
             await self._wait_for_change(left)
 
+    async def lease_data(self, rank: int, incarnation: int, ask: LeaseAsk, wait_seconds: float) -> LeaseAnswer:
+        """See DataLeases.lease; waits up to ``wait_seconds`` (30 s at most) while others hold all there is."""
+        deadline = self._clock() + min(wait_seconds, BARRIER_WAIT_SECONDS)
+        while True:
+            self._check_open()
+            decision = self._data.lease(rank, incarnation, ask)
+            if not decision.reason and (ask.trained or decision.value.span is not None):
+                # A lease is handed out without a word, and yet never twice.
+                self._write_down()
+            answer = self._settle(decision)
+            left = deadline - self._clock()
+            if answer.span is not None or answer.done or not ask.lease_items or left <= 0:
+                return answer
+            await self._wait_for_change(left)
+
     async def views(self, known_revision: int) -> AsyncIterator[ClusterView]:
         """The present view unless it is ``known_revision``, then the newest one after every change.
 
@@ -100,7 +157,7 @@ class Driver:
         """
         while True:
             self._check_open()
-            view = self._state.view
+            view = self._view
             # Also an older revision is news: it is of a coordinator that was started anew.
             if view.revision != known_revision:
                 known_revision = view.revision
@@ -111,8 +168,31 @@ class Driver:
     def _settle(self, decision: Decision[T]) -> T:
         if decision.reason:
             logger.info("%s", decision.reason)
-            self._wake()
+            self._release_lost_leases()
+            self._untold = True
+        self._tell()
         return decision.value
+
+    def _tell(self) -> None:
+        """Show what was decided, once it is on disk. Raises Unavailable, and is to be called again, when it is not."""
+        if self._untold:
+            self._write_down()
+            self._untold = False
+            self._view = self._state.view
+            self._wake()
+
+    def _write_down(self) -> None:
+        if self._journal is None:
+            return
+        now = replace(self._state.memento(), data=self._data.memento())
+        if rows := changed_rows(self._kept, now):
+            self._journal.write(rows)
+            self._kept = now
+
+    def _release_lost_leases(self) -> None:
+        live = {rank: member.incarnation for rank, member in self._state.view.live(Role.WORKER).items()}
+        if released := self._data.members(live).reason:
+            logger.info("%s", released)
 
     def _wake(self) -> None:
         self._changed.set()
@@ -127,6 +207,7 @@ class Driver:
             await asyncio.wait_for(self._changed.wait(), seconds)
 
     async def _end_leases(self) -> None:
+        refused = False
         while True:
             now = self._clock()
             expiry = self._state.next_expiry()
@@ -137,4 +218,12 @@ class Driver:
             if overslept > self._heartbeat_seconds / 2:
                 logger.warning("stood still for %.1f s: all leases are extended by that", overslept)
                 self._state.extend_leases(overslept)
-            self._settle(self._state.expire(self._clock()))
+            decision = self._state.expire(self._clock())
+            try:
+                self._settle(decision)
+            except Unavailable as error:
+                if not refused:
+                    logger.warning("nothing new is told until the journal can be written: %s", error)
+                refused = True
+            else:
+                refused = False

@@ -7,8 +7,9 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from ps_protocol.model import Mode
 from ps_protocol.tf_config import TfConfig
 from ps_server import cli, serving
 from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.journal import Journal
+from ps_server.coordinator.memento import Memento, from_rows
 from ps_server.coordinator.placement import Balanced, FixedShards, MaxSize, MinSize, PartitionRule
 from ps_server.coordinator.service import SERVICE_NAME, CoordinatorService
 from ps_server.coordinator.settings import ClusterSettings, check_consistency
@@ -43,6 +46,11 @@ first, then the shards (ps-server) and the workers with its address:
 Values come from flags, else from the environment (PS_COORDINATOR_SHARDS, …), else from the --config file, else
 from TF_CONFIG (--bind, --port, --shards and --workers only), else from the defaults.
 
+With --data-dir the coordinator may be killed and started again at any time: it goes on from its journal, its members
+keep their places, and nobody joins again. --shards, --workers, --partition and --seed belong to the job: without them
+the journal's values hold, and others are refused. The mode is the journal's too, for it may have been changed with
+psctl mode; another --mode is reported and not taken. After the end of a job the next start begins a new run of it.
+
 Exit codes: 0 after SIGINT or SIGTERM, 2 for a wrong configuration, 1 for any other error.
 """
 
@@ -57,21 +65,23 @@ class CoordinatorConfig:
     cluster: ClusterSettings
 
 
-async def serve(config: CoordinatorConfig, stop: asyncio.Event) -> None:
-    """Run one coordinator until ``stop`` is set. Raises ConfigError when its address cannot be listened on."""
-    driver = Driver(config.cluster)
+async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asyncio.Event) -> None:
+    """Run one coordinator until ``stop`` is set. Raises ConfigError when its address cannot be listened on, and what
+    Driver raises.
+    """
+    driver = Driver(config.cluster, journal=journal)
     service = CoordinatorService(driver)
     server = await serving.start(config.bind, config.port, [(SERVICE_NAME, service.register)])
     try:
         driver.start()
-        cluster = config.cluster
+        cluster, consistency = config.cluster, driver.status().view.consistency
         workers = cluster.expected_workers or "any number of"
         logger.info(
             "coordinator serves at %s: %d shards, %s workers, %s",
             server.address,
             cluster.expected_shards,
             workers,
-            cluster.consistency,
+            consistency,
         )
         if config.ready_file is not None:
             serving.write_ready_file(config.ready_file, server.address)
@@ -87,6 +97,13 @@ async def serve(config: CoordinatorConfig, stop: asyncio.Event) -> None:
     context_settings={"auto_envvar_prefix": "PS_COORDINATOR", "show_default": True, "max_content_width": 100},
 )
 @cli.server_options(DEFAULT_PORT)
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    show_default="nothing is kept",
+    help="Folder of the journal, made where it is missing, for this job alone; a coordinator started with it again "
+    "goes on where the last one ended.",
+)
 @click.option("--shards", type=click.IntRange(1), default=1, help="Number of shards the models are placed on.")
 @click.option(
     "--workers",
@@ -136,12 +153,21 @@ def main(context: click.Context, /, **options: Any) -> None:
     cli.configure_logging(options["log_level"])
     with cli.clean_errors():
         given = {name for name in options if context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)}
-        config = configure({**options, **_from_tf_config(os.environ.get("TF_CONFIG", ""), given)})
-        serving.run(lambda stop: serve(config, stop))
+        told = _from_tf_config(os.environ.get("TF_CONFIG", ""), given)
+        folder: Path | None = options["data_dir"]
+        with nullcontext() if folder is None else Journal.open(folder) as journal:
+            kept = from_rows(journal.read(), str(journal.path)) if journal else None
+            config = configure({**options, **told}, given | told.keys(), kept)
+            serving.run(lambda stop: serve(config, journal, stop))
 
 
-def configure(options: Mapping[str, Any]) -> CoordinatorConfig:
-    """The typed configuration of the command's ``options``. Raises ConfigError when they contradict each other."""
+def configure(options: Mapping[str, Any], given: Set[str], kept: Memento | None) -> CoordinatorConfig:
+    """The typed configuration of the command's ``options``; what was not ``given`` comes from ``kept``, the journal.
+
+    Raises ConfigError when options contradict each other.
+    """
+    if kept is not None:
+        options = {**options, **_from_journal(kept, given)}
     consistency = consistency_of(
         options["mode"],
         options["staleness"],
@@ -171,7 +197,23 @@ def configure(options: Mapping[str, Any]) -> CoordinatorConfig:
         # Above every incarnation of an earlier coordinator on this cluster: none joins a thousand members a second.
         first_incarnation=time.time_ns() // 1_000_000,
     )
+    if kept is not None:
+        if not given & {"partition", "partition_slices", "partition_bytes"}:
+            cluster = replace(cluster, partition=kept.identity.partition)
+        if "mode" in given and consistency != kept.consistency:
+            logger.warning(
+                "the job is in mode %s and stays there, not in %s: change it with psctl mode",
+                kept.consistency,
+                consistency,
+            )
     return CoordinatorConfig(options["bind"], options["port"], options["ready_file"], cluster)
+
+
+def _from_journal(kept: Memento, given: Set[str]) -> dict[str, Any]:
+    """The journal's values of options that were not ``given``."""
+    job = kept.identity
+    values = {"shards": job.expected_shards, "workers": job.expected_workers, "seed": job.seed}
+    return {name: value for name, value in values.items() if name not in given}
 
 
 def _partition_rule(options: Mapping[str, Any]) -> PartitionRule:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ps_protocol.model import ModelSpec, Slice
@@ -12,9 +14,13 @@ from ps_protocol.model import ModelSpec, Slice
 _LIMIT_PERCENT = 105
 
 
+_SLICE_BYTES = 32 << 20
+"""Balanced slices are no larger where rows allow: shards copy slices whole to disk, and a push waits for that copy."""
+
+
 @dataclass(frozen=True, slots=True)
 class Balanced:
-    """Split only what has to be split for balance, and there into as few slices as possible."""
+    """Split only what has to be split for balance, and there into as few slices as possible, of 32 MB at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,7 @@ def _balanced(spec: ModelSpec, shards: int) -> list[Slice]:
         loads.add_to_least(rows * v.row_bytes)
         if begin + rows < v.rows:
             heapq.heappush(rests, (negative + rows * v.row_bytes, number, begin + rows))
-    return _joined(placed)
+    return [part for piece in _joined(placed) for part in _cut_to_size(piece, spec)]
 
 
 def _rows_up_to(room_to_mean: int, room_to_limit: int, row_bytes: int, rows: int) -> int:
@@ -119,6 +125,15 @@ def _joined(placed: list[Slice]) -> list[Slice]:
         else:
             joined.append(piece)
     return joined
+
+
+def _cut_to_size(piece: Slice, spec: ModelSpec) -> Iterator[Slice]:
+    """``piece``, or nearly equal parts of it on the same shard, none above the size that slices have."""
+    rows, row_bytes = piece.row_end - piece.row_begin, spec.variables[piece.variable].row_bytes
+    parts = 1 if spec.unsplit else max(1, min(rows, -(-rows * row_bytes // _SLICE_BYTES)))
+    borders = [piece.row_begin + rows * part // parts for part in range(parts + 1)]
+    for begin, end in itertools.pairwise(borders):
+        yield Slice(piece.variable, begin, end, piece.shard)
 
 
 def _cut_by_rule(spec: ModelSpec, shards: int, rule: FixedShards | MinSize | MaxSize) -> list[Slice]:

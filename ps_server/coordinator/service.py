@@ -9,16 +9,17 @@ import grpc
 
 from ps_protocol import convert_cluster as convert
 from ps_protocol.convert import consistency_from_pb, shard_map_to_pb, spec_from_pb
+from ps_protocol.convert_leases import answer_to_pb, ask_from_pb
 from ps_protocol.v1 import common_pb2, coordinator_pb2_grpc
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.view import ClusterView
+from ps_server.coordinator.applicant import Applicant
 from ps_server.coordinator.driver import Driver
-from ps_server.coordinator.state import Applicant
 from ps_server.rpc_errors import translated
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
 
-#: A barrier is answered this long before the caller's deadline.
+#: A parked call is answered this long before the caller's deadline.
 _ANSWER_SECONDS = 0.5
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -48,6 +49,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                     protocol_version=request.protocol_version,
                     host=request.host,
                     pid=request.pid,
+                    data_incarnation=request.data_incarnation,
                 )
             )
             return convert.joined_to_pb(joined)
@@ -56,7 +58,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """A lease renewed."""
         async with translated(context):
             role, stats = convert.role_from_pb(request.role), convert.stats_from_pb(request.stats)
-            revision = self._driver.heartbeat(role, request.index, request.incarnation, stats)
+            revision = self._driver.heartbeat(
+                role, request.index, request.incarnation, stats, keeps_state=request.keeps_state
+            )
             return pb.HeartbeatReply(revision=revision)
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:  # noqa: N802
@@ -97,11 +101,15 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def Barrier(self, request: pb.BarrierRequest, context: Context) -> pb.BarrierReply:  # noqa: N802
         """Whether the barrier has opened, after waiting for it."""
         async with translated(context):
-            wait = request.wait_seconds
-            if (left := context.time_remaining()) is not None:
-                wait = min(wait, left - _ANSWER_SECONDS)
+            wait = _wait_seconds(request.wait_seconds, context)
             state = await self._driver.barrier(request.rank, request.incarnation, request.phase, wait)
             return convert.barrier_to_pb(state)
+
+    async def LeaseData(self, request: pb.LeaseDataRequest, context: Context) -> pb.LeaseDataReply:  # noqa: N802
+        """A range of a dataset, after waiting for one."""
+        async with translated(context):
+            ask, wait = ask_from_pb(request), _wait_seconds(request.wait_seconds, context)
+            return answer_to_pb(await self._driver.lease_data(request.rank, request.incarnation, ask, wait))
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.ClusterStatus:  # noqa: N802
         """Members with their last statistics."""
@@ -112,3 +120,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         if self._converted[0] is not view:
             self._converted = (view, convert.view_to_pb(view))
         return self._converted[1]
+
+
+def _wait_seconds(wished: float, context: Context) -> float:
+    """How long a call may be parked."""
+    left = context.time_remaining()
+    return wished if left is None else min(wished, left - _ANSWER_SECONDS)

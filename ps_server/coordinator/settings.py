@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ps_protocol.errors import InvalidRequest
+from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_protocol.model import Consistency, Mode, StalePolicy
-from ps_server.coordinator.placement import Balanced, PartitionRule
+from ps_server.coordinator.placement import Balanced, FixedShards, MaxSize, MinSize, PartitionRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,52 @@ class ClusterSettings:
     seed: int = 0
     #: Incarnations count up from here; above all of an earlier coordinator's life.
     first_incarnation: int = 1
+
+    @property
+    def identity(self) -> Identity:
+        """What must be the same whenever the coordinator of this job is started."""
+        return Identity(self.expected_shards, self.expected_workers, self.partition, self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What makes two starts of a coordinator starts of the same job: placement and shuffling depend on it."""
+
+    expected_shards: int
+    expected_workers: int
+    partition: PartitionRule
+    seed: int
+
+
+def check_same_job(settings: ClusterSettings, kept: Identity) -> None:
+    """Raises one ConfigError that names every flag by which ``settings`` contradict the journal's ``kept``."""
+    ours = settings.identity
+    named = (
+        ("--shards", kept.expected_shards, ours.expected_shards),
+        ("--workers", kept.expected_workers, ours.expected_workers),
+        ("--partition", _flags_of(kept.partition), _flags_of(ours.partition)),
+        ("--seed", kept.seed, ours.seed),
+    )
+    contradictions = [(flag, then, now) for flag, then, now in named if then != now]
+    if contradictions:
+        raise ConfigError(
+            "the journal is of a job that was started otherwise",
+            expected=", ".join(f"{flag} {then}" for flag, then, _ in contradictions),
+            actual=", ".join(f"{flag} {now}" for flag, _, now in contradictions),
+            remedy="leave these flags out, which takes the journal's values, or begin a new job in another --data-dir",
+        )
+
+
+def _flags_of(rule: PartitionRule) -> str:
+    match rule:
+        case FixedShards(slices):
+            return f"fixed --partition-slices {slices}"
+        case MinSize(nbytes, slices):
+            return f"min --partition-bytes {nbytes} --partition-slices {slices}"
+        case MaxSize(nbytes, slices):
+            return f"max --partition-bytes {nbytes} --partition-slices {slices}"
+        case _:
+            return "balanced"
 
 
 def check_consistency(consistency: Consistency, expected_workers: int) -> None:

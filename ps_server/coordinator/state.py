@@ -7,20 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from ps_protocol import PROTOCOL_VERSION
-from ps_protocol.errors import (
-    Fenced,
-    InvalidRequest,
-    NotReady,
-    ProtocolVersionMismatch,
-    UnknownModel,
-    UnknownShard,
-)
+from ps_protocol.errors import Fenced, InvalidRequest, NotReady, UnknownModel
 from ps_protocol.model import Consistency, ModelSpec, ShardMap
 from ps_protocol.view import BarrierState, ClusterStatus, ClusterView, Joined, Member, MemberStats, MemberStatus, Role
+from ps_server.coordinator.applicant import Applicant, check_applicant, check_state
 from ps_server.coordinator.declaration import check_model, check_same
+from ps_server.coordinator.memento import Key, Memento, Place
 from ps_server.coordinator.placement import place
-from ps_server.coordinator.settings import ClusterSettings, check_consistency
+from ps_server.coordinator.settings import ClusterSettings, check_consistency, check_same_job
 
 GONE_KEPT = 32
 """How many members that went are remembered, for status and for telling a returning one what happened."""
@@ -38,50 +32,49 @@ class Decision(Generic[T]):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Applicant:
-    """A process that asks to join."""
-
-    role: Role
-    #: None: the lowest free one.
-    index: int | None
-    address: str
-    token: str
-    protocol_version: int = PROTOCOL_VERSION
-    host: str = ""
-    pid: int = 0
-
-
 @dataclass(slots=True)
 class _Life:
-    applicant: Applicant
-    joined: Joined
+    place: Place
     last_heartbeat: float
     stats: MemberStats
 
+    @property
+    def member(self) -> Member:
+        return self.place.joined.member
+
+    @property
+    def lease_end(self) -> float:
+        """By the lease the member was told, which an earlier start of the coordinator may have chosen."""
+        return self.last_heartbeat + self.place.joined.lease_seconds
+
     def status(self, now: float, gone: str = "") -> MemberStatus:
-        who = self.applicant
-        return MemberStatus(self.joined.member, now - self.last_heartbeat, self.stats, who.host, who.pid, gone)
+        who = self.place.applicant
+        # Never below 0: a lease may have been extended.
+        heard = max(0.0, now - self.last_heartbeat)
+        return MemberStatus(self.member, heard, self.stats, who.host, who.pid, gone)
 
 
 class ClusterState:
     """The cluster as one state machine. Called by the driver, from one loop; does no I/O and reads no clock.
 
     Times are seconds of any steady clock. An event that raises has changed nothing. ``view.revision`` rises with every
-    change of the view; ``phase`` rises when a barrier opens.
+    change of the view; ``phase`` rises when a barrier opens. Neither ever falls, nor do incarnations, also over
+    ``memento`` and ``restore``.
     """
 
     def __init__(self, settings: ClusterSettings) -> None:
         """Raises InvalidRequest when the settings' consistency mode cannot work."""
         check_consistency(settings.consistency, settings.expected_workers)
         self._settings = settings
-        self._lives: dict[tuple[Role, int], _Life] = {}
+        self._lives: dict[Key, _Life] = {}
         self._by_token: dict[str, _Life] = {}
         self._gone: deque[MemberStatus] = deque(maxlen=GONE_KEPT)
         self._next_incarnation = settings.first_incarnation
         self._maps: dict[str, ShardMap] = {}
         #: Places that were held before the start; the start is when they are all that are expected.
-        self._seen: set[tuple[Role, int]] = set()
+        self._seen: set[Key] = set()
+        #: Per shard number, the incarnation that wrote the newest state known to be on a disk.
+        self._newest_state: dict[int, int] = {}
         self.phase = 0
         #: Ranks that wait at the barrier of this phase.
         self._arrived: set[int] = set()
@@ -91,25 +84,81 @@ class ClusterState:
             expected_workers=settings.expected_workers,
         )
 
+    # Beyond the process
+
+    @classmethod
+    def restore(cls, settings: ClusterSettings, memento: Memento, now: float) -> ClusterState:
+        """The cluster as it was; each member has a whole lease from ``now``, and barriers wait for all again.
+
+        The mode is the memento's. A finished job begins a new run: models and phase stay, and all that are expected
+        are waited for again. Raises ConfigError when ``settings`` are of another job.
+        """
+        check_same_job(settings, memento.identity)
+        state = cls(replace(settings, consistency=memento.consistency))
+        state._next_incarnation = max(memento.next_incarnation, settings.first_incarnation)
+        state.phase = memento.phase
+        for key, kept in memento.places.items():
+            life = _Life(kept, now, MemberStats())
+            state._lives[key] = state._by_token[kept.applicant.token] = life
+        state._gone.extend(memento.gone)
+        state._maps.update(memento.maps)
+        state._newest_state.update(memento.newest_state)
+        state._seen.update(memento.seen)
+        state.view = replace(
+            state.view,
+            revision=memento.revision,
+            members=state._members(),
+            models=state._epochs(),
+            started=memento.started,
+            finished=memento.finished,
+        )
+        if memento.finished:
+            state._seen = {key for key in state._lives if key[0] is Role.SHARD}
+            state._change(started=False, finished=False)
+        return state
+
+    def memento(self) -> Memento:
+        """All that ``restore`` needs, but for the leases on data, which are not kept here."""
+        return Memento(
+            identity=self._settings.identity,
+            next_incarnation=self._next_incarnation,
+            revision=self.view.revision,
+            phase=self.phase,
+            started=self.view.started,
+            finished=self.view.finished,
+            consistency=self.view.consistency,
+            seen=frozenset(self._seen),
+            newest_state=dict(self._newest_state),
+            places={key: life.place for key, life in self._lives.items()},
+            maps=dict(self._maps),
+            gone=tuple(self._gone),
+        )
+
     # Membership
 
     def join(self, ask: Applicant, now: float) -> Decision[Joined]:
         """Give ``ask`` a place and a new incarnation; a repetition gets the first answer again.
 
         Whoever held the place is fenced: a process that was started again does not wait for its own old lease.
-        Raises ProtocolVersionMismatch, InvalidRequest, or UnknownShard for a shard number out of range.
+        Raises ProtocolVersionMismatch, InvalidRequest, UnknownShard for a shard number out of range, or Fenced for a
+        shard that brings older state than is known of its place.
         """
-        self._check_applicant(ask)
+        check_applicant(ask, self._settings.expected_shards)
         if known := self._by_token.get(ask.token):
             known.last_heartbeat = now
-            return Decision(known.joined)
+            return Decision(known.place.joined)
         index = self._lowest_free(ask.role) if ask.index is None else ask.index
-        member = Member(ask.role, index, self._next_incarnation, ask.address)
-        self._next_incarnation += 1
+        if ask.data_incarnation:
+            check_state(ask, self._newest_state.get(index, 0))
+            self._newest_state[index] = ask.data_incarnation
+        # Above what the shard brings, too: a coordinator that lost its journal may count from too low.
+        incarnation = max(self._next_incarnation, ask.data_incarnation + 1)
+        self._next_incarnation = incarnation + 1
+        member = Member(ask.role, index, incarnation, ask.address)
         reason = f"{member} joined as incarnation {member.incarnation}"
         if old := self._lives.get((ask.role, index)):
             self._forget(old, f"incarnation {member.incarnation} took its place", now)
-            reason += f"; incarnation {old.joined.member.incarnation} is fenced"
+            reason += f"; incarnation {old.member.incarnation} is fenced"
         joined = Joined(
             member,
             self._settings.lease_seconds,
@@ -118,18 +167,29 @@ class ClusterState:
             self._settings.seed,
             self.phase,
         )
-        life = self._lives[ask.role, index] = self._by_token[ask.token] = _Life(ask, joined, now, MemberStats())
-        starts = self._starts_with(life)
+        life = _Life(Place(ask, joined), now, MemberStats())
+        self._lives[ask.role, index] = self._by_token[ask.token] = life
+        starts = self._starts_with(member)
         if starts:
             reason += "; all expected members are there: the job starts"
         finished = self.view.finished and ask.role is not Role.WORKER
         self._change(started=self.view.started or starts, finished=finished)
         return Decision(joined, "; ".join([reason, *self._open_barrier()]))
 
-    def heartbeat(self, role: Role, index: int, incarnation: int, stats: MemberStats, now: float) -> None:
-        """Renew a lease. Raises Fenced when the place is not this incarnation's."""
+    def heartbeat(
+        self, role: Role, index: int, incarnation: int, stats: MemberStats, now: float, *, keeps_state: bool = False
+    ) -> Decision[None]:
+        """Renew a lease. Raises Fenced when the place is not this incarnation's.
+
+        With ``keeps_state`` a shard says that its state is on disk under this incarnation: from now on nobody takes
+        the place with older state. It means nothing from other roles.
+        """
         life = self._life(role, index, incarnation)
         life.last_heartbeat, life.stats = now, stats
+        if not keeps_state or role is not Role.SHARD or self._newest_state.get(index) == incarnation:
+            return Decision(None)
+        self._newest_state[index] = incarnation
+        return Decision(None, f"{life.member} keeps its state as incarnation {incarnation}")
 
     def leave(self, role: Role, index: int, incarnation: int, why: str, now: float) -> Decision[None]:
         """End a membership; ``why`` is empty at a clean end. When the last worker ends cleanly, the job is finished.
@@ -141,7 +201,7 @@ class ClusterState:
         life = self._life(role, index, incarnation)
         how = f"{_LEFT}: {why}" if why else _LEFT
         self._forget(life, how, now)
-        reasons = [f"{life.joined.member} {how}"]
+        reasons = [f"{life.member} {how}"]
         last = role is Role.WORKER and not self._ranks()
         if last and not why and self.view.started:
             reasons.append("every worker has left: the job is finished")
@@ -152,20 +212,19 @@ class ClusterState:
 
     def expire(self, now: float) -> Decision[tuple[Member, ...]]:
         """Remove the members whose leases have ended by ``now``."""
-        ended = [life for life in self._lives.values() if now - life.last_heartbeat >= self._settings.lease_seconds]
+        ended = [life for life in self._lives.values() if now >= life.lease_end]
         if not ended:
             return Decision(())
         for life in ended:
-            self._forget(life, f"its lease of {self._settings.lease_seconds:g} s ended", now)
+            self._forget(life, f"its lease of {life.place.joined.lease_seconds:g} s ended", now)
         self._change()
-        members = tuple(life.joined.member for life in ended)
+        members = tuple(life.member for life in ended)
         names = ", ".join(str(member) for member in members)
         return Decision(members, "; ".join([f"no heartbeat, lease ended: {names}", *self._open_barrier()]))
 
     def next_expiry(self) -> float | None:
         """When the first lease ends if no heartbeat comes; None without members."""
-        last = min((life.last_heartbeat for life in self._lives.values()), default=None)
-        return None if last is None else last + self._settings.lease_seconds
+        return min((life.lease_end for life in self._lives.values()), default=None)
 
     def extend_leases(self, seconds: float) -> None:
         """Give every member ``seconds`` more: for a time in which nobody could have been heard."""
@@ -179,7 +238,7 @@ class ClusterState:
 
         Raises NotReady while shards are missing, ModelMismatch with every difference, InvalidRequest or Fenced.
         """
-        member = self._life(Role.WORKER, rank, incarnation).joined.member
+        member = self._life(Role.WORKER, rank, incarnation).member
         if known := self._maps.get(spec.name):
             check_same(known.spec, spec, str(member))
             return Decision(known)
@@ -192,7 +251,7 @@ class ClusterState:
                 remedy="start the missing shards; the worker tries again",
             )
         shard_map = self._maps[spec.name] = ShardMap(1, spec, shards, place(spec, shards, self._settings.partition))
-        self._change(models={name: m.epoch for name, m in self._maps.items()})
+        self._change(models=self._epochs())
         nbytes = sum(v.nbytes for v in spec.variables)
         return Decision(shard_map, f"{member} declared model '{spec.name}': {nbytes} bytes on {shards} shards")
 
@@ -220,7 +279,7 @@ class ClusterState:
         It opens when every live worker is there, and all expected ones have been there once. Raises Fenced, or
         InvalidRequest for a phase that has not begun.
         """
-        member = self._life(Role.WORKER, rank, incarnation).joined.member
+        member = self._life(Role.WORKER, rank, incarnation).member
         if phase > self.phase:
             raise InvalidRequest(
                 f"{member} is at the barrier of a phase that has not begun",
@@ -240,30 +299,6 @@ class ClusterState:
 
     # Inner workings
 
-    def _check_applicant(self, ask: Applicant) -> None:
-        if ask.protocol_version != PROTOCOL_VERSION:
-            raise ProtocolVersionMismatch(
-                f"the {ask.role.value} speaks protocol version {ask.protocol_version}, the coordinator "
-                f"{PROTOCOL_VERSION}",
-                expected=str(PROTOCOL_VERSION),
-                actual=str(ask.protocol_version),
-                remedy="install the same torch-ps on both sides",
-            )
-        if not ask.token:
-            raise InvalidRequest("a join needs a token", expected="a random text, the same in every repetition")
-        if ask.role is not Role.SHARD:
-            return
-        if ask.index is None or not ask.address:
-            raise InvalidRequest("a shard joins with its number and the address at which it serves")
-        shards = self._settings.expected_shards
-        if ask.index >= shards:
-            raise UnknownShard(
-                f"the cluster has no shard {ask.index}",
-                shard=str(ask.index),
-                expected=f"0 to {shards - 1}" if shards > 1 else "0",
-                remedy=f"use a number in that range, or start the coordinator with --shards {ask.index + 1}",
-            )
-
     def _lowest_free(self, role: Role) -> int:
         index = 0
         while (role, index) in self._lives:
@@ -273,22 +308,25 @@ class ClusterState:
     def _ranks(self) -> set[int]:
         return {index for role, index in self._lives if role is Role.WORKER}
 
-    def _starts_with(self, life: _Life) -> bool:
+    def _starts_with(self, member: Member) -> bool:
         if self.view.started:
             return False
-        self._seen.add((life.joined.member.role, life.joined.member.index))
+        self._seen.add((member.role, member.index))
         roles = [role for role, _ in self._seen]
-        return (
+        starts = (
             roles.count(Role.SHARD) >= self._settings.expected_shards
             and roles.count(Role.WORKER) >= self._settings.expected_workers
         )
+        if starts:
+            self._seen.clear()
+        return starts
 
     def _life(self, role: Role, index: int, incarnation: int) -> _Life:
         life = self._lives.get((role, index))
-        if life is not None and life.joined.member.incarnation == incarnation:
+        if life is not None and life.member.incarnation == incarnation:
             return life
         fate = self._fate(role, index, incarnation) or "this coordinator does not know it; was it started anew?"
-        holder = f"incarnation {life.joined.member.incarnation}" if life else "nobody"
+        holder = f"incarnation {life.member.incarnation}" if life else "nobody"
         raise Fenced(
             f"{role.value} {index} is not a member any more: {fate}",
             expected=f"the place is held by {holder}",
@@ -305,8 +343,8 @@ class ClusterState:
         return ""
 
     def _forget(self, life: _Life, how: str, now: float) -> None:
-        member = life.joined.member
-        del self._lives[member.role, member.index], self._by_token[life.applicant.token]
+        member = life.member
+        del self._lives[member.role, member.index], self._by_token[life.place.applicant.token]
         self._gone.append(life.status(now, how))
         if member.role is Role.WORKER:
             self._arrived.discard(member.index)
@@ -325,5 +363,10 @@ class ClusterState:
 
     def _change(self, **changes: Any) -> None:
         """One new revision of the view with the present members and ``changes``."""
-        members = tuple(self._lives[key].joined.member for key in sorted(self._lives, key=lambda k: (k[0].value, k[1])))
-        self.view = replace(self.view, revision=self.view.revision + 1, members=members, **changes)
+        self.view = replace(self.view, revision=self.view.revision + 1, members=self._members(), **changes)
+
+    def _members(self) -> tuple[Member, ...]:
+        return tuple(self._lives[key].member for key in sorted(self._lives, key=lambda k: (k[0].value, k[1])))
+
+    def _epochs(self) -> dict[str, int]:
+        return {name: shard_map.epoch for name, shard_map in self._maps.items()}

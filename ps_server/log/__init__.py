@@ -1,5 +1,26 @@
-"""The ordered log of a shard's updates: what was applied, in which order, and from whom."""
+"""The ordered log of a shard's updates, its snapshots, and the way back from both."""
 
-from ps_server.log.updates import MemoryLog, Update, UpdateLog
+from ps_server.log.durable import DurableLog
+from ps_server.log.folder import DataFolder
+from ps_server.log.recovery import Recovered, RecoveredModel, Replay, new_model, recover
+from ps_server.log.snapshots import ModelPart, Snapshot, SnapshotWriter
+from ps_server.log.updates import Entry, Loaded, MemoryLog, Placed, Update, UpdateLog
 
-__all__ = ["MemoryLog", "Update", "UpdateLog"]
+__all__ = [
+    "DataFolder",
+    "DurableLog",
+    "Entry",
+    "Loaded",
+    "MemoryLog",
+    "ModelPart",
+    "Placed",
+    "Recovered",
+    "RecoveredModel",
+    "Replay",
+    "Snapshot",
+    "SnapshotWriter",
+    "Update",
+    "UpdateLog",
+    "new_model",
+    "recover",
+]

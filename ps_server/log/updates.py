@@ -1,6 +1,6 @@
-"""What one update is, and the interface every log of updates keeps.
+"""What is logged of a shard, and the interface every log keeps.
 
-Applying is deterministic, so the updates of a model in order, applied to its initial values, give its parameters again.
+Applying is deterministic, so the records of a model in order, applied to nothing, give its parameters again.
 """
 
 from __future__ import annotations
@@ -9,9 +9,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ps_protocol.model import Options
+from ps_protocol.model import ShardMap
 from ps_server.consistency import PushInfo
-from ps_server.optimizers import Region
+from ps_server.optimizers import Region, StateEntry, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A model lies on this shard from now on; it has no values yet."""
+
+    shard_map: ShardMap
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Values or optimizer state were written; what is None stays."""
+
+    model: str
+    region: Region | None
+    entries: Sequence[StateEntry] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,25 +39,55 @@ class Update:
     version: int
     #: The pushes it was made of, in rank order; more than one in sync mode only.
     pushes: tuple[PushInfo, ...]
-    #: Their mean, and the buffers of the first, in region layout. Valid during ``append`` only, then reused.
-    gradients: Region
-    #: Slice indexes without a gradient.
-    absent: frozenset[int]
-    #: Per group, the optimizer's arguments of this step.
-    options: Sequence[Options]
-    #: Factor on the learning rate of this step.
-    scale: float
+    #: They were a round of sync mode.
+    is_round: bool
+    #: Their mean, and the buffers that count. Its memory is reused after ``append``.
+    step: Step
+
+
+Entry = Placed | Loaded | Update
 
 
 class UpdateLog(Protocol):
-    """Called from the applier's lane, in order, once per update. Raising stops the model."""
+    """One per shard, for all of its models.
 
-    def append(self, update: Update) -> None:
-        """Take one update that has just been applied."""
+    ``append`` is called from the lane, in order, *before* an update is made and after a placement or load: what is
+    applied has been logged, and what cannot be logged is not applied. The rest is called from the event loop.
+    """
+
+    @property
+    def number(self) -> int:
+        """The last entry; exact in the lane."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether ``append`` waits for a disk, so that it must not run on the event loop."""
+
+    async def reserve(self, nbytes: int) -> None:
+        """Have room for a record of ``nbytes`` bytes. Raises StorageFull; then nothing is reserved."""
+
+    def release(self, nbytes: int) -> None:
+        """End a reservation, whether or not it was used."""
+
+    def append(self, entry: Entry) -> int:
+        """Take one entry; returns its number, from 1. Raising stops the model."""
 
 
 class MemoryLog:
     """Durability "memory": the arenas are the only copy, nothing is kept."""
 
-    def append(self, update: Update) -> None:
+    waits = False
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    async def reserve(self, nbytes: int) -> None:
+        """There is always room for nothing."""
+
+    def release(self, nbytes: int) -> None:
+        """Nothing was reserved."""
+
+    def append(self, entry: Entry) -> int:
         """Keep nothing."""
+        self.number += 1
+        return self.number

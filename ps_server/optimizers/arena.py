@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ps_protocol.layout import Layout
+from ps_server.optimizers.blocks import block_numbers
 from ps_server.optimizers.region import Region
 from ps_server.optimizers.state import StateEntry, StateKey
 
@@ -31,6 +32,7 @@ class Segment:
 class _Piece:
     """A segment to be; its state is cut from that of ``source``."""
 
+    block: int
     gone: bool
     history: _History
     first: int
@@ -38,14 +40,15 @@ class _Piece:
     source: Segment
 
     def alike(self, other: _Piece) -> bool:
-        return (self.gone, self.history) == (other.gone, other.history)
+        return (self.block, self.gone, self.history) == (other.block, other.gone, other.history)
 
 
 class Arena:
     """One parameter arena; called by its ShardOptimizer only.
 
-    How an arena is cut follows from the histories of its slices and from which are absent, and from nothing else: the
-    last elements of a segment round differently in torch's kernels, so a restored shard must cut as the lost one did.
+    How an arena is cut follows from its blocks, the histories of its slices and which are absent, and from nothing
+    else: the last elements of a segment round differently in torch's kernels, so a restored shard must cut as the lost
+    one did. A segment lies in one block.
     Per-element state lies in one tensor per name for the whole arena; segments hold views of it, so cutting and
     joining copies nothing. ``whole`` gives every slice a segment of its own, in its shape, for good.
     """
@@ -58,24 +61,26 @@ class Arena:
         # Empty slices are left out: they have nothing to step.
         members = [(i, s) for i, s in enumerate(layout.slices) if s.arena == number and s.begin < s.end]
         self._indexes = [index for index, _ in members]
+        numbers = block_numbers(layout)
+        self._blocks = [numbers[index] for index in self._indexes]
         self._slices = [span for _, span in members]
         self._flat: dict[str, Tensor] = {}
-        self.segments = self._singles() if whole else [self._segment(0, len(members))] if members else []
+        self.segments = self._singles() if whole else self._one_per_block()
 
     def arrange(self, optimizer: Optimizer, absent: frozenset[int]) -> bool:
         """Cut and join segments until each is as long as it can be with slices that are alike; True if any changed.
 
         Alike: with equal histories, and either all in ``absent`` (slice indexes) or none.
         """
-        if self._whole or (len(self.segments) <= 1 and not absent):
+        if self._whole or (len(self.segments) == len(set(self._blocks)) and not absent):
             return False
         pieces: list[_Piece] = []
         for segment in self.segments:
             history = _history(optimizer, segment)
-            runs = groupby(range(segment.first, segment.last), lambda i: self._indexes[i] in absent)
-            for gone, run in runs:
+            keyed = groupby(range(segment.first, segment.last), lambda i: (self._blocks[i], self._indexes[i] in absent))
+            for (block, gone), run in keyed:
                 members = list(run)
-                piece = _Piece(gone, history, members[0], members[-1] + 1, segment)
+                piece = _Piece(block, gone, history, members[0], members[-1] + 1, segment)
                 if pieces and pieces[-1].alike(piece):
                     piece = replace(pieces.pop(), last=piece.last)
                 pieces.append(piece)
@@ -145,6 +150,10 @@ class Arena:
                     value = self._home(name, tensor.dtype, segment.first, segment.last).copy_(tensor.flatten())
                 optimizer.state[segment.parameter][name] = value
         self.arrange(optimizer, frozenset())
+
+    def _one_per_block(self) -> list[Segment]:
+        runs = [list(run) for _, run in groupby(range(len(self._slices)), lambda at: self._blocks[at])]
+        return [self._segment(run[0], run[-1] + 1) for run in runs]
 
     def _singles(self) -> list[Segment]:
         return [self._segment(at, at + 1) for at in range(len(self._slices))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -102,18 +102,35 @@ class ShardOptimizer:
     def _step(self, scale: float) -> None:
         groups = self._torch.param_groups
         rates = [group["lr"] for group in groups]
-        for group, fused in zip(groups, self._fused, strict=True):
+        for group in groups:
             group["lr"] *= scale
-            if fused:
-                # torch's fused SGD takes the first momentum of all its parameters or of none.
-                fresh = {not self._torch.state.get(p) for p in group["params"] if p.grad is not None}
-                group["fused"] = len(fresh) < 2
         try:
             with torch.no_grad():
-                self._torch_step(self._torch)
+                for _ in self._in_turns():
+                    self._torch_step(self._torch)
         finally:
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate
+
+    def _in_turns(self) -> Iterator[None]:
+        """Yields with gradients attached: once, or twice where torch must not see all of them in one call.
+
+        Its fused SGD takes the first momentum of all parameters or of none.
+        """
+        fused = (group for group, is_fused in zip(self._torch.param_groups, self._fused, strict=True) if is_fused)
+        present = [p for group in fused for p in group["params"] if p.grad is not None]
+        fresh = [(p, p.grad) for p in present if not self._torch.state.get(p)]
+        if not fresh or len(fresh) == len(present):
+            yield
+            return
+        for parameter, _ in fresh:
+            parameter.grad = None
+        yield
+        for parameter in (p for group in self._torch.param_groups for p in group["params"]):
+            parameter.grad = None
+        for parameter, gradient in fresh:
+            parameter.grad = gradient
+        yield
 
     def _expected(self, span: SliceSpan) -> Expected:
         key = span.variable

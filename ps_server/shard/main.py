@@ -27,6 +27,8 @@ from ps_server.shard.malloc import use_one_arena
 from ps_server.shard.registry import Registry, ShardParts
 from ps_server.shard.service import SERVICE, ShardService
 from ps_server.shard.side_channels import SideChannelConfig, SideChannels
+from ps_server.shard.storage import Storage
+from ps_server.storage_options import StorageConfig, storage_config, storage_options
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ class ShardConfig:
     connect_timeout_seconds: float
     ready_file: Path | None
     side_channels: SideChannelConfig = field(default_factory=SideChannelConfig)
+    storage: StorageConfig = field(default_factory=StorageConfig)
 
 
 async def serve(config: ShardConfig, stop: asyncio.Event) -> None:
@@ -57,16 +60,20 @@ async def serve(config: ShardConfig, stop: asyncio.Event) -> None:
     async def fetch(model: str) -> ShardMap:
         return await asyncio.to_thread(client.get_shard_map, model)
 
-    registry = Registry(ShardParts(config.shard, lane, fetch))
+    storage = await Storage.open(config.shard, config.storage, lane)
+    registry = Registry(ShardParts(config.shard, lane, fetch, storage.log), storage.recovered)
     side_channels = SideChannels(config.side_channels)
     service = ShardService(config.shard, registry, counters, side_channels)
     server = await serving.start(config.bind, config.port, [(SERVICE, service.register)])
     address = config.advertise or server.address
     try:
-        membership = await _join(client, config, address, stop)
+        membership = await _join(client, config, address, storage.incarnation, stop)
         if membership is None:
             return
         try:
+            if storage.begin(membership.member.incarnation, lambda: registry.models):
+                # Before the first push is acknowledged: from now on older copies of this state are refused.
+                await asyncio.to_thread(membership.announce_state)
             logger.info("shard %d serves on %s", config.shard, address)
             if config.ready_file:
                 serving.write_ready_file(config.ready_file, address)
@@ -76,13 +83,16 @@ async def serve(config: ShardConfig, stop: asyncio.Event) -> None:
     finally:
         await server.stop()
         await side_channels.close()
+        await storage.close()
         client.close()
         lane.close()
 
 
-async def _join(client: CoordinatorClient, config: ShardConfig, address: str, stop: asyncio.Event) -> Membership | None:
+async def _join(
+    client: CoordinatorClient, config: ShardConfig, address: str, data_incarnation: int, stop: asyncio.Event
+) -> Membership | None:
     """Become a member; None when told to stop while the coordinator is not there yet."""
-    spec = JoinSpec(Role.SHARD, config.shard, address)
+    spec = JoinSpec(Role.SHARD, config.shard, address, data_incarnation=data_incarnation)
     joining = asyncio.ensure_future(
         asyncio.to_thread(Membership.join, client, spec, config.connect_timeout_seconds, logger.warning)
     )
@@ -133,6 +143,7 @@ async def _follow(membership: Membership, registry: Registry, counters: Counters
     help="TCP port for tensors beside gRPC: the first free one is taken; 0 is any; off: everything goes over gRPC.",
 )
 @click.option("--shm/--no-shm", default=True, help="Share memory with workers on the same host.")
+@storage_options
 @click.option("--threads", type=click.IntRange(0), default=0, help="Threads of the optimizer; 0: half of the cores.")
 @click.option(
     "--connect-timeout",
@@ -152,16 +163,18 @@ def main(
     shm: bool,
     threads: int,
     connect_timeout: float,
+    **storage: Any,
 ) -> None:
     r"""Run one shard: it holds its slices of every model, and applies the gradients pushed to it.
 
-    The shard joins the coordinator, receives its slices when a worker declares a model, and keeps them in memory. Stop
-    it with Ctrl-C or SIGTERM.
+    The shard joins the coordinator, receives its slices when a worker declares a model, and keeps them in memory; with
+    --data-dir on disk, too: started again with the same directory it goes on where it was, however it ended. Stop it
+    with Ctrl-C or SIGTERM.
 
     \b
     Example, a cluster of one shard by hand:
       ps-coordinator --shards 1 --workers 2
-      ps-server --shard 0 --coordinator 127.0.0.1:7000
+      ps-server --shard 0 --coordinator 127.0.0.1:7000 --data-dir data
     """
     with clean_errors():
         use_one_arena()
@@ -173,7 +186,16 @@ def main(
             raise ConfigError(f"{missing} is missing", remedy=f"give {missing}, or set TF_CONFIG; see ps-server --help")
         side_channels = SideChannelConfig(bind, parse_ports(bulk_ports), shm)
         config = ShardConfig(
-            shard, coordinator, bind, port, advertise, threads, connect_timeout, ready_file, side_channels
+            shard,
+            coordinator,
+            bind,
+            port,
+            advertise,
+            threads,
+            connect_timeout,
+            ready_file,
+            side_channels,
+            storage_config(**storage),
         )
         serving.run(lambda stop: serve(config, stop))
 

@@ -10,25 +10,24 @@ from dataclasses import dataclass, replace
 
 from ps_protocol import convert
 from ps_protocol.errors import InternalError, NonFiniteGradient, PsError, StateLost
-from ps_protocol.layout import Layout
 from ps_protocol.model import Buffers, Consistency, Mode, NonFinite, Options
 from ps_protocol.v1 import common_pb2
-from ps_server.consistency import Decision, ParkedPulls, Position, PushInfo, Tracker, Verdict, WorkerKey
+from ps_server.consistency import Decision, ParkedPulls, Position, PushInfo, Verdict, WorkerKey
 from ps_server.failpoints import Failpoints
-from ps_server.log import Update, UpdateLog
+from ps_server.log import Loaded, ModelPart, RecoveredModel, Update, UpdateLog
 from ps_server.optimizers import (
+    Block,
     Region,
-    ShardOptimizer,
     StateEntry,
+    Step,
     assign_buffers,
     average,
     average_buffers,
-    blend_buffers,
     first_nonfinite,
 )
 from ps_server.shard.lane import INLINE_BYTES, Lane
 from ps_server.shard.pool import RegionPool
-from ps_server.shard.snapshots import Copies, Snapshot, copy_region
+from ps_server.shard.published import Copies, Published
 
 logger = logging.getLogger(__name__)
 
@@ -62,18 +61,22 @@ class Push:
 class ShardModel:
     """Called from the shard's event loop only.
 
-    Decisions are made there, at once and in order; tensor work follows them through the lane in the same order. So a
-    snapshot holds exactly what was decided before it was asked for.
+    Decisions are made there, at once and in order; tensor work follows them through the lane in the same order. So what
+    is published holds exactly what was decided before it was asked for.
     """
 
     def __init__(
-        self, layout: Layout, lane: Lane, consistency: Consistency, log: UpdateLog, failpoints: Failpoints
+        self, start: RecoveredModel, lane: Lane, consistency: Consistency, log: UpdateLog, failpoints: Failpoints
     ) -> None:
-        self.layout = layout
-        self.pool = RegionPool(layout)
-        self.tracker = Tracker(consistency)
+        """Go on from ``start``, which is this model's from now on."""
+        self.layout = start.replica.layout
+        self.pool = RegionPool(self.layout)
+        self.tracker = start.tracker
+        self.tracker.configure(consistency)
         #: Whether the region holds values yet: rank 0's initial ones, or later ones.
-        self.initialised = False
+        self.initialised = start.initialised
+        #: Calls of ``load`` that wrote something.
+        self.loads = 0
         #: Staleness of each rank's last applied push.
         self.staleness: dict[int, int] = {}
         #: How the open streams travel, by worker.
@@ -83,14 +86,13 @@ class ShardModel:
         self._lane = lane
         self._log = log
         self.failpoints = failpoints
-        self._region = Region(layout)
-        self._optimizer = ShardOptimizer(layout, self._region)
+        self._replica = start.replica
         self._copies = Copies()
         self._parked: ParkedPulls[asyncio.Future[None]] = ParkedPulls()
         #: Accepted pushes whose step is still open (sync).
         self._held: dict[tuple[WorkerKey, int], Push] = {}
         #: The newest version decided; its bytes are there once the lane has done the work queued for it.
-        self._newest = self._ready_snapshot(self._region)
+        self._newest = self._published_now(self._replica.region)
         self._failure: PsError | None = None
         self._live_workers = 1
 
@@ -164,19 +166,27 @@ class ShardModel:
     # -- pushes
 
     async def push(self, push: Push) -> Decision:
-        """Decide about a push and queue its work. Raises Fenced, InvalidRequest, NonFiniteGradient, StateLost."""
+        """Decide about a push and queue its work.
+
+        Raises Fenced, InvalidRequest, NonFiniteGradient, StateLost, or StorageFull; then nothing was decided.
+        """
         try:
             self.check()
             self.require_values()
             skipped = await self._must_skip(push)
-            info = replace(push.info, skipped=True) if skipped else push.info
+            await self._log.reserve(self.layout.region_bytes)
+        except BaseException:
+            self._give_memory(push)
+            raise
+        info = replace(push.info, skipped=True) if skipped else push.info
+        try:
             decision = self.tracker.push(info)
         except BaseException:
             self._give(push)
             raise
         if decision.verdict is Verdict.APPLY:
             self.staleness[info.worker.rank] = decision.staleness
-            self._queue([push], decision.scale, self.tracker.version)
+            self._queue([push], decision.scale, self.tracker.version, is_round=False)
         elif decision.verdict is Verdict.HOLD:
             self._held[info.worker, info.sequence] = push
         else:
@@ -209,15 +219,31 @@ class ShardModel:
             for info, staleness in zip(ready.contributions, ready.staleness, strict=True):
                 self.staleness[info.worker.rank] = staleness
             if pushes:
-                self._queue(pushes, 1.0, ready.version)
+                self._queue(pushes, 1.0, ready.version, is_round=True)
         for parked in self._parked.release(self.tracker):
             if not parked.done():
                 parked.set_result(None)
 
     # -- tensor work, in the lane
 
-    def _queue(self, pushes: Sequence[Push], scale: float, version: int) -> None:
-        self._change(version, lambda: self._apply(pushes, scale, version)).add_done_callback(self._applied)
+    def _queue(self, pushes: Sequence[Push], scale: float, version: int, *, is_round: bool) -> None:
+        live_workers = self._live_workers
+
+        def work() -> None:
+            infos = tuple(push.info for push in pushes)
+            try:
+                with self._combined(pushes, scale, live_workers) as step:
+                    self._apply(Update(self.name, version, infos, is_round, step))
+            finally:
+                for push in pushes:
+                    self._give_memory(push)
+
+        def done(queued: asyncio.Future[Region]) -> None:
+            for _ in pushes:
+                self._log.release(self.layout.region_bytes)
+            self._applied(queued)
+
+        self._change(version, work).add_done_callback(done)
 
     def _change(self, version: int, work: Callable[[], None]) -> asyncio.Future[Region]:
         """Queue work that changes the region; whoever reads what was there before goes on reading it undisturbed."""
@@ -228,15 +254,15 @@ class ShardModel:
             if before.still_read(patient=self.layout.region_bytes >= INLINE_BYTES):
                 self._copies.begin()
                 try:
-                    self._move()
+                    self._replica.move(self.pool.take())
                     loop.call_soon_threadsafe(before.leave_to_readers)
                 finally:
                     loop.call_soon_threadsafe(self._copies.end)
             work()
-            return self._region
+            return self._replica.region
 
-        made = self._lane.submit(change, self.layout.region_bytes)
-        self._newest = Snapshot(version, made, self.pool)
+        made = self._lane.submit(change, max(self.layout.region_bytes, INLINE_BYTES * self._log.waits))
+        self._newest = Published(version, made, self.pool)
         return made
 
     async def spare_memory(self) -> None:
@@ -246,17 +272,10 @@ class ShardModel:
         """
         await self._copies.ended()
 
-    def _move(self) -> None:
-        """In the lane: leave the region to its readers and go on in a copy."""
-        target = self.pool.take()
-        copy_region(self._region, target)
-        self._optimizer.rebind(target)
-        self._region = target
-
-    def _ready_snapshot(self, region: Region) -> Snapshot:
+    def _published_now(self, region: Region) -> Published:
         ready: asyncio.Future[Region] = asyncio.get_running_loop().create_future()
         ready.set_result(region)
-        return Snapshot(self.tracker.version, ready, self.pool)
+        return Published(self.tracker.version, ready, self.pool)
 
     def _applied(self, work: asyncio.Future[Region]) -> None:
         """On the loop: an update that failed stops the model, for half of it may have happened."""
@@ -273,47 +292,56 @@ class ShardModel:
             if not parked.done():
                 parked.set_exception(self._failure)
 
-    def _apply(self, pushes: Sequence[Push], scale: float, version: int) -> None:
-        """One update: the mean of ``pushes``, in rank order, as one optimizer step."""
+    def _apply(self, update: Update) -> None:
+        """In the lane. First the log: what is applied has been logged, and what cannot be logged is not applied."""
+        self.failpoints.hit("before_log")
+        self._log.append(update)
+        self.failpoints.hit("after_log_before_apply")
+        self._replica.apply(update.step)
+
+    @contextmanager
+    def _combined(self, pushes: Sequence[Push], scale: float, live_workers: int) -> Iterator[Step]:
+        """In the lane: the step that ``pushes`` make together, in rank order."""
         parts = [push.gradients for push in pushes if push.gradients is not None]
-        into = parts[0].region
-        if len(pushes) > 1 and parts[0].lent:
+        into, owned = parts[0].region, len(pushes) == 1 or not parts[0].lent
+        if not owned:
             into = self.pool.take()
         try:
-            regions = [part.region for part in parts]
-            absent, options = pushes[0].absent, pushes[0].options
+            absent = pushes[0].absent
             if len(pushes) > 1:
-                absent = average(into, regions, [push.absent for push in pushes])
-            self.failpoints.hit("before_apply")
-            self._optimizer.apply(into, absent, options, scale)
-            self._take_buffers(into, [push for push in pushes if push.with_buffers])
-            self.failpoints.hit("after_apply_before_log")
-            infos = tuple(push.info for push in pushes)
-            self._log.append(Update(self.name, version, infos, into, absent, options, scale))
+                absent = average(into, [part.region for part in parts], [push.absent for push in pushes])
+            weight = self._combine_buffers(into, [push for push in pushes if push.with_buffers], live_workers)
+            yield Step(into, absent, pushes[0].options, scale, weight)
         finally:
-            if into is not parts[0].region:
+            if not owned:
                 self.pool.give(into)
-            for push in pushes:
-                self._give(push)
 
-    def _take_buffers(self, into: Region, pushes: Sequence[Push]) -> None:
-        """Write the buffers that came with an update, as the model's policy says, and leave them in ``into``."""
+    def _combine_buffers(self, into: Region, pushes: Sequence[Push], live_workers: int) -> float:
+        """Leave the buffers that came in ``into``, as the model's policy says; returns their weight."""
         values = [push.gradients.region for push in pushes if push.gradients is not None]
         if not values:
-            return
-        if self.layout.shard_map.spec.buffers is Buffers.RANK0:
-            assign_buffers(into, values[0])
-            assign_buffers(self._region, into)
-        elif len(values) > 1:
+            return 0.0
+        if self.layout.shard_map.spec.buffers is Buffers.AVERAGE and len(values) > 1:
             average_buffers(into, values)
-            assign_buffers(self._region, into)
-        else:
+            return 1.0
+        if into is not values[0]:
             assign_buffers(into, values[0])
-            blend_buffers(self._region, into, 1 / self._live_workers)
+        return 1.0 if self.layout.shard_map.spec.buffers is Buffers.RANK0 else 1 / live_workers
 
     def _give(self, push: Push) -> None:
+        """A push that had been reserved for is done with."""
+        self._log.release(self.layout.region_bytes)
+        self._give_memory(push)
+
+    def _give_memory(self, push: Push) -> None:
         if push.gradients is not None and not push.gradients.lent:
             self.pool.give(push.gradients.region)
+
+    async def settled(self) -> None:
+        """Returns when everything decided so far has been done. Raises what stopped the model."""
+        if not self._newest.ready.done():
+            await asyncio.wait([self._newest.ready])
+        self.check()
 
     # -- pulls
 
@@ -334,18 +362,18 @@ class ShardModel:
         self._parked.discard(parked)
 
     @asynccontextmanager
-    async def snapshot(self, *, quick: bool = False) -> AsyncIterator[Snapshot]:
+    async def published(self, *, quick: bool = False) -> AsyncIterator[Published]:
         """Parameters and buffers after everything decided so far. ``quick``: read from shared memory."""
         self.check()
-        snapshot = self._newest
-        snapshot.take(quick=quick)
+        published = self._newest
+        published.take(quick=quick)
         try:
-            if not snapshot.ready.done():
-                await asyncio.shield(snapshot.ready)
+            if not published.ready.done():
+                await asyncio.shield(published.ready)
             self.check()
-            yield snapshot
+            yield published
         finally:
-            snapshot.give_back(quick=quick)
+            published.give_back(quick=quick)
 
     # -- parameters and state as a whole
 
@@ -355,32 +383,53 @@ class ShardModel:
             return False
 
         refusals: list[PsError] = []
+        nbytes = self.layout.region_bytes + sum(tensor.nbytes for _, tensor in entries or ())
+        await self._log.reserve(nbytes)
 
         def work() -> None:
             try:
-                if entries is not None:
-                    self._optimizer.load_state(entries)
+                self._replica.load(region, entries)
             except PsError as refusal:
                 refusals.append(refusal)  # nothing was changed: the model goes on
                 return
-            if region is not None:
-                copy_region(region, self._region)
+            self._log.append(Loaded(self.name, region, entries))
+            self.loads += 1
 
         before = self.initialised
         self.initialised = before or region is not None
-        await asyncio.shield(self._change(self.tracker.version, work))
+        loading = self._change(self.tracker.version, work)
+        loading.add_done_callback(lambda _: self._log.release(nbytes))
+        loading.add_done_callback(self._applied)
+        await asyncio.shield(loading)
         if refusals:
             self.initialised = before
             raise refusals[0]
         return True
 
     @asynccontextmanager
-    async def save(self) -> AsyncIterator[tuple[Snapshot, list[StateEntry]]]:
+    async def save(self) -> AsyncIterator[tuple[Published, list[StateEntry]]]:
         """Values and a copy of the optimizer state, of one version."""
+        copied = self._lane.submit(self._replica.state, self.layout.region_bytes)
+        async with self.published() as published:
+            yield published, await copied
 
-        def work() -> list[StateEntry]:
-            return [(key, tensor.clone()) for key, tensor in self._optimizer.state()]
+    # -- copies for the disk
 
-        copied = self._lane.submit(work, self.layout.region_bytes)
-        async with self.snapshot() as snapshot:
-            yield snapshot, await copied
+    async def describe(self) -> ModelPart:
+        """Where the model stands: what pushes it knows, and how far the log was when it knew them."""
+        memento, initialised = self.tracker.memento(), self.initialised
+        number = await self._lane.submit(lambda: self._log.number, 0)
+        self.check()
+        return ModelPart(self.layout.shard_map, initialised, memento, number)
+
+    async def copy_block(self, block: Block, into: memoryview) -> tuple[int, memoryview, list[StateEntry]]:
+        """A copy of one block, made between two updates: the last record it contains, values, optimizer state."""
+
+        def work() -> tuple[int, memoryview, list[StateEntry]]:
+            values = into[: block.end - block.begin]
+            values[:] = self._replica.region.bytes[block.begin : block.end]
+            return self._log.number, values, self._replica.state(block)
+
+        copied = await self._lane.submit(work, block.end - block.begin)
+        self.check()
+        return copied

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from ps_protocol.errors import PsError, Unavailable, UnknownModel
-from ps_protocol.layout import Layout
+from ps_protocol.errors import ModelMismatch, PsError, Unavailable, UnknownModel
 from ps_protocol.model import ShardMap
 from ps_protocol.view import ClusterView, Role
 from ps_server.failpoints import Failpoints
-from ps_server.log import MemoryLog, UpdateLog
-from ps_server.shard.lane import Lane
+from ps_server.log import MemoryLog, Placed, RecoveredModel, UpdateLog, new_model
+from ps_server.shard.lane import INLINE_BYTES, Lane
 from ps_server.shard.model import ShardModel
 
 logger = logging.getLogger(__name__)
@@ -37,10 +36,14 @@ class ShardParts:
 class Registry:
     """Lives on the shard's event loop; ``on_view`` is called there with each new view of the cluster."""
 
-    def __init__(self, parts: ShardParts) -> None:
+    def __init__(self, parts: ShardParts, recovered: Mapping[str, RecoveredModel] | None = None) -> None:
+        """``recovered``: models brought back from disk. They wait until the cluster places them as they were."""
         self._parts = parts
         self._view = ClusterView()
+        self._recovered = dict(recovered or {})
         self._models: dict[str, ShardModel] = {}
+        #: Models that cannot be had here, and why.
+        self._refused: dict[str, PsError] = {}
         self._fetching: dict[str, asyncio.Task[None]] = {}
         self._waiters: set[asyncio.Future[None]] = set()
 
@@ -59,19 +62,21 @@ class Registry:
             if mode_changed:
                 model.configure(view.consistency)
             model.members(self._live())
-        for name in view.models.keys() - self._models.keys() - self._fetching.keys():
+        for name in view.models.keys() - self._models.keys() - self._fetching.keys() - self._refused.keys():
             self._fetching[name] = asyncio.create_task(self._fetch(name))
         self._wake()
 
     async def model(self, name: str, epoch: int = 0) -> ShardModel:
         """The model, waiting a while for a declaration still on its way. Raises UnknownModel."""
-        if not await self._until(lambda: name in self._models):
+        if not await self._until(lambda: name in self._models or name in self._refused):
             raise UnknownModel(
                 f"model '{name}' is not declared",
                 shard=str(self._parts.shard),
                 expected=", ".join(sorted(self._models)) or "a declared model",
                 remedy="declare it with cluster.optimizer(...) first",
             )
+        if error := self._refused.get(name):
+            raise error
         model = self._models[name]
         known = model.layout.shard_map.epoch
         if epoch and epoch != known:
@@ -100,22 +105,36 @@ class Registry:
 
     async def _fetch(self, name: str) -> None:
         """Get the shard map of a new model and lay it out; try again until it works."""
-        while name not in self._models:
+        while name not in self._models and name not in self._refused:
             try:
                 shard_map = await self._parts.fetch_shard_map(name)
             except PsError as error:
                 logger.warning("cannot get the shard map of model '%s' yet: %s", name, error)
                 await asyncio.sleep(0.5)
                 continue
-            self.place(shard_map)
+            try:
+                self.place(shard_map)
+            except PsError as error:
+                logger.error("%s", error)
+                self._refused[name] = error
+                self._wake()
         del self._fetching[name]
 
     def place(self, shard_map: ShardMap) -> ShardModel:
-        """Make the model of ``shard_map``; its slices on this shard start uninitialised."""
-        parts = self._parts
-        layout = Layout.of(shard_map, parts.shard)
-        model = ShardModel(layout, parts.lane, self._view.consistency, parts.log, parts.failpoints)
+        """Make the model of ``shard_map``: as it was recovered, else uninitialised.
+
+        Raises ModelMismatch when another model was recovered under its name.
+        """
+        parts, name = self._parts, shard_map.spec.name
+        start = self._recovered.pop(name, None)
+        if start is None:
+            start = new_model(shard_map, parts.shard)
+            parts.lane.submit(lambda: parts.log.append(Placed(shard_map)), INLINE_BYTES * parts.log.waits)
+        elif start.shard_map != shard_map:
+            raise _mismatch(parts.shard, start.shard_map, shard_map)
+        model = ShardModel(start, parts.lane, self._view.consistency, parts.log, parts.failpoints)
         model.members(self._live())
+        layout = model.layout
         self._models[model.name] = model
         logger.info(
             "model '%s': %d slices, %.1f MB, %s, %s",
@@ -127,6 +146,11 @@ class Registry:
         )
         self._wake()
         return model
+
+    @property
+    def waiting_models(self) -> Mapping[str, RecoveredModel]:
+        """Models brought back from disk that the cluster has not placed yet."""
+        return self._recovered
 
     async def _until(self, true: Callable[[], bool]) -> bool:
         deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
@@ -145,3 +169,25 @@ class Registry:
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
+
+
+def _mismatch(shard: int, held: ShardMap, placed: ShardMap) -> ModelMismatch:
+    """The data directory holds a model that is not the one the cluster has placed."""
+    name = placed.spec.name
+    if held.spec == placed.spec:
+        return ModelMismatch(
+            f"the data directory of shard {shard} holds model '{name}' cut for another cluster",
+            shard=str(shard),
+            expected=f"{placed.shards} shards, epoch {placed.epoch}",
+            actual=f"{held.shards} shards, epoch {held.epoch}",
+            remedy="start as many shards as before, or restore a checkpoint into empty data directories",
+        )
+    differing = [v.name for v, w in zip(placed.spec.variables, held.spec.variables, strict=False) if v != w]
+    return ModelMismatch(
+        f"the data directory of shard {shard} holds another model under the name '{name}'",
+        variable=differing[0] if differing else "",
+        shard=str(shard),
+        expected=f"{len(placed.spec.variables)} variables, {placed.spec.optimizer} {list(placed.spec.group_options)}",
+        actual=f"{len(held.spec.variables)} variables, {held.spec.optimizer} {list(held.spec.group_options)}",
+        remedy="run the script that trained it, give the model another name, or use an empty --data-dir",
+    )

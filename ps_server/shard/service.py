@@ -14,6 +14,7 @@ from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire import wire_from_pb
 from ps_server.consistency import WorkerKey
+from ps_server.optimizers import describe, tensor_bytes
 from ps_server.rpc_errors import translated
 from ps_server.shard.carriers.carrier import parse_request
 from ps_server.shard.carriers.grpc_stream import Context, GrpcCarrier, read
@@ -21,8 +22,8 @@ from ps_server.shard.counters import Counters
 from ps_server.shard.model import ShardModel
 from ps_server.shard.registry import Registry
 from ps_server.shard.side_channels import SideChannels
-from ps_server.shard.state import LoadReader, describe, parse_load, tensor_bytes
-from ps_server.shard.stream import StepStream, send_snapshot
+from ps_server.shard.state import LoadReader, parse_load
+from ps_server.shard.stream import StepStream, send_published
 
 SERVICE = "ps_protocol.v1.Shard"
 
@@ -116,9 +117,9 @@ class ShardService:
         """Parameters and buffers of the newest version, whatever the mode."""
         model = await self._registry.model(request.model, request.epoch)
         model.require_values()
-        async with model.snapshot() as snapshot:
-            result = pb.StepResult(outcome=pb.OUTCOME_APPLIED, version=snapshot.version, with_buffers=True)
-            await send_snapshot(GrpcCarrier(context), result, snapshot, model, self._counters)
+        async with model.published() as published:
+            result = pb.StepResult(outcome=pb.OUTCOME_APPLIED, version=published.version, with_buffers=True)
+            await send_published(GrpcCarrier(context), result, published, model, self._counters)
 
     async def load(self, _: AsyncIterator[bytes], context: Context) -> bytes:
         """Write parameters, buffers and optimizer state."""
@@ -144,11 +145,11 @@ class ShardService:
         """Read parameters, buffers and optimizer state of one version."""
         model = await self._registry.model(request.model, request.epoch)
         model.require_values()
-        async with model.save() as (snapshot, entries):
-            pieces = pieces_of(snapshot.region.bytes, model.layout.ranges())
+        async with model.save() as (published, entries):
+            pieces = pieces_of(published.region.bytes, model.layout.ranges())
             pieces += [tensor_bytes(tensor) for _, tensor in entries]
             header = pb.SaveHeader(
-                version=snapshot.version, state=describe(entries), payload_bytes=sum(map(len, pieces))
+                version=published.version, state=describe(entries), payload_bytes=sum(map(len, pieces))
             )
             await context.write(pb.SaveReply(header=header).SerializeToString())
             for position, chunk in cut(pieces):

@@ -1,9 +1,8 @@
-"""Parameters and optimizer state as bytes: what Load writes and Save reads."""
+"""Takes what Load brings: parameters and optimizer state, announced by a header, in chunks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from google.protobuf.message import DecodeError
@@ -12,26 +11,8 @@ from ps_protocol import convert
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.frames import STATE_CHUNK_FIELD, Scatter, parse_chunk, pieces_of
 from ps_protocol.layout import Layout
-from ps_protocol.model import DType
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_server.optimizers import Region, StateEntry, StateKey, torch_dtype
-
-_DTYPES: dict[torch.dtype, DType] = {torch_dtype(dtype): dtype for dtype in DType}
-
-
-def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor, as a view."""
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
-
-
-def describe(entries: Sequence[StateEntry]) -> list[pb.StateTensor]:
-    """Names, dtypes and shapes of optimizer state, in payload order."""
-    return [
-        pb.StateTensor(
-            slice=key.slice_index, name=key.name, dtype=convert.dtype_to_pb(_DTYPES[tensor.dtype]), shape=tensor.shape
-        )
-        for key, tensor in entries
-    ]
+from ps_server.optimizers import Region, StateEntry, StateKey, tensor_bytes, torch_dtype
 
 
 class LoadReader:

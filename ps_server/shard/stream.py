@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ps_protocol.errors import InvalidRequest, NonFiniteGradient, PsError, to_detail
+from ps_protocol.errors import InvalidRequest, NonFiniteGradient, PsError, StorageFull, to_detail
 from ps_protocol.frames import pieces_of
 from ps_protocol.layout import Range, subtract
 from ps_protocol.model import Options
@@ -22,7 +22,7 @@ from ps_server.shard.coding import Coding
 from ps_server.shard.counters import Counters
 from ps_server.shard.model import Gradients, Push, ShardModel
 from ps_server.shard.options import merge_options
-from ps_server.shard.snapshots import Snapshot
+from ps_server.shard.published import Published
 from ps_server.shard.staging import Staging
 
 logger = logging.getLogger(__name__)
@@ -116,6 +116,7 @@ class StepStream:
                 push = await self._take(message)
                 if push is not None:
                     decision = await self._model.push(push)
+                    await self._model.settled()
                     return result_of(Answer(push.info, True, decision), self._model)
         finally:
             self._staging.discard()
@@ -260,7 +261,7 @@ class StepStream:
     async def _decide(self, push: Push) -> Answer:
         try:
             decision = await self._model.push(push)
-        except (NonFiniteGradient, InvalidRequest) as error:
+        except (NonFiniteGradient, InvalidRequest, StorageFull) as error:
             return Answer(push.info, push.push_only, error=error)
         self._counters.version = self._model.tracker.version
         self._counters.staleness = decision.staleness
@@ -271,10 +272,11 @@ class StepStream:
             if isinstance(answer, Fetched):
                 await self._reply(pb.StepResult(outcome=pb.OUTCOME_APPLIED, with_buffers=True))
             elif answer.decision is None or answer.push_only:
+                await self._model.settled()
                 await self._carrier.send(pb.StepReply(result=result_of(answer, self._model)))
             else:
                 await self._gate(answer.info.position, answer.ahead)
-                self._model.failpoints.hit("after_log_before_reply")
+                self._model.failpoints.hit("after_apply_before_reply")
                 await self._reply(result_of(answer, self._model))
 
     async def _gate(self, position: Position, ahead: int) -> None:
@@ -294,9 +296,9 @@ class StepStream:
         quick = self._carrier.transport == common_pb2.TRANSPORT_SHM
         self._replied.clear()
         try:
-            async with self._model.snapshot(quick=quick) as snapshot:
-                result.version = snapshot.version
-                await send_snapshot(self._carrier, result, snapshot, self._model, self._counters, self._coding)
+            async with self._model.published(quick=quick) as published:
+                result.version = published.version
+                await send_published(self._carrier, result, published, self._model, self._counters, self._coding)
         finally:
             self._replied.set()
 
@@ -325,19 +327,19 @@ def result_of(answer: Answer, model: ShardModel) -> pb.StepResult:
     return result
 
 
-async def send_snapshot(
+async def send_published(
     carrier: Carrier,
     result: pb.StepResult,
-    snapshot: Snapshot,
+    published: Published,
     model: ShardModel,
     counters: Counters,
     coding: Coding | None = None,
 ) -> None:
-    """Send ``result`` with the snapshot's parameters, and buffers where the result says so."""
-    encoded = await coding.encode(result, snapshot.region) if coding else None
+    """Send ``result`` with the published parameters, and buffers where the result says so."""
+    encoded = await coding.encode(result, published.region) if coding else None
     if encoded is not None:
         await carrier.send_payload(result, [encoded])
     else:
         ranges = model.layout.ranges(buffers=result.with_buffers)
-        await carrier.send_parameters(result, snapshot.region, ranges)
+        await carrier.send_parameters(result, published.region, ranges)
     counters.bytes += result.payload_bytes

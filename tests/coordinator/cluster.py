@@ -7,8 +7,9 @@ from typing import Any
 
 from ps_protocol.model import DType, Kind, ModelSpec, ShardMap, Variable
 from ps_protocol.view import Joined, MemberStats, Role
+from ps_server.coordinator.applicant import Applicant
 from ps_server.coordinator.settings import ClusterSettings
-from ps_server.coordinator.state import Applicant, ClusterState
+from ps_server.coordinator.state import ClusterState
 
 SPEC = ModelSpec(
     "net",
@@ -26,18 +27,26 @@ class Cluster:
     """The state, the time, and events by their names."""
 
     def __init__(self, **settings: Any) -> None:
-        self.state = ClusterState(replace(ClusterSettings(first_incarnation=100), **settings))
+        self.settings = replace(ClusterSettings(first_incarnation=100), **settings)
+        self.state = ClusterState(self.settings)
         self.now = 0.0
         self.joins = 0
 
-    def join(self, role: Role, index: int | None = None, token: str | None = None) -> Joined:
+    def join(self, role: Role, index: int | None = None, token: str | None = None, state: int = 0) -> Joined:
         self.joins += 1
         address = "host:1" if role is Role.SHARD else ""
-        ask = Applicant(role, index, address, token if token is not None else f"token {self.joins}")
-        return self.state.join(ask, self.now).value
+        token = token if token is not None else f"token {self.joins}"
+        return self.state.join(Applicant(role, index, address, token, data_incarnation=state), self.now).value
 
-    def shard(self, index: int = 0) -> Joined:
-        return self.join(Role.SHARD, index)
+    def shard(self, index: int = 0, state: int = 0) -> Joined:
+        """A shard that brings the state incarnation ``state`` wrote."""
+        return self.join(Role.SHARD, index, state=state)
+
+    def keep(self, joined: Joined) -> str:
+        """The shard says that its state is on disk."""
+        m = joined.member
+        beat = self.state.heartbeat(m.role, m.index, m.incarnation, MemberStats(), self.now, keeps_state=True)
+        return beat.reason
 
     def worker(self, rank: int | None = None, token: str | None = None) -> Joined:
         return self.join(Role.WORKER, rank, token)

@@ -6,9 +6,9 @@ import pytest
 
 from ps_protocol.errors import Unavailable
 from ps_protocol.view import ClusterView, MemberStats, Role
+from ps_server.coordinator.applicant import Applicant
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.settings import ClusterSettings
-from ps_server.coordinator.state import Applicant
 
 
 def driven(body: Callable[[Driver], Coroutine[Any, Any, None]], settings: ClusterSettings) -> None:

@@ -1,3 +1,4 @@
+import asyncio
 import json
 import os
 import signal
@@ -16,8 +17,11 @@ from ps_protocol.model import Consistency, Mode, StalePolicy
 from ps_protocol.view import Role
 from ps_server import serving
 from ps_server.coordinator import main as module
+from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.journal import FILE_NAME, Journal
 from ps_server.coordinator.main import CoordinatorConfig, main
 from ps_server.coordinator.placement import Balanced, FixedShards, MaxSize, MinSize, PartitionRule
+from ps_server.coordinator.settings import ClusterSettings
 
 TF_CONFIG = json.dumps(
     {
@@ -33,7 +37,7 @@ class Told:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.config: CoordinatorConfig | None = None
 
-        def serve(config: CoordinatorConfig, stop: object) -> None:
+        def serve(config: CoordinatorConfig, journal: object, stop: object) -> None:
             self.config = config
 
         monkeypatch.setattr(module, "serve", serve)
@@ -140,6 +144,44 @@ def test_a_wrong_tf_config_ends_with_code_2(told: Told) -> None:
     assert "TF_CONFIG is not JSON" in result.output
 
 
+# With a journal
+
+
+def test_a_start_from_the_journal_needs_no_flag_again(told: Told, tmp_path: Path) -> None:
+    flags = ("--shards", "3", "--workers", "2", "--seed", "7", "--partition", "fixed", "--mode", "ssp")
+    first = told("--data-dir", str(tmp_path), *flags).cluster
+    begin(tmp_path, first)
+    again = told(PS_COORDINATOR_DATA_DIR=str(tmp_path)).cluster
+    assert again.identity == first.identity
+    assert (again.seed, again.partition) == (7, FixedShards(3))
+
+
+def test_a_random_seed_stays_that_of_the_job(told: Told, tmp_path: Path) -> None:
+    first = told("--data-dir", str(tmp_path)).cluster
+    begin(tmp_path, first)
+    assert told("--data-dir", str(tmp_path)).cluster.seed == first.seed
+
+
+def test_another_mode_flag_is_reported_and_not_taken(
+    told: Told, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin(tmp_path, told("--data-dir", str(tmp_path), "--mode", "ssp").cluster)
+    told("--data-dir", str(tmp_path), "--mode", "ssp")
+    assert not caplog.records
+    told("--data-dir", str(tmp_path), "--mode", "async")
+    assert "the job is in mode ssp(4) and stays there, not in async: change it with psctl mode" in caplog.text
+
+
+def begin(folder: Path, settings: ClusterSettings) -> None:
+    """What the first start writes."""
+    with Journal.open(folder) as journal:
+        asyncio.run(begun(settings, journal))
+
+
+async def begun(settings: ClusterSettings, journal: Journal) -> None:
+    await Driver(settings, journal=journal).close()
+
+
 # The process itself
 
 
@@ -185,3 +227,48 @@ def test_a_port_in_use_ends_the_process_with_code_2_and_one_line() -> None:
     assert child.returncode == 2
     assert output.startswith("Error: cannot listen on 127.0.0.1:")
     assert len(output.splitlines()) == 1
+
+
+def refused(*arguments: str) -> str:
+    """The one line with which a process ends that was wrongly configured."""
+    with process("--port", "0", *arguments) as child:
+        _, output = child.communicate(timeout=30)
+    assert child.returncode == 2, output
+    assert len(output.splitlines()) == 1
+    return output
+
+
+def test_a_killed_process_goes_on_from_its_journal_and_only_as_the_same_job(tmp_path: Path) -> None:
+    folder = str(tmp_path / "data")
+    arguments = ("--port", "0", "--data-dir", folder)
+    with process(*arguments, "--shards", "2", "--seed", "3") as child:
+        with CoordinatorClient(served(child)) as client:
+            first = client.join(JoinSpec(Role.WORKER), "token")
+        in_use = refused("--data-dir", folder)
+        assert f"{FILE_NAME} is in use by another process" in in_use
+        child.kill()
+    assert "expected: --shards 2; actual: --shards 1" in refused("--data-dir", folder, "--shards", "1")
+    with process(*arguments) as child, CoordinatorClient(served(child)) as client:
+        assert client.get_status().view.members == (first.member,)
+        assert client.join(JoinSpec(Role.WORKER), "token") == first
+        assert client.join(JoinSpec(Role.WORKER), "other").member.incarnation > first.member.incarnation
+
+
+def served(child: subprocess.Popen[str]) -> str:
+    """The address it says it serves at."""
+    assert child.stderr is not None
+    for line in child.stderr:
+        if "serves at " in line:
+            return line.split("serves at ")[1].split(": ")[0]
+    raise AssertionError("the process ended")
+
+
+def test_a_damaged_journal_ends_the_process_with_one_line_and_stays(tmp_path: Path) -> None:
+    file = tmp_path / FILE_NAME
+    file.write_bytes(b"scribble" * 1000)
+    with process("--port", "0", "--data-dir", str(tmp_path)) as child:
+        _, output = child.communicate(timeout=30)
+    assert child.returncode == 1
+    assert str(file) in output
+    assert len(output.splitlines()) == 1
+    assert file.read_bytes() == b"scribble" * 1000

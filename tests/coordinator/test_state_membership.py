@@ -2,6 +2,7 @@ import gc
 
 import pytest
 
+from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.errors import (
     Fenced,
     InvalidRequest,
@@ -9,7 +10,8 @@ from ps_protocol.errors import (
     UnknownShard,
 )
 from ps_protocol.view import MemberStats, Role
-from ps_server.coordinator.state import GONE_KEPT, Applicant
+from ps_server.coordinator.applicant import Applicant
+from ps_server.coordinator.state import GONE_KEPT
 from tests.coordinator.cluster import Cluster
 
 
@@ -65,7 +67,8 @@ def test_a_shard_needs_a_number_and_an_address(ask: Applicant) -> None:
 
 
 def test_another_protocol_version_is_refused_naming_both() -> None:
-    with pytest.raises(ProtocolVersionMismatch, match="worker speaks protocol version 99, the coordinator 2"):
+    ours = f"worker speaks protocol version 99, the coordinator {PROTOCOL_VERSION}"
+    with pytest.raises(ProtocolVersionMismatch, match=ours):
         Cluster().state.join(Applicant(Role.WORKER, None, "", "t", protocol_version=99), 0.0)
 
 

@@ -68,7 +68,7 @@ def test_no_push_is_lost_or_doubled_and_a_replay_gives_the_same_bytes(optimizer,
     replayed = ShardOptimizer(model.layout, region)
     for update, gradient_bytes in log.updates:
         scratch.data.copy_(gradient_bytes)
-        replayed.apply(scratch, update.absent, update.options, update.scale)
+        replayed.apply(scratch, update.step.absent, update.step.options, update.step.scale)
     assert torch.equal(region.data, served)
 
 

@@ -98,13 +98,13 @@ def test_a_push_repeated_on_a_new_stream_after_a_lost_reply_is_not_applied_again
 
 def test_a_reply_lost_after_the_apply_is_given_again_to_the_repeated_push_and_its_region_returned():
     def drop():
-        shard.failpoints.disarm("after_log_before_reply")
+        shard.failpoints.disarm("after_apply_before_reply")
         raise Unavailable("dropped by the test")
 
     with running_shard() as shard:
         model, initial = start(shard)
         grads = gradients(model, 1)
-        shard.failpoints.arm("after_log_before_reply", drop)
+        shard.failpoints.arm("after_apply_before_reply", drop)
         stream = StubStream(shard)
         with pytest.raises(grpc.RpcError):
             stream.exchange(flat(model.layout, *grads))
@@ -353,7 +353,7 @@ def test_a_failed_update_stops_the_model_and_says_so_to_everyone():
         def fail():
             raise OSError("the disk is gone")
 
-        shard.failpoints.arm("after_apply_before_log", fail)
+        shard.failpoints.arm("after_log_before_apply", fail)
         stream, other = StubStream(shard), StubStream(shard, rank=1, incarnation=2)
         for each in (stream, other):
             each.push(flat(model.layout, *gradients(model, 1)))

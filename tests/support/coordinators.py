@@ -4,26 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_server import serving
 from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.journal import Journal
 from ps_server.coordinator.service import SERVICE_NAME, CoordinatorService
 from ps_server.coordinator.settings import ClusterSettings
 from tests.support.loops import LoopThread
 
 
 class TestCoordinator:
-    """May be stopped and started again on the same port, as an operator would, or cut off and found again."""
+    """May be stopped and started again on the same port, as an operator would, or cut off and found again.
+
+    With ``data_dir`` it keeps a journal there, and goes on from it when it is started again.
+    """
 
     __test__ = False
 
-    def __init__(self, loop: LoopThread, settings: ClusterSettings, port: int = 0) -> None:
+    def __init__(
+        self, loop: LoopThread, settings: ClusterSettings, port: int = 0, data_dir: Path | None = None
+    ) -> None:
         self._loop = loop
         self.settings = settings
         self.port = port
         self.address = ""
+        self._data_dir = data_dir
         self._driver: Driver | None = None
+        self._journal: Journal | None = None
         self._server: serving.RunningServer | None = None
 
     def start(self, settings: ClusterSettings | None = None) -> None:
@@ -34,6 +43,9 @@ class TestCoordinator:
         if self._driver is not None:
             self._loop.run(self._driver.close())
             self._driver = None
+        if self._journal is not None:
+            self._loop.run(self._close_journal(self._journal))
+            self._journal = None
 
     def disconnect(self) -> None:
         """Out of reach; the state lives on."""
@@ -45,9 +57,14 @@ class TestCoordinator:
         self._loop.run(self._serve())
 
     async def _start(self, settings: ClusterSettings) -> None:
-        self._driver = Driver(settings)
+        if self._data_dir is not None:
+            self._journal = Journal.open(self._data_dir)
+        self._driver = Driver(settings, journal=self._journal)
         self._driver.start()
         await self._serve()
+
+    async def _close_journal(self, journal: Journal) -> None:
+        journal.close()
 
     async def _serve(self) -> None:
         assert self._driver is not None
@@ -57,18 +74,22 @@ class TestCoordinator:
 
 
 @contextmanager
-def running_coordinator(settings: ClusterSettings | None = None) -> Iterator[TestCoordinator]:
+def running_coordinator(
+    settings: ClusterSettings | None = None, data_dir: Path | None = None
+) -> Iterator[TestCoordinator]:
     """Serve a coordinator on a free port of 127.0.0.1."""
-    with stopped_coordinator(settings) as coordinator:
+    with stopped_coordinator(settings, data_dir) as coordinator:
         coordinator.start()
         yield coordinator
 
 
 @contextmanager
-def stopped_coordinator(settings: ClusterSettings | None = None) -> Iterator[TestCoordinator]:
+def stopped_coordinator(
+    settings: ClusterSettings | None = None, data_dir: Path | None = None
+) -> Iterator[TestCoordinator]:
     """A coordinator that the test starts itself."""
     with LoopThread() as loop:
-        coordinator = TestCoordinator(loop, settings or ClusterSettings())
+        coordinator = TestCoordinator(loop, settings or ClusterSettings(), data_dir=data_dir)
         try:
             yield coordinator
         finally:

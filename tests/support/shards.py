@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,14 +20,16 @@ from ps_protocol.v1 import common_pb2, shard_pb2, shard_pb2_grpc
 from ps_protocol.view import ClusterView, Member, Role
 from ps_server import serving
 from ps_server.failpoints import Failpoints
-from ps_server.log import MemoryLog, Update, UpdateLog
+from ps_server.log import Entry, MemoryLog, Update, UpdateLog
 from ps_server.shard.counters import Counters
 from ps_server.shard.lane import Lane
 from ps_server.shard.model import ShardModel
+from ps_server.shard.published import Published
 from ps_server.shard.registry import Registry, ShardParts
 from ps_server.shard.service import SERVICE, ShardService
 from ps_server.shard.side_channels import SideChannelConfig, SideChannels
-from ps_server.shard.snapshots import Snapshot
+from ps_server.shard.storage import Storage
+from ps_server.storage_options import StorageConfig
 from tests.support.loops import LoopThread
 
 
@@ -49,14 +51,17 @@ def whole_map(spec: ModelSpec) -> ShardMap:
     return ShardMap(1, spec, 1, slices)
 
 
-class RecordingLog:
+class RecordingLog(MemoryLog):
     """Keeps every update with a copy of its gradients."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.updates: list[tuple[Update, torch.Tensor]] = []
 
-    def append(self, update: Update) -> None:
-        self.updates.append((update, update.gradients.data.clone()))
+    def append(self, entry: Entry) -> int:
+        if isinstance(entry, Update):
+            self.updates.append((entry, entry.step.gradients.data.clone()))
+        return super().append(entry)
 
 
 @dataclass
@@ -69,6 +74,7 @@ class TestShard:
     registry: Registry
     failpoints: Failpoints
     counters: Counters
+    storage: Storage | None = None
     address: str = ""
     channel: grpc.Channel = field(init=False)
     view: ClusterView = field(default_factory=ClusterView)
@@ -93,11 +99,11 @@ class TestShard:
 
         return self.loop.run(place())
 
-    def take(self, model: ShardModel, *, quick: bool = False) -> tuple[Snapshot, Callable[[], None]]:
-        """The newest snapshot, and how to give it back."""
-        taking = model.snapshot(quick=quick)
-        snapshot = self.loop.run(taking.__aenter__())
-        return snapshot, lambda: self.loop.run(taking.__aexit__(None, None, None))
+    def take(self, model: ShardModel, *, quick: bool = False) -> tuple[Published, Callable[[], None]]:
+        """The newest published, and how to give it back."""
+        taking = model.published(quick=quick)
+        published = self.loop.run(taking.__aenter__())
+        return published, lambda: self.loop.run(taking.__aexit__(None, None, None))
 
     def model(self, name: str = "model") -> ShardModel:
         return self.loop.run(self.registry.model(name))
@@ -109,8 +115,10 @@ def running_shard(
     consistency: Consistency | None = None,
     log: UpdateLog | None = None,
     side_channel_config: SideChannelConfig | None = None,
+    storage_config: StorageConfig | None = None,
+    incarnation: int = 100,
 ) -> Iterator[TestShard]:
-    """Serve shard 0 on a free port of 127.0.0.1."""
+    """Serve shard 0 on a free port of 127.0.0.1. ``storage_config``: what it keeps on disk, in the place of ``log``."""
 
     async def listening(config: SideChannelConfig) -> SideChannels:
         return SideChannels(config)
@@ -118,20 +126,27 @@ def running_shard(
     async def fetch(name: str) -> ShardMap:
         raise AssertionError(f"the test places its models itself, not {name}")
 
-    with LoopThread() as loop:
+    with LoopThread() as loop, ExitStack() as closing:
         lane, counters, failpoints = Lane(1), Counters(), Failpoints()
-        registry = Registry(ShardParts(0, lane, fetch, log or MemoryLog(), failpoints))
-        shard = TestShard(loop, registry, failpoints, counters)
+        closing.callback(lane.close)
+        storage = loop.run(Storage.open(0, storage_config or StorageConfig(), lane))
+        closing.callback(lambda: loop.run(storage.close()))
+        registry = Registry(ShardParts(0, lane, fetch, log or storage.log, failpoints), storage.recovered)
+        shard = TestShard(loop, registry, failpoints, counters, storage)
+
+        async def begin() -> None:
+            storage.begin(incarnation, lambda: registry.models)
+
+        loop.run(begin())
         side_channels = loop.run(listening(side_channel_config or SideChannelConfig()))
+        closing.callback(lambda: loop.run(side_channels.close()))
         service = ShardService(0, registry, counters, side_channels)
         server = loop.run(serving.start("127.0.0.1", 0, [(SERVICE, service.register)]))
+        closing.callback(lambda: loop.run(server.stop(0.2)))
         shard.address = server.address
         shard.set_view(live or {0: 1}, consistency or Consistency())
         with grpc.insecure_channel(server.address) as shard.channel:
             yield shard
-        loop.run(server.stop(0.2))
-        loop.run(side_channels.close())
-        lane.close()
 
 
 def error_of(call: grpc.RpcError) -> PsError:
@@ -220,9 +235,9 @@ def unflat(layout: Layout, payload: bytes, count: int | None = None) -> list[tor
     return tensors
 
 
-def start(shard: TestShard, **arguments: Any) -> tuple[ShardModel, list[torch.Tensor]]:
+def start(shard: TestShard, *shapes: tuple[int, ...], **arguments: Any) -> tuple[ShardModel, list[torch.Tensor]]:
     """Place a simple model and give it random initial values."""
-    model = shard.place(whole_map(simple_spec(**arguments)))
+    model = shard.place(whole_map(simple_spec(*shapes, **arguments)))
     generator = torch.Generator().manual_seed(0)
     initial = [torch.randn(span.shape, generator=generator) for span in model.layout.slices]
     assert load(shard, model, flat(model.layout, *initial)).written

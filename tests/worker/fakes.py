@@ -324,6 +324,9 @@ class FakeSession:
     def shard_address(self, shard: int) -> str:
         return self.shards[shard].address
 
+    def shard_incarnation(self, shard: int) -> int:
+        return 1
+
     def shard_channel(self, shard: int) -> grpc.Channel:
         if not self._channels:
             self._channels = [grpc.insecure_channel(s.address, CLIENT_OPTIONS) for s in self.shards]

@@ -18,7 +18,9 @@ from ps_protocol import convert_cluster as convert
 from ps_protocol.channel import CLIENT_OPTIONS
 from ps_protocol.client.errors import translate
 from ps_protocol.convert import consistency_to_pb, shard_map_from_pb, spec_to_pb
+from ps_protocol.convert_leases import answer_from_pb, ask_to_pb
 from ps_protocol.errors import Unavailable
+from ps_protocol.leases import LeaseAnswer, LeaseAsk
 from ps_protocol.model import Consistency, ModelSpec, ShardMap
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
@@ -47,6 +49,8 @@ class JoinSpec:
     index: int | None = None
     #: host:port where a shard serves; empty for the other roles.
     address: str = ""
+    #: Shards: the incarnation that wrote the state this process holds last; 0 when it holds none.
+    data_incarnation: int = 0
 
 
 class ViewStream:
@@ -120,7 +124,8 @@ class CoordinatorClient:
     def join(self, spec: JoinSpec, token: str, timeout_seconds: float = CALL_SECONDS) -> Joined:
         """Become a member. ``token`` is random and the same for each repetition by one process.
 
-        Raises ProtocolVersionMismatch, UnknownShard or InvalidRequest.
+        Raises ProtocolVersionMismatch, UnknownShard, InvalidRequest, or Fenced for a shard whose place has newer state
+        elsewhere than ``spec.data_incarnation``.
         """
         request = pb.JoinRequest(
             role=convert.role_to_pb(spec.role),
@@ -130,19 +135,29 @@ class CoordinatorClient:
             token=token,
             host=socket.gethostname(),
             pid=os.getpid(),
+            data_incarnation=spec.data_incarnation,
         )
         return convert.joined_from_pb(self._call("Join", request, timeout_seconds), spec.role, spec.address)
 
-    def heartbeat(self, member: Member, stats: MemberStats, timeout_seconds: float = CALL_SECONDS) -> int:
+    def heartbeat(
+        self,
+        member: Member,
+        stats: MemberStats,
+        timeout_seconds: float = CALL_SECONDS,
+        *,
+        keeps_state: bool = False,
+    ) -> int:
         """Renew the lease of ``member``, once; returns the revision of the cluster. Raises Fenced."""
-        request = pb.HeartbeatRequest(
-            role=convert.role_to_pb(member.role),
-            index=member.index,
-            incarnation=member.incarnation,
-            stats=convert.stats_to_pb(stats),
-        )
+        request = _heartbeat(member, stats, keeps_state)
         revision: int = self._once("Heartbeat", request, timeout_seconds).revision
         return revision
+
+    def announce_state(self, member: Member, stats: MemberStats, timeout_seconds: float = CALL_SECONDS) -> None:
+        """Say that the state of shard ``member`` is on disk under its incarnation; older state is refused from then on.
+
+        Raises Fenced when the place was lost before.
+        """
+        self._call("Heartbeat", _heartbeat(member, stats, keeps_state=True), timeout_seconds)
 
     def leave(self, member: Member, reason: str = "", timeout_seconds: float = CALL_SECONDS) -> None:
         """End the membership of ``member``, tried once. ``reason`` is empty at a clean end. Raises Fenced."""
@@ -185,6 +200,17 @@ class CoordinatorClient:
         )
         return convert.barrier_from_pb(self._call("Barrier", request, wait_seconds + timeout_seconds))
 
+    def lease_data(
+        self, worker: Member, ask: LeaseAsk, wait_seconds: float = 0.0, timeout_seconds: float = CALL_SECONDS
+    ) -> LeaseAnswer:
+        """Report what was trained, then lease a range, waiting up to ``wait_seconds`` while others hold all there is.
+
+        ``timeout_seconds`` come on top, for a coordinator that does not answer. Raises Fenced, or InvalidRequest for
+        another dataset than the one known by this name.
+        """
+        request = ask_to_pb(worker, ask, wait_seconds)
+        return answer_from_pb(self._call("LeaseData", request, wait_seconds + timeout_seconds))
+
     def get_status(self, timeout_seconds: float = CALL_SECONDS) -> ClusterStatus:
         """The view, and every member with its last statistics."""
         return convert.status_from_pb(self._call("GetStatus", pb.GetStatusRequest(), timeout_seconds))
@@ -214,3 +240,13 @@ class CoordinatorClient:
                 if time.monotonic() + pause >= deadline or self._closed.wait(pause):
                     raise
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def _heartbeat(member: Member, stats: MemberStats, keeps_state: bool) -> pb.HeartbeatRequest:
+    return pb.HeartbeatRequest(
+        role=convert.role_to_pb(member.role),
+        index=member.index,
+        incarnation=member.incarnation,
+        stats=convert.stats_to_pb(stats),
+        keeps_state=keeps_state,
+    )

@@ -43,6 +43,7 @@ class Membership:
         self._client = client
         self._joined = joined
         self._stats: Callable[[], MemberStats] = MemberStats
+        self._keeps_state = False
         #: Guards the fields below; notified when any of them changes.
         self._changed = threading.Condition()
         self._view = ClusterView()
@@ -175,6 +176,16 @@ class Membership:
         """Tell ``stats()`` with each heartbeat; it is called from the heartbeat thread."""
         self._stats = stats
 
+    def announce_state(self, timeout_seconds: float = JOIN_SECONDS) -> None:
+        """Return once the coordinator knows that this shard's state is on disk under its own incarnation.
+
+        To be called after that is so and before the first push is acknowledged: a process that brings older state is
+        refused from then on, and accepted before. Waits for a coordinator that is away. Raises Fenced, or Unavailable
+        after ``timeout_seconds``.
+        """
+        self._client.announce_state(self.member, self._read_stats(), timeout_seconds)
+        self._keeps_state = True
+
     def leave(self, reason: str = "") -> None:
         """Give up the place now and close; ``reason`` is empty at a clean end. Never raises: a lease ends anyway."""
         if self._closed.is_set():
@@ -212,7 +223,13 @@ class Membership:
             if self._closed.is_set():
                 return
             try:
-                self._client.heartbeat(self.member, self._read_stats(), self._joined.lease_seconds / 2)
+                self._client.heartbeat(
+                    self.member,
+                    self._read_stats(),
+                    self._joined.lease_seconds / 2,
+                    # Again each time: for a coordinator that was brought back from an old copy of its journal.
+                    keeps_state=self._keeps_state,
+                )
             except Fenced as error:
                 self._lose_place(error)
                 return

@@ -70,6 +70,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_UNSUPPORTED_OPTIMIZER: _ClassVar[ErrorCode]
     ERROR_CODE_NOT_READY: _ClassVar[ErrorCode]
     ERROR_CODE_STATE_LOST: _ClassVar[ErrorCode]
+    ERROR_CODE_STORAGE_FULL: _ClassVar[ErrorCode]
 
 class Transport(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -129,6 +130,7 @@ ERROR_CODE_PROTOCOL_VERSION: ErrorCode
 ERROR_CODE_UNSUPPORTED_OPTIMIZER: ErrorCode
 ERROR_CODE_NOT_READY: ErrorCode
 ERROR_CODE_STATE_LOST: ErrorCode
+ERROR_CODE_STORAGE_FULL: ErrorCode
 TRANSPORT_UNSPECIFIED: Transport
 TRANSPORT_GRPC: Transport
 TRANSPORT_SHM: Transport

@@ -20,7 +20,7 @@ ROLE_WORKER: Role
 ROLE_EVALUATOR: Role
 
 class JoinRequest(_message.Message):
-    __slots__ = ("role", "index", "address", "protocol_version", "token", "host", "pid")
+    __slots__ = ("role", "index", "address", "protocol_version", "token", "host", "pid", "data_incarnation")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class JoinRequest(_message.Message):
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    DATA_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     role: Role
     index: int
     address: str
@@ -35,7 +36,8 @@ class JoinRequest(_message.Message):
     token: str
     host: str
     pid: int
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., protocol_version: _Optional[int] = ..., token: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+    data_incarnation: int
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., protocol_version: _Optional[int] = ..., token: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., data_incarnation: _Optional[int] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("index", "incarnation", "lease_seconds", "heartbeat_seconds", "revision", "seed", "phase")
@@ -83,16 +85,18 @@ class MemberStats(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., version: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., bytes_per_second: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., staleness: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("role", "index", "incarnation", "stats")
+    __slots__ = ("role", "index", "incarnation", "stats", "keeps_state")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_STATE_FIELD_NUMBER: _ClassVar[int]
     role: Role
     index: int
     incarnation: int
     stats: MemberStats
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., stats: _Optional[_Union[MemberStats, _Mapping]] = ...) -> None: ...
+    keeps_state: bool
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., stats: _Optional[_Union[MemberStats, _Mapping]] = ..., keeps_state: bool = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
     __slots__ = ("revision",)
@@ -203,6 +207,50 @@ class BarrierReply(_message.Message):
     released: bool
     missing_ranks: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, released: bool = ..., missing_ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ItemSpan(_message.Message):
+    __slots__ = ("begin", "end")
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    begin: int
+    end: int
+    def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+
+class LeaseDataRequest(_message.Message):
+    __slots__ = ("rank", "incarnation", "dataset", "length", "epoch", "lease_items", "sequence", "trained", "trained_epoch", "wait_seconds")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    incarnation: int
+    dataset: str
+    length: int
+    epoch: int
+    lease_items: int
+    sequence: int
+    trained: _containers.RepeatedCompositeFieldContainer[ItemSpan]
+    trained_epoch: int
+    wait_seconds: float
+    def __init__(self, rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., dataset: _Optional[str] = ..., length: _Optional[int] = ..., epoch: _Optional[int] = ..., lease_items: _Optional[int] = ..., sequence: _Optional[int] = ..., trained: _Optional[_Iterable[_Union[ItemSpan, _Mapping]]] = ..., trained_epoch: _Optional[int] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+
+class LeaseDataReply(_message.Message):
+    __slots__ = ("span", "epoch", "done", "holders")
+    SPAN_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    span: ItemSpan
+    epoch: int
+    done: bool
+    holders: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, span: _Optional[_Union[ItemSpan, _Mapping]] = ..., epoch: _Optional[int] = ..., done: bool = ..., holders: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

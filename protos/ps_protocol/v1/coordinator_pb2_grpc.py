@@ -75,6 +75,11 @@ class CoordinatorStub(object):
                 request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.BarrierRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.BarrierReply.FromString,
                 _registered_method=True)
+        self.LeaseData = channel.unary_unary(
+                '/ps_protocol.v1.Coordinator/LeaseData',
+                request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.LeaseDataRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.LeaseDataReply.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/ps_protocol.v1.Coordinator/GetStatus',
                 request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.GetStatusRequest.SerializeToString,
@@ -140,6 +145,15 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LeaseData(self, request, context):
+        """Report what was trained of a dataset, then lease a range of it. Safe to repeat with the same sequence. FENCED when a
+        range reported was handed to another worker, or the worker is no member any more. While others hold all that is left
+        it waits up to wait_seconds; ask again while there is neither a span nor done.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
         """For people and dashboards: members with their last statistics.
         """
@@ -189,6 +203,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Barrier,
                     request_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.BarrierRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.BarrierReply.SerializeToString,
+            ),
+            'LeaseData': grpc.unary_unary_rpc_method_handler(
+                    servicer.LeaseData,
+                    request_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.LeaseDataRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.LeaseDataReply.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -412,6 +431,33 @@ class Coordinator(object):
             '/ps_protocol.v1.Coordinator/Barrier',
             ps__protocol_dot_v1_dot_coordinator__pb2.BarrierRequest.SerializeToString,
             ps__protocol_dot_v1_dot_coordinator__pb2.BarrierReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LeaseData(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.Coordinator/LeaseData',
+            ps__protocol_dot_v1_dot_coordinator__pb2.LeaseDataRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_coordinator__pb2.LeaseDataReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from ps_server.shard import lane
-from ps_server.shard.snapshots import Copies
+from ps_server.shard.published import Copies
 from tests.support.shards import StubStream, flat, gradients, load, running_shard, simple_spec, wait_until, whole_map
 
 
@@ -26,14 +26,14 @@ def place(shard):
 def test_a_reader_keeps_its_version_while_updates_go_on():
     with running_shard() as shard:
         model, stream = place(shard), StubStream(shard)
-        snapshot, _ = shard.take(model)
-        held = bytes(snapshot.region.bytes)
+        published, _ = shard.take(model)
+        held = bytes(published.region.bytes)
         for seed in range(3):
             stream.push(flat(model.layout, *gradients(model, seed)), push_only=True)
             stream.result()
-        assert bytes(snapshot.region.bytes) == held
+        assert bytes(published.region.bytes) == held
         newest, _ = shard.take(model)
-        assert newest.version == snapshot.version + 3
+        assert newest.version == published.version + 3
         assert bytes(newest.region.bytes) != held
 
 
@@ -44,9 +44,9 @@ def test_an_update_copies_the_region_once_for_its_readers_and_never_for_nobody()
         def region_after_push(seed):
             stream.push(flat(model.layout, *gradients(model, seed)), push_only=True)
             stream.result()
-            snapshot, give_back = shard.take(model)
+            published, give_back = shard.take(model)
             give_back()
-            return snapshot.region
+            return published.region
 
         first = region_after_push(0)
         assert region_after_push(1) is first
@@ -77,11 +77,11 @@ def test_training_is_the_same_with_and_without_readers():
 def test_an_update_waits_for_readers_of_shared_memory_and_copies_nothing(monkeypatch):
     monkeypatch.setattr(lane, "INLINE_BYTES", 0)
     monkeypatch.setattr("ps_server.shard.model.INLINE_BYTES", 0)
-    monkeypatch.setattr("ps_server.shard.snapshots._PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr("ps_server.shard.published._PATIENCE_SECONDS", 60.0)
     with running_shard() as shard:
         model, stream = place(shard), StubStream(shard)
-        snapshot, give_back = shard.take(model, quick=True)
-        region = snapshot.region
+        published, give_back = shard.take(model, quick=True)
+        region = published.region
         stream.push(flat(model.layout, *gradients(model, 1)), push_only=True)
         wait_until(lambda: model.tracker.version == 1)
         give_back()
@@ -92,10 +92,10 @@ def test_an_update_waits_for_readers_of_shared_memory_and_copies_nothing(monkeyp
 def test_an_update_does_not_wait_long_for_a_reader_of_shared_memory_that_stands_still():
     with running_shard() as shard:
         model, stream = place(shard), StubStream(shard)
-        snapshot, _ = shard.take(model, quick=True)
+        published, _ = shard.take(model, quick=True)
         stream.exchange(flat(model.layout, *gradients(model, 1)))
         newest, _ = shard.take(model)
-        assert newest.region is not snapshot.region
+        assert newest.region is not published.region
 
 
 def test_memory_for_gradients_is_taken_when_no_copy_is_being_made():

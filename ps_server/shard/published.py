@@ -1,4 +1,4 @@
-"""Snapshots: a model's region at one version, read by every reply of that version, and never changed under a reader."""
+"""A model's region as published at one version: read by every reply of that version, never changed under a reader."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ps_server.shard.pool import RegionPool
 _PATIENCE_SECONDS = 0.05
 
 
-class Snapshot:
+class Published:
     """Taken and given back on the event loop; ready when the lane has made its version.
 
     It is the live region itself, so reading the newest version costs no copy. An update that finds readers leaves the
@@ -94,8 +94,3 @@ class Copies:
         if self._under_way:
             self._waiting.append(waiting := asyncio.get_running_loop().create_future())
             await waiting
-
-
-def copy_region(source: Region, target: Region) -> None:
-    """Copy all bytes, with the interpreter lock released."""
-    target.data.copy_(source.data)

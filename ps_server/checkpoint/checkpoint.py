@@ -1,0 +1,98 @@
+"""A committed checkpoint as its readers see it: what it holds, whether it fits, whether it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+from ps_protocol.errors import ModelMismatch
+from ps_protocol.model import ModelSpec, ShardMap, Slice
+from ps_server.checkpoint.manifest import Manifest, read_manifest
+from ps_server.checkpoint.match import check_same_model
+from ps_server.checkpoint.record import ModelRecord, Piece
+from ps_server.checkpoint.source import opened
+
+#: What decides whether rows can be stepped as one slice: names of the state, and the values of its counters.
+History = frozenset[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One checkpoint. Immutable; used from any thread. Opening reads the manifest only."""
+
+    folder: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, folder: Path) -> Checkpoint:
+        """Raises ConfigError when ``folder`` is no complete checkpoint, DamagedData for a manifest that was edited,
+        cut short, or written by a newer torch-ps.
+        """
+        return cls(folder, read_manifest(folder))
+
+    def model(self, name: str) -> ModelRecord:
+        """One model by name. Raises ModelMismatch when the checkpoint has none of this name."""
+        if name not in self.manifest.models:
+            raise ModelMismatch(
+                f"{self.folder} has no model '{name}'",
+                expected=name,
+                actual=", ".join(sorted(self.manifest.models)) or "no model",
+                remedy="restore a checkpoint of this job, or give the model the name it was saved under",
+            )
+        return self.manifest.models[name]
+
+    def check_matches(self, spec: ModelSpec) -> None:
+        """Raises one ModelMismatch that lists every difference, when ``spec`` cannot go on from this checkpoint."""
+        check_same_model(self.model(spec.name).shard_map.spec, spec, str(self.folder))
+
+    def verify(self) -> None:
+        """Read every byte. Raises DamagedData that names the first file and tensor that are not as written."""
+        for model in self.manifest.models.values():
+            with opened(self.folder, model) as source:
+                for file in model.files:
+                    source.check_file(file.name)
+                for piece in model.pieces:
+                    source.check(piece)
+
+    def aligned(self, shard_map: ShardMap) -> ShardMap:
+        """``shard_map`` with slices cut where rows of one variable have different counters or only some have state.
+
+        After ``async`` training, slices of one variable may have seen different numbers of steps; each goes on with its
+        own. Where all have seen the same, nothing is cut. The slices keep their shards and their order. Raises
+        ModelMismatch.
+        """
+        self.check_matches(shard_map.spec)
+        model = self.model(shard_map.spec.name)
+        histories = row_histories(model)
+        cut: list[Slice] = []
+        for piece in shard_map.slices:
+            variable = shard_map.spec.variables[piece.variable]
+            inner = [
+                row
+                for (_, row, before), (_, _, after) in pairwise(histories[variable.name])
+                if before != after and piece.row_begin < row < piece.row_end
+            ]
+            borders = [piece.row_begin, *inner, piece.row_end]
+            cut += [replace(piece, row_begin=begin, row_end=end) for begin, end in pairwise(borders)]
+        return replace(shard_map, slices=tuple(cut))
+
+
+def row_histories(model: ModelRecord) -> dict[str, list[tuple[int, int, History]]]:
+    """For each variable, its saved slices that have rows, in order: (first row, row behind the last, history)."""
+    states: dict[tuple[str, tuple[int, int]], list[Piece]] = {}
+    for piece in model.pieces:
+        if piece.state:
+            states.setdefault((piece.variable, piece.rows), []).append(piece)
+    histories: dict[str, list[tuple[int, int, History]]] = {v.name: [] for v in model.shard_map.spec.variables}
+    for name, rows in sorted((piece.variable, piece.rows) for piece in model.pieces if not piece.state):
+        if rows[0] < rows[1]:
+            histories[name].append((*rows, frozenset(_history(states.get((name, rows), [])))))
+    return histories
+
+
+def _history(pieces: list[Piece]) -> Iterator[tuple[str, str]]:
+    """A counter is a tensor without axes: it fits one checksum, which is equal when the value is."""
+    for piece in pieces:
+        yield piece.state, "" if piece.shape else piece.checksums[0]

@@ -1,0 +1,104 @@
+"""Makes the parts that shards wrote into a checkpoint: decides whether they are one model each, writes the manifest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from ps_protocol.errors import ConfigError, DamagedData, InvalidRequest
+from ps_protocol.model import ShardMap
+from ps_server.checkpoint.files import checksum, publish, storage_errors, sync_folder, write_file
+from ps_server.checkpoint.header import index_json
+from ps_server.checkpoint.manifest import MANIFEST_NAME, Manifest
+from ps_server.checkpoint.plan import INDEX_NAME, model_folder
+from ps_server.checkpoint.record import Facts, FileRecord, ModelRecord, Part
+
+
+def commit(folder: Path, shard_maps: Sequence[ShardMap], parts: Sequence[Part], facts: Facts, now: float) -> Manifest:
+    """Turn ``folder`` into a checkpoint of the models in ``shard_maps``; it is one when the last rename has happened.
+
+    ``parts`` holds one part of every shard of every model, all written with these shard maps. ``facts`` is what the job
+    wants back; ``now`` is Unix time in seconds. Raises InvalidRequest when the parts do not make whole models,
+    DamagedData when a file is not there or has another size, ConfigError when the folder is a checkpoint already or
+    cannot be written, StorageFull; then the folder is none.
+    """
+    if (folder / MANIFEST_NAME).exists():
+        raise ConfigError(f"{folder} is a checkpoint already", remedy="begin a new one: none is ever overwritten")
+    models = {m.spec.name: assemble(m, [part for part in parts if part.model == m.spec.name]) for m in shard_maps}
+    if strays := {part.model for part in parts} - models.keys():
+        raise InvalidRequest("a part is of a model that is not in this checkpoint", actual=", ".join(sorted(strays)))
+    with storage_errors(folder):
+        for model in models.values():
+            for file in model.files:
+                _check_size(folder / model.folder / file.name, file.size_bytes)
+        models = {name: _with_index(folder, model) for name, model in models.items()}
+        manifest = Manifest(version("torch-ps"), now, facts, models)
+        publish(folder / MANIFEST_NAME, manifest.encode())
+        sync_folder(folder.parent)
+    return manifest
+
+
+def assemble(shard_map: ShardMap, parts: Sequence[Part]) -> ModelRecord:
+    """The model that ``parts`` make together; touches no file.
+
+    Raises InvalidRequest unless every shard is there once, at the epoch of ``shard_map``, every slice is in exactly one
+    part, and every byte of every file belongs to a head or to one tensor.
+    """
+    name = shard_map.spec.name
+    _same(name, "shards", list(range(shard_map.shards)), sorted(part.shard for part in parts))
+    ordered = sorted(parts, key=lambda part: part.shard)
+    _same(name, "epochs of the shard map", [shard_map.epoch] * shard_map.shards, [part.epoch for part in ordered])
+    pieces = tuple(piece for part in ordered for piece in part.pieces)
+    variables = shard_map.spec.variables
+    slices = [(variables[s.variable].name, s.row_begin, s.row_end) for s in shard_map.slices]
+    _same(name, "slices", sorted(slices), sorted((p.variable, *p.rows) for p in pieces if not p.state))
+    files: dict[str, FileRecord] = {}
+    for part in ordered:
+        for file in part.files:
+            _same(name, f"forms of {file.name}", [files.setdefault(file.name, file)], [file])
+    filled = Counter({file.name: file.head_bytes for file in files.values()})
+    for piece in pieces:
+        filled[piece.file] += piece.nbytes
+    _same(name, "files and their bytes", sorted((f.name, f.size_bytes) for f in files.values()), sorted(filled.items()))
+    facts = tuple(part.facts for part in ordered)
+    return ModelRecord(model_folder(name), shard_map, tuple(files.values()), facts, pieces)
+
+
+def _same(model: str, what: str, expected: Sequence[Hashable], actual: Sequence[Hashable]) -> None:
+    if expected == actual:
+        return
+    wanted, found = Counter(expected), Counter(actual)
+    missing, extra = list((wanted - found).elements()), list((found - wanted).elements())
+    raise InvalidRequest(
+        f"the parts do not make a whole model '{model}': the {what} differ",
+        expected=_shown(missing),
+        actual=_shown(extra),
+        remedy="take the checkpoint again",
+    )
+
+
+def _shown(items: Sequence[Hashable]) -> str:
+    return ", ".join(map(str, items[:5])) + (f" and {len(items) - 5} more" if len(items) > 5 else "") or "none"
+
+
+def _check_size(path: Path, expected: int) -> None:
+    actual = path.stat().st_size if path.exists() else None
+    if actual != expected:
+        raise DamagedData(
+            f"{path} is not the file that the shards have written",
+            expected=f"{expected} bytes",
+            actual="no such file" if actual is None else f"{actual} bytes",
+            remedy="give the coordinator and every shard the same checkpoint directory",
+        )
+
+
+def _with_index(folder: Path, model: ModelRecord) -> ModelRecord:
+    """``model`` with the index that loaders read, now written."""
+    values = [piece for piece in model.pieces if not piece.state]
+    index = index_json({p.variable: p.file for p in values}, sum(p.nbytes for p in values))
+    write_file(folder / model.folder / INDEX_NAME, index)
+    sync_folder(folder / model.folder)
+    record = FileRecord(INDEX_NAME, len(index), len(index), checksum(index))
+    return ModelRecord(model.folder, model.shard_map, (*model.files, record), model.facts, model.pieces)

@@ -1,0 +1,104 @@
+"""Decides what makes a folder a checkpoint: the manifest, and whether it can be trusted and understood."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ps_protocol.errors import ConfigError, DamagedData
+from ps_server.checkpoint.files import CHECKED_BYTES, checksum, storage_errors
+from ps_server.checkpoint.record import Facts, ModelRecord
+
+MANIFEST_NAME = "manifest.json"
+
+#: Rises when an older torch-ps could misread a checkpoint.
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """All that a checkpoint knows besides its tensors."""
+
+    #: Version of torch-ps that made it.
+    program: str
+    #: Unix time of the commit.
+    committed_seconds: float
+    #: Of the whole job, as its caller gave them: data positions, phase, mode.
+    facts: Facts
+    models: Mapping[str, ModelRecord]
+
+    def encode(self) -> bytes:
+        """The bytes of the file; they carry their own checksum."""
+        body = {
+            "format": FORMAT,
+            "checked_bytes": CHECKED_BYTES,
+            "program": self.program,
+            "committed_seconds": self.committed_seconds,
+            "facts": dict(self.facts),
+            "models": {name: model.to_json() for name, model in self.models.items()},
+        }
+        return sealed(json.dumps(body, allow_nan=False).encode())
+
+    @classmethod
+    def decode(cls, data: bytes, path: Path) -> Manifest:
+        """Raises DamagedData, naming ``path``, for bytes that ``encode`` did not make, and for a newer format."""
+        try:
+            body = json.loads(data)
+            found, form = body["checksum"], body["format"]
+        except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
+            raise _damaged(path, expected="the JSON object that was written", actual=str(error)) from error
+        if form != FORMAT:
+            raise DamagedData(
+                f"{path} has a format that this torch-ps does not read",
+                expected=f"format {FORMAT}",
+                actual=f"format {form}, written by torch-ps {body.get('program', '?')}",
+                remedy="restore it with the version that wrote it, or a later one",
+            )
+        text = b"{" + data[_SEAL_BYTES:]
+        if data != sealed(text):
+            raise _damaged(path, expected=f"checksum {found}", actual=checksum(text))
+        try:
+            if body["checked_bytes"] != CHECKED_BYTES:
+                raise ValueError(f"checked_bytes is {body['checked_bytes']}, not {CHECKED_BYTES}")
+            models = {name: ModelRecord.from_json(model) for name, model in body["models"].items()}
+            return cls(body["program"], body["committed_seconds"], body["facts"], models)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise _damaged(path, expected=f"a manifest of format {FORMAT}", actual=repr(error)) from error
+
+
+def sealed(body: bytes) -> bytes:
+    """A JSON object with the checksum of its bytes as its first member."""
+    return b'{"checksum": "' + checksum(body).encode() + b'", ' + body[1:]
+
+
+#: What ``sealed`` puts before the members of the object.
+_SEAL_BYTES = len(sealed(b"{"))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest in ``folder``. Raises ConfigError when there is none, DamagedData as ``Manifest.decode``."""
+    path = folder / MANIFEST_NAME
+    try:
+        with storage_errors(path):
+            data = path.read_bytes()
+    except ConfigError as error:
+        if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+            raise ConfigError(
+                f"{folder} is not a complete checkpoint",
+                expected=f"a folder with {MANIFEST_NAME}, which is written last",
+                actual="no such file",
+                remedy="name the folder of one checkpoint that has it",
+            ) from error
+        raise
+    return Manifest.decode(data, path)
+
+
+def _damaged(path: Path, *, expected: str, actual: str) -> DamagedData:
+    return DamagedData(
+        f"{path} is damaged: it is not what was written",
+        expected=expected,
+        actual=actual,
+        remedy="restore another checkpoint, or a copy of this one",
+    )

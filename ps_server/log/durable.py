@@ -1,0 +1,170 @@
+"""The log on disk: writes entries in order, keeps room ahead of them, and forgets what a snapshot holds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from asyncio import to_thread
+from dataclasses import dataclass
+
+from ps_server.log.files import told_when_full, write_at
+from ps_server.log.folder import DataFolder
+from ps_server.log.messages import EntryWriter
+from ps_server.log.record import HEADER_BYTES, encode_record, padded
+from ps_server.log.scan import End
+from ps_server.log.segments import SegmentFolder
+from ps_server.log.updates import Entry
+
+SEGMENT_BYTES = 64 << 20
+"""Size of a segment; larger records get larger ones."""
+
+MESSAGE_BYTES = 64 << 10
+"""More than the message of a record takes, without its payload."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """The segment that is written."""
+
+    descriptor: int
+    offset: int
+    size_bytes: int
+
+
+class DurableLog:
+    """One per shard. ``append`` runs in the lane, ``cut`` and ``prepare`` in a helper thread, the rest on the loop.
+
+    Room for a record is made before its push is accepted: what was accepted can be written, also on a disk that has
+    become full. With ``sync`` an entry is on the disk when ``append`` returns; without, it survives the process only.
+    """
+
+    def __init__(self, folder: DataFolder, number: int, end: End | None, *, sync: bool, writing: bool = True) -> None:
+        """Go on behind record ``number``; at ``end``, when the log has one. Raises OSError.
+
+        ``writing=False``: entries are counted, and written from ``resume`` to ``pause``.
+        """
+        self.waits = sync
+        #: The last record.
+        self.number = number
+        #: Bytes written since the process began.
+        self.written_bytes = 0
+        self._shard = folder.identity.shard
+        self._life = folder.identity.life
+        self._path = folder.log
+        self._segments = SegmentFolder(folder.log, sync=sync)
+        self._writer = EntryWriter()
+        self._writing = writing
+        self._open: _Open | None = None
+        if end is not None and writing:
+            self._open = _Open(os.open(end.segment.path, os.O_RDWR), end.offset, end.segment.size_bytes)
+        self._reserved: dict[int, int] = {}
+        self._largest = 0
+        self._preparing: asyncio.Task[None] | None = None
+
+    @property
+    def segment_bytes(self) -> int:
+        """Size of the segments made from now on: room for at least two of the largest records."""
+        return max(SEGMENT_BYTES, -(-2 * self._largest // SEGMENT_BYTES) * SEGMENT_BYTES)
+
+    async def reserve(self, nbytes: int) -> None:
+        """Have room for a record of ``nbytes`` bytes of payload. Raises StorageFull; then nothing is reserved."""
+        size = padded(HEADER_BYTES + MESSAGE_BYTES + nbytes)
+        self._largest = max(self._largest, size)
+        self._reserved[size] = self._reserved.get(size, 0) + 1
+        try:
+            while self._wanting():
+                await asyncio.shield(self._prepare_ahead())
+        except BaseException:
+            self.release(nbytes)
+            raise
+        if self._writing and not self._segments.spare_bytes:
+            self._prepare_ahead()
+
+    def release(self, nbytes: int) -> None:
+        """End a reservation, whether or not it was used."""
+        size = padded(HEADER_BYTES + MESSAGE_BYTES + nbytes)
+        self._reserved[size] -= 1
+        if not self._reserved[size]:
+            del self._reserved[size]
+
+    def append(self, entry: Entry) -> int:
+        """Write one entry; returns its number. Raises OSError where its room was not reserved."""
+        self.number += 1
+        if not self._writing:
+            return self.number
+        message, payload = self._writer.encode(entry)
+        pieces = encode_record(self.number, self._life, message, payload)
+        size = sum(map(len, pieces))
+        target = self._room_for(size)
+        target.offset = write_at(target.descriptor, pieces, target.offset)
+        if self.waits:
+            os.fdatasync(target.descriptor)
+        self.written_bytes += size
+        return self.number
+
+    def resume(self) -> None:
+        """In the lane: write from the next entry on, in a segment of its own."""
+        self._close_segment()
+        self._writing = True
+
+    def pause(self) -> None:
+        """In the lane: count entries without writing them."""
+        self._close_segment()
+        self._writing = False
+
+    def flush(self) -> None:
+        """See everything written onto the disk. Raises OSError."""
+        if self.waits:
+            return
+        for segment in self._segments.live():
+            with segment.path.open("rb") as file:
+                os.fdatasync(file.fileno())
+
+    def cut(self, through: int, keep_bytes: int) -> None:
+        """Records up to ``through`` are not needed any more; keep about ``keep_bytes`` of files to be overwritten."""
+        size = self.segment_bytes
+        self._segments.cut(through + 1, max(2, keep_bytes // size), size)
+
+    def close(self) -> None:
+        """After the lane's last work. Repeatable."""
+        self._close_segment()
+
+    def _wanting(self) -> bool:
+        """Whether what is reserved might not fit into what is prepared; a segment holds half its size at least."""
+        if not self._writing and self._open is None:
+            return False
+        needed = 2 * sum(size * count for size, count in self._reserved.items())
+        size = self.segment_bytes
+        left = (self._open.size_bytes - self._open.offset) if self._open else 0
+        fitting = [spare for spare in self._segments.spare_bytes if spare >= size]
+        return needed > left and needed > sum(fitting)
+
+    async def ready(self) -> None:
+        """Have a segment that ``resume`` can begin with. Raises StorageFull."""
+        if not self._segments.spare_bytes:
+            await asyncio.shield(self._prepare_ahead())
+
+    def _prepare_ahead(self) -> asyncio.Task[None]:
+        """Make one segment more; whoever asks meanwhile gets the same task. It raises StorageFull."""
+        if self._preparing is None or self._preparing.done():
+            self._preparing = asyncio.create_task(to_thread(self._prepare))
+            # Who needs the room will hear of the error again.
+            self._preparing.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return self._preparing
+
+    def _prepare(self) -> None:
+        with told_when_full(self._shard, self._path):
+            self._segments.prepare(self.segment_bytes)
+
+    def _room_for(self, size: int) -> _Open:
+        if self._open is not None and self._open.offset + size <= self._open.size_bytes:
+            return self._open
+        self._close_segment()
+        descriptor, size_bytes = self._segments.begin(self.number, size, self.segment_bytes)
+        self._open = _Open(descriptor, 0, size_bytes)
+        return self._open
+
+    def _close_segment(self) -> None:
+        if self._open is not None:
+            os.close(self._open.descriptor)
+            self._open = None

@@ -1,0 +1,78 @@
+"""Small promises about files: written whole, renamed in one step, folders synced; a full disk has its own error."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ps_protocol.errors import ConfigError, StorageFull
+
+_PIECES = 512
+"""How many pieces one system call takes; Linux allows 1,024."""
+
+
+def write_at(descriptor: int, pieces: Sequence[memoryview], offset: int) -> int:
+    """Write ``pieces`` one behind the other from ``offset``; returns where they end. Raises OSError."""
+    rest = [piece for piece in pieces if len(piece)]
+    while rest:
+        written = os.pwritev(descriptor, rest[:_PIECES], offset)
+        offset += written
+        while rest and written >= len(rest[0]):
+            written -= len(rest.pop(0))
+        if written:
+            rest[0] = rest[0][written:]
+    return offset
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Give the file ``path`` the content ``data`` in one step that a crash cannot halve. Raises OSError."""
+    partial = path.with_name(path.name + ".part")
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and new files in ``folder`` outlive a power loss."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def told_when_full(shard: int, folder: Path) -> Iterator[None]:
+    """Turn "no space left" into StorageFull; other errors pass."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise StorageFull(
+            f"shard {shard} has no room for its log: {error.strerror}",
+            shard=str(shard),
+            expected="free space in the shard's data directory",
+            actual=str(folder),
+            remedy="free some space; pushes are taken again as soon as there is room",
+        ) from error
+
+
+def writable_folder(folder: Path) -> None:
+    """Make ``folder`` and see that it can be written. Raises ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"the data directory {folder} cannot be written: {error.strerror}",
+            remedy="give --data-dir a folder this process may write",
+        ) from error

@@ -1,0 +1,123 @@
+"""Between log entries and what is written of them: a LogRecord message, and the bytes that follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ps_protocol import convert
+from ps_protocol.frames import pieces_of
+from ps_protocol.layout import Layout
+from ps_protocol.model import Options
+from ps_protocol.v1 import log_pb2, shard_pb2
+from ps_server.consistency import Position, PushInfo, WorkerKey
+from ps_server.log.updates import Entry, Loaded, Placed, Update
+from ps_server.optimizers import Region, Step, describe, read_state, taken, tensor_bytes
+
+
+class EntryWriter:
+    """Used by one log, from its lane. Equal options of successive updates are written as text once."""
+
+    def __init__(self) -> None:
+        self._options: tuple[Sequence[Options], list[str]] = ((), [])
+
+    def encode(self, entry: Entry) -> tuple[bytes, list[memoryview]]:
+        """The message of ``entry``, and the bytes that follow it as views of its memory."""
+        match entry:
+            case Placed(shard_map):
+                record = log_pb2.LogRecord(place=log_pb2.PlaceRecord(shard_map=convert.shard_map_to_pb(shard_map)))
+                return record.SerializeToString(), []
+            case Loaded(model, region, entries):
+                load = log_pb2.LoadRecord(
+                    model=model,
+                    with_region=region is not None,
+                    state=describe(entries or ()),
+                    with_state=entries is not None,
+                )
+                pieces = [region.bytes] if region else []
+                pieces += [tensor_bytes(tensor) for _, tensor in entries or ()]
+                return log_pb2.LogRecord(load=load).SerializeToString(), pieces
+            case Update():
+                return self._update(entry)
+
+    def _update(self, update: Update) -> tuple[bytes, list[memoryview]]:
+        step = update.step
+        if step.options is not self._options[0]:
+            self._options = step.options, [convert.options_to_json(options) for options in step.options]
+        message = log_pb2.UpdateRecord(
+            model=update.model,
+            version=update.version,
+            pushes=[_push_to_pb(push) for push in update.pushes],
+            absent=sorted(step.absent),
+            group_options=self._options[1],
+            scale=step.scale,
+            buffer_weight=step.buffer_weight,
+            is_round=update.is_round,
+        )
+        layout = step.gradients.layout
+        ranges = layout.ranges(step.absent, buffers=step.buffer_weight != 0)
+        return log_pb2.LogRecord(update=message).SerializeToString(), pieces_of(step.gradients.bytes, ranges)
+
+
+def decode_place(record: log_pb2.PlaceRecord) -> Placed:
+    """Raises InvalidRequest for a model this version does not know."""
+    return Placed(convert.shard_map_from_pb(record.shard_map))
+
+
+def decode_load(record: log_pb2.LoadRecord, payload: memoryview, layout: Layout) -> Loaded:
+    """Raises InvalidRequest when the bytes are not as many as announced."""
+    region = None
+    if record.with_region:
+        region = Region(layout)
+        region.bytes[:] = taken(payload, 0, layout.region_bytes)
+    entries = read_state(record.state, payload[layout.region_bytes * record.with_region :])
+    return Loaded(record.model, region, entries if record.with_state else None)
+
+
+def decode_update(
+    record: log_pb2.UpdateRecord,
+    payload: memoryview,
+    gradients: Region,
+    options: Mapping[tuple[str, ...], Sequence[Options]],
+) -> Update:
+    """The update, its bytes copied into ``gradients``. ``options`` holds group options by their texts.
+
+    Raises InvalidRequest when the bytes are not as many as announced.
+    """
+    layout = gradients.layout
+    position = 0
+    for begin, end in layout.ranges(record.absent, buffers=record.buffer_weight != 0):
+        gradients.bytes[begin:end] = taken(payload, position, end - begin)
+        position += end - begin
+    taken(payload, position, 0, whole=True)
+    step = Step(
+        gradients,
+        frozenset(record.absent),
+        options[tuple(record.group_options)],
+        record.scale,
+        record.buffer_weight,
+    )
+    return Update(record.model, record.version, tuple(map(_push_from_pb, record.pushes)), record.is_round, step)
+
+
+class OptionTexts(dict[tuple[str, ...], Sequence[Options]]):
+    """Group options by their JSON texts, read once while they stay the same."""
+
+    def __missing__(self, texts: tuple[str, ...]) -> Sequence[Options]:
+        self.clear()
+        self[texts] = tuple(map(convert.options_from_json, texts))
+        return self[texts]
+
+
+def _push_to_pb(push: PushInfo) -> log_pb2.LoggedPush:
+    return log_pb2.LoggedPush(
+        worker=shard_pb2.WorkerId(rank=push.worker.rank, incarnation=push.worker.incarnation),
+        sequence=push.sequence,
+        phase=push.position.phase,
+        clock=push.position.clock,
+        pulled_version=push.pulled_version,
+    )
+
+
+def _push_from_pb(push: log_pb2.LoggedPush) -> PushInfo:
+    worker = WorkerKey(push.worker.rank, push.worker.incarnation)
+    return PushInfo(worker, push.sequence, Position(push.phase, push.clock), push.pulled_version)

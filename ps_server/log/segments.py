@@ -1,0 +1,121 @@
+"""Owns the segment files of one log: which are live, which wait to be overwritten, and that there is room ahead."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from ps_server.log.files import sync_folder
+
+_ZEROS = memoryview(bytes(4 << 20))
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One live segment file."""
+
+    path: Path
+    #: Number of its first record.
+    first: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Its preallocated size."""
+        return self.path.stat().st_size
+
+
+class SegmentFolder:
+    """Called by the log's writer, and by whoever makes room ahead of it, each from its own thread.
+
+    New memory is what costs in a file too: a segment is written full of zeros before it is used, and one that is not
+    needed any more is overwritten by the next records. Records carry numbers, so nothing old is taken for new.
+    """
+
+    def __init__(self, folder: Path, *, sync: bool) -> None:
+        """Raises OSError."""
+        self.folder = folder
+        self._sync = sync
+        self._lock = threading.Lock()
+        folder.mkdir(parents=True, exist_ok=True)
+        for half_made in folder.glob("*.part"):
+            half_made.unlink()
+        self._names = itertools.count(1 + max((int(p.stem.removeprefix("spare-")) for p in self._spares()), default=0))
+        #: Spare files by path: their sizes.
+        self._spare = {path: path.stat().st_size for path in self._spares()}
+
+    def live(self) -> list[Segment]:
+        """The live segments, in the order of their records."""
+        return [Segment(path, int(path.stem)) for path in sorted(self.folder.glob("[0-9]*.log"))]
+
+    @property
+    def spare_bytes(self) -> list[int]:
+        """Sizes of the segments that wait."""
+        with self._lock:
+            return list(self._spare.values())
+
+    def prepare(self, size_bytes: int) -> None:
+        """Make one spare segment. Raises OSError, with nothing left behind."""
+        path = self.folder / f"spare-{next(self._names)}.log"
+        partial = path.with_suffix(".part")
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            os.posix_fallocate(descriptor, 0, size_bytes)
+            for begin in range(0, size_bytes, len(_ZEROS)):
+                os.pwrite(descriptor, _ZEROS[: size_bytes - begin], begin)
+            if self._sync:
+                os.fsync(descriptor)
+            partial.rename(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+        with self._lock:
+            self._spare[path] = size_bytes
+
+    def begin(self, first: int, at_least_bytes: int, size_bytes: int) -> tuple[int, int]:
+        """Make a spare segment of at least ``at_least_bytes`` the live one from record ``first`` on.
+
+        Where there is none, one of ``size_bytes`` is made. Returns its open descriptor and its size. Raises OSError.
+        """
+        with self._lock:
+            fitting = [path for path, size in self._spare.items() if size >= at_least_bytes]
+        if not fitting:
+            self.prepare(max(at_least_bytes, size_bytes))
+            return self.begin(first, at_least_bytes, size_bytes)
+        with self._lock:
+            size = self._spare.pop(fitting[0])
+        path = fitting[0].rename(self.folder / f"{first:020}.log")
+        if self._sync:
+            sync_folder(self.folder)
+        return os.open(path, os.O_RDWR), size
+
+    def cut(self, below: int, keep_spare: int, size_bytes: int) -> None:
+        """Recycle the segments whose records are all numbered below ``below``. Raises OSError.
+
+        Up to ``keep_spare`` files of at least ``size_bytes`` wait to be overwritten; the rest is deleted.
+        """
+        segments = self.live()
+        for segment, following in itertools.pairwise(segments):
+            if following.first > below:
+                break
+            with self._lock:
+                wanted = len(self._spare) < keep_spare and segment.size_bytes >= size_bytes
+                if wanted:
+                    size = segment.size_bytes
+                    spare = segment.path.rename(self.folder / f"spare-{next(self._names)}.log")
+                    self._spare[spare] = size
+            if not wanted:
+                segment.path.unlink()
+        with self._lock:
+            small = [path for path, size in self._spare.items() if size < size_bytes]
+            for path in small:
+                del self._spare[path]
+        for path in small:
+            path.unlink()
+
+    def _spares(self) -> list[Path]:
+        return list(self.folder.glob("spare-*.log"))

@@ -1,0 +1,258 @@
+"""Owns the snapshots of one shard on disk: blocks first, their manifest last, and never two that count."""
+
+from __future__ import annotations
+
+import base64
+import json
+import mmap
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import xxhash
+from google.protobuf.message import DecodeError
+
+from ps_protocol import convert
+from ps_protocol.errors import DamagedData, InvalidRequest
+from ps_protocol.model import ShardMap
+from ps_protocol.v1 import common_pb2, shard_pb2
+from ps_server.consistency import TrackerMemento
+from ps_server.log.files import replace_file, sync_folder, write_at
+from ps_server.optimizers import Block, StateEntry, describe, tensor_bytes
+
+FORMAT = 1
+_MANIFEST = "manifest.json"
+_BLOCKS = "blocks.bin"
+_ALIGNMENT_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlace:
+    """Where a copy of one block lies, and when it was made."""
+
+    block: Block
+    #: The last record of the log that is in it.
+    number: int
+    offset: int
+    size_bytes: int
+    checksum: int
+    state: tuple[shard_pb2.StateTensor, ...]
+
+
+@dataclass(slots=True)
+class ModelPart:
+    """One model in a snapshot."""
+
+    shard_map: ShardMap
+    initialised: bool
+    tracker: TrackerMemento
+    #: The last record of the log that is in ``tracker``.
+    tracker_number: int
+    blocks: list[BlockPlace] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A whole one. Its blocks are of different ages; with the records up to ``through`` they are one state."""
+
+    folder: Path
+    #: Records after this one are needed to bring every part to the same age.
+    number: int
+    #: The log reached this far when the snapshot was whole; recovery must reach it too.
+    through: int
+    #: The log behind ``through`` counts; False where it is written during snapshots only.
+    log_goes_on: bool
+    models: tuple[ModelPart, ...]
+
+    def block_bytes(self, place: BlockPlace) -> memoryview:
+        """The bytes of one block and its state. Raises DamagedData when they are not what was written."""
+        path = self.folder / _BLOCKS
+        try:
+            with path.open("rb") as file:
+                data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except (OSError, ValueError) as error:
+            raise _damaged(path, str(error)) from error
+        found = data[place.offset : place.offset + place.size_bytes]
+        if len(found) < place.size_bytes or xxhash.xxh3_64_intdigest(found) != place.checksum:
+            raise _damaged(path, f"the block at byte {place.offset} is not what was written")
+        return found
+
+
+class SnapshotWriter:
+    """Writes one snapshot, from one thread at a time; left without ``commit`` it leaves nothing that counts."""
+
+    def __init__(self, root: Path, number: int) -> None:
+        """Raises OSError."""
+        self._root = root
+        self._folder = root / f"{number:020}.part"
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True)
+        spare = root / "spare.bin"
+        path = self._folder / _BLOCKS
+        # Overwriting is much faster than writing a new file; what is left of the last one is not referred to.
+        if spare.exists():
+            spare.rename(path)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._offset = 0
+        self._models: list[ModelPart] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        os.close(self._descriptor)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes of the blocks so far."""
+        return self._offset
+
+    def begin_model(self, part: ModelPart) -> None:
+        """The blocks that follow are of this model."""
+        self._models.append(part)
+
+    def write_block(self, block: Block, number: int, values: memoryview, entries: Sequence[StateEntry]) -> None:
+        """Write one block and its state as they are after record ``number``. Raises OSError."""
+        pieces = [values, *(tensor_bytes(tensor) for _, tensor in entries)]
+        digest = xxhash.xxh3_64()
+        for piece in pieces:
+            digest.update(piece)
+        end = write_at(self._descriptor, pieces, self._offset)
+        place = BlockPlace(
+            block, number, self._offset, end - self._offset, digest.intdigest(), tuple(describe(entries))
+        )
+        self._models[-1].blocks.append(place)
+        self._offset = -(-end // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+    def commit(self, through: int, *, log_goes_on: bool) -> Snapshot:
+        """Make it the snapshot that counts, and forget the one before. Raises OSError.
+
+        The log must be on disk up to ``through`` before.
+        """
+        os.ftruncate(self._descriptor, self._offset)
+        os.fdatasync(self._descriptor)
+        numbers = [part.tracker_number for part in self._models]
+        numbers += [place.number for part in self._models for place in part.blocks]
+        number = min(numbers, default=through)
+        folder = self._root / f"{through:020}"
+        snapshot = Snapshot(folder, number, through, log_goes_on, tuple(self._models))
+        replace_file(self._folder / _MANIFEST, json.dumps(_to_json(snapshot)).encode())
+        shutil.rmtree(folder, ignore_errors=True)
+        self._folder.rename(folder)
+        sync_folder(self._root)
+        self._recycle(folder)
+        return snapshot
+
+    def _recycle(self, newest: Path) -> None:
+        for path in self._root.glob("[0-9]*"):
+            if path in (newest, self._folder) or path.suffix:
+                continue
+            (path / _MANIFEST).unlink(missing_ok=True)
+            blocks = path / _BLOCKS
+            if blocks.exists():
+                blocks.replace(self._root / "spare.bin")
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def newest_snapshot(root: Path) -> Snapshot | None:
+    """The snapshot that counts, None when there is none. Raises DamagedData."""
+    folders = sorted(path for path in root.glob("[0-9]*") if not path.suffix and (path / _MANIFEST).exists())
+    if not folders:
+        return None
+    path = folders[-1] / _MANIFEST
+    try:
+        data = json.loads(path.read_bytes())
+        if data["format"] > FORMAT:
+            raise DamagedData(
+                f"{path} was written by a newer torch-ps",
+                expected=f"format {FORMAT}",
+                actual=f"format {data['format']}",
+                remedy="use that version or a later one; nothing was changed",
+            )
+        return _from_json(folders[-1], data)
+    except (ValueError, KeyError, TypeError, OSError, DecodeError, InvalidRequest) as error:
+        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+
+
+def let_log_go_on(snapshot: Snapshot) -> None:
+    """From now on the log behind ``snapshot`` counts, too. Raises OSError."""
+    path = snapshot.folder / _MANIFEST
+    replace_file(path, json.dumps({**json.loads(path.read_bytes()), "log_goes_on": True}).encode())
+
+
+def _to_json(snapshot: Snapshot) -> Mapping[str, Any]:
+    return {
+        "format": FORMAT,
+        "number": snapshot.number,
+        "through": snapshot.through,
+        "log_goes_on": snapshot.log_goes_on,
+        "models": [
+            {
+                "shard_map": _text(convert.shard_map_to_pb(part.shard_map).SerializeToString()),
+                "initialised": part.initialised,
+                "tracker": part.tracker.to_json(),
+                "tracker_number": part.tracker_number,
+                "blocks": [
+                    {
+                        "first": place.block.first,
+                        "last": place.block.last,
+                        "begin": place.block.begin,
+                        "end": place.block.end,
+                        "number": place.number,
+                        "offset": place.offset,
+                        "size_bytes": place.size_bytes,
+                        "checksum": place.checksum,
+                        "state": [_text(tensor.SerializeToString()) for tensor in place.state],
+                    }
+                    for place in part.blocks
+                ],
+            }
+            for part in snapshot.models
+        ],
+    }
+
+
+def _from_json(folder: Path, data: Mapping[str, Any]) -> Snapshot:
+    models = tuple(
+        ModelPart(
+            convert.shard_map_from_pb(common_pb2.ShardMap.FromString(base64.b64decode(item["shard_map"]))),
+            item["initialised"],
+            TrackerMemento.from_json(item["tracker"]),
+            item["tracker_number"],
+            list(_places(item["blocks"])),
+        )
+        for item in data["models"]
+    )
+    return Snapshot(folder, data["number"], data["through"], data["log_goes_on"], models)
+
+
+def _places(items: Sequence[Mapping[str, Any]]) -> Iterator[BlockPlace]:
+    for item in items:
+        state = (shard_pb2.StateTensor.FromString(base64.b64decode(text)) for text in item["state"])
+        yield BlockPlace(
+            Block(item["first"], item["last"], item["begin"], item["end"]),
+            item["number"],
+            item["offset"],
+            item["size_bytes"],
+            item["checksum"],
+            tuple(state),
+        )
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _damaged(path: Path, what: str) -> DamagedData:
+    return DamagedData(
+        f"the snapshot at {path} is damaged: {what}",
+        remedy="nothing was changed: restore the data directory from a copy, or start with an empty one and a "
+        "checkpoint",
+    )

@@ -1,0 +1,81 @@
+"""Owns one model's values and optimizer state on one shard: the only thing that steps and loads change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ps_protocol.layout import Layout
+from ps_protocol.model import Options
+from ps_server.optimizers.blocks import Block
+from ps_server.optimizers.combine import assign_buffers, blend_buffers
+from ps_server.optimizers.region import Region
+from ps_server.optimizers.shard_optimizer import ShardOptimizer
+from ps_server.optimizers.state import StateEntry, StateKey
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One optimizer step, whole: the same steps in the same order make the same bytes."""
+
+    #: Gradients, and buffers where ``buffer_weight`` is not 0, in region layout. Valid while the step is made.
+    gradients: Region
+    #: Slice indexes without a gradient.
+    absent: frozenset[int]
+    #: Per group, the optimizer's arguments of this step.
+    options: Sequence[Options]
+    #: Factor on the learning rate.
+    scale: float = 1.0
+    #: How far kept buffers move to those in ``gradients``: 1 replaces them, 0 leaves them.
+    buffer_weight: float = 0.0
+
+
+class Replica:
+    """Called by the shard's lane, by recovery and by a standby, one call at a time, from any thread."""
+
+    def __init__(self, layout: Layout) -> None:
+        """Raises UnsupportedOptimizer or InvalidRequest as ``validate`` does."""
+        self.layout = layout
+        self.region = Region(layout)
+        self._optimizer = ShardOptimizer(layout, self.region)
+
+    def apply(self, step: Step, *, without: frozenset[int] = frozenset(), buffers: bool = True) -> None:
+        """Make one step. ``without`` names slices, and ``buffers=False`` the buffers, that have made it already.
+
+        Raises what ``ShardOptimizer.apply`` raises.
+        """
+        self._optimizer.apply(step.gradients, step.absent | without, step.options, step.scale)
+        if not step.buffer_weight or not buffers:
+            return
+        if step.buffer_weight == 1.0:
+            assign_buffers(self.region, step.gradients)
+        else:
+            blend_buffers(self.region, step.gradients, step.buffer_weight)
+
+    def load(self, region: Region | None, entries: Sequence[StateEntry] | None) -> None:
+        """Replace values, optimizer state, or both. Raises InvalidRequest, with nothing changed."""
+        if entries is not None:
+            self._optimizer.load_state(entries)
+        if region is not None:
+            copy_region(region, self.region)
+
+    def move(self, target: Region) -> Region:
+        """Go on in a copy of the region, made in ``target``; returns the region left."""
+        copy_region(self.region, target)
+        self._optimizer.rebind(target)
+        left, self.region = self.region, target
+        return left
+
+    def state(self, block: Block | None = None) -> list[StateEntry]:
+        """A copy of the optimizer's state, whole or of one block."""
+        wanted = None if block is None else block.slices
+        return [
+            (StateKey(key.slice_index, key.name), tensor.clone())
+            for key, tensor in self._optimizer.state()
+            if wanted is None or key.slice_index in wanted
+        ]
+
+
+def copy_region(source: Region, target: Region) -> None:
+    """Copy all bytes, with the interpreter lock released."""
+    target.data.copy_(source.data)

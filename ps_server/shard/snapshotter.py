@@ -1,0 +1,131 @@
+"""Decides when a shard's state is copied to its disk, and does it block by block beside the training."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from asyncio import to_thread
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from ps_protocol.errors import PsError
+from ps_server.log import DataFolder, DurableLog, SnapshotWriter
+from ps_server.optimizers import blocks_of
+from ps_server.shard.lane import Lane
+from ps_server.shard.model import ShardModel
+from ps_server.storage_options import SnapshotRule
+
+logger = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.25
+_RETRY_SECONDS = 5.0
+
+
+class Snapshotter:
+    """Runs on the shard's event loop; copies are made in the lane, one block at a time between two updates.
+
+    Blocks are of different ages, so the log is written meanwhile in any case: with "snapshot" it is the only time.
+    """
+
+    def __init__(
+        self,
+        folder: DataFolder,
+        log: DurableLog,
+        lane: Lane,
+        models: Callable[[], Sequence[ShardModel]],
+        rule: SnapshotRule,
+        *,
+        log_goes_on: bool,
+    ) -> None:
+        self._folder = folder
+        self._log = log
+        self._lane = lane
+        self._models = models
+        self._rule = rule
+        self._log_goes_on = log_goes_on
+        self._buffer = memoryview(b"")
+        self._taken_at = time.monotonic()
+        self._taken_number = log.number
+        self._taken_bytes = log.written_bytes
+        #: Snapshots made by this process.
+        self.count = 0
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Take snapshots when they are due, until ``stop``. A failure is said, and tried again."""
+        while not self._stopping.is_set():
+            await self._pause(_LOOK_SECONDS)
+            if self._due() and not self._stopping.is_set():
+                await self._try()
+
+    def stop(self) -> None:
+        """``run`` ends once a snapshot under way is finished. It is not to be cancelled: a thread may be writing."""
+        self._stopping.set()
+
+    async def _try(self) -> None:
+        try:
+            await self.take()
+        except (OSError, PsError) as error:
+            logger.error("shard %d: no snapshot: %s", self._folder.identity.shard, error)
+            await self._pause(_RETRY_SECONDS)
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+
+    async def take(self) -> None:
+        """Make one snapshot now, if there is anything that none holds. Raises OSError, PsError."""
+        models = list(self._models())
+        if not models or self._log.number == self._taken_number:
+            return
+        began = time.monotonic()
+        if not self._log_goes_on:
+            await self._log.ready()
+            await self._lane.submit(self._log.resume, 0)
+        try:
+            written = await self._write(models)
+        finally:
+            if not self._log_goes_on:
+                await self._lane.submit(self._log.pause, 0)
+        self.count += 1
+        seconds = time.monotonic() - began
+        shard = self._folder.identity.shard
+        logger.info("shard %d: snapshot of %.1f MB in %.1f s", shard, written / 1e6, seconds)
+
+    def _due(self) -> bool:
+        rule, log = self._rule, self._log
+        return log.number > self._taken_number and (
+            time.monotonic() - self._taken_at >= rule.seconds
+            or log.written_bytes - self._taken_bytes >= rule.log_bytes
+            or log.number - self._taken_number >= rule.log_records
+        )
+
+    async def _write(self, models: Sequence[ShardModel]) -> int:
+        """Returns the bytes written. Values loaded meanwhile make it worthless: then it begins again."""
+        log = self._log
+        begun_at, begun_bytes = time.monotonic(), log.written_bytes
+        while True:
+            loads = [model.loads for model in models]
+            writer = await to_thread(SnapshotWriter, self._folder.snapshots, log.number)
+            with writer:
+                for model in models:
+                    await self._write_model(writer, model)
+                if loads != [model.loads for model in models]:
+                    continue
+                through = await self._lane.submit(lambda: log.number, 0)
+                await to_thread(log.flush)
+                snapshot = await to_thread(writer.commit, through, log_goes_on=self._log_goes_on)
+                await to_thread(log.cut, snapshot.number, self._rule.log_bytes)
+                self._taken_at, self._taken_number, self._taken_bytes = begun_at, snapshot.number, begun_bytes
+                return writer.written_bytes
+
+    async def _write_model(self, writer: SnapshotWriter, model: ShardModel) -> None:
+        blocks = blocks_of(model.layout)
+        writer.begin_model(await model.describe())
+        largest = max((block.end - block.begin for block in blocks), default=0)
+        if len(self._buffer) < largest:
+            self._buffer = memoryview(bytearray(largest))
+        for block in blocks:
+            number, values, entries = await model.copy_block(block, self._buffer)
+            await to_thread(writer.write_block, block, number, values, entries)

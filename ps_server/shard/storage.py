@@ -1,0 +1,88 @@
+"""Owns what a shard keeps on disk while it runs: its data directory, its log, its snapshots; or nothing at all."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Self
+
+from ps_protocol.errors import PsError
+from ps_server.log import DataFolder, DurableLog, MemoryLog, RecoveredModel, UpdateLog, recover
+from ps_server.shard.lane import Lane
+from ps_server.shard.model import ShardModel
+from ps_server.shard.snapshotter import Snapshotter
+from ps_server.storage_options import Durability, StorageConfig
+
+logger = logging.getLogger(__name__)
+
+
+class Storage:
+    """Used on the shard's event loop: opened before it serves, closed when no push can come any more."""
+
+    def __init__(self, lane: Lane, config: StorageConfig) -> None:
+        self._lane = lane
+        self._config = config
+        self._folder: DataFolder | None = None
+        self._durable: DurableLog | None = None
+        self._snapshotter: Snapshotter | None = None
+        self._running: asyncio.Task[None] | None = None
+        #: Models the directory held.
+        self.recovered: Mapping[str, RecoveredModel] = {}
+
+    @classmethod
+    async def open(cls, shard: int, config: StorageConfig, lane: Lane) -> Self:
+        """Take the directory and bring back what it holds. Raises ConfigError, DamagedData, OSError."""
+        storage = cls(lane, config)
+        if config.data_dir is None or config.durability is Durability.MEMORY:
+            return storage
+        goes_on = config.durability is Durability.DURABLE
+        folder = storage._folder = DataFolder.open(config.data_dir, shard)
+        try:
+            # In the lane: replaying uses as many threads of torch as training.
+            found = await lane.submit(lambda: recover(folder, log_goes_on=goes_on), 1 << 62)
+            storage._durable = DurableLog(folder, found.number, found.end, sync=config.fsync, writing=goes_on)
+        except BaseException:
+            folder.close()
+            raise
+        storage.recovered = found.models
+        return storage
+
+    @property
+    def log(self) -> UpdateLog:
+        """Where updates go."""
+        return self._durable or MemoryLog()
+
+    @property
+    def incarnation(self) -> int:
+        """The incarnation that wrote what was recovered; 0 when nothing was."""
+        return self._folder.identity.incarnation if self._folder and self.recovered else 0
+
+    def begin(self, incarnation: int, models: Callable[[], Sequence[ShardModel]]) -> bool:
+        """From now on ``incarnation`` writes here, and snapshots are taken of ``models()``; False: nothing is kept.
+
+        Raises OSError.
+        """
+        if self._folder is None or self._durable is None:
+            return False
+        self._folder.belongs_to(incarnation)
+        goes_on = self._config.durability is Durability.DURABLE
+        self._snapshotter = Snapshotter(
+            self._folder, self._durable, self._lane, models, self._config.snapshots, log_goes_on=goes_on
+        )
+        self._running = asyncio.create_task(self._snapshotter.run(), name="snapshots")
+        return True
+
+    async def close(self) -> None:
+        """Take a last snapshot, so that the next start replays nothing, and let go of the directory."""
+        if self._snapshotter and self._running:
+            self._snapshotter.stop()
+            await self._running
+            try:
+                await self._snapshotter.take()
+            except (OSError, PsError) as error:
+                logger.error("no snapshot at the end, the log has everything: %s", error)
+        if self._durable:
+            await self._lane.submit(self._durable.close, 0)
+        if self._folder:
+            self._folder.close()

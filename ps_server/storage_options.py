@@ -1,0 +1,101 @@
+"""What a shard keeps on disk and when: the settings, and the same options for every command that takes them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from ps_protocol.errors import ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Durability(enum.Enum):
+    """What of a shard outlives its process."""
+
+    #: Nothing.
+    MEMORY = "memory"
+    #: The state of some seconds ago.
+    SNAPSHOT = "snapshot"
+    #: Every push that was acknowledged.
+    DURABLE = "durable"
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRule:
+    """A snapshot is due when one of these has gone by since the last."""
+
+    seconds: float = 60.0
+    #: Of the log: they take disk space, and time to replay.
+    log_bytes: int = 4 << 30
+    log_records: int = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class StorageConfig:
+    """What a shard was told about its disk."""
+
+    durability: Durability = Durability.MEMORY
+    #: Needed unless durability is "memory".
+    data_dir: Path | None = None
+    #: An acknowledged push also survives a power loss.
+    fsync: bool = False
+    snapshots: SnapshotRule = field(default_factory=SnapshotRule)
+
+
+_OPTIONS = (
+    click.option(
+        "--data-dir",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Folder for logs and snapshots; each shard uses a folder of its own in it. Without it nothing is kept.",
+    ),
+    click.option(
+        "--durability",
+        type=click.Choice([durability.value for durability in Durability]),
+        help="memory: nothing outlives the shard. snapshot: its state of at most --snapshot-seconds ago. durable: "
+        "every push that was acknowledged.  [default: durable with --data-dir, else memory]",
+    ),
+    click.option("--fsync", is_flag=True, help="durable: acknowledged pushes survive a power loss, too."),
+    click.option(
+        "--snapshot-seconds",
+        type=click.FloatRange(0, min_open=True),
+        default=60.0,
+        help="Time between snapshots. With durable they only bound the time a restart takes.",
+    ),
+    click.option(
+        "--log-mb",
+        type=click.IntRange(1),
+        default=4096,
+        metavar="MB",
+        help="durable: take a snapshot, too, when the log has grown by this much; about the disk space it takes.",
+    ),
+)
+
+
+def storage_options(command: F) -> F:
+    """Add the options to a click command; their values are the arguments of ``storage_config``."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def storage_config(
+    data_dir: Path | None, durability: str | None, fsync: bool, snapshot_seconds: float, log_mb: int
+) -> StorageConfig:
+    """Raises ConfigError for options that contradict each other."""
+    chosen = Durability(durability) if durability else Durability.DURABLE if data_dir else Durability.MEMORY
+    if chosen is not Durability.MEMORY and data_dir is None:
+        raise ConfigError(
+            f"--durability {chosen.value} needs a place to keep things",
+            remedy="give --data-dir, or --durability memory",
+        )
+    if fsync and chosen is not Durability.DURABLE:
+        raise ConfigError(
+            "--fsync is for durable shards", actual=f"--durability {chosen.value}", remedy="leave --fsync out"
+        )
+    return StorageConfig(chosen, data_dir, fsync, SnapshotRule(snapshot_seconds, log_mb << 20))

@@ -1,0 +1,89 @@
+"""A model, entries of a log about it, and a log in a folder."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from ps_protocol.layout import Layout
+from ps_server.consistency import Position, PushInfo, WorkerKey
+from ps_server.log import DataFolder, DurableLog, Loaded, Placed, Recovered, Update, recover
+from ps_server.optimizers import Region, Step
+from tests.support.shards import simple_spec, whole_map
+
+MOMENTUM = {"lr": 0.1, "momentum": 0.9}
+
+
+def layout_of(*shapes: tuple[int, ...], **arguments) -> Layout:
+    return Layout.of(whole_map(simple_spec(*shapes, **(MOMENTUM | arguments))), 0)
+
+
+def random_region(layout: Layout, seed: int) -> Region:
+    region = Region(layout)
+    generator = torch.Generator().manual_seed(seed)
+    for index, span in enumerate(layout.slices):
+        region.slice(index).copy_(torch.randn(span.shape, generator=generator))
+    return region
+
+
+def update(layout: Layout, version: int, absent: frozenset[int] = frozenset(), **fields) -> Update:
+    """The push ``version`` of worker 0, applied alone."""
+    push = PushInfo(WorkerKey(0, 1), version, Position(0, version), version - 1)
+    step = Step(random_region(layout, version), absent, layout.shard_map.spec.group_options, **fields)
+    return Update(layout.shard_map.spec.name, version, (push,), False, step)
+
+
+def beginning(layout: Layout) -> list[Placed | Loaded]:
+    """The first two entries of every model."""
+    return [Placed(layout.shard_map), Loaded(layout.shard_map.spec.name, random_region(layout, 0), None)]
+
+
+@contextmanager
+def opened(root: Path, *, sync: bool = False) -> Iterator[tuple[DurableLog, Recovered]]:
+    """The log in ``root`` as the next process finds it, and what it brings back."""
+    folder = DataFolder.open(root, 0)
+    try:
+        found = recover(folder, log_goes_on=True)
+        log = DurableLog(folder, found.number, found.end, sync=sync)
+        try:
+            yield log, found
+        finally:
+            log.close()
+    finally:
+        folder.close()
+
+
+def write_log(root: Path, layout: Layout, count: int) -> list[bytes]:
+    """A log of ``count`` updates; returns the parameters after each, those before the first included."""
+    with opened(root) as (log, found):
+        entries = [*beginning(layout), *(update(layout, version) for version in range(1, count + 1))]
+        for entry in entries:
+            log.append(entry)
+        assert found.number == 0
+    return served_by_version(layout, count)
+
+
+def served_by_version(layout: Layout, count: int) -> list[bytes]:
+    from ps_server.optimizers import Replica
+
+    replica = Replica(layout)
+    replica.load(random_region(layout, 0), None)
+    served = [bytes(replica.region.bytes)]
+    for version in range(1, count + 1):
+        replica.apply(update(layout, version).step)
+        served.append(bytes(replica.region.bytes))
+    return served
+
+
+def segments(root: Path) -> list[Path]:
+    return sorted((root / "shard-0" / "log").glob("[0-9]*.log"))
+
+
+def seeded() -> random.Random:
+    seed = random.SystemRandom().randrange(1 << 20)
+    print(f"seed {seed}")
+    return random.Random(seed)
