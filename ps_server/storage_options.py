@@ -32,7 +32,7 @@ class SnapshotRule:
 
     seconds: float = 60.0
     #: Of the log: they take disk space, and time to replay.
-    log_bytes: int = 4 << 30
+    log_bytes: int = 2 << 30
     log_records: int = 100_000
 
 
@@ -70,7 +70,7 @@ _OPTIONS = (
     click.option(
         "--log-mb",
         type=click.IntRange(1),
-        default=4096,
+        default=2048,
         metavar="MB",
         help="durable: take a snapshot, too, when the log has grown by this much; about the disk space it takes.",
     ),
