@@ -1,4 +1,4 @@
-"""The command psctl: look at a running job, change its consistency mode."""
+"""The command psctl: look at a running job, change its mode, and handle its checkpoints."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 
 import click
 from rich.console import Console
@@ -14,6 +15,8 @@ from rich.live import Live
 
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.view import ClusterStatus
+from ps_server.checkpoint import Checkpoint
+from ps_server.checkpoint import export as export_model
 from ps_server.cli import clean_errors
 from ps_server.launcher.status_text import status_line, status_tables
 from ps_server.mode_options import MODES, bound_options, consistency_of
@@ -54,7 +57,7 @@ coordinator_option = click.option(
     "--coordinator", envvar="PS_COORDINATOR", show_envvar=True, metavar="HOST:PORT", help="The job's coordinator."
 )
 def main(coordinator: str | None) -> None:
-    """Look at a running torch-ps job, or change its consistency mode."""
+    """Look at a running torch-ps job, change its consistency mode, make and use its checkpoints."""
 
 
 @main.command()
@@ -119,6 +122,57 @@ def mode(
     with clean_errors(), CoordinatorClient(coordinator) as client:
         view = client.set_consistency(wanted, CALL_SECONDS)
     click.echo(f"mode is now {view.consistency}")
+
+
+@main.command()
+@coordinator_option
+def checkpoint(coordinator: str) -> None:
+    """Write a checkpoint of the whole job now, while it trains; prints its folder when it is complete."""
+    with clean_errors(), CoordinatorClient(coordinator) as client:
+        folder, size, seconds = client.checkpoint()
+    click.echo(f"{folder}: {size / 1e6:.1f} MB in {seconds:.1f} s")
+
+
+@main.command()
+@click.argument("folder", default="")
+@coordinator_option
+def restore(coordinator: str, folder: str) -> None:
+    """Put the checkpoint in FOLDER (default: the newest) into the running job, while it trains.
+
+    Values and optimizer state of its models are replaced on all shards at once. Versions and clocks go on; a push that
+    is under way is applied to the restored values. To begin a job from a checkpoint, also with another number of
+    shards, use ps-coordinator --restore.
+    """
+    with clean_errors(), CoordinatorClient(coordinator) as client:
+        found, models = client.restore_checkpoint(str(Path(folder).absolute()) if folder else "")
+    click.echo(f"restored {', '.join(models) or 'nothing'} from {found}")
+
+
+@main.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("target", type=click.Path(path_type=Path))
+@click.option("--model", default="model", show_default=True, help="Which of the job's models.")
+@click.option(
+    "--max-file-mb", type=click.IntRange(1), default=5000, show_default=True, help="A larger model gets several files."
+)
+def export(folder: Path, target: Path, model: str, max_file_mb: int) -> None:
+    """Write one model of the checkpoint in FOLDER to TARGET as plain safetensors files, for any loader.
+
+    No job needs to run. TARGET is a new folder; nothing is overwritten.
+    """
+    with clean_errors():
+        files = export_model(Checkpoint.open(folder), target, model, max_file_mb * 1_000_000)
+    click.echo(f"{target}: {len(files)} files")
+
+
+@main.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+def verify(folder: Path) -> None:
+    """Read every byte of the checkpoint in FOLDER and compare it with its checksums."""
+    with clean_errors():
+        found = Checkpoint.open(folder)
+        found.verify()
+    click.echo(f"{folder}: whole, with {', '.join(sorted(found.manifest.models))}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from ps_protocol.errors import ERROR_TRAILER, InternalError, PsError, to_detail
+from ps_protocol.errors import ERROR_TRAILER, ConfigError, InternalError, InvalidRequest, PsError, to_detail
 from ps_protocol.v1 import common_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ STATUS = MappingProxyType(
         pb.ERROR_CODE_NOT_READY: grpc.StatusCode.UNAVAILABLE,
         pb.ERROR_CODE_STATE_LOST: grpc.StatusCode.DATA_LOSS,
         pb.ERROR_CODE_STORAGE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
+        pb.ERROR_CODE_DAMAGED_DATA: grpc.StatusCode.DATA_LOSS,
     }
 )
 """Every error code's gRPC status. The code in the trailer is what clients act on."""
@@ -73,6 +74,10 @@ async def translated(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterat
         yield
     except grpc.aio.AbortError:
         raise
+    except ConfigError as error:
+        # A setting that came with the request.
+        fields = {"expected": error.expected, "actual": error.actual, "remedy": error.remedy}
+        await _abort(context, InvalidRequest(error.message, **fields))
     except PsError as error:
         await _abort(context, error)
     except Exception as error:

@@ -127,6 +127,7 @@ def shard_map_to_pb(shard_map: ShardMap) -> pb.ShardMap:
             pb.Slice(variable=s.variable, row_begin=s.row_begin, row_end=s.row_end, shard=s.shard)
             for s in shard_map.slices
         ],
+        restored_from=shard_map.restored_from,
     )
 
 
@@ -137,6 +138,7 @@ def shard_map_from_pb(message: pb.ShardMap) -> ShardMap:
         spec=spec_from_pb(message.spec),
         shards=message.shards,
         slices=tuple(Slice(s.variable, s.row_begin, s.row_end, s.shard) for s in message.slices),
+        restored_from=message.restored_from,
     )
 
 

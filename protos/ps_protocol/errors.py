@@ -59,7 +59,7 @@ class Fenced(PsError):
 
 
 class ModelMismatch(PsError):
-    """A worker declared a model that differs from the one of the same name in this job."""
+    """A model differs from the one of the same name in this job, on a shard's disk, or in a checkpoint."""
 
     code = pb.ERROR_CODE_MODEL_MISMATCH
 
@@ -113,13 +113,15 @@ class StateLost(PsError):
 
 
 class StorageFull(PsError):
-    """A shard's disk has no room for its log: nothing was applied, and the push may be repeated when there is."""
+    """A disk has no room. A push that meets it was not applied and may be repeated; a checkpoint leaves no trace."""
 
     code = pb.ERROR_CODE_STORAGE_FULL
 
 
 class DamagedData(PsError):
-    """Files on disk are not what was written, or not of this program or process. Never crosses the wire."""
+    """Files on disk are not what was written, or not of this version or process."""
+
+    code = pb.ERROR_CODE_DAMAGED_DATA
 
 
 class ConfigError(PsError):
@@ -142,6 +144,7 @@ by_code: dict[int, type[PsError]] = {
         NotReady,
         StateLost,
         StorageFull,
+        DamagedData,
     )
 }
 

@@ -138,6 +138,8 @@ class ShardMap:
     spec: ModelSpec
     shards: int
     slices: tuple[Slice, ...]
+    #: Folder of the checkpoint that its first values come from, as the shards see it; empty: from the first worker.
+    restored_from: str = ""
 
 
 class Mode(enum.Enum):

@@ -42,6 +42,8 @@ class Tracker:
         self._clocks = ClockVector()
         self._rounds = PendingRounds()
         self._started = False
+        #: The highest position of a push that was applied.
+        self._kept_highest = START
         #: Applies decided so far. A push that ``push`` answers with APPLY is the one that made this version.
         self.version = 0
         #: The last round taken; a late worker goes on from here.
@@ -61,16 +63,18 @@ class Tracker:
     def members(self, live: Mapping[int, int]) -> None:
         """Take the incarnation of each live rank. Clocks of all others leave the vector at once.
 
-        Until the first push, whoever is listed takes part from the start; later, from its ``attach`` on.
+        Until the first push, whoever is listed takes part from the start; later, from its ``attach`` on. When nobody
+        takes part any more it is as before the first push, at the highest position applied.
         """
         self._live = dict(live)
         gone = [rank for rank, member in self._participants.items() if live.get(rank) != member.incarnation]
         for rank in gone:
             del self._participants[rank]
             self._clocks.remove(rank)
+        self._started = self._started and bool(self._participants)
         if not self._started:
             for rank in sorted(live.keys() - self._participants.keys()):
-                self._enter(WorkerKey(rank, live[rank]), START)
+                self._enter(WorkerKey(rank, live[rank]), self._kept_highest)
 
     def attach(self, worker: WorkerKey, phase: int) -> Position:
         """A stream of ``worker`` opened, the first or again; it has passed ``phase`` barriers. Returns where it stands.
@@ -103,7 +107,7 @@ class Tracker:
             case Verdict.APPLY:
                 self.version += 1
                 self.counts.applied(decision.staleness)
-                participant.kept = (push.sequence, push.position)
+                self._keep(push)
             case Verdict.HOLD:
                 self._rounds.add(push)
             case Verdict.SKIP if self._rule.collects:
@@ -174,7 +178,7 @@ class Tracker:
         return TrackerMemento(
             self.version,
             self.applied,
-            self._clocks.highest,
+            self._kept_highest,
             tuple(standings),
             dict(self.counts.outcomes),
             tuple(self.counts.staleness),
@@ -185,6 +189,7 @@ class Tracker:
         self.version, self.applied = memento.version, memento.applied
         for standing in memento.standings:
             self._recall(standing.worker, standing.last_sequence, standing.position)
+        self._kept_highest = max(self._kept_highest, memento.highest)
         self._clocks.highest = max(self._clocks.highest, memento.highest)
         self._started = memento.version > 0
         self.counts.outcomes.update(memento.outcomes or {})
@@ -202,6 +207,7 @@ class Tracker:
 
     def _recall(self, worker: WorkerKey, sequence: int, position: Position) -> None:
         """A push of ``worker`` was applied. Of two lives of one rank the later one counts."""
+        self._kept_highest = max(self._kept_highest, position)
         known = self._participants.get(worker.rank)
         if known is None or known.incarnation < worker.incarnation:
             self._enter(worker, position)
@@ -215,6 +221,7 @@ class Tracker:
         self._clocks.place(worker.rank, position)
 
     def _keep(self, push: PushInfo) -> None:
+        self._kept_highest = max(self._kept_highest, push.position)
         participant = self._participants.get(push.worker.rank)
         if participant and participant.incarnation == push.worker.incarnation:
             participant.kept = (push.sequence, push.position)

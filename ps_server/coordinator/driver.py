@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ps_protocol.errors import Unavailable
 from ps_protocol.leases import LeaseAnswer, LeaseAsk
 from ps_protocol.model import Consistency, ModelSpec, ShardMap
 from ps_protocol.view import BarrierState, ClusterStatus, ClusterView, Joined, MemberStats, Role
+from ps_server.checkpoint import Checkpoint
 from ps_server.coordinator.applicant import Applicant
 from ps_server.coordinator.data_leases import DataLeases
 from ps_server.coordinator.journal import Journal
@@ -48,8 +49,11 @@ class Driver:
         settings: ClusterSettings,
         clock: Callable[[], float] = time.monotonic,
         journal: Journal | None = None,
+        saved: Checkpoint | None = None,
     ) -> None:
         """Go on where ``journal`` ends; without one, nothing is kept. ``clock`` is a steady clock in seconds.
+
+        ``saved``: where models come from that have not been placed yet; a new job also goes on from its data and phase.
 
         Raises InvalidRequest for a mode that cannot work, ConfigError for settings that contradict the journal,
         DamagedData, or Unavailable when the journal cannot be written.
@@ -59,6 +63,10 @@ class Driver:
         self._kept: Memento | None = from_rows(journal.read(), str(journal.path)) if journal else None
         if journal is None or self._kept is None:
             self._state, self._data = ClusterState(settings), DataLeases()
+            if saved is not None:
+                self._state.phase = saved.manifest.facts["phase"]
+                self._data = DataLeases.restore(saved.manifest.facts["data"])
+                self._release_lost_leases()
         else:
             self._state = ClusterState.restore(settings, self._kept, clock())
             self._state.extend_leases(RECONNECT_SECONDS)
@@ -66,12 +74,14 @@ class Driver:
             self._release_lost_leases()
             view = self._state.view
             logger.info("goes on from %s: revision %d, %d members", journal.path, view.revision, len(view.members))
+        self._saved = saved
         #: The newest view that is on disk; watchers see no other.
         self._view = self._state.view
         #: Something was decided that is not on disk yet, or not shown.
         self._untold = False
         self._write_down()
         self._clock = clock
+        self._settings = settings
         self._heartbeat_seconds = settings.heartbeat_seconds
         #: Set, and replaced by a new one, at every change of the state.
         self._changed = asyncio.Event()
@@ -110,11 +120,25 @@ class Driver:
 
     def declare(self, rank: int, incarnation: int, spec: ModelSpec) -> ShardMap:
         """See ClusterState.declare."""
-        return self._settle(self._state.declare(rank, incarnation, spec))
+        return self._settle(self._state.declare(rank, incarnation, spec, self._as_saved if self._saved else None))
 
     def shard_map(self, model: str) -> ShardMap:
         """See ClusterState.shard_map."""
         return self._settle(Decision(self._state.shard_map(model)))
+
+    @property
+    def view(self) -> ClusterView:
+        """The newest view that may be told."""
+        return self._view
+
+    def facts(self) -> Mapping[str, Any]:
+        """What a checkpoint keeps of the coordinator: data positions, the phase, the seed; JSON's types."""
+        return {
+            "data": self._data.memento(),
+            "phase": self._state.phase,
+            "seed": self._settings.seed,
+            "consistency": str(self._view.consistency),
+        }
 
     def set_consistency(self, consistency: Consistency) -> ClusterView:
         """See ClusterState.set_consistency."""
@@ -164,6 +188,17 @@ class Driver:
                 yield view
             else:
                 await self._changed.wait()
+
+    def _as_saved(self, shard_map: ShardMap) -> ShardMap:
+        """``shard_map`` as the checkpoint's: bit-equal on the same number of shards. Raises ModelMismatch."""
+        assert self._saved is not None
+        self._saved.check_matches(shard_map.spec)
+        known = self._saved.model(shard_map.spec.name).shard_map
+        if known.shards == shard_map.shards and known.spec.variables == shard_map.spec.variables:
+            placed = replace(shard_map, slices=known.slices)
+        else:
+            placed = self._saved.aligned(shard_map)
+        return replace(placed, restored_from=str(self._saved.folder))
 
     def _settle(self, decision: Decision[T]) -> T:
         if decision.reason:

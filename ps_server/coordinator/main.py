@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Mapping, Set
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_protocol.model import Mode
 from ps_protocol.tf_config import TfConfig
 from ps_server import cli, serving
+from ps_server.checkpoint import Checkpoint, latest
+from ps_server.coordinator.checkpoints import CheckpointConfig, Checkpoints
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.journal import Journal
 from ps_server.coordinator.memento import Memento, from_rows
@@ -63,14 +65,18 @@ class CoordinatorConfig:
     port: int
     ready_file: Path | None
     cluster: ClusterSettings
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    #: Where models come from that have not been placed yet.
+    saved: Checkpoint | None = None
 
 
 async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asyncio.Event) -> None:
     """Run one coordinator until ``stop`` is set. Raises ConfigError when its address cannot be listened on, and what
     Driver raises.
     """
-    driver = Driver(config.cluster, journal=journal)
-    service = CoordinatorService(driver)
+    driver = Driver(config.cluster, journal=journal, saved=config.saved)
+    checkpoints = Checkpoints(driver, config.checkpoints)
+    service = CoordinatorService(driver, checkpoints)
     server = await serving.start(config.bind, config.port, [(SERVICE_NAME, service.register)])
     try:
         driver.start()
@@ -85,7 +91,11 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
         )
         if config.ready_file is not None:
             serving.write_ready_file(config.ready_file, server.address)
+        running = asyncio.create_task(checkpoints.run(), name="checkpoints")
         await stop.wait()
+        running.cancel()
+        if config.checkpoints.directory and driver.view.models and not driver.view.finished:
+            await checkpoints.try_to_make()
     finally:
         # Watch streams end first; the server then has no call to wait for.
         await driver.close()
@@ -147,6 +157,27 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
     help="How often members renew their lease.",
 )
 @click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), show_default="random", help="Common seed of the job.")
+@click.option(
+    "--checkpoint-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    show_default="no checkpoints",
+    help="Folder for checkpoints of the whole job, which all shards must see under the same path. One is made when "
+    "psctl checkpoint asks, at the interval, when the job is finished, and when the coordinator is told to stop.",
+)
+@click.option(
+    "--checkpoint-seconds",
+    type=click.FloatRange(1),
+    show_default="no interval",
+    help="Time between checkpoints.",
+)
+@click.option("--checkpoint-keep", type=click.IntRange(1), default=3, help="How many checkpoints are kept.")
+@click.option(
+    "--restore",
+    metavar="FOLDER|latest",
+    show_default="begin anew",
+    help="Take the values of models from this checkpoint instead of the first worker; latest: the newest in "
+    "--checkpoint-dir, if there is one. The number of shards may be another. Models the journal knows are not touched.",
+)
 @click.pass_context
 def main(context: click.Context, /, **options: Any) -> None:
     """Entry point of ps-coordinator."""
@@ -206,7 +237,27 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: Memento | None)
                 kept.consistency,
                 consistency,
             )
-    return CoordinatorConfig(options["bind"], options["port"], options["ready_file"], cluster)
+    checkpoints = CheckpointConfig(options["checkpoint_dir"], options["checkpoint_seconds"], options["checkpoint_keep"])
+    saved = _saved(options["restore"], checkpoints.directory)
+    if saved and kept is None and "seed" not in given:
+        # The order of the data depends on it.
+        cluster = replace(cluster, seed=saved.manifest.facts["seed"])
+    return CoordinatorConfig(options["bind"], options["port"], options["ready_file"], cluster, checkpoints, saved)
+
+
+def _saved(chosen: str | None, directory: Path | None) -> Checkpoint | None:
+    """The checkpoint that --restore names. Raises ConfigError, DamagedData."""
+    if not chosen:
+        return None
+    if chosen != "latest":
+        return Checkpoint.open(Path(chosen).absolute())
+    if directory is None:
+        raise ConfigError("--restore latest needs a folder to look in", remedy="give --checkpoint-dir, too")
+    newest = latest(directory)
+    if newest is None:
+        logger.warning("no checkpoint in %s yet: the job begins anew", directory)
+        return None
+    return Checkpoint.open(newest.absolute())
 
 
 def _from_journal(kept: Memento, given: Set[str]) -> dict[str, Any]:

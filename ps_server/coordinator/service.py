@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,6 +15,7 @@ from ps_protocol.v1 import common_pb2, coordinator_pb2_grpc
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.view import ClusterView
 from ps_server.coordinator.applicant import Applicant
+from ps_server.coordinator.checkpoints import CheckpointConfig, Checkpoints
 from ps_server.coordinator.driver import Driver
 from ps_server.rpc_errors import translated
 
@@ -28,8 +30,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     """Called by the gRPC server on the driver's loop. Errors leave through rpc_errors."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, checkpoints: Checkpoints | None = None) -> None:
         self._driver = driver
+        self._checkpoints = checkpoints or Checkpoints(driver, CheckpointConfig())
         # One view goes to all watchers: it is converted once.
         self._converted: tuple[ClusterView | None, pb.ClusterView] = (None, pb.ClusterView())
 
@@ -110,6 +113,22 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         async with translated(context):
             ask, wait = ask_from_pb(request), _wait_seconds(request.wait_seconds, context)
             return answer_to_pb(await self._driver.lease_data(request.rank, request.incarnation, ask, wait))
+
+    async def Checkpoint(  # noqa: N802
+        self, request: pb.CheckpointRequest, context: Context
+    ) -> pb.CheckpointReply:
+        """A checkpoint, complete."""
+        async with translated(context):
+            made = await self._checkpoints.make()
+            return pb.CheckpointReply(folder=str(made.folder), size_bytes=made.size_bytes, seconds=made.seconds)
+
+    async def RestoreCheckpoint(  # noqa: N802
+        self, request: pb.RestoreCheckpointRequest, context: Context
+    ) -> pb.RestoreCheckpointReply:
+        """A checkpoint, put into the running job."""
+        async with translated(context):
+            folder, models = await self._checkpoints.restore(Path(request.folder) if request.folder else None)
+            return pb.RestoreCheckpointReply(folder=str(folder), models=models)
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.ClusterStatus:  # noqa: N802
         """Members with their last statistics."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -233,8 +233,16 @@ class ClusterState:
 
     # Models and mode
 
-    def declare(self, rank: int, incarnation: int, spec: ModelSpec) -> Decision[ShardMap]:
+    def declare(
+        self,
+        rank: int,
+        incarnation: int,
+        spec: ModelSpec,
+        as_saved: Callable[[ShardMap], ShardMap] | None = None,
+    ) -> Decision[ShardMap]:
         """Place a model that is new, or check that it is the one placed under its name.
+
+        ``as_saved``: how a new one is placed whose values come from a checkpoint.
 
         Raises NotReady while shards are missing, ModelMismatch with every difference, InvalidRequest or Fenced.
         """
@@ -250,7 +258,8 @@ class ClusterState:
                 shard=", ".join(map(str, missing)),
                 remedy="start the missing shards; the worker tries again",
             )
-        shard_map = self._maps[spec.name] = ShardMap(1, spec, shards, place(spec, shards, self._settings.partition))
+        shard_map = ShardMap(1, spec, shards, place(spec, shards, self._settings.partition))
+        shard_map = self._maps[spec.name] = as_saved(shard_map) if as_saved else shard_map
         self._change(models=self._epochs())
         nbytes = sum(v.nbytes for v in spec.variables)
         return Decision(shard_map, f"{member} declared model '{spec.name}': {nbytes} bytes on {shards} shards")

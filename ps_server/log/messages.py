@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 from ps_protocol import convert
@@ -9,7 +10,7 @@ from ps_protocol.frames import pieces_of
 from ps_protocol.layout import Layout
 from ps_protocol.model import Options
 from ps_protocol.v1 import log_pb2, shard_pb2
-from ps_server.consistency import Position, PushInfo, WorkerKey
+from ps_server.consistency import Position, PushInfo, TrackerMemento, WorkerKey
 from ps_server.log.updates import Entry, Loaded, Placed, Update
 from ps_server.optimizers import Region, Step, describe, read_state, taken, tensor_bytes
 
@@ -26,12 +27,13 @@ class EntryWriter:
             case Placed(shard_map):
                 record = log_pb2.LogRecord(place=log_pb2.PlaceRecord(shard_map=convert.shard_map_to_pb(shard_map)))
                 return record.SerializeToString(), []
-            case Loaded(model, region, entries):
+            case Loaded(model, region, entries, tracker):
                 load = log_pb2.LoadRecord(
                     model=model,
                     with_region=region is not None,
                     state=describe(entries or ()),
                     with_state=entries is not None,
+                    tracker=json.dumps(tracker.to_json()) if tracker else "",
                 )
                 pieces = [region.bytes] if region else []
                 pieces += [tensor_bytes(tensor) for _, tensor in entries or ()]
@@ -70,7 +72,8 @@ def decode_load(record: log_pb2.LoadRecord, payload: memoryview, layout: Layout)
         region = Region(layout)
         region.bytes[:] = taken(payload, 0, layout.region_bytes)
     entries = read_state(record.state, payload[layout.region_bytes * record.with_region :])
-    return Loaded(record.model, region, entries if record.with_state else None)
+    tracker = TrackerMemento.from_json(json.loads(record.tracker)) if record.tracker else None
+    return Loaded(record.model, region, entries if record.with_state else None, tracker)
 
 
 def decode_update(

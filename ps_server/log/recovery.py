@@ -86,6 +86,8 @@ class Replay:
         loaded = decode_load(record, payload, model.replica.layout)
         model.replica.load(loaded.region, loaded.entries)
         model.initialised |= loaded.region is not None
+        if loaded.tracker and number > model.tracker_number:
+            model.tracker.restore(loaded.tracker)
 
     def _update(self, model: RecoveredModel, number: int, record: log_pb2.UpdateRecord, payload: memoryview) -> None:
         layout = model.replica.layout

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ps_protocol.model import ShardMap
-from ps_server.consistency import PushInfo
+from ps_server.consistency import PushInfo, TrackerMemento
 from ps_server.optimizers import Region, StateEntry, Step
 
 
@@ -28,6 +28,8 @@ class Loaded:
     model: str
     region: Region | None
     entries: Sequence[StateEntry] | None
+    #: Where the job stood, when a checkpoint was restored.
+    tracker: TrackerMemento | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from ps_protocol.tf_config import TfConfig
 from ps_protocol.view import ClusterView, Role
 from ps_server import serving
 from ps_server.cli import clean_errors, configure_logging, server_options
+from ps_server.failpoints import ENVIRONMENT, Failpoints
 from ps_server.shard.counters import Counters
 from ps_server.shard.lane import Lane
 from ps_server.shard.malloc import use_one_arena
@@ -49,6 +50,8 @@ class ShardConfig:
     ready_file: Path | None
     side_channels: SideChannelConfig = field(default_factory=SideChannelConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)
+    #: Armed by tests only.
+    failpoints: Failpoints = field(default_factory=Failpoints)
 
 
 async def serve(config: ShardConfig, stop: asyncio.Event) -> None:
@@ -61,7 +64,7 @@ async def serve(config: ShardConfig, stop: asyncio.Event) -> None:
         return await asyncio.to_thread(client.get_shard_map, model)
 
     storage = await Storage.open(config.shard, config.storage, lane)
-    registry = Registry(ShardParts(config.shard, lane, fetch, storage.log), storage.recovered)
+    registry = Registry(ShardParts(config.shard, lane, fetch, storage.log, config.failpoints), storage.recovered)
     side_channels = SideChannels(config.side_channels)
     service = ShardService(config.shard, registry, counters, side_channels)
     server = await serving.start(config.bind, config.port, [(SERVICE, service.register)])
@@ -196,6 +199,7 @@ def main(
             ready_file,
             side_channels,
             storage_config(**storage),
+            Failpoints.parse(os.environ.get(ENVIRONMENT, "")),
         )
         serving.run(lambda stop: serve(config, stop))
 

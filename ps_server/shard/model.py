@@ -12,7 +12,15 @@ from ps_protocol import convert
 from ps_protocol.errors import InternalError, NonFiniteGradient, PsError, StateLost
 from ps_protocol.model import Buffers, Consistency, Mode, NonFinite, Options
 from ps_protocol.v1 import common_pb2
-from ps_server.consistency import Decision, ParkedPulls, Position, PushInfo, Verdict, WorkerKey
+from ps_server.consistency import (
+    Decision,
+    ParkedPulls,
+    Position,
+    PushInfo,
+    TrackerMemento,
+    Verdict,
+    WorkerKey,
+)
 from ps_server.failpoints import Failpoints
 from ps_server.log import Loaded, ModelPart, RecoveredModel, Update, UpdateLog
 from ps_server.optimizers import (
@@ -25,6 +33,7 @@ from ps_server.optimizers import (
     average_buffers,
     first_nonfinite,
 )
+from ps_server.shard.gate import Gate
 from ps_server.shard.lane import INLINE_BYTES, Lane
 from ps_server.shard.pool import RegionPool
 from ps_server.shard.published import Copies, Published
@@ -86,6 +95,8 @@ class ShardModel:
         self._lane = lane
         self._log = log
         self.failpoints = failpoints
+        #: Holds pushes back while the job is copied at one point.
+        self.gate = Gate()
         self._replica = start.replica
         self._copies = Copies()
         self._parked: ParkedPulls[asyncio.Future[None]] = ParkedPulls()
@@ -180,6 +191,8 @@ class ShardModel:
             raise
         info = replace(push.info, skipped=True) if skipped else push.info
         try:
+            if self.gate.stops(info.worker, info.sequence):
+                await self.gate.passes(info.worker, info.sequence)
             decision = self.tracker.push(info)
         except BaseException:
             self._give(push)
@@ -212,8 +225,14 @@ class ShardModel:
             )
         return name is not None
 
+    def has(self, worker: WorkerKey, sequence: int) -> bool:
+        """Whether this push was accepted, or cannot come any more because its worker is gone."""
+        known = {standing.worker: standing.last_sequence for standing in self.tracker.clocks()}
+        return known.get(worker, sequence) >= sequence
+
     def _advance(self) -> None:
         """After every event: apply the steps that became complete, then answer the pulls that may be answered."""
+        self.gate.stir()
         for ready in self.tracker.take_ready():
             pushes = [self._held.pop((info.worker, info.sequence)) for info in ready.contributions]
             for info, staleness in zip(ready.contributions, ready.staleness, strict=True):
@@ -377,8 +396,18 @@ class ShardModel:
 
     # -- parameters and state as a whole
 
-    async def load(self, region: Region | None, entries: Sequence[StateEntry] | None, *, only_first: bool) -> bool:
-        """Write values and state; False when ``only_first`` found values. Raises InvalidRequest."""
+    async def load(
+        self,
+        region: Region | None,
+        entries: Sequence[StateEntry] | None,
+        tracker: TrackerMemento | None = None,
+        *,
+        only_first: bool,
+    ) -> bool:
+        """Write values and state; False when ``only_first`` found values. Raises InvalidRequest, StorageFull.
+
+        ``tracker``: where a restored job stood; before anybody has opened a stream.
+        """
         if only_first and self.initialised:
             return False
 
@@ -392,9 +421,11 @@ class ShardModel:
             except PsError as refusal:
                 refusals.append(refusal)  # nothing was changed: the model goes on
                 return
-            self._log.append(Loaded(self.name, region, entries))
+            self._log.append(Loaded(self.name, region, entries, tracker))
             self.loads += 1
 
+        if tracker:
+            self.tracker.restore(tracker)
         before = self.initialised
         self.initialised = before or region is not None
         loading = self._change(self.tracker.version, work)

@@ -6,14 +6,17 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ps_protocol.errors import ModelMismatch, PsError, Unavailable, UnknownModel
 from ps_protocol.model import ShardMap
 from ps_protocol.view import ClusterView, Role
+from ps_server.checkpoint import Checkpoint
 from ps_server.failpoints import Failpoints
 from ps_server.log import MemoryLog, Placed, RecoveredModel, UpdateLog, new_model
 from ps_server.shard.lane import INLINE_BYTES, Lane
 from ps_server.shard.model import ShardModel
+from ps_server.shard.restore import read, saved_tracker
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +116,10 @@ class Registry:
                 await asyncio.sleep(0.5)
                 continue
             try:
-                self.place(shard_map)
+                model = self._make(shard_map)
+                if shard_map.restored_from and not model.initialised:
+                    await self._restore(model, Path(shard_map.restored_from))
+                self._show(model)
             except PsError as error:
                 logger.error("%s", error)
                 self._refused[name] = error
@@ -125,6 +131,11 @@ class Registry:
 
         Raises ModelMismatch when another model was recovered under its name.
         """
+        model = self._make(shard_map)
+        self._show(model)
+        return model
+
+    def _make(self, shard_map: ShardMap) -> ShardModel:
         parts, name = self._parts, shard_map.spec.name
         start = self._recovered.pop(name, None)
         if start is None:
@@ -132,9 +143,18 @@ class Registry:
             parts.lane.submit(lambda: parts.log.append(Placed(shard_map)), INLINE_BYTES * parts.log.waits)
         elif start.shard_map != shard_map:
             raise _mismatch(parts.shard, start.shard_map, shard_map)
-        model = ShardModel(start, parts.lane, self._view.consistency, parts.log, parts.failpoints)
+        return ShardModel(start, parts.lane, self._view.consistency, parts.log, parts.failpoints)
+
+    async def _restore(self, model: ShardModel, folder: Path) -> None:
+        """Give a new model the values of a checkpoint, before anybody sees it. Raises PsError."""
+        checkpoint = await asyncio.to_thread(Checkpoint.open, folder)
+        region, entries = await asyncio.to_thread(read, checkpoint, model.layout)
+        await model.load(region, entries, saved_tracker(checkpoint, model.name), only_first=True)
+        logger.info("model '%s': restored from %s", model.name, folder)
+
+    def _show(self, model: ShardModel) -> None:
+        layout, shard_map = model.layout, model.layout.shard_map
         model.members(self._live())
-        layout = model.layout
         self._models[model.name] = model
         logger.info(
             "model '%s': %d slices, %.1f MB, %s, %s",
@@ -145,7 +165,6 @@ class Registry:
             self._view.consistency,
         )
         self._wake()
-        return model
 
     @property
     def waiting_models(self) -> Mapping[str, RecoveredModel]:

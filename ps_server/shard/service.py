@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -19,6 +20,7 @@ from ps_server.rpc_errors import translated
 from ps_server.shard.carriers.carrier import parse_request
 from ps_server.shard.carriers.grpc_stream import Context, GrpcCarrier, read
 from ps_server.shard.counters import Counters
+from ps_server.shard.cut import Cuts
 from ps_server.shard.model import ShardModel
 from ps_server.shard.registry import Registry
 from ps_server.shard.side_channels import SideChannels
@@ -33,6 +35,7 @@ class ShardService:
 
     def __init__(self, shard: int, registry: Registry, counters: Counters, side_channels: SideChannels) -> None:
         self._shard = shard
+        self._cuts = Cuts(shard, registry)
         self._registry = registry
         self._counters = counters
         self._side_channels = side_channels
@@ -49,6 +52,18 @@ class ShardService:
                 "Save": grpc.unary_stream_rpc_method_handler(_translated(self.save), pb.SaveRequest.FromString),
                 "GetModel": grpc.unary_unary_rpc_method_handler(
                     _translated(self.get_model), pb.GetModelRequest.FromString, pb.ModelStatus.SerializeToString
+                ),
+                "Freeze": grpc.unary_unary_rpc_method_handler(
+                    _translated(self.freeze), pb.FreezeRequest.FromString, pb.FreezeReply.SerializeToString
+                ),
+                "Cut": grpc.unary_unary_rpc_method_handler(
+                    _translated(self.cut), pb.CutRequest.FromString, pb.CutReply.SerializeToString
+                ),
+                "Thaw": grpc.unary_unary_rpc_method_handler(
+                    _translated(self.thaw), pb.ThawRequest.FromString, pb.ThawReply.SerializeToString
+                ),
+                "Restore": grpc.unary_unary_rpc_method_handler(
+                    _translated(self.restore), pb.RestoreRequest.FromString, pb.RestoreReply.SerializeToString
                 ),
             },
         )
@@ -179,6 +194,24 @@ class ShardService:
             outcomes=tracker.counts.outcomes,
             parked_pulls=model.parked_pulls,
         )
+
+    async def freeze(self, request: pb.FreezeRequest, context: Context) -> pb.FreezeReply:
+        """Decide about no push for a while."""
+        return pb.FreezeReply(models=self._cuts.freeze(request.cut, request.seconds))
+
+    async def cut(self, request: pb.CutRequest, context: Context) -> pb.CutReply:
+        """Copy the models at the cut, and write them."""
+        models, parts = await self._cuts.cut(request.cut, request.models, Path(request.folder))
+        return pb.CutReply(models=models, parts=parts)
+
+    async def thaw(self, request: pb.ThawRequest, context: Context) -> pb.ThawReply:
+        """Go on without a cut."""
+        self._cuts.thaw(request.cut)
+        return pb.ThawReply()
+
+    async def restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreReply:
+        """Replace values and state by those of a checkpoint."""
+        return pb.RestoreReply(models=await self._cuts.restore(Path(request.folder)))
 
 
 def _translated(handler: Callable[[Any, Context], Awaitable[Any]]) -> Callable[[Any, Context], Awaitable[Any]]:

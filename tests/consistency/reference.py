@@ -19,6 +19,8 @@ class Reference:
     history: dict[WorkerKey, list[Position]] = field(default_factory=dict)
     ever: list[Position] = field(default_factory=lambda: [Position(0, 0)])
     held: list[PushInfo] = field(default_factory=list)
+    #: Somebody has pushed since anybody takes part.
+    begun: bool = False
     #: What each version was made of.
     updates: list[list[PushInfo]] = field(default_factory=list)
     taken: list[Position] = field(default_factory=lambda: [Position(0, 0)])
@@ -38,9 +40,11 @@ class Reference:
         self.live = dict(live)
         keys = {WorkerKey(rank, incarnation) for rank, incarnation in live.items()}
         self.history = {worker: positions for worker, positions in self.history.items() if worker in keys}
-        if not self.accepted:
+        self.begun = self.begun and bool(self.history)
+        if not self.begun:
+            applied = [push.position for pushes in self.updates for push in pushes]
             for key in keys - self.history.keys():
-                self.stand(key, Position(0, 0))
+                self.stand(key, max(applied, default=Position(0, 0)))
 
     def attach(self, worker: WorkerKey, phase: int) -> Position:
         if worker not in self.history:
@@ -60,6 +64,7 @@ class Reference:
         if any(p.worker == push.worker and p.sequence >= push.sequence for p in self.accepted):
             return Verdict.DUPLICATE, 1.0, 0
         self.accepted.append(push)
+        self.begun = True
         self.stand(push.worker, push.position)
         if self.consistency.mode is Mode.SYNC:
             if push.position <= self.taken[-1]:

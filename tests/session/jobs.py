@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.view import ClusterView, MemberStatus, Role
 from ps_server import serving
+from ps_server.checkpoint import Checkpoint
+from ps_server.coordinator.checkpoints import CheckpointConfig, Checkpoints
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.service import SERVICE_NAME, CoordinatorService
 from ps_server.coordinator.settings import ClusterSettings
@@ -44,7 +46,17 @@ class Job:
     client: CoordinatorClient
     exits: ExitStack
     folder: Path
+    checkpoints: Checkpoints
     _shards: list[RunningShard] = field(default_factory=list)
+
+    def run_checkpoints(self) -> None:
+        """Make them at their interval and at the end, as a coordinator does."""
+
+        async def begin() -> asyncio.Task[None]:
+            return asyncio.create_task(self.checkpoints.run())
+
+        running = self.loop.run(begin())
+        self.exits.callback(self.loop.loop.call_soon_threadsafe, running.cancel)
 
     @property
     def view(self) -> ClusterView:
@@ -96,11 +108,25 @@ class Job:
 
 
 @contextmanager
-def running_job(shards: int = 1, workers: int = 1, start_shards: int | None = None, **settings: Any) -> Iterator[Job]:
+def running_job(
+    shards: int = 1,
+    workers: int = 1,
+    start_shards: int | None = None,
+    *,
+    checkpoints: CheckpointConfig | None = None,
+    saved: Checkpoint | None = None,
+    **settings: Any,
+) -> Iterator[Job]:
     """A coordinator on a free port of 127.0.0.1 with ``start_shards`` (default: all) of its shards."""
     with LoopThread() as loop, ExitStack() as exits:
-        driver = Driver(ClusterSettings(shards, workers, **{"heartbeat_seconds": 0.1, "seed": 11, **settings}))
-        service = CoordinatorService(driver)
+        cluster = ClusterSettings(shards, workers, **{"heartbeat_seconds": 0.1, "seed": 11, **settings})
+        driver = Driver(cluster, saved=saved)
+
+        async def serving_checkpoints() -> Checkpoints:
+            return Checkpoints(driver, checkpoints or CheckpointConfig())
+
+        made = loop.run(serving_checkpoints())
+        service = CoordinatorService(driver, made)
         server = loop.run(serving.start("127.0.0.1", 0, [(SERVICE_NAME, service.register)]))
 
         async def start() -> None:
@@ -109,7 +135,7 @@ def running_job(shards: int = 1, workers: int = 1, start_shards: int | None = No
         loop.run(start())
         with CoordinatorClient(server.address) as client:
             folder = Path(exits.enter_context(TemporaryDirectory()))
-            job = Job(loop, server.address, client, ExitStack(), folder)
+            job = Job(loop, server.address, client, ExitStack(), folder, made)
             exits.callback(lambda: loop.run(server.stop(0.2)))
             exits.callback(lambda: loop.run(driver.close()))
             exits.callback(job.stop_shards)

@@ -32,6 +32,9 @@ CALL_SECONDS = 10.0
 WAIT_REPORT_SECONDS = 3.0
 """How often a wait for an absent coordinator is told of."""
 
+CHECKPOINT_SECONDS = 3600.0
+"""How long a whole job may take to be written or read."""
+
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 1.0
 
@@ -210,6 +213,24 @@ class CoordinatorClient:
         """
         request = ask_to_pb(worker, ask, wait_seconds)
         return answer_from_pb(self._call("LeaseData", request, wait_seconds + timeout_seconds))
+
+    def checkpoint(self, timeout_seconds: float = CHECKPOINT_SECONDS) -> tuple[str, int, float]:
+        """Have a checkpoint made: its folder, its bytes, the seconds it took.
+
+        Raises InvalidRequest when the coordinator has no directory for them, NotReady, Unavailable, StorageFull.
+        """
+        reply = self._once("Checkpoint", pb.CheckpointRequest(), timeout_seconds, wait_for_ready=True)
+        return reply.folder, reply.size_bytes, reply.seconds
+
+    def restore_checkpoint(
+        self, folder: str = "", timeout_seconds: float = CHECKPOINT_SECONDS
+    ) -> tuple[str, list[str]]:
+        """Put ``folder``, else the newest checkpoint, into the running job: the folder, and the models it held.
+
+        Raises InvalidRequest, ModelMismatch, DamagedData, NotReady, Unavailable.
+        """
+        reply = self._call("RestoreCheckpoint", pb.RestoreCheckpointRequest(folder=folder), timeout_seconds)
+        return reply.folder, list(reply.models)
 
     def get_status(self, timeout_seconds: float = CALL_SECONDS) -> ClusterStatus:
         """The view, and every member with its last statistics."""

@@ -71,6 +71,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_NOT_READY: _ClassVar[ErrorCode]
     ERROR_CODE_STATE_LOST: _ClassVar[ErrorCode]
     ERROR_CODE_STORAGE_FULL: _ClassVar[ErrorCode]
+    ERROR_CODE_DAMAGED_DATA: _ClassVar[ErrorCode]
 
 class Transport(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -131,6 +132,7 @@ ERROR_CODE_UNSUPPORTED_OPTIMIZER: ErrorCode
 ERROR_CODE_NOT_READY: ErrorCode
 ERROR_CODE_STATE_LOST: ErrorCode
 ERROR_CODE_STORAGE_FULL: ErrorCode
+ERROR_CODE_DAMAGED_DATA: ErrorCode
 TRANSPORT_UNSPECIFIED: Transport
 TRANSPORT_GRPC: Transport
 TRANSPORT_SHM: Transport
@@ -187,16 +189,18 @@ class Slice(_message.Message):
     def __init__(self, variable: _Optional[int] = ..., row_begin: _Optional[int] = ..., row_end: _Optional[int] = ..., shard: _Optional[int] = ...) -> None: ...
 
 class ShardMap(_message.Message):
-    __slots__ = ("epoch", "spec", "shards", "slices")
+    __slots__ = ("epoch", "spec", "shards", "slices", "restored_from")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     SLICES_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FROM_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     spec: ModelSpec
     shards: int
     slices: _containers.RepeatedCompositeFieldContainer[Slice]
-    def __init__(self, epoch: _Optional[int] = ..., spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., shards: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[Slice, _Mapping]]] = ...) -> None: ...
+    restored_from: str
+    def __init__(self, epoch: _Optional[int] = ..., spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., shards: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[Slice, _Mapping]]] = ..., restored_from: _Optional[str] = ...) -> None: ...
 
 class Consistency(_message.Message):
     __slots__ = ("mode", "staleness", "backup", "stale_policy", "stale_threshold")

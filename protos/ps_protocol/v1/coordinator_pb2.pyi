@@ -279,3 +279,31 @@ class ClusterStatus(_message.Message):
     view: ClusterView
     members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
     def __init__(self, view: _Optional[_Union[ClusterView, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ...) -> None: ...
+
+class CheckpointRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CheckpointReply(_message.Message):
+    __slots__ = ("folder", "size_bytes", "seconds")
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    folder: str
+    size_bytes: int
+    seconds: float
+    def __init__(self, folder: _Optional[str] = ..., size_bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class RestoreCheckpointRequest(_message.Message):
+    __slots__ = ("folder",)
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    folder: str
+    def __init__(self, folder: _Optional[str] = ...) -> None: ...
+
+class RestoreCheckpointReply(_message.Message):
+    __slots__ = ("folder", "models")
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    folder: str
+    models: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, folder: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ...) -> None: ...

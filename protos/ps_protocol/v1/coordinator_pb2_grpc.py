@@ -80,6 +80,16 @@ class CoordinatorStub(object):
                 request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.LeaseDataRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.LeaseDataReply.FromString,
                 _registered_method=True)
+        self.Checkpoint = channel.unary_unary(
+                '/ps_protocol.v1.Coordinator/Checkpoint',
+                request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.CheckpointRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.CheckpointReply.FromString,
+                _registered_method=True)
+        self.RestoreCheckpoint = channel.unary_unary(
+                '/ps_protocol.v1.Coordinator/RestoreCheckpoint',
+                request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.RestoreCheckpointRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.RestoreCheckpointReply.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/ps_protocol.v1.Coordinator/GetStatus',
                 request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.GetStatusRequest.SerializeToString,
@@ -154,6 +164,20 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Checkpoint(self, request, context):
+        """Write a checkpoint of the whole job now; answers when it is complete.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RestoreCheckpoint(self, request, context):
+        """Put the values and the optimizer state of a checkpoint into the running job. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
         """For people and dashboards: members with their last statistics.
         """
@@ -208,6 +232,16 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.LeaseData,
                     request_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.LeaseDataRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.LeaseDataReply.SerializeToString,
+            ),
+            'Checkpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.Checkpoint,
+                    request_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.CheckpointRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.CheckpointReply.SerializeToString,
+            ),
+            'RestoreCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestoreCheckpoint,
+                    request_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.RestoreCheckpointRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.RestoreCheckpointReply.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -458,6 +492,60 @@ class Coordinator(object):
             '/ps_protocol.v1.Coordinator/LeaseData',
             ps__protocol_dot_v1_dot_coordinator__pb2.LeaseDataRequest.SerializeToString,
             ps__protocol_dot_v1_dot_coordinator__pb2.LeaseDataReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Checkpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.Coordinator/Checkpoint',
+            ps__protocol_dot_v1_dot_coordinator__pb2.CheckpointRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_coordinator__pb2.CheckpointReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestoreCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.Coordinator/RestoreCheckpoint',
+            ps__protocol_dot_v1_dot_coordinator__pb2.RestoreCheckpointRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_coordinator__pb2.RestoreCheckpointReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -29,16 +29,18 @@ class PlaceRecord(_message.Message):
     def __init__(self, shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ...) -> None: ...
 
 class LoadRecord(_message.Message):
-    __slots__ = ("model", "with_region", "state", "with_state")
+    __slots__ = ("model", "with_region", "state", "with_state", "tracker")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     WITH_REGION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     WITH_STATE_FIELD_NUMBER: _ClassVar[int]
+    TRACKER_FIELD_NUMBER: _ClassVar[int]
     model: str
     with_region: bool
     state: _containers.RepeatedCompositeFieldContainer[_shard_pb2.StateTensor]
     with_state: bool
-    def __init__(self, model: _Optional[str] = ..., with_region: bool = ..., state: _Optional[_Iterable[_Union[_shard_pb2.StateTensor, _Mapping]]] = ..., with_state: bool = ...) -> None: ...
+    tracker: str
+    def __init__(self, model: _Optional[str] = ..., with_region: bool = ..., state: _Optional[_Iterable[_Union[_shard_pb2.StateTensor, _Mapping]]] = ..., with_state: bool = ..., tracker: _Optional[str] = ...) -> None: ...
 
 class UpdateRecord(_message.Message):
     __slots__ = ("model", "version", "pushes", "absent", "group_options", "scale", "buffer_weight", "is_round")

@@ -317,6 +317,80 @@ class SaveReply(_message.Message):
     chunk: Chunk
     def __init__(self, header: _Optional[_Union[SaveHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
 
+class WorkerSequence(_message.Message):
+    __slots__ = ("worker", "sequence")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    worker: WorkerId
+    sequence: int
+    def __init__(self, worker: _Optional[_Union[WorkerId, _Mapping]] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class ModelCut(_message.Message):
+    __slots__ = ("model", "accepted", "phase", "clock")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    accepted: _containers.RepeatedCompositeFieldContainer[WorkerSequence]
+    phase: int
+    clock: int
+    def __init__(self, model: _Optional[str] = ..., accepted: _Optional[_Iterable[_Union[WorkerSequence, _Mapping]]] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ...) -> None: ...
+
+class FreezeRequest(_message.Message):
+    __slots__ = ("cut", "seconds")
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    cut: str
+    seconds: float
+    def __init__(self, cut: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class FreezeReply(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[ModelCut]
+    def __init__(self, models: _Optional[_Iterable[_Union[ModelCut, _Mapping]]] = ...) -> None: ...
+
+class CutRequest(_message.Message):
+    __slots__ = ("cut", "models", "folder")
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    cut: str
+    models: _containers.RepeatedCompositeFieldContainer[ModelCut]
+    folder: str
+    def __init__(self, cut: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelCut, _Mapping]]] = ..., folder: _Optional[str] = ...) -> None: ...
+
+class CutReply(_message.Message):
+    __slots__ = ("models", "parts")
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[ModelCut]
+    parts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, models: _Optional[_Iterable[_Union[ModelCut, _Mapping]]] = ..., parts: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ThawRequest(_message.Message):
+    __slots__ = ("cut",)
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    cut: str
+    def __init__(self, cut: _Optional[str] = ...) -> None: ...
+
+class ThawReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RestoreRequest(_message.Message):
+    __slots__ = ("folder",)
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    folder: str
+    def __init__(self, folder: _Optional[str] = ...) -> None: ...
+
+class RestoreReply(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, models: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class GetModelRequest(_message.Message):
     __slots__ = ("model",)
     MODEL_FIELD_NUMBER: _ClassVar[int]

@@ -64,6 +64,26 @@ class ShardStub(object):
                 request_serializer=ps__protocol_dot_v1_dot_shard__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.ModelStatus.FromString,
                 _registered_method=True)
+        self.Freeze = channel.unary_unary(
+                '/ps_protocol.v1.Shard/Freeze',
+                request_serializer=ps__protocol_dot_v1_dot_shard__pb2.FreezeRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.FreezeReply.FromString,
+                _registered_method=True)
+        self.Cut = channel.unary_unary(
+                '/ps_protocol.v1.Shard/Cut',
+                request_serializer=ps__protocol_dot_v1_dot_shard__pb2.CutRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.CutReply.FromString,
+                _registered_method=True)
+        self.Thaw = channel.unary_unary(
+                '/ps_protocol.v1.Shard/Thaw',
+                request_serializer=ps__protocol_dot_v1_dot_shard__pb2.ThawRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.ThawReply.FromString,
+                _registered_method=True)
+        self.Restore = channel.unary_unary(
+                '/ps_protocol.v1.Shard/Restore',
+                request_serializer=ps__protocol_dot_v1_dot_shard__pb2.RestoreRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.RestoreReply.FromString,
+                _registered_method=True)
 
 
 class ShardServicer(object):
@@ -111,6 +131,35 @@ class ShardServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Freeze(self, request, context):
+        """The first half of a cut through all shards: decide about no push until Cut or Thaw, or until the time is up. Answers
+        what has been accepted. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cut(self, request, context):
+        """The second half: take the pushes that some shard had accepted, copy the state, thaw, and write it below a folder.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Thaw(self, request, context):
+        """Go on without a cut. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Restore(self, request, context):
+        """Replace the values and the optimizer state of every model by those of a checkpoint. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ShardServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -143,6 +192,26 @@ def add_ShardServicer_to_server(servicer, server):
                     servicer.GetModel,
                     request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.GetModelRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_shard__pb2.ModelStatus.SerializeToString,
+            ),
+            'Freeze': grpc.unary_unary_rpc_method_handler(
+                    servicer.Freeze,
+                    request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.FreezeRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_shard__pb2.FreezeReply.SerializeToString,
+            ),
+            'Cut': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cut,
+                    request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.CutRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_shard__pb2.CutReply.SerializeToString,
+            ),
+            'Thaw': grpc.unary_unary_rpc_method_handler(
+                    servicer.Thaw,
+                    request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.ThawRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_shard__pb2.ThawReply.SerializeToString,
+            ),
+            'Restore': grpc.unary_unary_rpc_method_handler(
+                    servicer.Restore,
+                    request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.RestoreRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_shard__pb2.RestoreReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -307,6 +376,114 @@ class Shard(object):
             '/ps_protocol.v1.Shard/GetModel',
             ps__protocol_dot_v1_dot_shard__pb2.GetModelRequest.SerializeToString,
             ps__protocol_dot_v1_dot_shard__pb2.ModelStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Freeze(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.Shard/Freeze',
+            ps__protocol_dot_v1_dot_shard__pb2.FreezeRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_shard__pb2.FreezeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cut(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.Shard/Cut',
+            ps__protocol_dot_v1_dot_shard__pb2.CutRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_shard__pb2.CutReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Thaw(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.Shard/Thaw',
+            ps__protocol_dot_v1_dot_shard__pb2.ThawRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_shard__pb2.ThawReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Restore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.Shard/Restore',
+            ps__protocol_dot_v1_dot_shard__pb2.RestoreRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_shard__pb2.RestoreReply.FromString,
             options,
             channel_credentials,
             insecure,

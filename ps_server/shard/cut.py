@@ -1,0 +1,149 @@
+"""Owns the moments in which a shard decides about no push: so that all shards can be copied at one point of the job.
+
+A cut in two halves, after Chandy and Lamport, "Distributed Snapshots", 1985: first every shard stops deciding and says
+what it has accepted; then each takes what any of them had, and is copied. A worker's push is in the copy of every shard
+or of none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+
+from ps_protocol.errors import Unavailable
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_server.checkpoint import Checkpoint, Part
+from ps_server.checkpoint.writer import write_part
+from ps_server.consistency import WorkerKey
+from ps_server.shard.model import ShardModel
+from ps_server.shard.registry import Registry
+from ps_server.shard.restore import read
+
+logger = logging.getLogger(__name__)
+
+REACH_SECONDS = 30.0
+"""How long a cut waits for pushes that another shard has accepted."""
+
+
+class Cuts:
+    """Called by the service, on the shard's event loop. One cut at a time; a new one ends that before it."""
+
+    def __init__(self, shard: int, registry: Registry) -> None:
+        self._shard = shard
+        self._registry = registry
+        self._name = ""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def freeze(self, name: str, seconds: float) -> list[pb.ModelCut]:
+        """Decide about no push of any model until told, ``seconds`` at most. Returns where the models stand."""
+        self._thaw()
+        self._name = name
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._expired, name)
+        models = self._models()
+        for model in models:
+            model.gate.admit({})
+        return [_standing(model) for model in models]
+
+    def thaw(self, name: str) -> None:
+        """Go on, if ``name`` is the cut that holds this shard."""
+        if name == self._name:
+            self._thaw()
+
+    async def cut(self, name: str, targets: Sequence[pb.ModelCut], folder: Path) -> tuple[list[pb.ModelCut], list[str]]:
+        """Go as far as ``targets``, copy, go on, and write the copy below ``folder``.
+
+        Returns where the models stood, and what was written of each as JSON. Raises Unavailable when the cut is over or
+        what the others have does not come; StorageFull, ConfigError.
+        """
+        with self._held(name):
+            wanted = {target.model: target for target in targets}
+            models = [model for model in self._models() if model.name in wanted]
+            for model in models:
+                await _reach(model, {_worker(a.worker): a.sequence for a in wanted[model.name].accepted})
+            async with AsyncExitStack() as stack:
+                standings = [_standing(model) for model in models]
+                mementos = [model.tracker.memento() for model in models]
+                saved = [await stack.enter_async_context(model.save()) for model in models]
+                self.thaw(name)
+                parts = []
+                for model, memento, (published, entries) in zip(models, mementos, saved, strict=True):
+                    facts = {"tracker": memento.to_json()}
+                    part: Part = await asyncio.to_thread(
+                        write_part, folder, model.layout, published.region.bytes, entries, facts
+                    )
+                    parts.append(json.dumps(part.to_json()))
+        return standings, parts
+
+    async def restore(self, folder: Path) -> list[str]:
+        """Put the checkpoint in ``folder`` into the models it holds. Raises ModelMismatch, DamagedData, ConfigError."""
+        checkpoint = await asyncio.to_thread(Checkpoint.open, folder)
+        models = [model for model in self._models() if model.name in checkpoint.manifest.models]
+        for model in models:
+            region, entries = await asyncio.to_thread(read, checkpoint, model.layout)
+            await model.load(region, entries, only_first=False)
+        return [model.name for model in models]
+
+    def _models(self) -> list[ShardModel]:
+        return [model for model in self._registry.models if model.initialised]
+
+    @contextmanager
+    def _held(self, name: str) -> Iterator[None]:
+        """Raises Unavailable when ``name`` does not hold this shard any more."""
+        if name != self._name:
+            raise Unavailable(
+                f"shard {self._shard} has gone on: the cut came too late", shard=str(self._shard), remedy="try again"
+            )
+        if self._timer:
+            self._timer.cancel()
+        try:
+            yield
+        finally:
+            self.thaw(name)
+
+    def _expired(self, name: str) -> None:
+        if name == self._name:
+            logger.warning("shard %d goes on: whoever wanted a cut through it has gone", self._shard)
+            self._thaw()
+
+    def _thaw(self) -> None:
+        self._name = ""
+        if self._timer:
+            self._timer.cancel()
+        for model in self._registry.models:
+            model.gate.open()
+
+
+async def _reach(model: ShardModel, targets: Mapping[WorkerKey, int]) -> None:
+    """Take the pushes up to ``targets``, from the workers that live. Raises Unavailable when one does not come."""
+    model.gate.admit(targets)
+    try:
+        async with asyncio.timeout(REACH_SECONDS):
+            while missing := [worker for worker, sequence in targets.items() if not model.has(worker, sequence)]:
+                await model.gate.changed()
+    except TimeoutError:
+        raise Unavailable(
+            f"a push of {missing[0]} that another shard has did not come to shard {model.layout.shard}",
+            shard=str(model.layout.shard),
+            remedy="try again",
+        ) from None
+
+
+def _standing(model: ShardModel) -> pb.ModelCut:
+    tracker = model.tracker
+    accepted = [
+        pb.WorkerSequence(
+            worker=pb.WorkerId(rank=standing.worker.rank, incarnation=standing.worker.incarnation),
+            sequence=standing.last_sequence,
+        )
+        for standing in tracker.clocks()
+    ]
+    applied = tracker.applied
+    return pb.ModelCut(model=model.name, accepted=accepted, phase=applied.phase, clock=applied.clock)
+
+
+def _worker(worker: pb.WorkerId) -> WorkerKey:
+    return WorkerKey(worker.rank, worker.incarnation)
