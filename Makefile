@@ -54,7 +54,7 @@ proto-check: $(PROTO_VENV)/.ready
 bench: setup  ## measure on this machine; writes benchmarks/results/
 	$(BIN)/python -m benchmarks
 
-cluster:  ## the same training in containers (needs docker compose; MODE=async|ssp|sync)
+cluster:  ## the same training in containers (needs docker compose; MODE=async|ssp|sync, DURABILITY=durable|snapshot|memory)
 	deploy/up.sh
 
 clean:  ## remove everything that was made

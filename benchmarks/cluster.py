@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,18 +24,34 @@ class BenchCluster:
     address: str
     #: Processes of the shards.
     shards: list[int] = field(default_factory=list)
+    #: What they were started with.
+    commands: list[list[str]] = field(default_factory=list)
+
+    _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _start: Callable[[str, list[str]], tuple[Path, subprocess.Popen[bytes]]] = field(kw_only=True)
+
+    def kill_shard(self, index: int) -> None:
+        """End it as ``kill -9`` does."""
+        self._processes[index].kill()
+        self._processes[index].wait()
+
+    def start_shard(self, index: int) -> None:
+        """Start a killed one again; returns when it serves."""
+        ready, self._processes[index] = self._start(f"shard-{index}", self.commands[index])
+        _ready(ready, self._processes[index])
 
 
 @contextmanager
 def running_cluster(
-    shards: int = 1, workers: int = 1, *, threads: int = 1, bind: str = "127.0.0.1"
+    shards: int = 1, workers: int = 1, *, threads: int = 1, bind: str = "127.0.0.1", options: Sequence[str] = ()
 ) -> Iterator[BenchCluster]:
-    """Coordinator and shards on free ports of ``bind``, in mode async. Raises ChildFailed."""
+    """Coordinator and shards on free ports of ``bind``, in mode async; shards get ``options``. Raises ChildFailed."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ps-bench-")))
 
         def start(name: str, command: list[str]) -> tuple[Path, subprocess.Popen[bytes]]:
             ready = folder / name
+            ready.unlink(missing_ok=True)
             process = subprocess.Popen(
                 [*command, "--ready-file", str(ready)], env=dict(os.environ), preexec_fn=end_with_parent
             )
@@ -44,14 +60,17 @@ def running_cluster(
 
         sizes = ("--shards", str(shards), "--workers", str(workers), "--mode", "async")
         address = _ready(*start("coordinator", _program("ps_server.coordinator.main", "--bind", bind, *sizes)))
-        cluster = BenchCluster(address)
+        cluster = BenchCluster(address, _start=start)
         started = []
         for index in range(shards):
             place = ("--shard", str(index), "--coordinator", address, "--threads", str(threads))
-            started.append(start(f"shard-{index}", _program("ps_server.shard.main", "--bind", bind, *place)))
+            command = _program("ps_server.shard.main", "--bind", bind, *place, *options)
+            cluster.commands.append(command)
+            started.append(start(f"shard-{index}", command))
         for ready, process in started:
             _ready(ready, process)
             cluster.shards.append(process.pid)
+            cluster._processes.append(process)
         yield cluster
 
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Trains once in containers: builds the image, runs compose.yaml until the workers have ended, and takes it down again.
-#   MODE, STALENESS  see compose.yaml; STALENESS is 4 where MODE=ssp leaves it open
+#   MODE, STALENESS, DURABILITY  see compose.yaml; STALENESS is 4 where MODE=ssp leaves it open
 #   WHEELS           folder of wheels to prefer over the package index, such as a CPU-only torch
+# The servers' state stays in a volume until a training has ended well: after any other end the next call goes on there.
 # Exit code: 0 when every worker ended with 0, else that of the first program that failed and is not started again.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -49,17 +50,33 @@ await_workers() {
     done
 }
 
+has_state() { docker volume inspect "$state" > /dev/null 2>&1; }
+
 take_down() {
     trap '' INT TERM HUP
     say "taking the containers down"
     # Stopped containers end their logs: nothing of the output is lost.
     if docker compose --progress quiet stop; then wait; fi
     docker compose --progress quiet down
+    if [ $done_with_state = 1 ]; then
+        docker volume rm --force "$state" > /dev/null
+    elif has_state; then
+        say "the state stays in the volume '$state': the next start goes on from there"
+    fi
 }
 
 check_engine
 [ -z "${WHEELS:-}" ] || take_wheels "$WHEELS"
 [ "${MODE:-}" != ssp ] || export STALENESS="${STALENESS:-4}"
+state="${COMPOSE_PROJECT_NAME:-torch-ps}_state"
+done_with_state=0
+if [ "${DURABILITY:-durable}" = memory ]; then
+    export STATE='' RESTART_SERVERS=no
+    # Compose makes the volume all the same.
+    has_state || done_with_state=1
+elif has_state; then
+    say "going on from the state that an earlier training left; 'docker volume rm $state' to begin anew"
+fi
 
 trap 'exit 130' INT
 trap 'exit 143' TERM
@@ -67,7 +84,7 @@ trap 'exit 129' HUP
 trap take_down EXIT
 say "building the image; the first time takes minutes"
 docker compose --progress plain build --quiet
-say "starting coordinator, shards and workers (MODE=${MODE:-async})"
+say "starting coordinator, shards and workers (MODE=${MODE:-async} DURABILITY=${DURABILITY:-durable})"
 if ! docker compose --progress quiet up --detach; then
     docker compose logs
     fail "the containers did not come up"
@@ -76,5 +93,8 @@ docker compose logs --follow &
 docker compose exec -T coordinator psctl status --watch 2> /dev/null | while read -r line; do say "$line"; done &
 code=0
 await_workers || code=$?
-[ "$code" != 0 ] || say "trained; the model stays in the volume 'models'"
+if [ "$code" = 0 ]; then
+    [ "${DURABILITY:-durable}" = memory ] || done_with_state=1
+    say "trained; the model stays in the volume 'models'"
+fi
 exit "$code"

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from ps_protocol.errors import ConfigError, InternalError
 
 #: Every point there is, in the order a push passes them.
 POINTS = ("before_log", "after_log_before_apply", "after_apply_before_reply")
+
+ENVIRONMENT = "PS_FAILPOINTS"
+"""For tests: what the entry point of a shard arms, such as ``before_log=kill@3,after_apply_before_reply=stop@1``."""
 
 
 class Failpoints:
@@ -13,6 +21,26 @@ class Failpoints:
 
     def __init__(self) -> None:
         self._armed: dict[str, Callable[[], None]] = {}
+
+    @classmethod
+    def parse(cls, text: str) -> Failpoints:
+        """Armed as ``text`` says: ``point=action@count`` parts, separated by commas. Raises ConfigError.
+
+        The action (kill, stop or raise) is taken when the point is passed for the ``count``-th time, and only then.
+        """
+        failpoints = cls()
+        for part in filter(None, text.split(",")):
+            point, _, rest = part.partition("=")
+            action, _, count = rest.partition("@")
+            if point not in POINTS or action not in _ACTIONS or not count.isdecimal() or int(count) < 1:
+                raise ConfigError(
+                    f"{ENVIRONMENT} holds no failpoint",
+                    expected=f"point=action@count of {', '.join(POINTS)} and {', '.join(_ACTIONS)}",
+                    actual=part,
+                    remedy=f"unset {ENVIRONMENT}: it is for tests",
+                )
+            failpoints.arm(point, _Once(_ACTIONS[action], int(count)))
+        return failpoints
 
     def arm(self, point: str, action: Callable[[], None]) -> None:
         """Run ``action`` (which may raise, or end the process) whenever ``point`` is passed."""
@@ -28,3 +56,31 @@ class Failpoints:
         """Called by the code at ``point``."""
         if self._armed and (action := self._armed.get(point)):
             action()
+
+
+class _Once:
+    """Called from one thread at each passage; takes ``action`` at passage ``count``."""
+
+    def __init__(self, action: Callable[[], None], count: int) -> None:
+        self._action = action
+        self._left = count
+
+    def __call__(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._action()
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _raise() -> None:
+    raise InternalError("a failpoint raised")
+
+
+_ACTIONS: Mapping[str, Callable[[], None]] = MappingProxyType({"kill": _kill, "stop": _stop, "raise": _raise})

@@ -23,6 +23,7 @@ from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
 from ps_protocol.view import Role
 from ps_server.checkpoint import Part, begin, commit, discard, latest, prune
+from ps_server.checkpoint_options import CheckpointConfig
 from ps_server.coordinator.driver import Driver
 
 logger = logging.getLogger(__name__)
@@ -33,18 +34,6 @@ _FREEZE_SECONDS = 10.0
 _WRITE_SECONDS = 3600.0
 _TRIES = 3
 _LOOK_SECONDS = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointConfig:
-    """Where checkpoints of the job go, and when they are made."""
-
-    #: As the shards see it, too; None: no checkpoints.
-    directory: Path | None = None
-    #: Time between two; None: only when asked, and at the end.
-    seconds: float | None = None
-    #: How many are kept.
-    keep: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +53,31 @@ class Checkpoints:
         self._config = config
         self._busy = asyncio.Lock()
         self._taken_at = time.monotonic()
+        self._stopping = asyncio.Event()
+        #: One was made after the last worker had left.
+        self._final = False
 
     async def run(self) -> None:
-        """Make checkpoints at the interval, and when the job is finished, until cancelled. Failures are said."""
-        finished = False
-        while self._config.directory is not None:
-            await asyncio.sleep(_LOOK_SECONDS)
-            view = self._driver.view
-            ended = view.finished and not finished
-            finished = view.finished
-            interval = self._config.seconds
-            due = interval is not None and time.monotonic() - self._taken_at >= interval and not finished
-            if ended or (due and view.models):
-                await self.try_to_make()
+        """Make checkpoints at the interval and when the job is finished, until ``stop``; then a last one.
 
-    async def try_to_make(self) -> None:
-        """Make one; what stands in the way is said, not raised."""
+        What stands in the way of one is said.
+        """
+        while self._config.directory is not None and not self._stopping.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), _LOOK_SECONDS)
+            view, interval = self._driver.view, self._config.seconds
+            self._final = self._final and view.finished
+            due = interval is not None and time.monotonic() - self._taken_at >= interval and not view.finished
+            ends = view.finished or self._stopping.is_set()
+            if view.models and (due or (ends and not self._final)):
+                self._final = view.finished
+                await self._try_to_make()
+
+    def stop(self) -> None:
+        """``run`` ends soon."""
+        self._stopping.set()
+
+    async def _try_to_make(self) -> None:
         try:
             await self.make()
         except NotReady as error:

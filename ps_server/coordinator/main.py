@@ -21,7 +21,8 @@ from ps_protocol.model import Mode
 from ps_protocol.tf_config import TfConfig
 from ps_server import cli, serving
 from ps_server.checkpoint import Checkpoint, latest
-from ps_server.coordinator.checkpoints import CheckpointConfig, Checkpoints
+from ps_server.checkpoint_options import CheckpointConfig, checkpoint_options
+from ps_server.coordinator.checkpoints import Checkpoints
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.journal import Journal
 from ps_server.coordinator.memento import Memento, from_rows
@@ -93,9 +94,8 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
             serving.write_ready_file(config.ready_file, server.address)
         running = asyncio.create_task(checkpoints.run(), name="checkpoints")
         await stop.wait()
-        running.cancel()
-        if config.checkpoints.directory and driver.view.models and not driver.view.finished:
-            await checkpoints.try_to_make()
+        checkpoints.stop()
+        await running
     finally:
         # Watch streams end first; the server then has no call to wait for.
         await driver.close()
@@ -157,27 +157,7 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
     help="How often members renew their lease.",
 )
 @click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), show_default="random", help="Common seed of the job.")
-@click.option(
-    "--checkpoint-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    show_default="no checkpoints",
-    help="Folder for checkpoints of the whole job, which all shards must see under the same path. One is made when "
-    "psctl checkpoint asks, at the interval, when the job is finished, and when the coordinator is told to stop.",
-)
-@click.option(
-    "--checkpoint-seconds",
-    type=click.FloatRange(1),
-    show_default="no interval",
-    help="Time between checkpoints.",
-)
-@click.option("--checkpoint-keep", type=click.IntRange(1), default=3, help="How many checkpoints are kept.")
-@click.option(
-    "--restore",
-    metavar="FOLDER|latest",
-    show_default="begin anew",
-    help="Take the values of models from this checkpoint instead of the first worker; latest: the newest in "
-    "--checkpoint-dir, if there is one. The number of shards may be another. Models the journal knows are not touched.",
-)
+@checkpoint_options
 @click.pass_context
 def main(context: click.Context, /, **options: Any) -> None:
     """Entry point of ps-coordinator."""

@@ -25,8 +25,14 @@ class Child:
     """
 
     def __init__(
-        self, name: ProcessName, command: Sequence[str], environment: Mapping[str, str], log: BinaryIO | None
+        self,
+        name: ProcessName,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: BinaryIO | None,
+        inherited: Sequence[int] = (),
     ) -> None:
+        """Start it. ``inherited``: descriptors it holds for as long as it lives, under the same numbers."""
         self.name = name
         #: The end of the process's standard output and error that is ours to read.
         self.output, theirs = os.pipe()
@@ -41,6 +47,7 @@ class Child:
                 stderr=theirs,
                 env=environment,
                 process_group=0,
+                pass_fds=inherited,
             )
         except BaseException:
             os.close(self.output)

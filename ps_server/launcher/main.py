@@ -7,16 +7,24 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
+from ps_protocol.errors import ConfigError
 from ps_protocol.model import Mode
-from ps_server.cli import LOG_LEVELS
+from ps_server.checkpoint_options import CheckpointConfig, checkpoint_options
+from ps_server.cli import LOG_LEVELS, clean_errors
+from ps_server.launcher.job_folder import JobFolder
 from ps_server.launcher.programs import Programs, Script
 from ps_server.launcher.runner import Runner
 from ps_server.launcher.screen import Screen
-from ps_server.launcher.supervisor import JobPlan, Supervisor
+from ps_server.launcher.supervisor import GRACE_SECONDS, KEEPING_GRACE_SECONDS, JobPlan, Supervisor
 from ps_server.mode_options import MODES, bound_options, consistency_of
+from ps_server.storage_options import Durability, StorageConfig, storage_config, storage_options
+
+SERVER_RESTARTS = 10
+"""Of a job that keeps its state, unless told otherwise."""
 
 
 def find_script(python: str, target: str, arguments: tuple[str, ...], *, module: bool) -> Script:
@@ -38,6 +46,18 @@ def find_script(python: str, target: str, arguments: tuple[str, ...], *, module:
     return Script((interpreter, "-m", target), arguments)
 
 
+def server_restarts(asked: int | None, storage: StorageConfig) -> int:
+    """How often servers are started again. Raises ConfigError when they would come back without their state."""
+    if storage.durability is not Durability.MEMORY:
+        return SERVER_RESTARTS if asked is None else asked
+    if asked:
+        raise ConfigError(
+            "--restart-servers needs servers that keep their state",
+            remedy="give --data-dir, and not --durability memory, or leave --restart-servers out",
+        )
+    return 0
+
+
 @click.command(context_settings={"allow_interspersed_args": False, "max_content_width": 110})
 @click.option("--shards", type=click.IntRange(1), default=1, show_default=True, help="Processes that hold parameters.")
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes that train.")
@@ -54,6 +74,15 @@ def find_script(python: str, target: str, arguments: tuple[str, ...], *, module:
     show_default=True,
     metavar="N",
     help="Start failed workers again, N times in total; a failure after that ends the job.",
+)
+@storage_options
+@checkpoint_options
+@click.option(
+    "--restart-servers",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Start a coordinator or shards that ended too early again, N times in total.  "
+    f"[default: {SERVER_RESTARTS} where they keep their state, else 0]",
 )
 @click.option("--threads", type=click.IntRange(1), help="Torch threads of a shard; workers follow OMP_NUM_THREADS.")
 @click.option(
@@ -85,6 +114,7 @@ def main(
     stale_threshold: int | None,
     seed: int | None,
     restart_workers: int,
+    restart_servers: int | None,
     threads: int | None,
     log_dir: Path | None,
     log_level: str,
@@ -93,12 +123,23 @@ def main(
     module: bool,
     script: str,
     arguments: tuple[str, ...],
+    checkpoint_dir: Path | None,
+    checkpoint_seconds: float | None,
+    checkpoint_keep: int,
+    restore: str | None,
+    **storage_flags: Any,
 ) -> None:
     """Run SCRIPT as a whole job on this machine: a coordinator, shards and workers, one process each.
 
     Everything after SCRIPT belongs to it. The exit code is 0 when every worker ends with 0, else that of the first
     worker that failed (128 + signal if it was killed). Nothing is left running, however ps-run ends.
+
+    With --data-dir the job survives the death of its servers, and of ps-run: the same command goes on where it was.
+    After a job that ended well it trains on from the parameters that the folder holds.
     """
+    with clean_errors():
+        storage = storage_config(**storage_flags)
+        restarts = server_restarts(restart_servers, storage)
     programs = Programs(
         script=find_script(python, script, arguments, module=module),
         consistency=consistency_of(mode, staleness, backup, stale_policy, stale_threshold),
@@ -108,11 +149,23 @@ def main(
         shard_threads=threads,
         seed=seed,
         log_level=log_level,
+        storage=storage,
+        checkpoints=CheckpointConfig(checkpoint_dir, checkpoint_seconds, checkpoint_keep),
+        restore=restore,
     )
     if log_dir is not None:
         log_dir.mkdir(parents=True, exist_ok=True)
-    supervisor = Supervisor(JobPlan(shards, workers, evaluators, restart_workers))
-    runner = Runner(supervisor, programs, Screen(), os.environ, log_dir, show_progress=not no_progress)
+    folder = None
+    if programs.keeps_state and storage.data_dir is not None:
+        with clean_errors():
+            folder = JobFolder(storage.data_dir)
+    screen = Screen()
+    if folder is not None and folder.used_before:
+        screen.say(f"going on from the state that {folder.path} holds; another --data-dir begins anew")
+    grace_seconds = KEEPING_GRACE_SECONDS if programs.keeps_state else GRACE_SECONDS
+    saves = checkpoint_dir is not None
+    supervisor = Supervisor(JobPlan(shards, workers, evaluators, restart_workers, restarts, grace_seconds, saves))
+    runner = Runner(supervisor, programs, screen, os.environ, log_dir, not no_progress, folder)
     sys.exit(runner.run())
 
 

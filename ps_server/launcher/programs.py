@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ps_protocol.model import Consistency
+from ps_server.checkpoint_options import CheckpointConfig
+from ps_server.checkpoint_options import flags_of as checkpoint_flags
 from ps_server.launcher.events import Part, ProcessName
 from ps_server.mode_options import flags_of
+from ps_server.storage_options import Durability, StorageConfig
 
 # -P: the folder ps-run was called in holds the user's modules, not the servers'.
 SERVER_PROGRAMS = (
@@ -37,27 +40,52 @@ class Programs:
     shard_threads: int | None = None
     seed: int | None = None
     log_level: str = "warning"
+    storage: StorageConfig = field(default_factory=StorageConfig)
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    restore: str | None = None
     #: Commands of ps-coordinator and ps-server.
     servers: tuple[tuple[str, ...], tuple[str, ...]] = SERVER_PROGRAMS
 
     def command(self, process: ProcessName, coordinator: str, ready_file: str) -> list[str]:
-        """The argument vector of ``process``. ``coordinator`` is host:port, empty for the coordinator itself."""
+        """The argument vector of ``process``. ``coordinator`` is host:port, empty until it is known: a coordinator that
+        is started again comes back where its members look for it.
+        """
         if process.part is Part.COORDINATOR:
-            place = ["--bind", "127.0.0.1", "--port", "0", "--ready-file", ready_file]
+            port = coordinator.rpartition(":")[2] or "0"
+            place = ["--bind", "127.0.0.1", "--port", port, "--ready-file", ready_file]
             return [*self.servers[0], *place, "--log-level", self.log_level, *self._coordinator_arguments()]
         if process.part is Part.SHARD:
             threads = [] if self.shard_threads is None else ["--threads", str(self.shard_threads)]
             place = ["--shard", str(process.index), "--coordinator", coordinator, "--bind", "127.0.0.1", "--port", "0"]
-            return [*self.servers[1], *place, "--log-level", self.log_level, *threads]
+            return [*self.servers[1], *place, "--log-level", self.log_level, *threads, *self._shard_storage()]
         return [*self.script.command, *self.script.arguments]
 
     def _coordinator_arguments(self) -> list[str]:
         arguments = ["--shards", str(self.shards), "--workers", str(self.workers), *flags_of(self.consistency)]
+        if self.keeps_state:
+            arguments += ["--data-dir", str(self.storage.data_dir)]
+        arguments += checkpoint_flags(self.checkpoints, self.restore)
         return arguments if self.seed is None else [*arguments, "--seed", str(self.seed)]
 
-    def summary(self) -> str:
-        """The job in a few words."""
-        return f"{self.shards} shard(s), {self.workers} worker(s), {self.consistency}"
+    def _shard_storage(self) -> list[str]:
+        if not self.keeps_state:
+            return []
+        rule = self.storage.snapshots
+        return [
+            *("--data-dir", str(self.storage.data_dir), "--durability", self.storage.durability.value),
+            *("--snapshot-seconds", str(rule.seconds), "--log-mb", str(rule.log_bytes >> 20)),
+            *(["--fsync"] if self.storage.fsync else []),
+        ]
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether servers can be started again where they were."""
+        return self.storage.durability is not Durability.MEMORY
+
+    def summary(self, *, goes_on: bool) -> str:
+        """The job in a few words. The mode of one that ``goes_on`` is its journal's, whatever was asked for."""
+        parts = [f"{self.shards} shard(s)", f"{self.workers} worker(s)", *([] if goes_on else [str(self.consistency)])]
+        return ", ".join([*parts, *([f"{self.storage.durability.value} shards"] if self.keeps_state else [])])
 
     def environment(self, process: ProcessName, coordinator: str, inherited: Mapping[str, str]) -> dict[str, str]:
         """The environment of ``process``. Workers share the cores unless OMP_NUM_THREADS says otherwise."""

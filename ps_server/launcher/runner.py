@@ -13,6 +13,7 @@ from typing import BinaryIO, assert_never
 
 from ps_server.launcher.child import Child
 from ps_server.launcher.events import (
+    SERVERS,
     Command,
     CoordinatorReady,
     DeadlinePassed,
@@ -25,6 +26,7 @@ from ps_server.launcher.events import (
     Send,
     Start,
 )
+from ps_server.launcher.job_folder import JobFolder
 from ps_server.launcher.programs import Programs
 from ps_server.launcher.progress import ProgressPoller
 from ps_server.launcher.screen import Screen
@@ -49,12 +51,16 @@ class Runner:
         environment: Mapping[str, str],
         log_dir: Path | None = None,
         show_progress: bool = True,
+        job_folder: JobFolder | None = None,
     ) -> None:
         self._supervisor = supervisor
         self._programs = programs
         self._screen = screen
         self._environment = environment
         self._log_dir = log_dir
+        #: Open in every server, which shows the next ps-run that one still lives.
+        self._server_descriptors = () if job_folder is None else (job_folder.lock,)
+        self._goes_on = job_folder is not None and job_folder.used_before
         self._progress_seconds = (LIVE_SECONDS if screen.interactive else LINE_SECONDS) if show_progress else None
         self._children: dict[ProcessName, Child] = {}
         self._logs: dict[ProcessName, BinaryIO] = {}
@@ -105,6 +111,7 @@ class Runner:
             self._programs.command(process, self._coordinator, str(self._ready_file)),
             self._programs.environment(process, self._coordinator, self._environment),
             self._log_of(process),
+            self._server_descriptors if process.part in SERVERS else (),
         )
         self._children[process] = child
         self._selector.register(child.output, selectors.EVENT_READ, child)
@@ -145,7 +152,8 @@ class Runner:
             events.append(Interrupted(signal.SIGPIPE))
         if self._supervisor.stage is Stage.STARTING and self._ready_file.exists():
             self._coordinator = self._ready_file.read_text().strip()
-            self._screen.say(f"coordinator at {self._coordinator}: {self._programs.summary()}")
+            summary = self._programs.summary(goes_on=self._goes_on)
+            self._screen.say(f"coordinator at {self._coordinator}: {summary}")
             self._start_progress()
             events.append(CoordinatorReady())
         for child in list(self._children.values()):

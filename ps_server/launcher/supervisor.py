@@ -22,6 +22,7 @@ from ps_server.launcher.events import (
     Send,
     Start,
 )
+from ps_server.launcher.restarts import Restarts
 
 GRACE_SECONDS = 5.0
 """Between SIGTERM and SIGKILL."""
@@ -34,15 +35,28 @@ EVALUATOR_GRACE_SECONDS = 60.0
 
 COORDINATOR_START_SECONDS = 60.0
 
+SAVING_GRACE_SECONDS = 600.0
+"""For the coordinator to have a last checkpoint written."""
+
+KEEPING_GRACE_SECONDS = 60.0
+"""For shards that keep their state to write a last snapshot, at the end of the job."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """How many processes of each kind, and how often failed workers are started again, all together."""
+    """How many processes of each kind, and what is done for those that die."""
 
     shards: int
     workers: int
     evaluators: int = 0
+    #: How often failed workers are started again, all together.
     worker_restarts: int = 0
+    #: How often a coordinator or shard that ends too early is started again, all together.
+    server_restarts: int = 0
+    #: Between SIGTERM and SIGKILL for shards.
+    shard_grace_seconds: float = GRACE_SECONDS
+    #: The coordinator writes a last checkpoint, for which it needs the shards.
+    saves: bool = False
 
     def members(self) -> list[ProcessName]:
         """Every process but the coordinator, shards first."""
@@ -57,12 +71,13 @@ class Stage(enum.Enum):
     RUNNING = "workers run"
     EVALUATING = "workers are done, evaluators finish"
     LEAVING = "workers and evaluators were told to end"
+    SAVING = "the coordinator was told to end, after a last checkpoint"
     STOPPING = "shards were told to end"
     CLOSING = "the coordinator was told to end"
     FINISHED = "nothing lives"
 
 
-ENDING = frozenset({Stage.LEAVING, Stage.STOPPING, Stage.CLOSING})
+ENDING = frozenset({Stage.LEAVING, Stage.SAVING, Stage.STOPPING, Stage.CLOSING})
 
 
 def describe_exit(code: int) -> str:
@@ -88,22 +103,30 @@ class Supervisor:
     def __init__(self, plan: JobPlan) -> None:
         self._plan = plan
         self._live: set[ProcessName] = set()
-        self._restarts_left = plan.worker_restarts
+        self._server_restarts = Restarts(plan.server_restarts)
+        self._worker_restarts = Restarts(plan.worker_restarts)
+        #: Processes that pause before they are started again, and until when.
+        self._pausing: dict[ProcessName, float] = {}
+        self._stage_ends: float | None = None
         self._exit_code: int | None = None
         self.stage = Stage.STARTING
-        #: When to call with DeadlinePassed, in the seconds of ``now``; None: nothing is due.
-        self.deadline: float | None = None
+
+    @property
+    def deadline(self) -> float | None:
+        """When to call with DeadlinePassed, in the seconds of ``now``; None: nothing is due."""
+        due = [*self._pausing.values(), *([] if self._stage_ends is None else [self._stage_ends])]
+        return min(due, default=None)
 
     def start(self, now: float) -> list[Command]:
         """The first commands of the job."""
-        self.deadline = now + COORDINATOR_START_SECONDS
-        return [self._start(ProcessName(Part.COORDINATOR))]
+        self._stage_ends = now + COORDINATOR_START_SECONDS
+        return [self._start(ProcessName(Part.COORDINATOR), now)]
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """What is to be done about ``event``, in order."""
         match event:
             case CoordinatorReady():
-                return self._on_ready()
+                return self._on_ready(now)
             case Exited(process, code):
                 return self._on_exit(process, code, now)
             case Interrupted(signum):
@@ -111,33 +134,60 @@ class Supervisor:
             case DeadlinePassed():
                 return self._on_deadline(now)
 
-    def _start(self, process: ProcessName) -> Start:
+    def _restarts(self, process: ProcessName) -> Restarts:
+        return self._server_restarts if process.part in SERVERS else self._worker_restarts
+
+    def _start(self, process: ProcessName, now: float) -> Start:
         self._live.add(process)
+        self._restarts(process).started(process, now)
         return Start(process)
 
-    def _on_ready(self) -> list[Command]:
+    def _on_ready(self, now: float) -> list[Command]:
         if self.stage is not Stage.STARTING:
             return []
-        self.stage, self.deadline = Stage.RUNNING, None
-        return [self._start(process) for process in self._plan.members()]
+        self.stage, self._stage_ends = Stage.RUNNING, None
+        return [self._start(process, now) for process in self._plan.members()]
 
     def _on_exit(self, process: ProcessName, code: int, now: float) -> list[Command]:
         self._live.discard(process)
         if self.stage in ENDING:
             return self._advance(now)
-        how = f"{process} {describe_exit(code)}"
         if process.part in SERVERS:
-            return self._end(shell_code(code) or 1, f"{how} before the job was done; stopping the job", now)
+            return self._on_lost_server(process, code, now)
         if code == 0:
             return self._advance(now)
+        how = f"{process} {describe_exit(code)}"
         if process.part is Part.EVALUATOR:
             return [Say(f"{how}; training goes on without it"), *self._advance(now)]
-        if self._restarts_left == 0:
-            return self._end(shell_code(code), f"{how}; stopping the job", now)
-        self._restarts_left -= 1
-        number = self._plan.worker_restarts - self._restarts_left
-        text = f"{how}; starting it again (restart {number} of {self._plan.worker_restarts})"
-        return [Say(text), self._start(process)]
+        return self._again(process, how, now) or self._end(
+            shell_code(code), f"{how}{self._spent('--restart-workers', process)}; stopping the job", now
+        )
+
+    def _on_lost_server(self, process: ProcessName, code: int, now: float) -> list[Command]:
+        how, spent = f"{process} {describe_exit(code)}", ""
+        # Refused by itself at its first start: wrong options or damaged data, which no restart repairs.
+        if code <= 0 or not self._server_restarts.never_lived(process, now):
+            if commands := self._again(process, how, now):
+                return commands
+            spent = self._spent("--restart-servers", process)
+        return self._end(shell_code(code) or 1, f"{how} before the job was done{spent}; stopping the job", now)
+
+    def _again(self, process: ProcessName, how: str, now: float) -> list[Command]:
+        """Start ``process`` again, now or later; nothing when its restarts are used up."""
+        restarts = self._restarts(process)
+        pause_seconds = restarts.take(process, now)
+        if pause_seconds is None:
+            return []
+        when = f" in {pause_seconds:g} s" if pause_seconds else ""
+        say = Say(f"{how}; starting it again{when} (restart {restarts.used} of {restarts.total})")
+        if pause_seconds:
+            self._pausing[process] = now + pause_seconds
+            return [say]
+        return [say, self._start(process, now)]
+
+    def _spent(self, flag: str, process: ProcessName) -> str:
+        total = self._restarts(process).total
+        return f", and {flag} {total} is used up" if total else ""
 
     def _on_interrupt(self, signum: signal.Signals, now: float) -> list[Command]:
         if self.stage in ENDING:
@@ -149,7 +199,16 @@ class Supervisor:
         return self._end(128 + signum, f"received {signum.name}; stopping the job", now)
 
     def _on_deadline(self, now: float) -> list[Command]:
-        self.deadline = None
+        paused = sorted((process for process, due in self._pausing.items() if due <= now), key=str)
+        for process in paused:
+            del self._pausing[process]
+        commands: list[Command] = [self._start(process, now) for process in paused]
+        if self._stage_ends is not None and self._stage_ends <= now:
+            self._stage_ends = None
+            commands += self._on_stage_end(now)
+        return commands
+
+    def _on_stage_end(self, now: float) -> list[Command]:
         match self.stage:
             case Stage.STARTING:
                 text = f"the coordinator was not ready within {COORDINATOR_START_SECONDS:.0f} s; stopping the job"
@@ -160,8 +219,12 @@ class Supervisor:
                 return self._end(0, text, now)
             case Stage.LEAVING:
                 return self._signal(signal.SIGKILL, *SCRIPTS)
+            case Stage.SAVING:
+                text = f"no last checkpoint within {SAVING_GRACE_SECONDS:.0f} s; killed"
+                return [Say(text), *self._signal(signal.SIGKILL, Part.COORDINATOR)]
             case _:
-                return self._signal(signal.SIGKILL, *Part)
+                late = ", ".join(sorted(map(str, self._live)))
+                return [Say(f"{late}: not ended in time; killed"), *self._signal(signal.SIGKILL, *Part)]
 
     def _end(
         self,
@@ -172,25 +235,35 @@ class Supervisor:
         grace_seconds: float = GRACE_SECONDS,
     ) -> list[Command]:
         self._exit_code = code
-        self.stage, self.deadline = Stage.LEAVING, now + grace_seconds
+        self._pausing.clear()
+        self.stage, self._stage_ends = Stage.LEAVING, now + grace_seconds
         return [Say(text), *self._signal(signum, *SCRIPTS), *self._advance(now)]
 
     def _advance(self, now: float) -> list[Command]:
         """Go to the next stage when nothing of this one is left. Servers are the last to be stopped."""
-        parts = {process.part for process in self._live}
+        parts = {process.part for process in (*self._live, *self._pausing)}
         if self.stage is Stage.RUNNING and Part.WORKER not in parts:
-            self.stage, self.deadline = Stage.EVALUATING, now + EVALUATOR_GRACE_SECONDS
+            self.stage, self._stage_ends = Stage.EVALUATING, now + EVALUATOR_GRACE_SECONDS
         if self.stage in (Stage.EVALUATING, Stage.LEAVING) and not parts & SCRIPTS:
-            self.stage, self.deadline = Stage.STOPPING, now + GRACE_SECONDS
-            return [*self._signal(signal.SIGTERM, Part.SHARD), *self._advance(now)]
+            self._pausing.clear()
+            if self._plan.saves:
+                self.stage, self._stage_ends = Stage.SAVING, now + SAVING_GRACE_SECONDS
+                return [*self._signal(signal.SIGTERM, Part.COORDINATOR), *self._advance(now)]
+            return self._stop_shards(now)
+        if self.stage is Stage.SAVING and Part.COORDINATOR not in parts:
+            return self._stop_shards(now)
         # After the shards, so that they can still say goodbye to it.
         if self.stage is Stage.STOPPING and Part.SHARD not in parts:
-            self.stage, self.deadline = Stage.CLOSING, now + GRACE_SECONDS
+            self.stage, self._stage_ends = Stage.CLOSING, now + GRACE_SECONDS
             return [*self._signal(signal.SIGTERM, Part.COORDINATOR), *self._advance(now)]
         if self.stage is Stage.CLOSING and not parts:
-            self.stage, self.deadline = Stage.FINISHED, None
+            self.stage, self._stage_ends = Stage.FINISHED, None
             return [Finish(self._exit_code or 0)]
         return []
+
+    def _stop_shards(self, now: float) -> list[Command]:
+        self.stage, self._stage_ends = Stage.STOPPING, now + self._plan.shard_grace_seconds
+        return [*self._signal(signal.SIGTERM, Part.SHARD), *self._advance(now)]
 
     def _signal(self, signum: signal.Signals, *parts: Part) -> list[Command]:
         chosen = (process for process in self._live if process.part in parts)

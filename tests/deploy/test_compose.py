@@ -1,6 +1,7 @@
 """The image and the compose file, read without an engine: they name what exists."""
 
 import importlib
+import inspect
 import os
 import re
 import tomllib
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from ps_server.coordinator.main import configure
+from ps_server.storage_options import storage_config
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -19,15 +21,15 @@ DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
 
 
 def services(**environment: str) -> dict[str, dict[str, Any]]:
-    """compose.yaml's services as compose reads them with this environment."""
+    """compose.yaml's services as compose reads them with this environment: ${NAME:-default}, ${NAME-default}."""
 
     def value(match: re.Match[str]) -> str:
-        return environment.get(match["name"]) or match["default"]
+        given = environment.get(match["name"])
+        return match["default"] if given is None or (match["colon"] and not given) else given
 
     text = (ROOT / "deploy" / "compose.yaml").read_text()
-    found: dict[str, dict[str, Any]] = yaml.safe_load(re.sub(r"\$\{(?P<name>\w+):-(?P<default>\w*)}", value, text))[
-        "services"
-    ]
+    text = re.sub(r"\$\{(?P<name>\w+)(?P<colon>:?)-(?P<default>[^}]*)}", value, text)
+    found: dict[str, dict[str, Any]] = yaml.safe_load(text)["services"]
     return found
 
 
@@ -55,7 +57,7 @@ def parsed(service: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str
 def test_the_coordinator_accepts_its_flags_and_takes_the_mode_from_the_environment(environment, mode, monkeypatch):
     found = services(**environment)
     options = parsed(found["coordinator"], monkeypatch)
-    config = configure(options)
+    config = configure(options, given=set(), kept=None)
     assert str(config.cluster.consistency) == mode
     assert config.cluster.expected_shards == sum(name.startswith("shard") for name in found)
     assert config.cluster.expected_workers == sum(name.startswith("worker") for name in found)
@@ -67,6 +69,29 @@ def test_each_shard_has_its_number_and_the_address_others_dial(monkeypatch):
         options = parsed(found[f"shard{number}"], monkeypatch)
         assert (options["shard"], options["coordinator"]) == (number, "coordinator:7000")
         assert options["advertise"] == f"shard{number}:{options['port']}"
+
+
+@pytest.mark.parametrize("durability", ["", "snapshot"])
+def test_servers_keep_their_state_in_a_volume_that_they_find_again_and_are_started_again(durability, monkeypatch):
+    found = services(**({"DURABILITY": durability} if durability else {}))
+    for name in ("coordinator", "shard0", "shard1"):
+        options = parsed(found[name], monkeypatch)
+        assert found[name]["volumes"] == [f"state:{options['data_dir']}"]
+        assert found[name]["restart"] == "on-failure:10"
+    for name in ("shard0", "shard1"):
+        options = parsed(found[name], monkeypatch)
+        config = storage_config(**{key: options[key] for key in inspect.signature(storage_config).parameters})
+        assert config.durability.value == (durability or "durable")
+    # A new volume has the owner that its place has in the image.
+    assert re.search(r"install --directory --owner torch-ps .*/state\b", DOCKERFILE)
+
+
+def test_without_state_the_coordinator_has_no_journal_and_no_server_comes_back_empty(monkeypatch):
+    found = services(DURABILITY="memory", STATE="", RESTART_SERVERS="no")
+    assert parsed(found["coordinator"], monkeypatch)["data_dir"] is None
+    for name in ("coordinator", "shard0", "shard1"):
+        assert found[name]["restart"] == "no"
+    assert parsed(found["shard0"], monkeypatch)["durability"] == "memory"
 
 
 def test_health_checks_ask_the_port_that_the_server_listens_on(monkeypatch):

@@ -77,6 +77,21 @@ class Training:
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
         return done.stdout.strip()
 
+    def kill(self, service: str) -> None:
+        """Everything in the container but its first process and the killer; that needs no right on the host."""
+        self.compose("exec", "-T", service, "sh", "-c", "kill -9 -1")
+
+    def reached(self) -> float:
+        """The test accuracy that worker 0 measured at the end."""
+        accuracy = [line for line in self.lines if line.startswith("worker0") and "test accuracy" in line]
+        assert accuracy, self.output
+        return float(accuracy[0].partition("test accuracy ")[2].split()[0])
+
+    def state(self) -> str:
+        """The volume of the servers' state, empty when there is none."""
+        command = ["docker", "volume", "ls", "--quiet", "--filter", f"name={PROJECT}_state"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
     def containers(self) -> str:
         return self.compose("ps", "--all", "--quiet")
 
@@ -125,14 +140,28 @@ def test_an_engine_that_is_not_ready_is_said_in_one_line(tmp_path, failing, says
 def test_a_killed_worker_comes_back_and_the_training_reaches_its_accuracy(start):
     training = start(MODE="async")
     training.trains()
-    # Everything in the container but its first process and the killer, which needs no right on the host.
-    training.compose("exec", "-T", "worker1", "sh", "-c", "kill -9 -1")
+    training.kill("worker1")
     assert training.ends() == 0, training.output
     joined = [line for line in training.lines if "worker 1 joined as incarnation" in line]
     assert len(joined) == 2, training.output
-    accuracy = [line for line in training.lines if line.startswith("worker0") and "test accuracy" in line]
-    assert accuracy, training.output
-    assert float(accuracy[0].partition("test accuracy ")[2].split()[0]) >= 0.97
+    assert training.reached() >= 0.97
+    assert training.containers() == ""
+    assert training.state() == ""
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize(
+    ("server", "comes_back"), [("shard1", "shard 1 joined as incarnation"), ("coordinator", "coordinator serves at")]
+)
+def test_a_killed_server_comes_back_with_its_state_and_the_training_reaches_its_accuracy(start, server, comes_back):
+    training = start(MODE="sync")
+    training.trains()
+    training.kill(server)
+    assert training.ends() == 0, training.output
+    assert len([line for line in training.lines if comes_back in line]) == 2, training.output
+    # No script was started again: the workers waited.
+    assert len([line for line in training.lines if "joined as incarnation" in line and "worker" in line]) == 2
+    assert training.reached() >= 0.97
     assert training.containers() == ""
 
 
@@ -148,19 +177,26 @@ def test_a_worker_that_keeps_failing_gives_its_exit_code_and_everything_is_taken
 
 
 @pytest.mark.docker
-def test_a_lost_shard_ends_the_job_and_is_named(start):
-    training = start()
+def test_a_shard_lost_without_its_state_ends_the_job_and_is_named(start):
+    training = start(DURABILITY="memory")
     training.trains()
-    training.compose("exec", "-T", "shard1", "sh", "-c", "kill -9 -1")
+    training.kill("shard1")
     assert training.ends() == 137, training.output
     assert "cluster | shard1 failed with exit code 137" in training.lines
-    assert training.containers() == ""
+    assert training.containers() == training.state() == ""
 
 
 @pytest.mark.docker
-def test_an_interrupted_training_is_taken_down(start):
+def test_an_interrupted_training_is_taken_down_and_the_next_call_goes_on_from_its_state(start):
     training = start()
     training.trains()
     os.killpg(training.process.pid, signal.SIGINT)
     assert training.ends() == 130, training.output
     assert training.containers() == ""
+    assert training.state() == f"{PROJECT}_state"
+    again = start()
+    assert again.ends() == 0, again.output
+    assert any("going on from the state" in line for line in again.lines)
+    assert not any("declared model" in line for line in again.lines)
+    assert again.reached() >= 0.97
+    assert again.state() == ""

@@ -18,7 +18,7 @@ from ps_protocol.v1 import shard_pb2_grpc
 from ps_protocol.view import Role
 from ps_server.checkpoint import Checkpoint, committed
 from ps_server.checkpoint.restore import read_state, read_values
-from ps_server.coordinator.checkpoints import CheckpointConfig
+from ps_server.checkpoint_options import CheckpointConfig
 from ps_worker import Cluster
 from tests.end_to_end.training import assert_bitwise, assert_close, batches, loss_of, net, run_workers, values
 from tests.session.jobs import Job, running_job

@@ -53,11 +53,14 @@ class Job:
         # Unbuffered, as in containers: what ps-run writes must arrive whole all the same.
         return {**os.environ, "PIDS": str(self.pids), "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
 
-    def run(self, *flags: str, script: str, arguments: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *flags: str, script: str, arguments: tuple[str, ...] = (), **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run to the end and see that nothing is left."""
         command = self.command(*flags, script=script, arguments=arguments)
+        env = {**self.environment(), **environment}
         done = subprocess.run(
-            command, cwd=self.folder, env=self.environment(), capture_output=True, text=True, timeout=60, check=False
+            command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=60, check=False
         )
         self.leaves_nothing()
         return done

@@ -127,6 +127,9 @@ def test_a_module_runs_as_python_would_run_it(job):
         (("--python", "no-python", "script.py"), "no program 'no-python'"),
         (("--backup", "1", "script.py"), "--backup means nothing in mode async"),
         (("--workers", "0", "script.py"), "--workers"),
+        (("--restart-servers", "1", "script.py"), "--restart-servers needs servers that keep their state"),
+        (("--durability", "durable", "script.py"), "--durability durable needs a place to keep things"),
+        (("--data-dir", "script.py/kept", "script.py"), "cannot be written"),
     ],
 )
 def test_a_command_that_cannot_work_is_refused_before_anything_starts(job, arguments, says):

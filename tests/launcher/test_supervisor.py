@@ -1,4 +1,6 @@
 import signal
+from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -29,8 +31,8 @@ EVALUATOR = ProcessName(Part.EVALUATOR, 0)
 class Job:
     """A supervisor with a hand-driven clock and what it has said so far."""
 
-    def __init__(self, **plan: int) -> None:
-        self.supervisor = Supervisor(JobPlan(**{"shards": 1, "workers": 2, **plan}))
+    def __init__(self, shards: int = 1, workers: int = 2, **plan: Any) -> None:
+        self.supervisor = Supervisor(JobPlan(shards, workers, **plan))
         self.now = 100.0
         self.said: list[str] = []
         self.started = self.supervisor.start(self.now)
@@ -108,8 +110,88 @@ def test_failed_workers_are_started_again_until_the_restarts_are_spent():
     assert job.said == [
         "worker 0 exited with code 1; starting it again (restart 1 of 2)",
         "worker 1 was killed by signal 9 (SIGKILL); starting it again (restart 2 of 2)",
-        "worker 0 exited with code 4; stopping the job",
+        "worker 0 exited with code 4, and --restart-workers 2 is used up; stopping the job",
     ]
+
+
+def test_a_worker_that_fails_at_once_again_and_again_is_waited_for_and_the_job_goes_on_meanwhile():
+    job = Job(workers=1, worker_restarts=3).ready()
+    assert job.exits(WORKERS[0], 1) == [Start(WORKERS[0])]
+    assert job.exits(WORKERS[0], 1) == []
+    assert job.supervisor.stage is Stage.RUNNING
+    assert job.late() == [Start(WORKERS[0])]
+    assert job.exits(WORKERS[0], 0) == [Send(SHARD, signal.SIGTERM)]
+
+
+@pytest.mark.parametrize(("server", "code"), [(SHARD, -9), (SHARD, 0), (SHARD, 1), (COORDINATOR, -9)])
+def test_a_server_that_ends_early_is_started_again_and_nobody_else_is_touched(server, code):
+    job = Job(server_restarts=2).ready()
+    job.now += 100
+    assert job.exits(server, code) == [Start(server)]
+    assert job.exits(server, -9) == [Start(server)]
+    assert job.said[1] == f"{server} was killed by signal 9 (SIGKILL); starting it again (restart 2 of 2)"
+    assert job.supervisor.stage is Stage.RUNNING
+
+
+def test_servers_share_their_restarts_and_after_the_last_the_job_ends_as_it_would_without():
+    job = Job(workers=1, server_restarts=2).ready()
+    job.exits(SHARD, -9)
+    job.exits(COORDINATOR, -9)
+    assert job.exits(SHARD, -9) == [Send(WORKERS[0], signal.SIGTERM)]
+    assert job.said[2] == (
+        "shard 0 was killed by signal 9 (SIGKILL) before the job was done, and --restart-servers 2 is used up; "
+        "stopping the job"
+    )
+    job.exits(WORKERS[0], -signal.SIGTERM)
+    assert job.exits(COORDINATOR) == [Finish(137)]
+
+
+def test_a_server_that_dies_at_once_every_time_is_started_ever_later():
+    job = Job(server_restarts=4).ready()
+    born = [job.now]
+    for _ in range(4):
+        if not job.exits(SHARD, -11):
+            assert job.late() == [Start(SHARD)]
+        born.append(job.now)
+    assert [later - sooner for sooner, later in pairwise(born)] == [0.0, 0.5, 1.0, 2.0]
+    assert job.said[-1].endswith("starting it again in 2 s (restart 4 of 4)")
+
+
+@pytest.mark.parametrize(("server", "code"), [(SHARD, 2), (COORDINATOR, 1)])
+def test_a_server_that_refuses_its_first_start_is_not_started_again(server, code):
+    job = Job(workers=1, server_restarts=5)
+    if server is SHARD:
+        job.ready()
+    job.exits(server, code)
+    assert job.said == [f"{server} exited with code {code} before the job was done; stopping the job"]
+
+
+def test_a_coordinator_killed_before_it_was_ready_is_started_again():
+    job = Job(server_restarts=1)
+    assert job.exits(COORDINATOR, -9) == [Start(COORDINATOR)]
+    assert job.late() == [Send(COORDINATOR, signal.SIGTERM)]
+
+
+def test_a_server_that_pauses_when_the_job_ends_stays_away():
+    job = Job(workers=1, server_restarts=5).ready()
+    job.exits(SHARD, -9)
+    assert job.exits(SHARD, -9) == []
+    assert job.exits(WORKERS[0]) == [Send(COORDINATOR, signal.SIGTERM)]
+    assert job.exits(COORDINATOR) == [Finish(0)]
+
+
+def test_a_server_that_ends_while_the_job_ends_is_not_started_again():
+    job = Job(workers=1, server_restarts=5).ready()
+    job.see(Interrupted(signal.SIGTERM))
+    assert job.exits(SHARD, -9) == []
+
+
+def test_shards_that_keep_their_state_get_the_time_they_need_for_it():
+    job = Job(workers=1, shard_grace_seconds=40.0).ready()
+    job.exits(WORKERS[0])
+    assert job.supervisor.deadline == job.now + 40.0
+    job.late()
+    assert job.said == ["coordinator, shard 0: not ended in time; killed"]
 
 
 def test_a_worker_that_succeeds_after_a_restart_leaves_the_job_successful():
@@ -201,7 +283,7 @@ def test_an_interrupt_before_the_coordinator_is_ready_starts_nothing_more():
 
 @given(data=st.data())
 def test_whatever_happens_every_job_ends_with_nothing_left_alive(data):
-    plan = JobPlan(*(data.draw(st.integers(low, 2)) for low in (1, 1, 0, 0)))
+    plan = JobPlan(*(data.draw(st.integers(low, 2)) for low in (1, 1, 0, 0, 0)))
     supervisor, now, live, code = Supervisor(plan), 0.0, set(), None
 
     def do(commands):
@@ -231,12 +313,34 @@ def test_whatever_happens_every_job_ends_with_nothing_left_alive(data):
         elif choice == "deadline" and supervisor.deadline is not None:
             now = supervisor.deadline
             do(supervisor.handle(DeadlinePassed(), now))
-        elif choice == "exit":
+        elif choice == "exit" and live:
             process = data.draw(st.sampled_from(sorted(live, key=str)))
             live.discard(process)
             do(supervisor.handle(Exited(process, data.draw(st.sampled_from((0, 1, -9)))), now))
     while code is None:
+        if not live:
+            assert supervisor.deadline is not None
+            now = max(now, supervisor.deadline)
+            do(supervisor.handle(DeadlinePassed(), now))
+            continue
         process = min(live, key=str)
         live.discard(process)
         do(supervisor.handle(Exited(process, 0), now))
     assert supervisor.stage is Stage.FINISHED
+
+
+def test_with_checkpoints_the_coordinator_ends_before_the_shards_it_needs_for_the_last_one():
+    job = Job(workers=1, saves=True).ready()
+    assert job.exits(WORKERS[0]) == [Send(COORDINATOR, signal.SIGTERM)]
+    assert job.supervisor.stage is Stage.SAVING
+    assert job.exits(COORDINATOR) == [Send(SHARD, signal.SIGTERM)]
+    assert job.exits(SHARD) == [Finish(0)]
+
+
+def test_a_last_checkpoint_that_never_ends_is_given_up():
+    job = Job(workers=1, saves=True).ready()
+    job.exits(WORKERS[0])
+    assert job.late() == [Send(COORDINATOR, signal.SIGKILL)]
+    assert "no last checkpoint" in job.said[-1]
+    assert job.exits(COORDINATOR, -9) == [Send(SHARD, signal.SIGTERM)]
+    assert job.exits(SHARD) == [Finish(0)]

@@ -1,18 +1,20 @@
-"""A coordinator and shards as processes of their own, killed and started again by the test, and workers as scripts."""
+"""A coordinator, shards and workers as processes of their own, killed, frozen and started again by the test."""
 
 from __future__ import annotations
 
+import json
 import os
+import select
+import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ps_protocol.client.coordinator import CoordinatorClient
-from ps_protocol.view import ClusterStatus
+from ps_protocol.view import ClusterStatus, Role
+from tests.recovery.zygote import COORDINATOR, PATIENCE_SECONDS, SHARD, WORKER, Forked, Zygote
 from tests.support.ports import free_port
 from tests.support.shards import wait_until
 
@@ -23,134 +25,200 @@ LEASE_SECONDS = 1.0
 class Program:
     """One server process; ``start`` again after it has ended, as an operator would."""
 
-    command: Sequence[str]
-    ready_file: Path
-    process: subprocess.Popen[bytes] | None = None
+    zygote: Zygote
+    kind: str
+    arguments: Sequence[str]
+    folder: Path
+    name: str
+    process: Forked | None = None
 
-    def start(self, *extra: str) -> None:
-        self.launch(*extra)
+    @property
+    def ready_file(self) -> Path:
+        return self.folder / f"{self.name}.ready"
+
+    @property
+    def said(self) -> str:
+        """Everything it has logged, over all its lives."""
+        return self.log.read_text()
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"{self.name}.log"
+
+    def start(self, **environment: str) -> None:
+        self.launch(**environment)
         wait_until(lambda: self.ready_file.exists() or not self.alive)
-        assert self.alive, "the server ended at its start"
+        assert self.alive, self.said
 
-    def launch(self, *extra: str) -> None:
+    def launch(self, **environment: str) -> None:
         """Start without waiting until it serves."""
         assert not self.alive
         self.ready_file.unlink(missing_ok=True)
-        environment = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
-        self.process = subprocess.Popen([*self.command, *extra], env=environment)
+        arguments = [*self.arguments, "--ready-file", str(self.ready_file), "--log-level", "info"]
+        with Path(os.devnull).open() as nothing, self.log.open("a") as log:
+            files = (nothing.fileno(), log.fileno(), log.fileno())
+            self.process = self.zygote.start(self.kind, arguments, {"TF_CONFIG": "", **environment}, files)
 
     @property
     def alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
+
+    @property
+    def stopped(self) -> bool:
+        return self.running.stopped
+
+    @property
+    def running(self) -> Forked:
+        assert self.process is not None
+        return self.process
 
     def kill(self) -> None:
         self.send(signal.SIGKILL)
         self.wait()
 
     def send(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        self.process.send_signal(number)
+        self.running.send(number)
 
     def wait(self) -> int:
-        assert self.process is not None
-        return self.process.wait(30)
+        return self.running.wait()
 
 
 @dataclass
 class Worker:
-    """A script whose lines are read one by one, and which waits for a line where it says so."""
+    """A training process whose lines are read one by one, and which waits for a line where it was told to."""
 
-    process: subprocess.Popen[str]
+    process: Forked
+    input: int
+    output: int
+    log: Path
     lines: list[str] = field(default_factory=list)
+    _rest: bytes = b""
 
     def read(self, wanted: str) -> str:
         """The next line that begins with ``wanted``."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip())
+        for line in self._next_lines():
             if line.startswith(wanted):
-                return line.rstrip()
-        raise AssertionError(f"the worker ended before it said '{wanted}':\n" + "\n".join(self.lines))
+                return line
+        raise AssertionError(f"the worker ended before it said '{wanted}'; {self.lines[-3:]}; {self.said}")
 
-    def tell(self, text: str = "") -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(text + "\n")
-        self.process.stdin.flush()
+    def _next_lines(self) -> Iterator[str]:
+        while True:
+            while b"\n" in self._rest:
+                line, _, self._rest = self._rest.partition(b"\n")
+                self.lines.append(line.decode())
+                yield self.lines[-1]
+            if not select.select([self.output], [], [], PATIENCE_SECONDS)[0]:
+                raise AssertionError(f"the worker says nothing any more; {self.lines[-3:]}; {self.said}")
+            if not (data := os.read(self.output, 1 << 16)):
+                return
+            self._rest += data
+
+    def number(self, wanted: str) -> int:
+        return int(self.read(wanted).split()[1])
+
+    @property
+    def said(self) -> str:
+        """What it has logged."""
+        return self.log.read_text()
+
+    @property
+    def steps(self) -> int:
+        """Steps it has said to be done. Reads nothing."""
+        return sum(line.startswith("step ") for line in self.lines)
+
+    def tell(self) -> None:
+        os.write(self.input, b"\n")
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        self.process.send(signal.SIGKILL)
+        self.wait()
+
+    def wait(self) -> int:
+        return self.process.wait()
+
+    def drain(self) -> int:
+        """Read what is left of a process that ends or has ended; its exit code."""
+        for _ in self._next_lines():
+            pass
+        return self.wait()
+
+    def close(self) -> None:
+        self.kill()
+        os.close(self.input)
+        os.close(self.output)
 
 
 class Cluster:
-    """Made by ``running_cluster``."""
+    """Made by the fixture ``launch``. ``coordinator_address`` and ``advertise`` lead through a proxy, if given."""
 
-    def __init__(self, folder: Path, shards: int, coordinator_options: Sequence[str], shard_options: Sequence[str]):
+    def __init__(
+        self,
+        zygote: Zygote,
+        folder: Path,
+        shards: int = 1,
+        *,
+        lease_seconds: float = LEASE_SECONDS,
+        coordinator: Sequence[str] = (),
+        shard: Sequence[str] = (),
+    ):
+        self.zygote = zygote
         self.folder = folder
+        self.data = folder / "data"
         self.address = f"127.0.0.1:{free_port()}"
         port = self.address.rpartition(":")[2]
-        timing = [
-            "--lease-seconds",
-            str(LEASE_SECONDS),
-            "--heartbeat-seconds",
-            "0.2",
-            "--data-dir",
-            str(folder / "data"),
-        ]
-        self.coordinator = self._program(
-            "coordinator", "--port", port, "--shards", str(shards), *timing, *coordinator_options
-        )
-        self.shards = [self.shard(number, *shard_options) for number in range(shards)]
+        timing = ["--lease-seconds", str(lease_seconds), "--heartbeat-seconds", str(lease_seconds / 5)]
+        where = ["--port", port, "--shards", str(shards), "--data-dir", str(self.data)]
+        self.coordinator = Program(zygote, COORDINATOR, [*where, *timing, *coordinator], folder, "coordinator")
+        self.others: list[Program] = []
+        self.shards = [self.shard(number, *shard) for number in range(shards)]
         self.workers: list[Worker] = []
 
-    def shard(self, number: int, *options: str, name: str | None = None) -> Program:
+    def shard(
+        self, number: int, *options: str, name: str = "", data: Path | None = None, coordinator: str = ""
+    ) -> Program:
         """Another process for shard ``number``; not started."""
-        where = ["--shard", str(number), "--coordinator", self.address, "--port", "0", "--bind", "127.0.0.1"]
-        return self._program("shard", *where, *options, name=name or f"shard-{number}")
+        where = ["--shard", str(number), "--coordinator", coordinator or self.address, "--bind", "127.0.0.1"]
+        kept = ["--data-dir", str(data or self.data), "--threads", "1"]
+        program = Program(
+            self.zygote, SHARD, [*where, *kept, *options], self.folder, name or f"shard-{number}-{len(self.others)}"
+        )
+        self.others.append(program)
+        return program
 
     def start(self) -> None:
         for program in (self.coordinator, *self.shards):
-            program.start()
+            program.launch()
+        for program in (self.coordinator, *self.shards):
+            wait_until(lambda program=program: program.ready_file.exists() or not program.alive)
+            assert program.alive, program.said
 
-    def worker(self, script: str, *arguments: str, **environment: str) -> Worker:
-        process = subprocess.Popen(
-            [sys.executable, "-u", "-c", script, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PS_COORDINATOR": self.address, "PS_RANK": "0", "OMP_NUM_THREADS": "1", **environment},
-        )
-        self.workers.append(Worker(process))
+    def worker(self, rank: int = 0, coordinator: str = "", **options: Any) -> Worker:
+        """A training process; ``options`` are those of ``scripts.Work``."""
+        theirs_in, ours_in = os.pipe()
+        ours_out, theirs_out = os.pipe()
+        log = self.folder / f"worker-{len(self.workers)}.log"
+        environment = {"TF_CONFIG": "", "PS_COORDINATOR": coordinator or self.address, "PS_RANK": str(rank)}
+        with log.open("w") as errors:
+            files = (theirs_in, theirs_out, errors.fileno())
+            process = self.zygote.start(WORKER, [json.dumps(options)], environment, files)
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self.workers.append(Worker(process, ours_in, ours_out, log))
         return self.workers[-1]
 
     def status(self) -> ClusterStatus:
         with CoordinatorClient(self.address) as client:
             return client.get_status(5.0)
 
+    def wait_for_members(self, role: Role, *indexes: int) -> None:
+        """Until the members of ``role`` are these."""
+        wait_until(lambda: sorted(self.status().view.live(role)) == sorted(indexes))
+
     def close(self) -> None:
         for worker in self.workers:
-            worker.kill()
-            for stream in (worker.process.stdin, worker.process.stdout):
-                with suppress(BrokenPipeError):
-                    stream.close()  # type: ignore[union-attr]
-        for program in (*self.shards, self.coordinator):
+            worker.close()
+        for program in (*self.others, self.coordinator):
             if program.alive:
                 program.kill()
-
-    def _program(self, kind: str, *options: str, name: str | None = None) -> Program:
-        ready = self.folder / f"{name or kind}.ready"
-        command = [sys.executable, "-m", f"ps_server.{kind}.main", "--ready-file", str(ready), "--log-level", "info"]
-        return Program([*command, *options], ready)
-
-
-@contextmanager
-def running_cluster(
-    folder: Path, shards: int = 1, *, coordinator: Sequence[str] = (), shard: Sequence[str] = ()
-) -> Iterator[Cluster]:
-    """A coordinator and shards that keep their state in ``folder``."""
-    cluster = Cluster(folder, shards, coordinator, [*shard, "--data-dir", str(folder / "data")])
-    try:
-        cluster.start()
-        yield cluster
-    finally:
-        cluster.close()
+        # Logs of many megabytes; what the processes have said stays.
+        shutil.rmtree(self.data, ignore_errors=True)

@@ -1,18 +1,27 @@
-"""What one undisturbed worker ends with, bit for bit: the shard's own optimizer, without any process around it."""
+"""What a cluster must end with, bit for bit, without any process: an undisturbed worker, and a replay of the logs."""
 
 from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
 from ps_protocol.layout import Layout
 from ps_protocol.model import DType, ModelSpec, ShardMap, Slice, Variable
+from ps_server.log import DataFolder, RecoveredModel, recover
 from ps_server.optimizers import Region, Replica, Step
+from tests.recovery.cluster import Cluster, Worker
 from tests.recovery.scripts import gradients_of, make_model
 
 
-def train(steps: int, optimizer: str) -> bytes:
-    """The bytes of the parameters after ``steps`` steps of one worker on one shard."""
-    model = make_model()
+def alone(steps: int, optimizer: str = "Adam", ballast: int = 0) -> str:
+    """The digest after ``steps`` steps of one worker on one shard: the shard's own optimizer, and nothing around it."""
+    model = make_model(ballast)
     parameters = list(model.parameters())
     variables = tuple(Variable(f"v{i}", tuple(p.shape), DType.FLOAT32) for i, p in enumerate(parameters))
     spec = ModelSpec("reference", f"torch.optim.{optimizer}", variables, ({"lr": 0.01},))
@@ -29,4 +38,63 @@ def train(steps: int, optimizer: str) -> bytes:
         with torch.no_grad():
             for index, parameter in enumerate(parameters):
                 parameter.copy_(replica.region.slice(index))
-    return b"".join(p.detach().numpy().tobytes() for p in parameters)
+    return _digest(parameters)
+
+
+def replayed(data: Path, shards: int = 1) -> dict[str, str]:
+    """By model the digest of what the data directories hold: their snapshots and every record of their logs."""
+    found: list[dict[str, RecoveredModel]] = []
+    for shard in range(shards):
+        # The shard may be running, and goes on; its log is only read here.
+        copy = data.with_name("replayed")
+        shutil.rmtree(copy, ignore_errors=True)
+        unneeded = shutil.ignore_patterns("LOCK", "*.part", "spare-*")
+        shutil.copytree(data / f"shard-{shard}", copy / f"shard-{shard}", ignore=unneeded, copy_function=os.link)
+        folder = DataFolder.open(copy, shard)
+        try:
+            found.append(recover(folder, log_goes_on=True).models)
+        finally:
+            folder.close()
+    return {name: _digest(_joined([models[name] for models in found])) for name in found[0]}
+
+
+def _joined(parts: list[RecoveredModel]) -> list[torch.Tensor]:
+    variables = parts[0].shard_map.spec.variables
+    joined = [torch.full(v.shape, torch.nan) for v in variables]
+    for part in parts:
+        for index, span in enumerate(part.replica.layout.slices):
+            piece = span.slice
+            joined[piece.variable][piece.row_begin : piece.row_end] = part.replica.region.slice(index)
+    return joined
+
+
+def _digest(tensors: list[torch.Tensor]) -> str:
+    return hashlib.sha256(b"".join(tensor.detach().numpy().tobytes() for tensor in tensors)).hexdigest()
+
+
+def counts_of(line: str) -> torch.Tensor:
+    """What a worker said as "ledger": how often each push was applied, by tag and step, the same on every shard."""
+    first, second = torch.tensor(json.loads(line.removeprefix("ledger ")))
+    assert torch.equal(first, second), "one shard has applied a push that the other has not"
+    return first
+
+
+def assert_each_push_was_applied_once(counts: torch.Tensor, workers: Sequence[Worker]) -> None:
+    """Of the workers with tags 0, 1, …: every acknowledged push once; one that was under way once, or not at all."""
+    for tag, worker in enumerate(workers):
+        row, steps = counts[tag].tolist(), worker.steps
+        assert row[:steps] == [1.0] * steps, f"worker of tag {tag}, acknowledged {steps}: {row}"
+        assert row[steps] in (0.0, 1.0), f"worker of tag {tag}, acknowledged {steps}: {row}"
+        assert not any(row[steps + 1 :]), f"worker of tag {tag}, acknowledged {steps}: {row}"
+
+
+def assert_served_is_replayed(cluster: Cluster, worker: Worker) -> torch.Tensor:
+    """``worker``, told to end, says what the shards serve: the bits of a replay of their logs. Returns its ledger."""
+    worker.tell()
+    digest, ledger = worker.read("digest").split()[1], worker.read("ledger")
+    counts = counts_of(ledger)
+    assert worker.wait() == 0
+    found = replayed(cluster.data, len(cluster.shards))
+    assert found["model"] == digest
+    assert found["ledger"] == _digest([counts, counts])
+    return counts

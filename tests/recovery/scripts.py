@@ -1,39 +1,62 @@
-"""Training scripts of the workers, and the same training in one process without any server."""
+"""What the worker processes train: a model whose bits tell its whole history, and a ledger that counts each push."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-STEPS = 40
+STEPS = 24
 
-TRAIN = """
-import hashlib, sys
-import torch
-import ps_worker
-from tests.recovery.scripts import gradients_of, make_model
-
-steps, optimizer, transport, name = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
-pauses = {int(text) for text in sys.argv[5:]}
-with ps_worker.connect(transport=transport, device="cpu", reconnect_timeout_seconds=60) as cluster:
-    model = make_model()
-    made = cluster.optimizer(getattr(torch.optim, optimizer), model, lr=0.01, name=name)
-    print("started", made.version, flush=True)
-    for step in range(made.version, steps):
-        gradients_of(model, cluster.rank, step)
-        made.step()
-        print("step", step + 1, flush=True)
-        if step + 1 in pauses:
-            sys.stdin.readline()
-    digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
-    print("digest", digest, flush=True)
-"""
+TAGS, ENTRIES = 16, 64
+"""The ledger counts the pushes of this many worker processes, and of each this many."""
 
 
-def make_model() -> torch.nn.Module:
+@dataclass(frozen=True)
+class Work:
+    """What one worker process does, and what it says: ``step N`` when step N has been answered."""
+
+    #: It trains until its model is of this version (alone), or makes this many steps (``tag`` given).
+    steps: int = STEPS
+    optimizer: str = "Adam"
+    transport: str = "auto"
+    #: Steps after which it waits for a line.
+    pauses: Sequence[int] = ()
+    #: This process' row in the ledger; -1: it keeps none, and begins where the model is.
+    tag: int = -1
+    #: After this step it ends as a crash does.
+    dies_after: int = 0
+    #: At the end it waits for a line, then says what the shards hold.
+    stays: bool = False
+    #: Elements of one more parameter.
+    ballast: int = 0
+
+
+class Ledger(torch.nn.Module):
+    """Counts how often each push was applied, exactly: two variables, so that each of two shards holds one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = torch.nn.ParameterList(torch.zeros(TAGS, ENTRIES) for _ in range(2))
+
+    def mark(self, tag: int, step: int) -> None:
+        """The gradients of push ``step``: with SGD and a learning rate of 1 they add 1 to its entry."""
+        for parameter in self.counts:
+            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad[tag, step] = -1.0
+
+
+def make_model(ballast: int = 0) -> torch.nn.Module:
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
+    if ballast:
+        model.register_parameter("ballast", torch.nn.Parameter(torch.zeros(ballast)))
+    return model
 
 
 def gradients_of(model: torch.nn.Module, rank: int, step: int) -> None:
@@ -43,8 +66,43 @@ def gradients_of(model: torch.nn.Module, rank: int, step: int) -> None:
         parameter.grad = torch.randn(parameter.shape, generator=generator) + 0.1 * parameter.detach()
 
 
-def alone(steps: int, optimizer: str) -> str:
-    """The digest one undisturbed worker ends with, trained by plain torch on arenas as the shards use."""
-    from tests.recovery.reference import train
+def digest_of(model: torch.nn.Module) -> str:
+    return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
 
-    return hashlib.sha256(train(steps, optimizer)).hexdigest()
+
+def main(arguments: Sequence[str]) -> None:
+    work(Work(**json.loads(arguments[0])))
+
+
+def work(told: Work) -> None:
+    """A worker process."""
+    import ps_worker
+
+    with ps_worker.connect(transport=told.transport, device="cpu", reconnect_timeout_seconds=60) as cluster:
+        model, ledger = make_model(told.ballast), Ledger()
+        made = [cluster.optimizer(getattr(torch.optim, told.optimizer), model, lr=0.01, name="model")]
+        if told.tag >= 0:
+            made.append(cluster.optimizer(torch.optim.SGD, ledger, lr=1.0, name="ledger"))
+        say("started", made[0].version)
+        for step in range(0 if told.tag >= 0 else made[0].version, told.steps):
+            gradients_of(model, cluster.rank, step)
+            if told.tag >= 0:
+                ledger.mark(told.tag, step)
+            for optimizer in made:
+                optimizer.step()
+            say("step", step + 1)
+            if step + 1 == told.dies_after:
+                os._exit(7)
+            if step + 1 in told.pauses:
+                sys.stdin.readline()
+        if told.stays:
+            say("stays")
+            sys.stdin.readline()
+            for optimizer in made:
+                optimizer.pull()
+        say("digest", digest_of(model))
+        say("ledger", json.dumps([counts.detach().tolist() for counts in ledger.counts]))
+
+
+def say(*words: object) -> None:
+    print(*words, flush=True)

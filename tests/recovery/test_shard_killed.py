@@ -1,4 +1,4 @@
-"""A shard is killed and started again: the worker waits and goes on, and ends with the bits of an undisturbed run."""
+"""A shard is killed and started again: workers wait and go on, and end with the bits of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -6,34 +6,64 @@ import random
 
 import pytest
 
-from tests.recovery.cluster import running_cluster
-from tests.recovery.scripts import STEPS, TRAIN, alone
+from ps_server.failpoints import POINTS
+from tests.recovery.reference import alone, replayed
+from tests.recovery.scripts import STEPS
+from tests.support.shards import wait_until
 
 
 @pytest.mark.parametrize("transport", ["shm", "bulk", "grpc"])
-def test_a_shard_killed_again_and_again_loses_nothing(tmp_path, transport):
+def test_a_shard_killed_again_and_again_loses_nothing(launch, transport):
     seed = random.SystemRandom().randrange(1 << 20)
     print(f"seed {seed}")
-    chance = random.Random(seed)
-    kills = sorted(chance.sample(range(1, STEPS), 3))
-    with running_cluster(tmp_path) as cluster:
-        worker = cluster.worker(TRAIN, str(STEPS), "Adam", transport, "model")
-        for step in kills:
-            worker.read(f"step {step}")
-            cluster.shards[0].kill()
-            cluster.shards[0].start()
-        assert worker.read("digest") == f"digest {alone(STEPS, 'Adam')}"
-        assert worker.process.wait() == 0
+    kills = sorted(random.Random(seed).sample(range(1, STEPS), 3))
+    cluster = launch(shard=["--snapshot-seconds", "0.05"])
+    worker = cluster.worker(transport=transport)
+    for step in kills:
+        worker.read(f"step {step}")
+        cluster.shards[0].kill()
+        cluster.shards[0].start()
+    assert worker.read("digest") == f"digest {alone(STEPS)}"
+    assert worker.wait() == 0
 
 
-def test_everything_killed_at_once_resumes_where_it_was(tmp_path):
-    with running_cluster(tmp_path) as cluster:
-        worker = cluster.worker(TRAIN, str(STEPS), "Adam", "auto", "model", "20")
-        worker.read("step 20")
-        for program in (cluster.coordinator, *cluster.shards, worker):
-            program.kill()
-        cluster.start()
-        again = cluster.worker(TRAIN, str(STEPS), "Adam", "auto", "model")
-        assert again.read("started") == "started 20"
-        assert again.read("digest") == f"digest {alone(STEPS, 'Adam')}"
-        assert again.process.wait() == 0
+@pytest.mark.parametrize("point", POINTS)
+def test_a_push_is_applied_once_when_its_shard_dies_at(launch, point):
+    cluster, shard = (started := launch()), started.shards[0]
+    shard.kill()
+    worker = cluster.worker()
+    for count in (3, 5, 1):
+        shard.launch(PS_FAILPOINTS=f"{point}=kill@{count}")
+        wait_until(lambda: not shard.alive)
+    shard.start()
+    assert worker.read("digest") == f"digest {alone(STEPS)}"
+    assert replayed(cluster.data)["model"] == alone(STEPS)
+
+
+def test_an_update_that_fails_half_way_stops_the_model_and_a_restart_makes_it_whole(launch):
+    cluster, shard = (started := launch()), started.shards[0]
+    shard.kill()
+    shard.launch(PS_FAILPOINTS="after_log_before_apply=raise@6")
+    failed = cluster.worker()
+    assert failed.drain() == 1
+    assert "an update failed" in failed.said
+    assert failed.steps == 5
+    shard.kill()
+    shard.start()
+    again = cluster.worker()
+    # The sixth was in the log.
+    assert again.number("started") == 6
+    assert again.read("digest") == f"digest {alone(STEPS)}"
+
+
+def test_everything_killed_at_once_resumes_where_it_was(launch):
+    cluster = launch()
+    worker = cluster.worker(pauses=[12])
+    worker.read("step 12")
+    for program in (cluster.coordinator, *cluster.shards, worker):
+        program.kill()
+    cluster.start()
+    again = cluster.worker()
+    assert again.number("started") == 12
+    assert again.read("digest") == f"digest {alone(STEPS)}"
+    assert again.wait() == 0

@@ -15,7 +15,8 @@ from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.view import ClusterView, MemberStatus, Role
 from ps_server import serving
 from ps_server.checkpoint import Checkpoint
-from ps_server.coordinator.checkpoints import CheckpointConfig, Checkpoints
+from ps_server.checkpoint_options import CheckpointConfig
+from ps_server.coordinator.checkpoints import Checkpoints
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.service import SERVICE_NAME, CoordinatorService
 from ps_server.coordinator.settings import ClusterSettings

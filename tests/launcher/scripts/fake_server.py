@@ -1,4 +1,7 @@
-"""Stands for ps-coordinator and ps-server: ready at once, ends at SIGTERM, leaves its pid in PIDS."""
+"""Stands for ps-coordinator and ps-server: ready at once, ends at SIGTERM, leaves its pid in PIDS.
+
+The one that DIES names writes its name to the file "lives" and is killed at once.
+"""
 
 import os
 import signal
@@ -9,6 +12,10 @@ name = "coordinator" if "--ready-file" in sys.argv else "shard" + sys.argv[sys.a
 signal.signal(signal.SIGTERM, lambda *_: (print("stopped", flush=True), sys.exit(0)))
 if "PIDS" in os.environ:
     (Path(os.environ["PIDS"]) / name).write_text(str(os.getpid()))
+if os.environ.get("DIES") == name:
+    with Path("lives").open("a") as file:
+        file.write(name + "\n")
+    os.kill(os.getpid(), signal.SIGKILL)
 if "--ready-file" in sys.argv:
     path = Path(sys.argv[sys.argv.index("--ready-file") + 1])
     path.with_suffix(".new").write_text("127.0.0.1:9\n")

@@ -1,0 +1,65 @@
+"""When and where a job is written to disk as a whole: the settings, and the same options for every command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointConfig:
+    """Where checkpoints of the job go, and when they are made."""
+
+    #: As the shards see it, too; None: no checkpoints.
+    directory: Path | None = None
+    #: Time between two; None: only when asked, and at the end.
+    seconds: float | None = None
+    #: How many are kept.
+    keep: int = 3
+
+
+_OPTIONS = (
+    click.option(
+        "--checkpoint-dir",
+        type=click.Path(file_okay=False, path_type=Path),
+        show_default="no checkpoints",
+        help="Folder for checkpoints of the whole job, which all shards must see under the same path. One is made when "
+        "psctl checkpoint asks, at the interval, when the job is finished, and when it is told to stop.",
+    ),
+    click.option(
+        "--checkpoint-seconds",
+        type=click.FloatRange(1),
+        show_default="no interval",
+        help="Time between checkpoints.",
+    ),
+    click.option("--checkpoint-keep", type=click.IntRange(1), default=3, help="How many checkpoints are kept."),
+    click.option(
+        "--restore",
+        metavar="FOLDER|latest",
+        show_default="begin anew",
+        help="Take the values of models from this checkpoint instead of the first worker; latest: the newest in "
+        "--checkpoint-dir, if there is one. The number of shards may be another. Models the job has placed already are "
+        "not touched.",
+    ),
+)
+
+
+def checkpoint_options(command: F) -> F:
+    """Add the options to a click command."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def flags_of(config: CheckpointConfig, restore: str | None) -> list[str]:
+    """The options that say the same to another program."""
+    flags = [] if config.directory is None else ["--checkpoint-dir", str(config.directory)]
+    flags += [] if config.seconds is None else ["--checkpoint-seconds", str(config.seconds)]
+    flags += [] if config.directory is None else ["--checkpoint-keep", str(config.keep)]
+    return [*flags, *(["--restore", restore] if restore else [])]

@@ -1,0 +1,56 @@
+"""Owns a job's data directory while ps-run and its servers use it: one job at a time, also after a kill."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from ps_protocol.errors import ConfigError
+from ps_server.coordinator.journal import FILE_NAME as JOURNAL
+
+LOCK = "ps-run.lock"
+
+RELEASE_SECONDS = 10.0
+"""How long the servers of a ps-run that was killed may take to be gone."""
+
+_POLL_SECONDS = 0.05
+
+
+class JobFolder:
+    """Opened by ps-run before it starts anything.
+
+    The servers inherit ``lock``, so the folder is free when the last of them has ended: a ps-run that is started right
+    after another was killed waits for that one's servers to be gone.
+    """
+
+    def __init__(self, path: Path, wait_seconds: float = RELEASE_SECONDS) -> None:
+        """Make and lock ``path``. Raises ConfigError when it cannot be written, or another ps-run uses it."""
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self.lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise ConfigError(
+                f"the data directory {path} cannot be written: {error.strerror}",
+                remedy="give as --data-dir a folder that this user may write to",
+            ) from error
+        deadline = time.monotonic() + wait_seconds
+        while not self._taken():
+            if time.monotonic() >= deadline:
+                os.close(self.lock)
+                raise ConfigError(
+                    f"the data directory {path} is in use by another ps-run",
+                    remedy="wait for that job or end it, or give this one another --data-dir",
+                )
+            time.sleep(_POLL_SECONDS)
+        #: Whether an earlier job has left something here.
+        self.used_before = (path / JOURNAL).exists()
+
+    def _taken(self) -> bool:
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

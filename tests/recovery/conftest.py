@@ -1,0 +1,35 @@
+"""One zygote for all tests of recovery, and clusters that are gone when their test is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.recovery.cluster import Cluster
+from tests.recovery.zygote import Zygote
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    started = Zygote()
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def launch(zygote, tmp_path) -> Iterator[Callable[..., Cluster]]:
+    """``launch(shards, …)``: a running cluster; arguments as ``Cluster``'s."""
+    with ExitStack() as exits:
+
+        def launch(shards: int = 1, *, start: bool = True, **options: object) -> Cluster:
+            folder = tmp_path / f"cluster-{len(list(tmp_path.iterdir()))}"
+            folder.mkdir()
+            cluster = Cluster(zygote, folder, shards, **options)
+            exits.callback(cluster.close)
+            if start:
+                cluster.start()
+            return cluster
+
+        yield launch

@@ -1,0 +1,64 @@
+"""A shard or a worker is frozen for longer than its lease: what returns is refused, and never merged."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from ps_protocol.view import Role
+from tests.recovery.reference import alone, assert_each_push_was_applied_once, assert_served_is_replayed
+from tests.recovery.scripts import STEPS
+
+
+def test_a_frozen_shard_ends_when_it_wakes_and_its_next_life_goes_on(launch):
+    cluster, shard = (started := launch()), started.shards[0]
+    worker = cluster.worker(pauses=[5])
+    worker.read("step 5")
+    shard.send(signal.SIGSTOP)
+    worker.tell()
+    cluster.wait_for_members(Role.SHARD)
+    shard.send(signal.SIGCONT)
+    assert shard.wait() == 1
+    assert "is not a member any more: its lease of 1 s ended" in shard.said
+    shard.start()
+    assert worker.read("digest") == f"digest {alone(STEPS)}"
+
+
+def test_a_shard_that_froze_and_was_replaced_cannot_change_what_its_successor_holds(launch):
+    cluster, frozen = (started := launch()), started.shards[0]
+    worker = cluster.worker(pauses=[5, 10], transport="grpc")
+    worker.read("step 5")
+    frozen.send(signal.SIGSTOP)
+    cluster.wait_for_members(Role.SHARD)
+    successor = cluster.shard(0)
+    successor.launch()
+    # The directory is still in the hands of the frozen one: nobody writes beside it.
+    assert successor.wait() == 2
+    assert "is in use by another process" in successor.said
+    frozen.kill()
+    successor.start()
+    worker.tell()
+    worker.read("step 10")
+    worker.tell()
+    assert worker.read("digest") == f"digest {alone(STEPS)}"
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_frozen_worker_is_refused_when_it_wakes_and_nothing_of_it_is_merged(launch, mode):
+    cluster = launch(2, coordinator=["--mode", mode])
+    frozen = cluster.worker(1, tag=1, pauses=[4])
+    stays = cluster.worker(0, tag=0, stays=True)
+    frozen.read("step 4")
+    frozen.process.send(signal.SIGSTOP)
+    frozen.tell()
+    cluster.wait_for_members(Role.WORKER, 0)
+    stays.read("stays")
+    frozen.process.send(signal.SIGCONT)
+    assert frozen.drain() == 1
+    assert "worker 1 is not a member any more" in frozen.said or "Fenced" in frozen.said
+    assert frozen.steps == 4
+    counts = assert_served_is_replayed(cluster, stays)
+    if mode == "async":
+        assert_each_push_was_applied_once(counts, [stays, frozen])
+    assert counts[1].count_nonzero() == 4
