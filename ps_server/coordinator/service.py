@@ -14,8 +14,9 @@ from ps_protocol.convert_leases import answer_to_pb, ask_from_pb
 from ps_protocol.v1 import common_pb2, coordinator_pb2_grpc
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.view import ClusterView
+from ps_server.checkpoint_options import CheckpointConfig
 from ps_server.coordinator.applicant import Applicant
-from ps_server.coordinator.checkpoints import CheckpointConfig, Checkpoints
+from ps_server.coordinator.checkpoints import Checkpoints
 from ps_server.coordinator.driver import Driver
 from ps_server.rpc_errors import translated
 
