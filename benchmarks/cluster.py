@@ -22,6 +22,8 @@ class BenchCluster:
     """One coordinator and its shards, each a process; ended by pid when the context ends."""
 
     address: str
+    #: Process of the coordinator.
+    coordinator: int
     #: Processes of the shards.
     shards: list[int] = field(default_factory=list)
     #: What they were started with.
@@ -59,11 +61,11 @@ def running_cluster(
             return ready, process
 
         sizes = ("--shards", str(shards), "--workers", str(workers), "--mode", "async")
-        address = _ready(*start("coordinator", _program("ps_server.coordinator.main", "--bind", bind, *sizes)))
-        cluster = BenchCluster(address, _start=start)
+        ready, process = start("coordinator", _program("ps_server.coordinator.main", "--bind", bind, *sizes))
+        cluster = BenchCluster(_ready(ready, process), process.pid, _start=start)
         started = []
         for index in range(shards):
-            place = ("--shard", str(index), "--coordinator", address, "--threads", str(threads))
+            place = ("--shard", str(index), "--coordinator", cluster.address, "--threads", str(threads))
             command = _program("ps_server.shard.main", "--bind", bind, *place, *options)
             cluster.commands.append(command)
             started.append(start(f"shard-{index}", command))
