@@ -39,7 +39,7 @@ def main(pushes: int, joins: int, output: Path | None) -> None:
 
 
 def shard(root: Path, pushes: int) -> list[tuple[int, float, float]]:
-    """(pushes, resident MB, MB on disk) after each tenth; its snapshots cut the log every 100,000 records."""
+    """(pushes, resident MB, MB on disk) after each tenth; its snapshots cut the log every 50,000 records."""
     options = ["--data-dir", str(root)]
     seen = []
     with ExitStack() as stack:

@@ -329,7 +329,7 @@ def test_another_model_under_the_same_name_is_refused_and_nothing_is_changed(tmp
         start(shard)
     with shard_on(tmp_path / "a") as shard:
         other = whole_map(simple_spec((9, 9)))
-        with pytest.raises(ModelMismatch, match="holds another model under the name 'model'; variable: v0; shard: 0"):
+        with pytest.raises(ModelMismatch, match="shard 0 holds another model under the name 'model', 2 differences"):
             shard.place(other)
     with shard_on(tmp_path / "a") as shard:
         assert shard.place(whole_map(simple_spec())).initialised

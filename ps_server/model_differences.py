@@ -1,0 +1,53 @@
+"""In what two forms of one model differ, in words: as declared twice, as saved and declared, as kept and placed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ps_protocol.errors import ModelMismatch
+from ps_protocol.model import ModelSpec, Variable
+
+#: An error stays readable, and small enough for gRPC's trailers.
+_SHOWN = 20
+
+
+def raise_differences(message: str, differences: Iterable[str], remedy: str) -> None:
+    """Raises one ModelMismatch that begins with ``message`` and lists ``differences``, if there are any."""
+    found = list(differences)
+    if not found:
+        return
+    shown = found[:_SHOWN]
+    if len(found) > len(shown):
+        shown.append(f"and {len(found) - len(shown)} more")
+    count = f"{len(found)} difference{'s' if len(found) > 1 else ''}"
+    raise ModelMismatch(f"{message}, {count}:\n  " + "\n  ".join(shown), remedy=remedy)
+
+
+def in_structure(first: ModelSpec, later: ModelSpec) -> Iterator[str]:
+    """What ``later`` has otherwise than ``first`` that parameters and optimizer state depend on."""
+    if first.optimizer != later.optimizer:
+        yield f"optimizer: {later.optimizer} instead of {first.optimizer}"
+    if first.unsplit != later.unsplit:
+        yield f"unsplit: {later.unsplit} instead of {first.unsplit}"
+    before, after = ({v.name: v for v in spec.variables} for spec in (first, later))
+    for name, variable in before.items():
+        if name in after:
+            yield from _in_variable(variable, after[name])
+        else:
+            yield f"variable '{name}' is missing"
+    for name in after:
+        if name not in before:
+            yield f"variable '{name}' is extra"
+    if len(first.group_options) != len(later.group_options):
+        yield f"parameter groups: {len(later.group_options)} instead of {len(first.group_options)}"
+
+
+def _in_variable(before: Variable, after: Variable) -> Iterator[str]:
+    for what, ours, theirs in (
+        ("shape", before.shape, after.shape),
+        ("dtype", before.dtype.value, after.dtype.value),
+        ("kind", before.kind.value, after.kind.value),
+        ("parameter group", before.group, after.group),
+    ):
+        if ours != theirs:
+            yield f"variable '{before.name}': {what} {theirs} instead of {ours}"
