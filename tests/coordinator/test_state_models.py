@@ -59,10 +59,10 @@ def test_a_mismatch_lists_every_difference_at_once() -> None:
     assert lines[0] == "worker 1 declared model 'net' otherwise than the first worker did, 9 differences:"
     assert [line.strip() for line in lines[1:]] == [
         "optimizer: torch.optim.Adam instead of torch.optim.SGD",
-        "variable 'b' is missing",
-        "variable 'extra' is extra",
         "variable 'w': shape (100, 8) instead of (100, 4)",
         "variable 'w': dtype float64 instead of float32",
+        "variable 'b' is missing",
+        "variable 'extra' is extra",
         "parameter groups: 2 instead of 1",
         "parameter group 0: eps 1e-08 instead of absent",
         "parameter group 0: lr 0.2 instead of 0.1",
