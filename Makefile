@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 MODE   ?= async
+SEEDS   ?= 1000
+SHARDS  ?= 64
+WORKERS ?= 1000
 READY  := $(VENV)/.ready
 PROTO_VENV := .venv-proto
 PROTO_TOOLS := grpcio-tools==1.72.2
 PROTO_FILES := $(wildcard protos/ps_protocol/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check fix proto proto-check bench cluster clean
+.PHONY: help setup train test check fix proto proto-check bench chaos sim cluster clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1|/' | column -t -s '|'
@@ -53,6 +56,12 @@ proto-check: $(PROTO_VENV)/.ready
 
 bench: setup  ## measure on this machine; writes benchmarks/results/
 	$(BIN)/python -m benchmarks
+
+chaos: setup  ## train under random faults and check what is left: SEED=, MINUTES=30, EVERY=60 (seconds between kills)
+	$(BIN)/python -m chaos
+
+sim: setup  ## simulate a cluster through faults, once per seed (SEEDS=1000 SHARDS=64 WORKERS=1000 STEPS=1)
+	$(BIN)/python -m simulation --seeds $(SEEDS) --shards $(SHARDS) --workers $(WORKERS) --steps $(or $(STEPS),1)
 
 cluster:  ## the same training in containers (needs docker compose; MODE=async|ssp|sync, DURABILITY=durable|snapshot|memory)
 	deploy/up.sh

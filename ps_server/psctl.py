@@ -162,7 +162,7 @@ def export(folder: Path, target: Path, model: str, max_file_mb: int) -> None:
     """
     with clean_errors():
         files = export_model(Checkpoint.open(folder), target, model, max_file_mb * 1_000_000)
-    click.echo(f"{target}: {len(files)} files")
+    click.echo(f"{target}: {len(files)} file{'s' if len(files) > 1 else ''}")
 
 
 @main.command()

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from chaos.replay import replay
 from ps_protocol.layout import Layout
 from ps_protocol.model import DType, ModelSpec, ShardMap, Slice, Variable
-from ps_server.log import DataFolder, RecoveredModel, recover
 from ps_server.optimizers import Region, Replica, Step
 from tests.recovery.cluster import Cluster, Worker
 from tests.recovery.scripts import gradients_of, make_model
@@ -43,29 +41,7 @@ def alone(steps: int, optimizer: str = "Adam", ballast: int = 0) -> str:
 
 def replayed(data: Path, shards: int = 1) -> dict[str, str]:
     """By model the digest of what the data directories hold: their snapshots and every record of their logs."""
-    found: list[dict[str, RecoveredModel]] = []
-    for shard in range(shards):
-        # The shard may be running, and goes on; its log is only read here.
-        copy = data.with_name("replayed")
-        shutil.rmtree(copy, ignore_errors=True)
-        unneeded = shutil.ignore_patterns("LOCK", "*.part", "spare-*")
-        shutil.copytree(data / f"shard-{shard}", copy / f"shard-{shard}", ignore=unneeded, copy_function=os.link)
-        folder = DataFolder.open(copy, shard)
-        try:
-            found.append(recover(folder, log_goes_on=True).models)
-        finally:
-            folder.close()
-    return {name: _digest(_joined([models[name] for models in found])) for name in found[0]}
-
-
-def _joined(parts: list[RecoveredModel]) -> list[torch.Tensor]:
-    variables = parts[0].shard_map.spec.variables
-    joined = [torch.full(v.shape, torch.nan) for v in variables]
-    for part in parts:
-        for index, span in enumerate(part.replica.layout.slices):
-            piece = span.slice
-            joined[piece.variable][piece.row_begin : piece.row_end] = part.replica.region.slice(index)
-    return joined
+    return {name: _digest(model.tensors) for name, model in replay(data, shards).items()}
 
 
 def _digest(tensors: list[torch.Tensor]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 
 import pytest
@@ -25,21 +26,24 @@ def test_a_frozen_shard_ends_when_it_wakes_and_its_next_life_goes_on(launch):
     assert worker.read("digest") == f"digest {alone(STEPS)}"
 
 
-def test_a_shard_that_froze_and_was_replaced_cannot_change_what_its_successor_holds(launch):
+def test_a_shard_that_froze_and_was_replaced_cannot_change_what_its_successor_holds(launch, tmp_path):
     cluster, frozen = (started := launch()), started.shards[0]
-    worker = cluster.worker(pauses=[5, 10], transport="grpc")
+    worker = cluster.worker(pauses=[5, 10])
     worker.read("step 5")
     frozen.send(signal.SIGSTOP)
     cluster.wait_for_members(Role.SHARD)
-    successor = cluster.shard(0)
-    successor.launch()
+    beside = cluster.shard(0)
+    beside.launch()
     # The directory is still in the hands of the frozen one: nobody writes beside it.
-    assert successor.wait() == 2
-    assert "is in use by another process" in successor.said
-    frozen.kill()
+    assert beside.wait() == 2
+    assert "is in use by another process" in beside.said
+    shutil.copytree(cluster.data / "shard-0", tmp_path / "copy" / "shard-0")
+    successor = cluster.shard(0, data=tmp_path / "copy")
     successor.start()
     worker.tell()
     worker.read("step 10")
+    frozen.send(signal.SIGCONT)
+    assert frozen.wait() == 1
     worker.tell()
     assert worker.read("digest") == f"digest {alone(STEPS)}"
 

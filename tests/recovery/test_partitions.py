@@ -6,10 +6,11 @@ import random
 
 import pytest
 
+from chaos.proxy import Proxy
 from ps_protocol.view import Role
-from tests.recovery.proxy import Proxy, address_of_its_own
 from tests.recovery.reference import alone, assert_each_push_was_applied_once, assert_served_is_replayed
 from tests.recovery.scripts import STEPS
+from tests.support.ports import free_port
 from tests.support.shards import wait_until
 
 
@@ -29,7 +30,8 @@ def test_a_worker_parted_from_a_shard_again_and_again_repeats_what_was_not_answe
     seed = random.SystemRandom().randrange(1 << 20)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    address, port = address_of_its_own()
+    port = str(free_port())
+    address = f"127.0.0.1:{port}"
     proxy = between(address)
     # No side channel would pass the proxy.
     cluster = launch(shard=["--port", port, "--advertise", proxy.address])
@@ -87,7 +89,8 @@ def test_a_shard_parted_from_the_coordinator_serves_on_until_it_hears_that_it_lo
 def test_a_silent_network_between_all_roles_delays_training_and_changes_nothing(launch, between):
     cluster = launch(start=False, lease_seconds=5.0)
     cluster.coordinator.start()
-    address, port = address_of_its_own()
+    port = str(free_port())
+    address = f"127.0.0.1:{port}"
     to_coordinator, to_shard = between(cluster.address), between(address)
     shard = cluster.shard(0, "--port", port, "--advertise", to_shard.address, coordinator=to_coordinator.address)
     cluster.shards = [shard]

@@ -111,20 +111,24 @@ def main() -> None:
         SHARD: ps_server.shard.main.main,
         WORKER: scripts.main,
     }
-    requests = socket.socket(fileno=int(sys.argv[1]))
+    requests, running = socket.socket(fileno=int(sys.argv[1])), set[int]()
     while True:
         data, files, _, _ = socket.recv_fds(requests, 1 << 16, 3)
         if not data:
+            for pid in running:
+                os.kill(pid, signal.SIGKILL)
             return
         request = json.loads(data)
         if "poll" in request:
             pid, status = os.waitpid(request["poll"], os.WNOHANG)
+            running.discard(pid)
             requests.send(json.dumps(os.waitstatus_to_exitcode(status) if pid else None).encode())
             continue
         pid = os.fork()
         if not pid:
             requests.close()
             _run(programs[request["kind"]], request, files)
+        running.add(pid)
         for descriptor in files:
             os.close(descriptor)
         requests.send(json.dumps(pid).encode())

@@ -1,4 +1,4 @@
-"""A TCP proxy between two roles that can be silent, or cut, and heal."""
+"""Owns a TCP proxy between two roles that can be silent, or cut, and heal."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import socket
 import threading
 from contextlib import suppress
 
-from tests.support.ports import free_port
+_CONNECT_SECONDS = 5.0
 
 
 class Proxy:
-    """Forwards connections to ``target`` (host:port). Used by the thread of the test; pumps in threads of its own."""
+    """Forwards connections to ``target`` (host:port). Used by one thread; pumps in threads of its own."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
+        #: host:port to dial instead of the target.
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._changed = threading.Condition()
-        self._silent = self._apart = self._closed = False
+        self._silent = self._apart = False
         self._sockets: set[socket.socket] = set()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -36,8 +37,10 @@ class Proxy:
         self._become(silent=False, apart=False)
 
     def close(self) -> None:
-        self._closed = True
+        """End everything."""
         self.cut()
+        # Closing alone would leave the accepting thread waiting for ever.
+        self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _become(self, *, silent: bool, apart: bool) -> None:
@@ -59,18 +62,18 @@ class Proxy:
                 near, _ = self._listener.accept()
             except OSError:
                 return
-            with self._changed:
-                refused = self._apart
             try:
-                if refused:
-                    raise ConnectionRefusedError
-                far = socket.create_connection(self._target, 5.0)
-                far.settimeout(None)
+                far = socket.create_connection(self._target, _CONNECT_SECONDS)
             except OSError:
                 near.close()
                 continue
+            far.settimeout(None)
             with self._changed:
                 self._sockets |= {near, far}
+                apart = self._apart
+            if apart:
+                self._end_all()
+                continue
             for source, sink in ((near, far), (far, near)):
                 threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
 
@@ -86,9 +89,3 @@ class Proxy:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
-
-
-def address_of_its_own() -> tuple[str, str]:
-    """A free address for a server, as host:port and as a port."""
-    port = str(free_port())
-    return f"127.0.0.1:{port}", port

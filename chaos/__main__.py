@@ -1,0 +1,6 @@
+"""``python -m chaos``: see ``chaos.program``."""
+
+from chaos.program import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""The cluster of one run: a coordinator, shards and workers, with a link to cut between each two roles."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos.plan import Targets
+from chaos.processes import Process, free_port
+from chaos.proxy import Proxy
+from chaos.training import read_counter
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large, and how fast."""
+
+    shards: int = 2
+    workers: int = 3
+    lease_seconds: float = 3.0
+    #: A step takes at least so long, as if an accelerator computed.
+    step_seconds: float = 0.05
+
+
+class Cluster:
+    """Used by one thread. Nothing runs before ``start``."""
+
+    def __init__(self, folder: Path, data: Path, size: Size) -> None:
+        """``folder`` gets the logs, ``data`` what the servers keep."""
+        self.size = size
+        self.folder = folder
+        self.data = data
+        self.address = f"127.0.0.1:{free_port()}"
+        shards = {f"shard {n}": f"127.0.0.1:{free_port()}" for n in range(size.shards)}
+        #: What stands between a role and the coordinator, or between all workers and a shard.
+        self.links = {f"workers–{name}": Proxy(address) for name, address in shards.items()}
+        callers = [*shards, *(f"worker {n}" for n in range(size.workers))]
+        self.links |= {f"{name}–coordinator": Proxy(self.address) for name in callers}
+        self.coordinator = self._process("coordinator", lambda life: self._coordinator())
+        self.shards = [self._shard(n, name, address) for n, (name, address) in enumerate(shards.items())]
+        self.workers = [self._worker(n) for n in range(size.workers)]
+
+    @property
+    def processes(self) -> dict[str, Process]:
+        """All of them, by name."""
+        return {process.name: process for process in (self.coordinator, *self.shards, *self.workers)}
+
+    def targets(self, disk: str | None) -> Targets:
+        """What faults can hit."""
+        return Targets(list(self.processes), list(self.links), disk)
+
+    def start(self) -> None:
+        """Start everything."""
+        for process in self.processes.values():
+            process.start()
+
+    def look_after(self) -> None:
+        """Start again what has ended."""
+        for process in self.processes.values():
+            process.look_after()
+
+    @property
+    def steps(self) -> list[int]:
+        """Acknowledged steps of each worker, over all its lives."""
+        return [
+            sum(read_counter(self._counter(worker.name, life)) for life in range(1, worker.lives + 1))
+            for worker in self.workers
+        ]
+
+    def close(self) -> None:
+        """End everything at once."""
+        for link in self.links.values():
+            link.close()
+        for process in self.processes.values():
+            process.stop(signal.SIGKILL)
+
+    def _process(self, name: str, command: Callable[[int], Sequence[str]], **environment: str) -> Process:
+        return Process(name, command, self.folder / f"{name.replace(' ', '-')}.log", environment)
+
+    def _coordinator(self) -> Sequence[str]:
+        lease = self.size.lease_seconds
+        timing = ("--lease-seconds", str(lease), "--heartbeat-seconds", str(lease / 5))
+        port = self.address.rpartition(":")[2]
+        what = ("--shards", str(self.size.shards), "--data-dir", str(self.data), "--seed", "1")
+        return "-m", "ps_server.coordinator.main", "--port", port, *what, *timing
+
+    def _shard(self, number: int, name: str, address: str) -> Process:
+        where = ("--port", address.rpartition(":")[2], "--advertise", self.links[f"workers–{name}"].address)
+        whom = ("--shard", str(number), "--coordinator", self.links[f"{name}–coordinator"].address)
+        # Snapshots often enough to be met by faults.
+        kept = ("--data-dir", str(self.data), "--snapshot-seconds", "10", "--threads", "1")
+        command = ("-m", "ps_server.shard.main", *where, *whom, *kept, "--no-shm", "--bulk-ports", "off")
+        return self._process(name, lambda life: command)
+
+    def _worker(self, number: int) -> Process:
+        name = f"worker {number}"
+        told = {"PS_COORDINATOR": self.links[f"{name}–coordinator"].address, "PS_RANK": str(number)}
+        pace = str(self.size.step_seconds)
+        return self._process(name, lambda life: ("-m", "chaos.training", str(self._counter(name, life)), pace), **told)
+
+    def _counter(self, name: str, life: int) -> Path:
+        return self.folder / f"{name.replace(' ', '-')}-{life}.steps"

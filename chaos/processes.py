@@ -1,0 +1,89 @@
+"""Owns the processes of one run: starts them, and starts them again when they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+RESTART_SECONDS = 0.2
+"""Between the end of a process and its next start."""
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass
+class Process:
+    """One place in the cluster and the processes that fill it one after another. Used by one thread."""
+
+    name: str
+    #: Arguments of python for life 1, 2, ….
+    command: Callable[[int], Sequence[str]]
+    log: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    lives: int = 0
+    #: Exit codes of the lives that were not killed from here.
+    ends: list[int] = field(default_factory=list)
+    _running: subprocess.Popen[bytes] | None = None
+    _killed: bool = False
+    _ended_at: float = float("-inf")
+
+    def start(self) -> None:
+        """Begin the next life."""
+        self.lives += 1
+        self._killed = False
+        with self.log.open("ab") as log:
+            self._running = subprocess.Popen(
+                [sys.executable, *self.command(self.lives)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "TF_CONFIG": "", "OMP_NUM_THREADS": "1", **self.environment},
+            )
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs; a frozen one does."""
+        return self._running is not None and self._running.poll() is None
+
+    def look_after(self) -> None:
+        """Start it again when it has ended."""
+        if self.alive:
+            return
+        if self._running is not None:
+            if not self._killed:
+                self.ends.append(self._running.returncode)
+            self._running, self._ended_at = None, time.monotonic()
+        if time.monotonic() - self._ended_at >= RESTART_SECONDS:
+            self.start()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, if it is there."""
+        if self._running is not None and self.alive:
+            self._killed |= number is signal.SIGKILL
+            self._running.send_signal(number)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM, patience_seconds: float = 20.0) -> None:
+        """End it, in good order where it can."""
+        self.send(signal.SIGCONT)
+        self.send(number)
+        if self._running is not None:
+            try:
+                self._running.wait(patience_seconds)
+            except subprocess.TimeoutExpired:
+                self.ends.append(-signal.SIGKILL)
+                self._running.kill()
+                self._running.wait()
+            self._running = None
