@@ -1,0 +1,408 @@
+"""Judges a history as it happens, by a model of its own: nothing here calls what it judges."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from ps_protocol.leases import LeaseAnswer, LeaseAsk
+from ps_protocol.model import Consistency, Mode, ShardMap
+from ps_protocol.view import ClusterView, Joined, Member, Role
+from ps_server.consistency import Decision, Position, PushInfo, Tracker, Verdict, WorkerKey
+from ps_server.consistency.events import START
+from ps_server.coordinator.applicant import Applicant
+from simulation.scheduler import Violation
+
+Name = tuple[int, int, int]
+"""A push: rank, incarnation, sequence."""
+
+_DROPPED = (Verdict.LATE, Verdict.STALE, Verdict.SKIP)
+
+
+@dataclass(slots=True)
+class Clocks:
+    """Where participants stand, and how many at each position."""
+
+    of: dict[int, Position] = field(default_factory=dict)
+    count: Counter[Position] = field(default_factory=Counter)
+
+    def place(self, rank: int, position: Position) -> None:
+        """``rank`` stands at ``position`` now."""
+        self.remove(rank)
+        self.of[rank] = position
+        self.count[position] += 1
+
+    def remove(self, rank: int) -> None:
+        """``rank`` takes part no longer."""
+        position = self.of.pop(rank, None)
+        if position is not None:
+            self.count[position] -= 1
+            if not self.count[position]:
+                del self.count[position]
+
+    def below(self, position: Position) -> int:
+        """How many stand below ``position``."""
+        return sum(number for stands, number in self.count.items() if stands < position)
+
+
+@dataclass(slots=True)
+class Update:
+    """One update as it was logged."""
+
+    pushes: tuple[PushInfo, ...]
+    #: Values once it is applied.
+    total: tuple[int, ...]
+    is_round: bool
+
+
+@dataclass(slots=True)
+class ShardTruth:
+    """What the judge knows of one shard number, over all its processes."""
+
+    number: int
+    initial: tuple[int, ...] | None = None
+    #: What was logged and not lost since; version v is at v − 1.
+    history: list[Update] = field(default_factory=list)
+    applied: dict[Name, int] = field(default_factory=dict)
+    #: The highest version that holds an acknowledged push.
+    acknowledged: int = 0
+    acknowledged_by: int = 0
+    #: Pushes of which a worker was told that they changed nothing.
+    dropped: set[Name] = field(default_factory=set)
+    mode: Consistency = field(default_factory=Consistency)
+    #: As this life of the shard was told.
+    live: dict[int, int] = field(default_factory=dict)
+    #: Incarnation of each participant.
+    taking_part: dict[int, int] = field(default_factory=dict)
+    clocks: Clocks = field(default_factory=Clocks)
+    #: No push was accepted, in this life or in what it restored.
+    untouched: bool = True
+    last_round: Position = START
+    #: Highest position each life of a worker was ever accepted or placed at.
+    reached: dict[tuple[int, int], Position] = field(default_factory=dict)
+    verdicts: dict[Name, Verdict] = field(default_factory=dict)
+
+
+class Judge:
+    """Called by the simulated shells, inside the event that it judges. Every method raises Violation."""
+
+    def __init__(self, shards: int, *, durable: bool) -> None:
+        self._durable = durable
+        self._shards = [ShardTruth(number) for number in range(shards)]
+        self.map_placed: ShardMap | None = None
+        #: What each push carries, per shard.
+        self._sent: list[dict[Name, tuple[int, ...]]] = [{} for _ in range(shards)]
+        self._told_incarnations: dict[int, str] = {}
+        self._revision = -1
+        self._phase = 0
+        self._decided_phase = 0
+        self._view = ClusterView()
+        self._at_barrier: set[tuple[int, int, int]] = set()
+        self._holder: dict[int, tuple[int, int]] = {}
+        self._trained: set[int] = set()
+        self._reported: set[int] = set()
+        self.pushes_applied = 0
+        self.replies = 0
+
+    def fail(self, what: str) -> NoReturn:
+        """A promise is broken."""
+        raise Violation(what)
+
+    # The coordinator
+
+    def coordinator_started(self, view: ClusterView, phase: int) -> None:
+        """It must not have forgotten anything that was told."""
+        if view.revision < self._revision:
+            self.fail(f"the coordinator restarted at revision {view.revision}, it had told {self._revision}")
+        if phase < self._phase:
+            self.fail(f"the coordinator restarted in phase {phase}, it had told {self._phase}")
+        self._view, self._decided_phase = view, phase
+
+    def joined(self, ask: Applicant, joined: Joined) -> None:
+        """No incarnation is given to two processes; old state is not let in where newer was acknowledged."""
+        member = joined.member
+        token = self._told_incarnations.setdefault(member.incarnation, ask.token)
+        if token != ask.token:
+            self.fail(f"incarnation {member.incarnation} was given to '{token}' and to '{ask.token}'")
+        if member.role is Role.SHARD:
+            newest = self._shards[member.index].acknowledged_by
+            if 0 < ask.data_incarnation < newest < member.incarnation:
+                self.fail(
+                    f"shard {member.index} was let in with state of incarnation {ask.data_incarnation}, "
+                    f"but {newest} has acknowledged pushes"
+                )
+
+    def placed(self, shard_map: ShardMap) -> None:
+        """One placement for ever, with every row on exactly one shard."""
+        if self.map_placed is None:
+            self.map_placed = shard_map
+            rows = Counter(
+                (piece.variable, row) for piece in shard_map.slices for row in range(piece.row_begin, piece.row_end)
+            )
+            wanted = [(v, row) for v, variable in enumerate(shard_map.spec.variables) for row in range(variable.rows)]
+            if sorted(rows) != wanted or max(rows.values()) > 1:
+                self.fail("a row lies on no shard, or on two")
+        elif shard_map != self.map_placed:
+            self.fail("a model was placed twice, differently")
+
+    def decided(self, view: ClusterView, phase: int) -> None:
+        """A barrier opens only when every live worker has come to it."""
+        if phase > self._decided_phase:
+            for member in view.live(Role.WORKER).values():
+                if (member.index, member.incarnation, phase - 1) not in self._at_barrier:
+                    self.fail(f"the barrier of phase {phase - 1} opened without {member}")
+        self._decided_phase = phase
+        self._view = view
+
+    def told(self, view: ClusterView) -> None:
+        """Revisions only rise."""
+        if view.revision < self._revision:
+            self.fail(f"revision {view.revision} was told after {self._revision}")
+        self._revision = view.revision
+
+    def arrived_at_coordinator(self, member: Member, phase: int) -> None:
+        """A worker has called for the barrier."""
+        self._at_barrier.add((member.index, member.incarnation, phase))
+
+    def released(self, phase: int) -> None:
+        """A worker was told that ``phase`` has ended."""
+        self._phase = max(self._phase, phase + 1)
+
+    def reported(self, ask: LeaseAsk) -> None:
+        """The coordinator has heard that items were trained; nobody was told that it has."""
+        for span in ask.trained:
+            self._reported.update(range(span.begin, span.end))
+
+    def leased(self, member: Member, ask: LeaseAsk, answer: LeaseAnswer) -> None:
+        """No position belongs to two live workers; the end is told when all were trained."""
+        who = (member.index, member.incarnation)
+        live = {(m.index, m.incarnation) for m in self._view.members if m.role is Role.WORKER}
+        for span in ask.trained:
+            for at in range(span.begin, span.end):
+                self._trained.add(at)
+                self._holder.pop(at, None)
+        if answer.span is not None and answer.epoch == 0:
+            for at in range(answer.span.begin, answer.span.end):
+                holder = self._holder.get(at, who)
+                if holder != who and holder in live:
+                    self.fail(f"item {at} is leased to {who} while {holder} holds it")
+                if at in self._trained:
+                    self.fail(f"item {at} of an epoch is leased again after it was trained")
+                self._holder[at] = who
+        if answer.done and len(self._reported) < ask.length:
+            self.fail(f"an epoch was called finished with {len(self._reported)} of {ask.length} items trained")
+
+    # Shards: life and membership
+
+    def restored(self, number: int, tracker: Tracker, values: Sequence[int]) -> None:
+        """What a restart brings back is a state that was, with all that was acknowledged."""
+        truth = self._shards[number]
+        version = tracker.version
+        if version > len(truth.history):
+            self.fail(f"shard {number} restored version {version}; only {len(truth.history)} were ever logged")
+        if self._durable and version < truth.acknowledged:
+            self.fail(f"shard {number} restored version {version}; version {truth.acknowledged} was acknowledged")
+        initial = truth.initial or (0,) * len(values)
+        expected = truth.history[version - 1].total if version else initial
+        if tuple(values) not in (expected, (0,) * len(values) if not version else expected):
+            self.fail(f"shard {number} restored version {version} with values {values} instead of {expected}")
+        self._forget_behind(truth, version)
+        self._begin_life(truth)
+
+    def restored_nothing(self, number: int) -> None:
+        """An empty disk: nothing was acknowledged before."""
+        truth = self._shards[number]
+        if self._durable and truth.acknowledged:
+            self.fail(f"shard {number} starts empty; version {truth.acknowledged} was acknowledged")
+        self._forget_behind(truth, 0)
+        self._begin_life(truth)
+
+    def members(self, number: int, live: Mapping[int, int]) -> None:
+        """The shard has a new view."""
+        truth = self._shards[number]
+        truth.live = dict(live)
+        for rank in [rank for rank, life in truth.taking_part.items() if live.get(rank) != life]:
+            del truth.taking_part[rank]
+            truth.clocks.remove(rank)
+        if truth.untouched:
+            for rank, life in live.items():
+                if rank not in truth.taking_part:
+                    truth.taking_part[rank] = life
+                    truth.clocks.place(rank, START)
+
+    def configured(self, number: int, mode: Consistency) -> None:
+        """The shard has a new mode."""
+        self._shards[number].mode = mode
+
+    def attached(self, number: int, worker: WorkerKey, position: Position) -> None:
+        """A worker was told where it stands."""
+        truth = self._shards[number]
+        if truth.live.get(worker.rank) != worker.incarnation:
+            self.fail(f"shard {number} let {worker} in, which is not live in its view")
+        truth.taking_part[worker.rank] = worker.incarnation
+        truth.clocks.place(worker.rank, position)
+        self._reach(truth, worker, position)
+
+    def arrived(self, number: int, worker: WorkerKey, phase: int) -> None:
+        """A worker entered the barrier that ends ``phase``."""
+        truth = self._shards[number]
+        position = max(truth.clocks.of.get(worker.rank, START), Position(phase + 1, 0))
+        truth.clocks.place(worker.rank, position)
+        self._reach(truth, worker, position)
+
+    # Shards: pushes
+
+    def sent(self, number: int, member: Member, sequence: int, skipped: bool, values: Sequence[int]) -> None:
+        """A worker sends a push, the first time or again."""
+        name = (member.index, member.incarnation, sequence)
+        self._sent[number][name] = (0,) * len(values) if skipped else tuple(values)
+
+    def decided_push(self, number: int, info: PushInfo, decision: Decision) -> None:
+        """The shard has decided on a push."""
+        truth, verdict = self._shards[number], decision.verdict
+        worker = info.worker
+        if truth.live.get(worker.rank) != worker.incarnation:
+            self.fail(f"shard {number} took a push of {worker}, which is not live in its view")
+        if verdict is Verdict.DUPLICATE:
+            return
+        truth.verdicts[_name(info)] = verdict
+        truth.untouched = False
+        truth.clocks.place(worker.rank, info.position)
+        self._reach(truth, worker, info.position)
+
+    def logged(
+        self, number: int, version: int, pushes: tuple[PushInfo, ...], values: Sequence[int], is_round: bool
+    ) -> None:
+        """An update is in the log: from now on it may be restored."""
+        truth = self._shards[number]
+        if version != len(truth.history) + 1:
+            self.fail(f"shard {number} logged version {version} after {len(truth.history)}")
+        total = list(truth.history[-1].total if truth.history else truth.initial or ())
+        for push in pushes:
+            name = _name(push)
+            if name in truth.applied:
+                self.fail(f"shard {number} applies {push} twice: versions {truth.applied[name]} and {version}")
+            if name in truth.dropped:
+                self.fail(f"shard {number} applies {push}, of which a worker was told that it changed nothing")
+            truth.applied[name] = version
+            total = [old + new for old, new in zip(total, self._sent[number][name], strict=True)]
+        truth.history.append(Update(pushes, tuple(total), is_round))
+        self.pushes_applied += len(pushes)
+
+    def round_decided(self, number: int, position: Position, pushes: tuple[PushInfo, ...]) -> None:
+        """A round is to be applied, or, of skipped pushes only, to be passed over."""
+        truth = self._shards[number]
+        if any(push.position != position for push in pushes):
+            self.fail(f"shard {truth.number}: a round of several positions: {pushes}")
+        if position <= truth.last_round:
+            self.fail(f"shard {truth.number}: the round of {position} comes after that of {truth.last_round}")
+        truth.last_round = position
+        if truth.mode.mode is Mode.SYNC:
+            missing = truth.clocks.below(position)
+            if missing > truth.mode.backup:
+                self.fail(
+                    f"shard {truth.number}: the round of {position} was applied while {missing} participants had not "
+                    f"reached it ({truth.mode})"
+                )
+
+    def loaded(self, number: int, values: Sequence[int]) -> None:
+        """Initial values are in the log."""
+        truth = self._shards[number]
+        if truth.history:
+            self.fail(f"shard {number} took initial values after {len(truth.history)} updates")
+        truth.initial = tuple(values)
+
+    def answers_pull(self, number: int, info: PushInfo) -> None:
+        """The mode lets this pull be answered now."""
+        self._judge_pull(self._shards[number], info)
+
+    def replied(self, number: int, incarnation: int, info: PushInfo, verdict: Verdict, values: Sequence[int]) -> None:
+        """A push is acknowledged, and parameters go out with it."""
+        truth, name = self._shards[number], _name(info)
+        self.replies += 1
+        if incarnation < truth.acknowledged_by:
+            self.fail(
+                f"shard {number} as incarnation {incarnation} acknowledges a push after {truth.acknowledged_by} did"
+            )
+        truth.acknowledged_by = incarnation
+        if verdict is Verdict.DUPLICATE and name not in truth.applied:
+            known = truth.verdicts.get(name)
+            if known not in _DROPPED:
+                self.fail(f"shard {number} says it knows {info}, which it has not applied and not dropped")
+        elif verdict not in _DROPPED:
+            if name not in truth.applied:
+                self.fail(f"shard {number} acknowledges {info}, which is not in its log")
+            truth.acknowledged = max(truth.acknowledged, truth.applied[name])
+        expected = truth.history[-1].total if truth.history else truth.initial
+        if tuple(values) != expected:
+            self.fail(f"shard {number} serves {tuple(values)} instead of the sum of its log, {expected}")
+
+    def received(self, number: int, member: Member, receipt: Any) -> None:
+        """A worker has an answer: it must be the one to its push."""
+        name = (member.index, member.incarnation, receipt.sequence)
+        if name not in self._sent[number]:
+            self.fail(f"{member} got an answer to push {receipt.sequence}, which it has not sent")
+        if receipt.verdict in _DROPPED:
+            self._shards[number].dropped.add(name)
+
+    def finish(self, finals: Mapping[int, tuple[int, Sequence[int]]]) -> None:
+        """At the end: what each shard holds is the sum of its history, which holds everything acknowledged."""
+        for number, (version, values) in finals.items():
+            truth = self._shards[number]
+            expected = truth.history[-1].total if truth.history else truth.initial
+            if version != len(truth.history) or (expected is not None and tuple(values) != expected):
+                self.fail(f"shard {number} ends at version {version} with {values} instead of {expected}")
+
+    def acknowledged_by(self, number: int) -> int:
+        """The newest incarnation of shard ``number`` that acknowledged a push."""
+        return self._shards[number].acknowledged_by
+
+    # Inner workings
+
+    def _judge_pull(self, truth: ShardTruth, info: PushInfo) -> None:
+        mode, position = truth.mode, info.position
+        if mode.mode is Mode.SSP:
+            bound = Position(position.phase, position.clock - mode.staleness)
+        elif mode.mode is Mode.SYNC and position > truth.last_round:
+            bound = position
+        else:
+            return
+        behind = truth.clocks.below(bound)
+        if behind > mode.backup:
+            self.fail(
+                f"shard {truth.number} answers a pull for {position} while {behind} participants are below {bound} "
+                f"({mode})"
+            )
+
+    def _reach(self, truth: ShardTruth, worker: WorkerKey, position: Position) -> None:
+        key = (worker.rank, worker.incarnation)
+        truth.reached[key] = max(truth.reached.get(key, position), position)
+
+    def _forget_behind(self, truth: ShardTruth, version: int) -> None:
+        for update in truth.history[version:]:
+            for push in update.pushes:
+                del truth.applied[_name(push)]
+        del truth.history[version:]
+        truth.acknowledged = min(truth.acknowledged, version)
+
+    def _begin_life(self, truth: ShardTruth) -> None:
+        """Participants are those in the log, by their latest life, where they ever stood at most."""
+        truth.live, truth.taking_part, truth.clocks = {}, {}, Clocks()
+        truth.verdicts = {}
+        truth.untouched = not truth.history
+        truth.last_round = START
+        for update in truth.history:
+            if update.is_round:
+                truth.last_round = max(truth.last_round, update.pushes[0].position)
+            for push in update.pushes:
+                worker = push.worker
+                if truth.taking_part.get(worker.rank, 0) <= worker.incarnation:
+                    truth.taking_part[worker.rank] = worker.incarnation
+        for rank, life in truth.taking_part.items():
+            truth.clocks.place(rank, truth.reached.get((rank, life), START))
+
+
+def _name(push: PushInfo) -> Name:
+    return (push.worker.rank, push.worker.incarnation, push.sequence)

@@ -1,0 +1,154 @@
+"""Decides from a seed what one run is: sizes, mode, how much work, and which faults come when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+from ps_protocol.model import Consistency, DType, Mode, ModelSpec, StalePolicy, Variable
+
+ALL_FAULTS = (
+    "worker_crash",
+    "shard_crash",
+    "coordinator_crash",
+    "partition",
+    "stream_break",
+    "stop_worker",
+    "stop_shard",
+    "stop_coordinator",
+    "disk_full",
+    "journal_refuses",
+    "mode",
+    "worker_joins",
+    "worker_replaced",
+    "old_copy",
+    "all_crash",
+)
+"""Kinds of faults. ``calls`` is there, too: calls lost, late and repeated, all the time until faults end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What the command line says of a run."""
+
+    shards: int = 4
+    workers: int = 6
+    #: Per worker and phase.
+    steps: int = 6
+    faults: tuple[str, ...] = (*ALL_FAULTS, "calls")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault at one time."""
+
+    time: float
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything a run needs but its own random numbers."""
+
+    seed: int
+    shards: int
+    workers: int
+    steps: int
+    phases: int
+    #: Mean time of a worker between two steps.
+    think_seconds: float
+    skipped: float
+    consistency: Consistency
+    #: 0: workers come and go.
+    expected_workers: int
+    durable: bool
+    snapshot_seconds: float
+    lane_seconds: float
+    restart_seconds: float
+    lease_seconds: float
+    heartbeat_seconds: float
+    delay_seconds: float
+    view_seconds: float
+    calls_lost: float
+    calls_repeated: float
+    data_items: int
+    #: Faults come before this; then everything is healed.
+    quiet_at: float
+    #: All workers must be done by then.
+    ends_at: float
+    spec: ModelSpec
+    faults: tuple[Fault, ...] = field(default=())
+    #: Workers repeat a push on a broken stream also while they wait for another shard.
+    mends: bool = True
+
+    def __str__(self) -> str:
+        kept = "durable" if self.durable else "snapshot"
+        return (
+            f"{self.shards} shards, {self.workers} workers x {self.phases} phases x {self.steps} steps, "
+            f"{self.consistency}, {kept}, {len(self.faults)} faults until {self.quiet_at:.0f} s"
+        )
+
+
+def random_mode(random: Random, expected_workers: int) -> Consistency:
+    """Any mode that the coordinator accepts."""
+    policy = random.choice([StalePolicy.ACCEPT, StalePolicy.ACCEPT, StalePolicy.REJECT, StalePolicy.SCALE])
+    threshold = random.randrange(4) if policy is not StalePolicy.ACCEPT else 0
+    match random.choice([Mode.ASYNC, Mode.SSP, Mode.SSP, Mode.SYNC, Mode.SYNC]):
+        case Mode.ASYNC:
+            return Consistency(Mode.ASYNC, stale_policy=policy, stale_threshold=threshold)
+        case Mode.SSP:
+            return Consistency(Mode.SSP, staleness=random.randrange(4), stale_policy=policy, stale_threshold=threshold)
+        case _:
+            backup = random.choice([0, 0, 1, expected_workers // 4]) if expected_workers > 1 else 0
+            return Consistency(Mode.SYNC, backup=min(backup, max(0, expected_workers - 1)))
+
+
+def make_plan(seed: int, size: Size) -> Plan:
+    """The run that ``seed`` stands for; the same whenever ``size`` is the same."""
+    random = Random(f"plan of {seed}")
+    large = size.workers > 100
+    expected = size.workers if random.random() < 0.7 else 0
+    window = random.uniform(6, 20)
+    phases = random.choice([1, 2, 3]) if not large else 1
+    durable = random.random() < 0.8
+    calls = "calls" in size.faults
+    kinds = [kind for kind in size.faults if kind != "calls"]
+    count = (random.randrange(2, 14) if not large else random.randrange(10, 40)) if kinds else 0
+    faults = sorted((Fault(random.uniform(0.5, window), random.choice(kinds)) for _ in range(count)), key=_by_time)
+    return Plan(
+        seed=seed,
+        shards=size.shards,
+        workers=size.workers,
+        steps=size.steps,
+        phases=phases,
+        think_seconds=window / (size.steps * phases + 1) * random.uniform(0.3, 1.0),
+        skipped=random.choice([0.0, 0.0, 0.05, 0.3]),
+        consistency=random_mode(random, expected),
+        expected_workers=expected,
+        durable=durable,
+        snapshot_seconds=random.choice([0.0 if durable else 0.7, 0.7, 2.0, 5.0]),
+        lane_seconds=random.choice([0.0, 0.0, 0.001, 0.05]) if not large else random.choice([0.0, 0.0, 0.0005]),
+        restart_seconds=random.choice([0.1, 2.0, 8.0]),
+        lease_seconds=5.0 if not large else 10.0,
+        heartbeat_seconds=1.0 if not large else 2.5,
+        delay_seconds=random.choice([0.001, 0.005, 0.05]) if not large else random.choice([0.001, 0.003]),
+        view_seconds=random.choice([0.0, 0.05, 1.0]) if not large else random.choice([1.0, 2.0]),
+        calls_lost=random.choice([0.0, 0.02, 0.2]) if calls else 0.0,
+        calls_repeated=random.choice([0.0, 0.02, 0.2]) if calls else 0.0,
+        data_items=random.choice([0, size.workers * size.steps]) if not large or random.random() < 0.1 else 0,
+        quiet_at=window,
+        ends_at=window + 300.0,
+        spec=_spec(size.shards, random),
+        faults=tuple(faults),
+    )
+
+
+def _by_time(fault: Fault) -> float:
+    return fault.time
+
+
+def _spec(shards: int, random: Random) -> ModelSpec:
+    """A model of which every shard gets something, whole variables and parts of one."""
+    rows = [2 * shards, *(random.randrange(2, 5) for _ in range(shards))]
+    variables = tuple(Variable(f"v{number}", (count, 4), DType.INT64) for number, count in enumerate(rows))
+    return ModelSpec("model", "torch.optim.SGD", variables, ({},))
