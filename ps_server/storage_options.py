@@ -33,7 +33,7 @@ class SnapshotRule:
     seconds: float = 60.0
     #: Of the log: they take disk space, and time to replay.
     log_bytes: int = 2 << 30
-    log_records: int = 100_000
+    log_records: int = 50_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import grpc
@@ -69,6 +69,14 @@ class TrainingSession(Protocol):
 
     def shard_incarnation(self, shard: int) -> int:
         """The shard's present life, as far as this worker has heard; cheap, asked before every push."""
+        ...
+
+    def on_shards(self, callback: Callable[[], None]) -> None:
+        """Call ``callback``, from another thread, when a shard was replaced. It must not block."""
+        ...
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Call it no longer."""
         ...
 
     def declare(self, spec: ModelSpec) -> ShardMap:

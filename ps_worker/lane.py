@@ -110,6 +110,11 @@ class Lane:
         )
 
     @property
+    def is_outdated(self) -> bool:
+        """Whether the stream is to a life of the shard that another has followed. From any thread."""
+        return self._carrier is not None and self._session.shard_incarnation(self.shard) != self._opened_to
+
+    @property
     def is_dropped(self) -> bool:
         """Whether there is no stream at all, so that nothing can be under way."""
         return self._carrier is None
@@ -140,6 +145,10 @@ class Lane:
         self._opened_to = self._session.shard_incarnation(self.shard)
         channel = self._session.shard_channel(self.shard)
         opened, self._carrier = open_stream(channel, link, request, self._session.transports)
+        if self.is_outdated:
+            # Whoever looked for outdated streams when the shard was replaced may not have seen this one.
+            self.drop()
+            raise Unavailable(f"{link.peer} has been replaced by another process", shard=str(self.shard))
         if self._carrier.gradients is not None or not self._gradients.has_place(self.shard):
             self._gradients.place(self.shard, self._carrier.gradients)
         if self._overlap or (self._wire != RAW and self._carrier.gradients is None):

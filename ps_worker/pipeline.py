@@ -66,6 +66,7 @@ class StepPipeline:
         self._started = False
         #: The model had been trained before this worker came.
         self.joined_running = False
+        session.on_shards(self.leave_replaced)
 
     @property
     def version(self) -> int:
@@ -150,6 +151,15 @@ class StepPipeline:
         for lane in self._lanes:
             lane.interrupt()
 
+    def leave_replaced(self) -> None:
+        """From any thread, when shards may have changed: whoever waits for one that was replaced goes on with the next.
+
+        One that is frozen, or cut off, would never answer nor end its stream.
+        """
+        for lane in self._lanes:
+            if lane.is_outdated:
+                lane.interrupt()
+
     def resume(self) -> None:
         """Nothing waits any more: go on as usual."""
         self._interrupted = False
@@ -175,6 +185,7 @@ class StepPipeline:
     def close(self) -> None:
         """End all streams. Safe to repeat; does nothing in a forked child."""
         if os.getpid() == self._owner:
+            self._session.forget(self.leave_replaced)
             self._drop()
 
     def _drop(self) -> None:

@@ -48,6 +48,8 @@ class Session:
         self._shards: dict[int, Member] = {}
         self._seen = ClusterView()
         self._channels: dict[str, grpc.Channel] = {}
+        #: Asked whether their streams are to shards that were replaced; changed as a whole.
+        self._on_shards: tuple[Callable[[], None], ...] = ()
         #: Optimizer steps made; written by one thread at a time.
         self.steps = 0
         #: Numbers for requests about data, rising.
@@ -74,6 +76,7 @@ class Session:
         session = cls(config, client, membership)
         try:
             membership.set_stats(session.progress.stats)
+            membership.subscribe(session._on_view)
             session._wait_until_started(deadline)
         except BaseException as error:
             session.leave(f"{type(error).__name__} while waiting for the cluster to be complete")
@@ -178,11 +181,24 @@ class Session:
             self._channels[address] = connect_channel(address)
         return self._channels[address]
 
+    def on_shards(self, callback: Callable[[], None]) -> None:
+        """Call ``callback``, from the watch thread, when shards may have been replaced. It must not block."""
+        self._on_shards = (*self._on_shards, callback)
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Call it no longer."""
+        self._on_shards = tuple(each for each in self._on_shards if each != callback)
+
+    def _on_view(self, _: ClusterView) -> None:
+        for callback in self._on_shards:
+            callback()
+
     def _shard(self, shard: int) -> Member:
         view = self.view
         if view is not self._seen:
-            self._seen = view
+            # First the shards: another thread that finds the view seen finds them, too.
             self._shards.update(view.live(Role.SHARD))
+            self._seen = view
         if shard not in self._shards:
             raise Unavailable(f"shard {shard} is not there", shard=str(shard), remedy="start it: ps-server --shard …")
         return self._shards[shard]

@@ -14,7 +14,7 @@ from ps_protocol.layout import Range
 
 #: Field number of ``chunk`` in StepRequest and StepReply.
 STEP_CHUNK_FIELD = 3
-#: Field number of ``chunk`` in LoadRequest and SaveReply.
+#: Field number of ``chunk`` in LoadRequest, SaveReply and FollowReply.
 STATE_CHUNK_FIELD = 2
 
 CHUNK_BYTES = 1 << 20

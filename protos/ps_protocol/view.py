@@ -15,6 +15,8 @@ class Role(enum.Enum):
     SHARD = "shard"
     WORKER = "worker"
     EVALUATOR = "evaluator"
+    #: Follows a shard's log, and takes its place when it is lost.
+    STANDBY = "standby"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,15 @@ class MemberStats:
     metrics: Mapping[str, float] = field(default_factory=dict)
     #: Workers: how their steps travel; several when shards differ.
     transport: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncWord:
+    """A shard's word on its standby; of the words of one incarnation the one of the highest number holds."""
+
+    number: int
+    #: The data directory that has everything acknowledged; empty: none has.
+    directory: str
 
 
 @dataclass(frozen=True, slots=True)

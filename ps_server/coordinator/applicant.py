@@ -1,11 +1,11 @@
-"""Decides whether a process may become a member at all: protocol version, token, shard number, age of its state."""
+"""Decides whether a process may become a member at all: protocol version, token, shard number, what state it brings."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from ps_protocol import PROTOCOL_VERSION
-from ps_protocol.errors import Fenced, InvalidRequest, ProtocolVersionMismatch, UnknownShard
+from ps_protocol.errors import Fenced, InvalidRequest, NotReady, ProtocolVersionMismatch, UnknownShard
 from ps_protocol.view import Role
 
 _HIGHEST_INCARNATION = 1 << 62
@@ -26,6 +26,26 @@ class Applicant:
     pid: int = 0
     #: Shards: the incarnation that wrote the state it holds last; 0 when it holds none.
     data_incarnation: int = 0
+    #: Shards and standbys: name of the data directory; empty without one. Its lock says that no other process uses it.
+    directory: str = ""
+    #: Shards: take the place only when it is vacant and this directory holds everything acknowledged.
+    yields: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """The data directories that hold the newest state of a shard's place."""
+
+    #: Of the shard that wrote it.
+    writer: str = ""
+    #: Number of that shard's last word on its standby.
+    word: int = 0
+    #: Of the standby that has everything acknowledged; empty: none has.
+    standby: str = ""
+
+    def include(self, directory: str) -> bool:
+        """Whether ``directory`` is one of them."""
+        return bool(directory) and directory in (self.writer, self.standby)
 
 
 def check_applicant(ask: Applicant, shards: int) -> None:
@@ -44,10 +64,12 @@ def check_applicant(ask: Applicant, shards: int) -> None:
             f"a {ask.role.value} cannot hold state of incarnation {ask.data_incarnation}",
             expected=f"0 to {_HIGHEST_INCARNATION}" if ask.role is Role.SHARD else "0: only shards hold state",
         )
-    if ask.role is not Role.SHARD:
-        return
-    if ask.index is None or not ask.address:
+    if ask.role is Role.STANDBY and (ask.index is None or not ask.directory):
+        raise InvalidRequest("a standby joins with the number of its shard and the name of its data directory")
+    if ask.role is Role.SHARD and (ask.index is None or not ask.address):
         raise InvalidRequest("a shard joins with its number and the address at which it serves")
+    if ask.role not in (Role.SHARD, Role.STANDBY) or ask.index is None:
+        return
     if ask.index >= shards:
         raise UnknownShard(
             f"the cluster has no shard {ask.index}",
@@ -57,13 +79,42 @@ def check_applicant(ask: Applicant, shards: int) -> None:
         )
 
 
-def check_state(ask: Applicant, newest: int) -> None:
-    """Raises Fenced when ``ask`` brings state that is older than what incarnation ``newest`` wrote for its place.
+def check_vacant(ask: Applicant, holder: Applicant | None) -> None:
+    """Raises NotReady when ``ask`` is not to take its place from ``holder``, a member."""
+    if holder is None or (ask.directory and holder.directory == ask.directory):
+        return  # the holder's directory is not in its hands any more: it is dead, and this is its next life
+    if ask.role is Role.STANDBY or ask.yields:
+        raise NotReady(
+            f"{ask.role.value} {ask.index} is there already: {holder.host}, process {holder.pid}",
+            shard=str(ask.index),
+            expected="a place nobody holds",
+            remedy="wait until it is lost",
+        )
 
-    A process without state may take any place: what it holds cannot be mistaken for the newest.
+
+def check_state(ask: Applicant, newest: int, copies: Copies) -> None:
+    """Raises when ``ask`` brings older state than incarnation ``newest`` wrote for its place, to ``copies``.
+
+    NotReady for one that yields, else Fenced. A process without state may take any place unless it yields: what it
+    holds cannot be mistaken for the newest.
     """
+    if ask.yields and newest and not ask.data_incarnation:
+        raise NotReady(
+            f"this process holds no state of shard {ask.index}, and others do",
+            shard=str(ask.index),
+            expected=f"state of incarnation {newest}",
+            remedy="start a process that holds it, or this one without --standby to begin with nothing",
+        )
+    if newest and ask.data_incarnation == newest and copies.writer and not copies.include(ask.directory):
+        raise (NotReady if ask.yields else Fenced)(
+            f"this process may lack pushes to shard {ask.index} that were acknowledged",
+            shard=str(ask.index),
+            expected=f"data directory {copies.writer}" + (f" or {copies.standby}" if copies.standby else ""),
+            actual=f"data directory {ask.directory or 'unknown'}",
+            remedy="start the process that held the place last; this one follows it with --standby",
+        )
     if 0 < ask.data_incarnation < newest:
-        raise Fenced(
+        raise (NotReady if ask.yields else Fenced)(
             f"{ask.role.value} {ask.index} has newer state elsewhere than this process brings",
             shard=str(ask.index),
             expected=f"state of incarnation {newest}",

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from ps_protocol.errors import Unavailable
 from ps_protocol.leases import LeaseAnswer, LeaseAsk
 from ps_protocol.model import Consistency, ModelSpec, ShardMap
-from ps_protocol.view import BarrierState, ClusterStatus, ClusterView, Joined, MemberStats, Role
+from ps_protocol.view import BarrierState, ClusterStatus, ClusterView, Joined, MemberStats, Role, SyncWord
 from ps_server.checkpoint import Checkpoint
 from ps_server.coordinator.applicant import Applicant
 from ps_server.coordinator.data_leases import DataLeases
@@ -106,10 +106,17 @@ class Driver:
         return self._settle(self._state.join(ask, self._clock()))
 
     def heartbeat(
-        self, role: Role, index: int, incarnation: int, stats: MemberStats, *, keeps_state: bool = False
+        self,
+        role: Role,
+        index: int,
+        incarnation: int,
+        stats: MemberStats,
+        *,
+        keeps_state: bool = False,
+        sync: SyncWord | None = None,
     ) -> int:
         """See ClusterState.heartbeat; returns the revision of the view. Writes nothing but news of kept state."""
-        beat = self._state.heartbeat(role, index, incarnation, stats, self._clock(), keeps_state=keeps_state)
+        beat = self._state.heartbeat(role, index, incarnation, stats, self._clock(), keeps_state=keeps_state, sync=sync)
         if keeps_state:
             self._settle(beat)
         return self._view.revision

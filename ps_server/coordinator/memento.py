@@ -14,7 +14,7 @@ from ps_protocol.errors import DamagedData, InvalidRequest
 from ps_protocol.model import Consistency, Mode, ShardMap, StalePolicy
 from ps_protocol.v1 import common_pb2
 from ps_protocol.view import Joined, Member, MemberStats, MemberStatus, Role
-from ps_server.coordinator.applicant import Applicant
+from ps_server.coordinator.applicant import Applicant, Copies
 from ps_server.coordinator.placement import Balanced, FixedShards, MaxSize, MinSize
 from ps_server.coordinator.settings import Identity
 
@@ -57,6 +57,8 @@ class Memento:
     gone: tuple[MemberStatus, ...]
     #: What DataLeases.memento says: numbers, texts, lists and dicts.
     data: Mapping[str, Any] = field(default_factory=dict)
+    #: Per shard number, the directories that hold that newest state.
+    copies: Mapping[int, Copies] = field(default_factory=dict)
 
 
 def changed_rows(before: Memento | None, after: Memento) -> dict[str, bytes | None]:
@@ -150,6 +152,7 @@ def _cluster_to(memento: Memento) -> dict[str, Any]:
         "consistency": asdict(mode) | {"mode": mode.mode.value, "stale_policy": mode.stale_policy.value},
         "seen": sorted((role.value, index) for role, index in memento.seen),
         "newest_state": {str(shard): incarnation for shard, incarnation in memento.newest_state.items()},
+        "copies": {str(shard): asdict(copies) for shard, copies in memento.copies.items()},
     }
 
 
@@ -178,6 +181,7 @@ def _cluster_from(
         maps=maps,
         gone=gone,
         data=data,
+        copies={int(shard): Copies(**copies) for shard, copies in plain.get("copies", {}).items()},
     )
 
 

@@ -13,7 +13,7 @@ from ps_protocol.convert import consistency_from_pb, shard_map_to_pb, spec_from_
 from ps_protocol.convert_leases import answer_to_pb, ask_from_pb
 from ps_protocol.v1 import common_pb2, coordinator_pb2_grpc
 from ps_protocol.v1 import coordinator_pb2 as pb
-from ps_protocol.view import ClusterView
+from ps_protocol.view import ClusterView, SyncWord
 from ps_server.checkpoint_options import CheckpointConfig
 from ps_server.coordinator.applicant import Applicant
 from ps_server.coordinator.checkpoints import Checkpoints
@@ -54,6 +54,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                     host=request.host,
                     pid=request.pid,
                     data_incarnation=request.data_incarnation,
+                    directory=request.directory,
+                    yields=request.yields,
                 )
             )
             return convert.joined_to_pb(joined)
@@ -62,8 +64,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """A lease renewed."""
         async with translated(context):
             role, stats = convert.role_from_pb(request.role), convert.stats_from_pb(request.stats)
+            sync = SyncWord(request.sync.number, request.sync.directory) if request.HasField("sync") else None
             revision = self._driver.heartbeat(
-                role, request.index, request.incarnation, stats, keeps_state=request.keeps_state
+                role, request.index, request.incarnation, stats, keeps_state=request.keeps_state, sync=sync
             )
             return pb.HeartbeatReply(revision=revision)
 

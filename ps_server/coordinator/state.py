@@ -9,8 +9,18 @@ from typing import Any, Generic, TypeVar
 
 from ps_protocol.errors import Fenced, InvalidRequest, NotReady, UnknownModel
 from ps_protocol.model import Consistency, ModelSpec, ShardMap
-from ps_protocol.view import BarrierState, ClusterStatus, ClusterView, Joined, Member, MemberStats, MemberStatus, Role
-from ps_server.coordinator.applicant import Applicant, check_applicant, check_state
+from ps_protocol.view import (
+    BarrierState,
+    ClusterStatus,
+    ClusterView,
+    Joined,
+    Member,
+    MemberStats,
+    MemberStatus,
+    Role,
+    SyncWord,
+)
+from ps_server.coordinator.applicant import Applicant, Copies, check_applicant, check_state, check_vacant
 from ps_server.coordinator.declaration import check_model, check_same
 from ps_server.coordinator.memento import Key, Memento, Place
 from ps_server.coordinator.placement import place
@@ -75,6 +85,8 @@ class ClusterState:
         self._seen: set[Key] = set()
         #: Per shard number, the incarnation that wrote the newest state known to be on a disk.
         self._newest_state: dict[int, int] = {}
+        #: Per shard number, the directories that hold that state.
+        self._copies: dict[int, Copies] = {}
         self.phase = 0
         #: Ranks that wait at the barrier of this phase.
         self._arrived: set[int] = set()
@@ -103,6 +115,7 @@ class ClusterState:
         state._gone.extend(memento.gone)
         state._maps.update(memento.maps)
         state._newest_state.update(memento.newest_state)
+        state._copies.update(memento.copies)
         state._seen.update(memento.seen)
         state.view = replace(
             state.view,
@@ -129,6 +142,7 @@ class ClusterState:
             consistency=self.view.consistency,
             seen=frozenset(self._seen),
             newest_state=dict(self._newest_state),
+            copies=dict(self._copies),
             places={key: life.place for key, life in self._lives.items()},
             maps=dict(self._maps),
             gone=tuple(self._gone),
@@ -140,23 +154,24 @@ class ClusterState:
         """Give ``ask`` a place and a new incarnation; a repetition gets the first answer again.
 
         Whoever held the place is fenced: a process that was started again does not wait for its own old lease.
-        Raises ProtocolVersionMismatch, InvalidRequest, UnknownShard for a shard number out of range, or Fenced for a
-        shard that brings older state than is known of its place.
+        Raises ProtocolVersionMismatch, InvalidRequest, UnknownShard for a shard number out of range, Fenced for a shard
+        that brings older state than is known of its place, or NotReady for one that yields and a standby too many.
         """
         check_applicant(ask, self._settings.expected_shards)
         if known := self._by_token.get(ask.token):
             known.last_heartbeat = now
             return Decision(known.place.joined)
         index = self._lowest_free(ask.role) if ask.index is None else ask.index
-        if ask.data_incarnation:
-            check_state(ask, self._newest_state.get(index, 0))
-            self._newest_state[index] = ask.data_incarnation
+        old = self._lives.get((ask.role, index))
+        check_vacant(ask, old.place.applicant if old else None)
+        if ask.role is Role.SHARD:
+            self._take_over_state(ask, index)
         # Above what the shard brings, too: a coordinator that lost its journal may count from too low.
         incarnation = max(self._next_incarnation, ask.data_incarnation + 1)
         self._next_incarnation = incarnation + 1
         member = Member(ask.role, index, incarnation, ask.address)
         reason = f"{member} joined as incarnation {member.incarnation}"
-        if old := self._lives.get((ask.role, index)):
+        if old:
             self._forget(old, f"incarnation {member.incarnation} took its place", now)
             reason += f"; incarnation {old.member.incarnation} is fenced"
         joined = Joined(
@@ -177,19 +192,37 @@ class ClusterState:
         return Decision(joined, "; ".join([reason, *self._open_barrier()]))
 
     def heartbeat(
-        self, role: Role, index: int, incarnation: int, stats: MemberStats, now: float, *, keeps_state: bool = False
+        self,
+        role: Role,
+        index: int,
+        incarnation: int,
+        stats: MemberStats,
+        now: float,
+        *,
+        keeps_state: bool = False,
+        sync: SyncWord | None = None,
     ) -> Decision[None]:
         """Renew a lease. Raises Fenced when the place is not this incarnation's.
 
         With ``keeps_state`` a shard says that its state is on disk under this incarnation: from now on nobody takes
-        the place with older state. It means nothing from other roles.
+        the place with older state. ``sync``: which directory has a copy of all of it that was acknowledged. Neither
+        means anything from other roles.
         """
         life = self._life(role, index, incarnation)
         life.last_heartbeat, life.stats = now, stats
-        if not keeps_state or role is not Role.SHARD or self._newest_state.get(index) == incarnation:
+        if not keeps_state or role is not Role.SHARD:
             return Decision(None)
-        self._newest_state[index] = incarnation
-        return Decision(None, f"{life.member} keeps its state as incarnation {incarnation}")
+        reasons = []
+        if self._newest_state.get(index) != incarnation:
+            self._newest_state[index] = incarnation
+            self._copies[index] = Copies(life.place.applicant.directory)
+            reasons.append(f"{life.member} keeps its state as incarnation {incarnation}")
+        copies = self._copies.get(index, Copies())
+        if sync and sync.number > copies.word:
+            self._copies[index] = replace(copies, word=sync.number, standby=sync.directory)
+            said = "has everything it acknowledges" if sync.directory else "does not have all it acknowledges"
+            reasons.append(f"{life.member} says that its standby {said}")
+        return Decision(None, "; ".join(reasons))
 
     def leave(self, role: Role, index: int, incarnation: int, why: str, now: float) -> Decision[None]:
         """End a membership; ``why`` is empty at a clean end. When the last worker ends cleanly, the job is finished.
@@ -307,6 +340,14 @@ class ClusterState:
         return ClusterStatus(self.view, (*live, *self._gone))
 
     # Inner workings
+
+    def _take_over_state(self, ask: Applicant, index: int) -> None:
+        """Raises Fenced or NotReady when ``ask`` must not go on with what it brings."""
+        newest = self._newest_state.get(index, 0)
+        check_state(ask, newest, self._copies.get(index, Copies()))
+        if ask.data_incarnation and ask.data_incarnation != newest:
+            self._newest_state[index] = ask.data_incarnation
+            self._copies[index] = Copies(ask.directory)
 
     def _lowest_free(self, role: Role) -> int:
         index = 0

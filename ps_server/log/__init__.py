@@ -2,6 +2,8 @@
 
 from ps_server.log.durable import DurableLog
 from ps_server.log.folder import DataFolder
+from ps_server.log.reader import LogReader, RecordParser
+from ps_server.log.record import Header
 from ps_server.log.recovery import Recovered, RecoveredModel, Replay, new_model, recover
 from ps_server.log.snapshots import ModelPart, Snapshot, SnapshotWriter
 from ps_server.log.updates import Entry, Loaded, MemoryLog, Placed, Update, UpdateLog
@@ -10,10 +12,13 @@ __all__ = [
     "DataFolder",
     "DurableLog",
     "Entry",
+    "Header",
     "Loaded",
+    "LogReader",
     "MemoryLog",
     "ModelPart",
     "Placed",
+    "RecordParser",
     "Recovered",
     "RecoveredModel",
     "Replay",

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 from asyncio import to_thread
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from ps_protocol.errors import InternalError
 from ps_server.log.files import told_when_full, write_at
 from ps_server.log.folder import DataFolder
 from ps_server.log.messages import EntryWriter
-from ps_server.log.record import HEADER_BYTES, encode_record, padded
+from ps_server.log.record import HEADER_BYTES, Header, copy_record, encode_record, padded
 from ps_server.log.scan import End
 from ps_server.log.segments import SegmentFolder
 from ps_server.log.updates import Entry
@@ -44,8 +47,16 @@ class DurableLog:
         ``writing=False``: entries are counted, and written from ``resume`` to ``pause``.
         """
         self.waits = sync
-        #: The last record.
+        #: The last record; being written while ``append`` runs.
         self.number = number
+        #: The last record that is written whole.
+        self.whole = number
+        #: The incarnation that writes now, and the one that wrote the last record; 0: not known.
+        self.writer = self.last_writer = 0
+        #: Called in the lane after each record.
+        self.on_append: Callable[[], None] | None = None
+        #: Somebody still reads the records from this number on; ``cut`` keeps them, while that are not too many.
+        self.read_from: int | None = None
         #: Bytes written since the process began.
         self.written_bytes = 0
         self._shard = folder.identity.shard
@@ -93,14 +104,44 @@ class DurableLog:
         if not self._writing:
             return self.number
         message, payload = self._writer.encode(entry)
-        pieces = encode_record(self.number, self._life, message, payload)
-        size = sum(map(len, pieces))
-        target = self._room_for(size)
-        target.offset = write_at(target.descriptor, pieces, target.offset)
-        if self.waits:
-            os.fdatasync(target.descriptor)
-        self.written_bytes += size
+        self._write(encode_record(self.number, self._life, message, payload, self.writer), self.writer)
         return self.number
+
+    def append_copy(self, header: Header, body: memoryview) -> None:
+        """Write a record of another log under its own number, the next. Raises OSError as ``append``, InternalError."""
+        if header.number != self.number + 1:
+            raise InternalError("records came out of order", expected=str(self.number + 1), actual=str(header.number))
+        self.number += 1
+        self._write(copy_record(header, self._life, body), header.writer)
+
+    def _write(self, pieces: list[memoryview], writer: int) -> None:
+        size = sum(map(len, pieces))
+        try:
+            target = self._room_for(size)
+            end = write_at(target.descriptor, pieces, target.offset)
+            if self.waits:
+                os.fdatasync(target.descriptor)
+        except BaseException:
+            # The next record takes this number, and this place.
+            self.number -= 1
+            raise
+        target.offset = end
+        self.written_bytes += size
+        self.whole, self.last_writer = self.number, writer
+        if self.on_append:
+            self.on_append()
+
+    def begin_anew(self, number: int) -> None:
+        """In the lane: the folder has been emptied, and what comes next is numbered ``number + 1``. Raises OSError."""
+        self._close_segment()
+        self._segments = SegmentFolder(self._path, sync=self.waits)
+        self.number = self.whole = number
+        self.last_writer = 0
+
+    @property
+    def path(self) -> Path:
+        """Folder of its segments."""
+        return self._path
 
     def resume(self) -> None:
         """In the lane: write from the next entry on, in a segment of its own."""
@@ -123,6 +164,8 @@ class DurableLog:
     def cut(self, through: int, keep_bytes: int) -> None:
         """Records up to ``through`` are not needed any more; keep about ``keep_bytes`` of files to be overwritten."""
         size = self.segment_bytes
+        if self.read_from is not None and self._segments.bytes_from(self.read_from) <= keep_bytes:
+            through = min(through, self.read_from - 1)
         self._segments.cut(through + 1, max(2, keep_bytes // size), size)
 
     def close(self) -> None:

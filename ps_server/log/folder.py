@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
-from dataclasses import dataclass
+import shutil
+import uuid
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
 from ps_protocol.errors import ConfigError, DamagedData
-from ps_server.log.files import replace_file, writable_folder
+from ps_server.log.files import replace_file, sync_folder, writable_folder
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 1
 _IDENTITY = "shard.json"
+
+#: See Identity.copy.
+SETTING_ASIDE, COPYING = "setting aside", "copying"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +33,10 @@ class Identity:
     life: int = 0
     #: The incarnation that wrote here last; 0 before the first.
     incarnation: int = 0
+    #: Random name of this directory, for as long as it exists.
+    directory: str = ""
+    #: What a copy of another directory's state has come to: SETTING_ASIDE, COPYING, or empty when none is under way.
+    copy: str = ""
 
 
 class DataFolder:
@@ -55,12 +67,18 @@ class DataFolder:
             ) from error
         try:
             known = _read(path / _IDENTITY, shard)
-            folder = cls(path, lock, Identity(shard, known.life + 1, known.incarnation))
+            known = replace(known, life=known.life + 1, directory=known.directory or uuid.uuid4().hex)
+            folder = cls(path, lock, known)
+            folder._end_copy()
             folder._write()
         except BaseException:
             os.close(lock)
             raise
         return folder
+
+    @property
+    def _aside(self) -> Path:
+        return self.path / "set-aside"
 
     @property
     def log(self) -> Path:
@@ -74,8 +92,38 @@ class DataFolder:
 
     def belongs_to(self, incarnation: int) -> None:
         """From now on ``incarnation`` writes here. Raises OSError."""
-        self.identity = Identity(self.identity.shard, self.identity.life, incarnation)
+        if incarnation != self.identity.incarnation or self.identity.copy:
+            self.identity = replace(self.identity, incarnation=incarnation, copy="")
+            self._write()
+
+    def begin_copy(self) -> None:
+        """What lies here gives way to a copy of another directory's state, whole when ``belongs_to`` is called.
+
+        It is set aside, in the place of what was set aside before. Raises OSError.
+        """
+        holds = [*self.log.glob("[0-9]*.log"), *self.snapshots.glob("[0-9]*")]
+        if holds and not self.identity.copy:
+            shutil.rmtree(self._aside, ignore_errors=True)
+            self._aside.mkdir()
+            self.identity = replace(self.identity, copy=SETTING_ASIDE)
+            self._write()
+        self._end_copy()
+        self.identity = replace(self.identity, incarnation=0, copy=COPYING)
         self._write()
+
+    def _end_copy(self) -> None:
+        """Be empty after a copy that ended in the middle, whatever it had come to."""
+        parts = [part for part in (self.log, self.snapshots) if part.exists()]
+        if self.identity.copy == SETTING_ASIDE:
+            for part in parts:
+                part.rename(self._aside / part.name)
+            sync_folder(self.path)
+            logger.warning("what %s held is set aside in %s", self.path, self._aside)
+        elif self.identity.copy == COPYING:
+            for part in parts:
+                shutil.rmtree(part)
+        if self.identity.copy:
+            self.identity = replace(self.identity, incarnation=0, copy="")
 
     def close(self) -> None:
         """Let other processes use it. Repeatable."""
@@ -84,9 +132,7 @@ class DataFolder:
             self._lock = -1
 
     def _write(self) -> None:
-        known = self.identity
-        data = {"format": FORMAT, "shard": known.shard, "life": known.life, "incarnation": known.incarnation}
-        replace_file(self.path / _IDENTITY, json.dumps(data).encode())
+        replace_file(self.path / _IDENTITY, json.dumps({"format": FORMAT, **asdict(self.identity)}).encode())
 
 
 def _read(path: Path, shard: int) -> Identity:
@@ -95,7 +141,9 @@ def _read(path: Path, shard: int) -> Identity:
         return Identity(shard)
     try:
         data = json.loads(path.read_bytes())
-        found = Identity(data["shard"], data["life"], data["incarnation"])
+        found = Identity(
+            data["shard"], data["life"], data["incarnation"], data.get("directory", ""), data.get("copy", "")
+        )
         version = int(data["format"])
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedData(f"{path} cannot be read: {error}", remedy="restore the data directory from a copy") from error

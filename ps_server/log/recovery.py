@@ -15,7 +15,7 @@ from ps_server.consistency import Tracker
 from ps_server.log.folder import DataFolder
 from ps_server.log.messages import OptionTexts, decode_load, decode_place, decode_update
 from ps_server.log.scan import End, Record, Scan
-from ps_server.log.segments import SegmentFolder
+from ps_server.log.segments import Segment, SegmentFolder
 from ps_server.log.snapshots import ModelPart, Snapshot, let_log_go_on, newest_snapshot
 from ps_server.optimizers import Block, Region, Replica, StateEntry, read_state
 
@@ -37,6 +37,8 @@ class RecoveredModel:
     #: The last record that ``tracker`` contains.
     tracker_number: int = 0
     options: OptionTexts = field(default_factory=OptionTexts)
+    #: Records that replaced values or state.
+    loads: int = 0
     _gradients: Region | None = None
 
     @property
@@ -54,6 +56,8 @@ class Recovered:
     #: The last record.
     number: int
     end: End | None
+    #: The incarnation that wrote that record; 0 when it is not in the log any more.
+    writer: int = 0
 
 
 class Replay:
@@ -85,6 +89,7 @@ class Replay:
             return
         loaded = decode_load(record, payload, model.replica.layout)
         model.replica.load(loaded.region, loaded.entries)
+        model.loads += 1
         model.initialised |= loaded.region is not None
         if loaded.tracker and number > model.tracker_number:
             model.tracker.restore(loaded.tracker)
@@ -119,9 +124,8 @@ def recover(folder: DataFolder, *, log_goes_on: bool) -> Recovered:
     began = time.monotonic()
     shard = folder.identity.shard
     snapshot = newest_snapshot(folder.snapshots)
-    segments = SegmentFolder(folder.log, sync=False).live()
-    beyond = [] if snapshot is None or snapshot.log_goes_on else [s for s in segments if s.first > snapshot.through]
-    segments = segments[: len(segments) - len(beyond)]
+    found = SegmentFolder(folder.log, sync=False).live()
+    segments = _needed(found, snapshot, log_goes_on=log_goes_on)
     after = snapshot.number if snapshot else 0
     replay = Replay(
         shard,
@@ -145,8 +149,9 @@ def recover(folder: DataFolder, *, log_goes_on: bool) -> Recovered:
             remedy="nothing was changed: restore the data directory from a copy, or start with an empty one and a "
             "checkpoint",
         )
-    for segment in beyond:
-        segment.path.unlink()
+    for segment in found:
+        if segment not in segments:
+            segment.path.unlink()
     if snapshot and log_goes_on and not snapshot.log_goes_on:
         let_log_go_on(snapshot)
     if scan.end and scan.end.torn:
@@ -166,7 +171,21 @@ def recover(folder: DataFolder, *, log_goes_on: bool) -> Recovered:
             number - after,
             time.monotonic() - began,
         )
-    return Recovered(replay.models, number, scan.end)
+    # A log that was not written all the time may end before the snapshot does: then it goes on in a new segment.
+    end = scan.end if scan.end and scan.end.number == number + 1 else None
+    return Recovered(replay.models, number, end, scan.writer)
+
+
+def _needed(segments: list[Segment], snapshot: Snapshot | None, *, log_goes_on: bool) -> list[Segment]:
+    """The segments that count. Others are of a snapshot that was never whole, or of one before the newest."""
+    after = snapshot.number if snapshot else 0
+    if snapshot is None and not log_goes_on and segments and segments[0].first > 1:
+        return []
+    if snapshot is not None and not snapshot.log_goes_on:
+        segments = [segment for segment in segments if segment.first <= snapshot.through]
+    while len(segments) > 1 and segments[1].first <= after + 1:
+        segments = segments[1:]
+    return segments
 
 
 def _take(replay: Replay, record: Record, folder: DataFolder) -> None:

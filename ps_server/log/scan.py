@@ -23,6 +23,8 @@ class Record:
     life: int
     message: bytes
     payload: memoryview
+    #: See Header.
+    writer: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class Scan:
         self._segments = segments
         self._after = after
         self._life = 0
+        #: Who wrote the last record read, also of those passed over.
+        self.writer = 0
         self.end: End | None = None
 
     def __iter__(self) -> Iterator[Record]:
@@ -63,7 +67,8 @@ class Scan:
         while (header := self._record_at(data, offset, number)) is not None:
             if number > self._after:
                 yield _record(header, data[offset + HEADER_BYTES : offset + header.record_bytes])
-            self._life, number, offset = header.life, number + 1, offset + header.record_bytes
+            self._life, self.writer = header.life, header.writer
+            number, offset = number + 1, offset + header.record_bytes
         if following is None:
             self._check_nothing_later(segment, data, offset, number)
             torn = (header := decode_header(data[offset:])) is not None and header.number == number
@@ -109,4 +114,4 @@ def _mapped(segment: Segment) -> memoryview:
 def _record(header: Header, body: memoryview) -> Record:
     message = bytes(body[: header.message_bytes])
     payload = body[header.message_bytes : header.message_bytes + header.payload_bytes]
-    return Record(header.number, header.life, message, payload)
+    return Record(header.number, header.life, message, payload, header.writer)

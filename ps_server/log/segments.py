@@ -27,6 +27,11 @@ class Segment:
         return self.path.stat().st_size
 
 
+def live_segments(folder: Path) -> list[Segment]:
+    """The live segments in ``folder``, in the order of their records."""
+    return [Segment(path, int(path.stem)) for path in sorted(folder.glob("[0-9]*.log"))]
+
+
 class SegmentFolder:
     """Called by the log's writer, and by whoever makes room ahead of it, each from its own thread.
 
@@ -48,7 +53,7 @@ class SegmentFolder:
 
     def live(self) -> list[Segment]:
         """The live segments, in the order of their records."""
-        return [Segment(path, int(path.stem)) for path in sorted(self.folder.glob("[0-9]*.log"))]
+        return live_segments(self.folder)
 
     @property
     def spare_bytes(self) -> list[int]:
@@ -75,6 +80,12 @@ class SegmentFolder:
             os.close(descriptor)
         with self._lock:
             self._spare[path] = size_bytes
+
+    def bytes_from(self, number: int) -> int:
+        """Bytes of the live segments that hold records from ``number`` on."""
+        segments = self.live()
+        gone = sum(following.first <= number for following in segments[1:])
+        return sum(segment.size_bytes for segment in segments[gone:])
 
     def begin(self, first: int, at_least_bytes: int, size_bytes: int) -> tuple[int, int]:
         """Make a spare segment of at least ``at_least_bytes`` the live one from record ``first`` on.

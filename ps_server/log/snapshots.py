@@ -86,7 +86,7 @@ class SnapshotWriter:
     """Writes one snapshot, from one thread at a time; left without ``commit`` it leaves nothing that counts."""
 
     def __init__(self, root: Path, number: int) -> None:
-        """Raises OSError."""
+        """``number``: the last record before anything was copied; those after it will be replayed. Raises OSError."""
         self._root = root
         self._folder = root / f"{number:020}.part"
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -98,6 +98,7 @@ class SnapshotWriter:
             spare.rename(path)
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         self._offset = 0
+        self._begun = number
         self._models: list[ModelPart] = []
 
     def __enter__(self) -> Self:
@@ -121,13 +122,17 @@ class SnapshotWriter:
     def write_block(self, block: Block, number: int, values: memoryview, entries: Sequence[StateEntry]) -> None:
         """Write one block and its state as they are after record ``number``. Raises OSError."""
         pieces = [values, *(tensor_bytes(tensor) for _, tensor in entries)]
+        self.write_copy(block, number, pieces, describe(entries))
+
+    def write_copy(
+        self, block: Block, number: int, pieces: Sequence[memoryview], state: Sequence[shard_pb2.StateTensor]
+    ) -> None:
+        """Write one block as it lies elsewhere: values, then the tensors that ``state`` describes. Raises OSError."""
         digest = xxhash.xxh3_64()
         for piece in pieces:
             digest.update(piece)
         end = write_at(self._descriptor, pieces, self._offset)
-        place = BlockPlace(
-            block, number, self._offset, end - self._offset, digest.intdigest(), tuple(describe(entries))
-        )
+        place = BlockPlace(block, number, self._offset, end - self._offset, digest.intdigest(), tuple(state))
         self._models[-1].blocks.append(place)
         self._offset = -(-end // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
@@ -140,7 +145,8 @@ class SnapshotWriter:
         os.fdatasync(self._descriptor)
         numbers = [part.tracker_number for part in self._models]
         numbers += [place.number for part in self._models for place in part.blocks]
-        number = min(numbers, default=through)
+        # A model may have been placed after the copying began: the records that say so are needed.
+        number = min([self._begun, *numbers])
         folder = self._root / f"{through:020}"
         snapshot = Snapshot(folder, number, through, log_goes_on, tuple(self._models))
         replace_file(self._folder / _MANIFEST, json.dumps(_to_json(snapshot)).encode())

@@ -2,132 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
-from ps_protocol.client.membership import Membership
-from ps_protocol.errors import ConfigError, Fenced
-from ps_protocol.model import ShardMap
+from ps_protocol.errors import ConfigError
 from ps_protocol.tf_config import TfConfig
-from ps_protocol.view import ClusterView, Role
 from ps_server import serving
 from ps_server.cli import clean_errors, configure_logging, server_options
 from ps_server.failpoints import ENVIRONMENT, Failpoints
-from ps_server.shard.counters import Counters
-from ps_server.shard.lane import Lane
+from ps_server.shard.life import ShardConfig, serve
 from ps_server.shard.malloc import use_one_arena
-from ps_server.shard.registry import Registry, ShardParts
-from ps_server.shard.service import SERVICE, ShardService
-from ps_server.shard.side_channels import SideChannelConfig, SideChannels
-from ps_server.shard.storage import Storage
-from ps_server.storage_options import StorageConfig, storage_config, storage_options
+from ps_server.shard.replication import Acknowledge
+from ps_server.shard.side_channels import SideChannelConfig
+from ps_server.storage_options import Durability, StorageConfig, storage_config, storage_options
 
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ShardConfig:
-    """What one shard process was told."""
-
-    shard: int
-    coordinator: str
-    bind: str
-    port: int
-    #: host:port that workers dial; empty: where it listens.
-    advertise: str
-    #: torch's threads; 0: half of the cores.
-    threads: int
-    connect_timeout_seconds: float
-    ready_file: Path | None
-    side_channels: SideChannelConfig = field(default_factory=SideChannelConfig)
-    storage: StorageConfig = field(default_factory=StorageConfig)
-    #: Armed by tests only.
-    failpoints: Failpoints = field(default_factory=Failpoints)
-
-
-async def serve(config: ShardConfig, stop: asyncio.Event) -> None:
-    """Serve shard ``config.shard`` until ``stop``. Raises PsError when it cannot listen, join, or stay a member."""
-    client = CoordinatorClient(config.coordinator)
-    counters = Counters()
-    lane = Lane(config.threads)
-
-    async def fetch(model: str) -> ShardMap:
-        return await asyncio.to_thread(client.get_shard_map, model)
-
-    storage = await Storage.open(config.shard, config.storage, lane)
-    registry = Registry(ShardParts(config.shard, lane, fetch, storage.log, config.failpoints), storage.recovered)
-    side_channels = SideChannels(config.side_channels)
-    service = ShardService(config.shard, registry, counters, side_channels)
-    server = await serving.start(config.bind, config.port, [(SERVICE, service.register)])
-    address = config.advertise or server.address
-    try:
-        membership = await _join(client, config, address, storage.incarnation, stop)
-        if membership is None:
-            return
-        try:
-            if storage.begin(membership.member.incarnation, lambda: registry.models):
-                # Before the first push is acknowledged: from now on older copies of this state are refused.
-                await asyncio.to_thread(membership.announce_state)
-            logger.info("shard %d serves on %s", config.shard, address)
-            if config.ready_file:
-                serving.write_ready_file(config.ready_file, address)
-            await _follow(membership, registry, counters, stop)
-        finally:
-            await asyncio.to_thread(membership.leave, "stopped")
-    finally:
-        await server.stop()
-        await side_channels.close()
-        await storage.close()
-        client.close()
-        lane.close()
-
-
-async def _join(
-    client: CoordinatorClient, config: ShardConfig, address: str, data_incarnation: int, stop: asyncio.Event
-) -> Membership | None:
-    """Become a member; None when told to stop while the coordinator is not there yet."""
-    spec = JoinSpec(Role.SHARD, config.shard, address, data_incarnation=data_incarnation)
-    joining = asyncio.ensure_future(
-        asyncio.to_thread(Membership.join, client, spec, config.connect_timeout_seconds, logger.warning)
-    )
-    stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait([joining, stopping], return_when=asyncio.FIRST_COMPLETED)
-    if joining.done():
-        stopping.cancel()
-        return joining.result()
-    client.close()  # ends the attempt in the other thread
-    await asyncio.gather(joining, return_exceptions=True)
-    return None
-
-
-async def _follow(membership: Membership, registry: Registry, counters: Counters, stop: asyncio.Event) -> None:
-    """Follow the cluster's views until told to stop. Raises Fenced when another process took this shard's place."""
-    loop = asyncio.get_running_loop()
-    fenced: asyncio.Future[Fenced] = loop.create_future()
-
-    def on_view(view: ClusterView) -> None:
-        loop.call_soon_threadsafe(registry.on_view, view)
-
-    def on_fenced(error: Fenced) -> None:
-        loop.call_soon_threadsafe(fenced.set_result, error)
-
-    membership.set_stats(counters.stats)
-    await asyncio.to_thread(membership.subscribe, on_view, on_fenced)
-    stopping = asyncio.ensure_future(stop.wait())
-    either: list[asyncio.Future[Any]] = [stopping, fenced]
-    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if fenced.done():
-        raise fenced.result()
+__all__ = ["ShardConfig", "main", "serve"]
 
 
 @click.command(context_settings={"auto_envvar_prefix": "PS_SERVER", "show_default": True})
@@ -147,6 +41,19 @@ async def _follow(membership: Membership, registry: Registry, counters: Counters
 )
 @click.option("--shm/--no-shm", default=True, help="Share memory with workers on the same host.")
 @storage_options
+@click.option(
+    "--standby",
+    is_flag=True,
+    help="Follow the log of the process that serves this shard, if one does, and take its place when it is lost. Start "
+    "both alike, each with a --data-dir of its own.",
+)
+@click.option(
+    "--acknowledge",
+    type=click.Choice([each.value for each in Acknowledge]),
+    default=Acknowledge.BEFORE.value,
+    help="When a push is acknowledged: before its standby has it, or after. With before, what the standby lacks when "
+    "this process is lost is lost, too.",
+)
 @click.option("--threads", type=click.IntRange(0), default=0, help="Threads of the optimizer; 0: half of the cores.")
 @click.option(
     "--connect-timeout",
@@ -166,6 +73,8 @@ def main(
     shm: bool,
     threads: int,
     connect_timeout: float,
+    standby: bool,
+    acknowledge: str,
     **storage: Any,
 ) -> None:
     r"""Run one shard: it holds its slices of every model, and applies the gradients pushed to it.
@@ -188,6 +97,9 @@ def main(
             missing = "--shard" if shard is None else "--coordinator"
             raise ConfigError(f"{missing} is missing", remedy=f"give {missing}, or set TF_CONFIG; see ps-server --help")
         side_channels = SideChannelConfig(bind, parse_ports(bulk_ports), shm)
+        kept = storage_config(**storage)
+        if standby or acknowledge == Acknowledge.AFTER.value:
+            _check_followable(kept)
         config = ShardConfig(
             shard,
             coordinator,
@@ -198,10 +110,23 @@ def main(
             connect_timeout,
             ready_file,
             side_channels,
-            storage_config(**storage),
+            kept,
             Failpoints.parse(os.environ.get(ENVIRONMENT, "")),
+            standby,
+            Acknowledge(acknowledge),
         )
         serving.run(lambda stop: serve(config, stop))
+
+
+def _check_followable(storage: StorageConfig) -> None:
+    """Raises ConfigError for a shard that keeps no log."""
+    if storage.durability is not Durability.DURABLE:
+        raise ConfigError(
+            "a standby follows a log on disk, and keeps one",
+            expected="--data-dir, and --durability durable",
+            actual=f"--durability {storage.durability.value}",
+            remedy="give --data-dir, or leave out --standby and --acknowledge",
+        )
 
 
 def parse_ports(text: str) -> Sequence[int]:

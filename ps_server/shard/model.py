@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -37,6 +37,7 @@ from ps_server.shard.gate import Gate
 from ps_server.shard.lane import INLINE_BYTES, Lane
 from ps_server.shard.pool import RegionPool
 from ps_server.shard.published import Copies, Published
+from ps_server.shard.replication import Replication
 
 logger = logging.getLogger(__name__)
 
@@ -75,9 +76,17 @@ class ShardModel:
     """
 
     def __init__(
-        self, start: RecoveredModel, lane: Lane, consistency: Consistency, log: UpdateLog, failpoints: Failpoints
+        self,
+        start: RecoveredModel,
+        lane: Lane,
+        consistency: Consistency,
+        log: UpdateLog,
+        failpoints: Failpoints,
+        replication: Replication | None = None,
+        announce: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Go on from ``start``, which is this model's from now on."""
+        """Go on from ``start``, which is this model's from now on. ``announce`` is awaited before it gets values."""
+        self._announce = announce
         self.layout = start.replica.layout
         self.pool = RegionPool(self.layout)
         self.tracker = start.tracker
@@ -94,6 +103,7 @@ class ShardModel:
         self._streams: dict[WorkerKey, object] = {}
         self._lane = lane
         self._log = log
+        self._replication = replication
         self.failpoints = failpoints
         #: Holds pushes back while the job is copied at one point.
         self.gate = Gate()
@@ -301,12 +311,17 @@ class ShardModel:
         if work.cancelled() or not (error := work.exception()):
             return
         logger.error("model '%s' stopped: an update failed", self.name, exc_info=error)
-        self._failure = self._failure or InternalError(
+        failure = InternalError(
             f"shard {self.layout.shard} stopped model '{self.name}': an update failed",
             shard=str(self.layout.shard),
             actual=f"{type(error).__name__}: {error}",
             remedy="see the log of this shard; start the job again",
         )
+        self.stop(failure)
+
+    def stop(self, error: PsError) -> None:
+        """Decide and answer nothing any more."""
+        self._failure = self._failure or error
         for parked in self._parked:
             if not parked.done():
                 parked.set_exception(self._failure)
@@ -357,10 +372,17 @@ class ShardModel:
             self.pool.give(push.gradients.region)
 
     async def settled(self) -> None:
-        """Returns when everything decided so far has been done. Raises what stopped the model."""
+        """Returns when everything decided so far has been done, and may be told. Raises what stopped the model."""
         if not self._newest.ready.done():
             await asyncio.wait([self._newest.ready])
+        await self._covered()
         self.check()
+
+    async def _covered(self) -> None:
+        """Returns when what is in the log may be told of: with a standby that acknowledges, when it has it, too."""
+        number = self._log.number
+        if self._replication is not None and not self._replication.covers(number):
+            await self._replication.covered(number)
 
     # -- pulls
 
@@ -389,6 +411,7 @@ class ShardModel:
         try:
             if not published.ready.done():
                 await asyncio.shield(published.ready)
+            await self._covered()
             self.check()
             yield published
         finally:
@@ -408,12 +431,15 @@ class ShardModel:
 
         ``tracker``: where a restored job stood; before anybody has opened a stream.
         """
-        if only_first and self.initialised:
-            return False
-
         refusals: list[PsError] = []
         nbytes = self.layout.region_bytes + sum(tensor.nbytes for _, tensor in entries or ())
+        if not self.initialised and self._announce:
+            await self._announce()
         await self._log.reserve(nbytes)
+        # Looked at last: of two that come at once the first wins.
+        if only_first and self.initialised:
+            self._log.release(nbytes)
+            return False
 
         def work() -> None:
             try:
@@ -435,6 +461,7 @@ class ShardModel:
         if refusals:
             self.initialised = before
             raise refusals[0]
+        await self._covered()
         return True
 
     @asynccontextmanager

@@ -8,14 +8,25 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ps_protocol.errors import ModelMismatch, PsError, Unavailable, UnknownModel
+from ps_protocol.convert import shard_map_to_pb
+from ps_protocol.errors import (
+    InternalError,
+    ModelMismatch,
+    NotReady,
+    PsError,
+    StorageFull,
+    Unavailable,
+    UnknownModel,
+)
 from ps_protocol.model import ShardMap
 from ps_protocol.view import ClusterView, Role
 from ps_server.checkpoint import Checkpoint
 from ps_server.failpoints import Failpoints
 from ps_server.log import MemoryLog, Placed, RecoveredModel, UpdateLog, new_model
+from ps_server.model_differences import in_structure, raise_differences
 from ps_server.shard.lane import INLINE_BYTES, Lane
 from ps_server.shard.model import ShardModel
+from ps_server.shard.replication import Replication
 from ps_server.shard.restore import read, saved_tracker
 
 logger = logging.getLogger(__name__)
@@ -34,6 +45,10 @@ class ShardParts:
     fetch_shard_map: Callable[[str], Awaitable[ShardMap]]
     log: UpdateLog = field(default_factory=MemoryLog)
     failpoints: Failpoints = field(default_factory=Failpoints)
+    #: What the standby has; None where there is no log to follow.
+    replication: Replication | None = None
+    #: Awaited before a model gets its first values: from then on this directory counts. Raises PsError.
+    announce: Callable[[], Awaitable[None]] | None = None
 
 
 class Registry:
@@ -45,6 +60,7 @@ class Registry:
         self._view = ClusterView()
         self._recovered = dict(recovered or {})
         self._models: dict[str, ShardModel] = {}
+        self._placed: dict[str, ShardModel] = {}
         #: Models that cannot be had here, and why.
         self._refused: dict[str, PsError] = {}
         self._fetching: dict[str, asyncio.Task[None]] = {}
@@ -52,8 +68,22 @@ class Registry:
 
     @property
     def models(self) -> list[ShardModel]:
-        """Every model placed here so far."""
+        """Every model that can be used here."""
         return list(self._models.values())
+
+    @property
+    def placed(self) -> list[ShardModel]:
+        """Every model the log says to be here: also those whose values are still being restored."""
+        return list(self._placed.values())
+
+    def recover(self, models: Mapping[str, RecoveredModel]) -> None:
+        """Before the first view: models that a standby has followed."""
+        self._recovered = dict(models)
+
+    def stop(self, error: PsError) -> None:
+        """Decide and answer nothing any more, for every model."""
+        for model in self._placed.values():
+            model.stop(error)
 
     def on_view(self, view: ClusterView) -> None:
         """Follow the cluster: members, mode, newly declared models."""
@@ -110,40 +140,49 @@ class Registry:
         """Get the shard map of a new model and lay it out; try again until it works."""
         while name not in self._models and name not in self._refused:
             try:
-                shard_map = await self._parts.fetch_shard_map(name)
-            except PsError as error:
-                logger.warning("cannot get the shard map of model '%s' yet: %s", name, error)
+                await self.place(await self._parts.fetch_shard_map(name))
+            except (Unavailable, NotReady, StorageFull, UnknownModel) as error:
+                logger.warning("model '%s' cannot be placed here yet: %s", name, error)
                 await asyncio.sleep(0.5)
-                continue
-            try:
-                model = self._make(shard_map)
-                if shard_map.restored_from and not model.initialised:
-                    await self._restore(model, Path(shard_map.restored_from))
-                self._show(model)
             except PsError as error:
                 logger.error("%s", error)
                 self._refused[name] = error
                 self._wake()
         del self._fetching[name]
 
-    def place(self, shard_map: ShardMap) -> ShardModel:
-        """Make the model of ``shard_map``: as it was recovered, else uninitialised.
+    async def place(self, shard_map: ShardMap) -> ShardModel:
+        """Make the model of ``shard_map``: as it was recovered, else as a checkpoint has it, else uninitialised.
 
-        Raises ModelMismatch when another model was recovered under its name.
+        Raises ModelMismatch when another model was recovered under its name, StorageFull, and what reading a checkpoint
+        raises.
         """
-        model = self._make(shard_map)
+        parts, name = self._parts, shard_map.spec.name
+        if name in self._recovered:
+            start = self._recovered[name]
+            _check_same(parts.shard, start.shard_map, shard_map)
+            del self._recovered[name]
+        else:
+            await self._log(Placed(shard_map))
+            start = new_model(shard_map, parts.shard)
+        model = ShardModel(
+            start, parts.lane, self._view.consistency, parts.log, parts.failpoints, parts.replication, parts.announce
+        )
+        self._placed[name] = model
+        if shard_map.restored_from and not model.initialised:
+            await self._restore(model, Path(shard_map.restored_from))
         self._show(model)
         return model
 
-    def _make(self, shard_map: ShardMap) -> ShardModel:
-        parts, name = self._parts, shard_map.spec.name
-        start = self._recovered.pop(name, None)
-        if start is None:
-            start = new_model(shard_map, parts.shard)
-            parts.lane.submit(lambda: parts.log.append(Placed(shard_map)), INLINE_BYTES * parts.log.waits)
-        elif start.shard_map != shard_map:
-            raise _mismatch(parts.shard, start.shard_map, shard_map)
-        return ShardModel(start, parts.lane, self._view.consistency, parts.log, parts.failpoints)
+    async def _log(self, placed: Placed) -> None:
+        """Raises StorageFull, InternalError."""
+        log, nbytes = self._parts.log, shard_map_to_pb(placed.shard_map).ByteSize()
+        await log.reserve(nbytes)
+        try:
+            await self._parts.lane.submit(lambda: log.append(placed), INLINE_BYTES * log.waits)
+        except OSError as error:
+            raise InternalError(f"shard {self._parts.shard} cannot write its log: {error}") from error
+        finally:
+            log.release(nbytes)
 
     async def _restore(self, model: ShardModel, folder: Path) -> None:
         """Give a new model the values of a checkpoint, before anybody sees it. Raises PsError."""
@@ -190,23 +229,19 @@ class Registry:
                 waiter.set_result(None)
 
 
-def _mismatch(shard: int, held: ShardMap, placed: ShardMap) -> ModelMismatch:
-    """The data directory holds a model that is not the one the cluster has placed."""
+def _check_same(shard: int, held: ShardMap, placed: ShardMap) -> None:
+    """Raises ModelMismatch when the data directory holds a model that is not the one the cluster has placed."""
     name = placed.spec.name
-    if held.spec == placed.spec:
-        return ModelMismatch(
+    raise_differences(
+        f"the data directory of shard {shard} holds another model under the name '{name}'",
+        in_structure(held.spec, placed.spec),
+        "run the script that trained it, give the model another name, or use an empty --data-dir",
+    )
+    if (held.shards, held.epoch, held.slices) != (placed.shards, placed.epoch, placed.slices):
+        raise ModelMismatch(
             f"the data directory of shard {shard} holds model '{name}' cut for another cluster",
             shard=str(shard),
             expected=f"{placed.shards} shards, epoch {placed.epoch}",
             actual=f"{held.shards} shards, epoch {held.epoch}",
             remedy="start as many shards as before, or restore a checkpoint into empty data directories",
         )
-    differing = [v.name for v, w in zip(placed.spec.variables, held.spec.variables, strict=False) if v != w]
-    return ModelMismatch(
-        f"the data directory of shard {shard} holds another model under the name '{name}'",
-        variable=differing[0] if differing else "",
-        shard=str(shard),
-        expected=f"{len(placed.spec.variables)} variables, {placed.spec.optimizer} {list(placed.spec.group_options)}",
-        actual=f"{len(held.spec.variables)} variables, {held.spec.optimizer} {list(held.spec.group_options)}",
-        remedy="run the script that trained it, give the model another name, or use an empty --data-dir",
-    )

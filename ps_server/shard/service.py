@@ -21,6 +21,7 @@ from ps_server.shard.carriers.carrier import parse_request
 from ps_server.shard.carriers.grpc_stream import Context, GrpcCarrier, read
 from ps_server.shard.counters import Counters
 from ps_server.shard.cut import Cuts
+from ps_server.shard.feed import Feed
 from ps_server.shard.model import ShardModel
 from ps_server.shard.registry import Registry
 from ps_server.shard.side_channels import SideChannels
@@ -33,8 +34,17 @@ SERVICE = "ps_protocol.v1.Shard"
 class ShardService:
     """Called by gRPC on the shard's event loop. Every PsError leaves as a status with its code in the trailers."""
 
-    def __init__(self, shard: int, registry: Registry, counters: Counters, side_channels: SideChannels) -> None:
+    def __init__(
+        self,
+        shard: int,
+        registry: Registry,
+        counters: Counters,
+        side_channels: SideChannels,
+        feed: Feed | None = None,
+    ) -> None:
+        """``feed``: where a standby gets the log; None: there is no log to follow."""
         self._shard = shard
+        self._feed = feed
         self._cuts = Cuts(shard, registry)
         self._registry = registry
         self._counters = counters
@@ -53,6 +63,7 @@ class ShardService:
                 "GetModel": grpc.unary_unary_rpc_method_handler(
                     _translated(self.get_model), pb.GetModelRequest.FromString, pb.ModelStatus.SerializeToString
                 ),
+                "Follow": grpc.stream_stream_rpc_method_handler(_translated(self.follow)),
                 "Freeze": grpc.unary_unary_rpc_method_handler(
                     _translated(self.freeze), pb.FreezeRequest.FromString, pb.FreezeReply.SerializeToString
                 ),
@@ -194,6 +205,16 @@ class ShardService:
             outcomes=tracker.counts.outcomes,
             parked_pulls=model.parked_pulls,
         )
+
+    async def follow(self, _: AsyncIterator[bytes], context: Context) -> None:
+        """The log, for the standby of this shard."""
+        if self._feed is None:
+            raise InvalidRequest(
+                f"shard {self._shard} keeps no log that could be followed",
+                shard=str(self._shard),
+                remedy="give ps-server a --data-dir, and --durability durable",
+            )
+        await self._feed.serve(context)
 
     async def freeze(self, request: pb.FreezeRequest, context: Context) -> pb.FreezeReply:
         """Decide about no push for a while."""

@@ -8,18 +8,37 @@ import time
 from asyncio import to_thread
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Protocol
 
-from ps_protocol.errors import PsError
-from ps_server.log import DataFolder, DurableLog, SnapshotWriter
-from ps_server.optimizers import blocks_of
+from ps_protocol.errors import PsError, Unavailable
+from ps_protocol.layout import Layout
+from ps_server.log import DataFolder, DurableLog, ModelPart, SnapshotWriter
+from ps_server.optimizers import Block, StateEntry, blocks_of
 from ps_server.shard.lane import Lane
-from ps_server.shard.model import ShardModel
 from ps_server.storage_options import SnapshotRule
 
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.25
 _RETRY_SECONDS = 5.0
+
+
+class Source(Protocol):
+    """One model, as it is copied: a ShardModel, or one that a standby follows."""
+
+    @property
+    def layout(self) -> Layout:
+        """Where its bytes lie."""
+
+    @property
+    def loads(self) -> int:
+        """How often values or state were replaced."""
+
+    async def describe(self) -> ModelPart:
+        """Where it stands."""
+
+    async def copy_block(self, block: Block, into: memoryview) -> tuple[int, memoryview, list[StateEntry]]:
+        """The last record in a copy of one block, its values, its optimizer state."""
 
 
 class Snapshotter:
@@ -33,7 +52,7 @@ class Snapshotter:
         folder: DataFolder,
         log: DurableLog,
         lane: Lane,
-        models: Callable[[], Sequence[ShardModel]],
+        models: Callable[[], Sequence[Source]],
         rule: SnapshotRule,
         *,
         log_goes_on: bool,
@@ -51,6 +70,7 @@ class Snapshotter:
         #: Snapshots made by this process.
         self.count = 0
         self._stopping = asyncio.Event()
+        self._abandoned = False
 
     async def run(self) -> None:
         """Take snapshots when they are due, until ``stop``. A failure is said, and tried again."""
@@ -62,6 +82,11 @@ class Snapshotter:
     def stop(self) -> None:
         """``run`` ends once a snapshot under way is finished. It is not to be cancelled: a thread may be writing."""
         self._stopping.set()
+
+    def abandon(self) -> None:
+        """``run`` ends soon, and a snapshot under way leaves nothing."""
+        self._abandoned = True
+        self.stop()
 
     async def _try(self) -> None:
         try:
@@ -76,15 +101,14 @@ class Snapshotter:
 
     async def take(self) -> None:
         """Make one snapshot now, if there is anything that none holds. Raises OSError, PsError."""
-        models = list(self._models())
-        if not models or self._log.number == self._taken_number:
+        if not self._models() or self._log.number == self._taken_number:
             return
         began = time.monotonic()
         if not self._log_goes_on:
             await self._log.ready()
             await self._lane.submit(self._log.resume, 0)
         try:
-            written = await self._write(models)
+            written = await self._write()
         finally:
             if not self._log_goes_on:
                 await self._lane.submit(self._log.pause, 0)
@@ -101,13 +125,15 @@ class Snapshotter:
             or log.number - self._taken_number >= rule.log_records
         )
 
-    async def _write(self, models: Sequence[ShardModel]) -> int:
+    async def _write(self) -> int:
         """Returns the bytes written. Values loaded meanwhile make it worthless: then it begins again."""
         log = self._log
         begun_at, begun_bytes = time.monotonic(), log.written_bytes
         while True:
+            # Models placed from now on are in the records behind this one.
+            number, models = log.number, list(self._models())
             loads = [model.loads for model in models]
-            writer = await to_thread(SnapshotWriter, self._folder.snapshots, log.number)
+            writer = await to_thread(SnapshotWriter, self._folder.snapshots, number)
             with writer:
                 for model in models:
                     await self._write_model(writer, model)
@@ -120,12 +146,14 @@ class Snapshotter:
                 self._taken_at, self._taken_number, self._taken_bytes = begun_at, snapshot.number, begun_bytes
                 return writer.written_bytes
 
-    async def _write_model(self, writer: SnapshotWriter, model: ShardModel) -> None:
+    async def _write_model(self, writer: SnapshotWriter, model: Source) -> None:
         blocks = blocks_of(model.layout)
         writer.begin_model(await model.describe())
         largest = max((block.end - block.begin for block in blocks), default=0)
         if len(self._buffer) < largest:
             self._buffer = memoryview(bytearray(largest))
         for block in blocks:
+            if self._abandoned:
+                raise Unavailable("the snapshot was given up: the shard goes on in another role")
             number, values, entries = await model.copy_block(block, self._buffer)
             await to_thread(writer.write_block, block, number, values, entries)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from ps_protocol.errors import PsError
 from ps_server.log import DataFolder, DurableLog, MemoryLog, RecoveredModel, UpdateLog, recover
 from ps_server.shard.lane import Lane
-from ps_server.shard.model import ShardModel
-from ps_server.shard.snapshotter import Snapshotter
+from ps_server.shard.snapshotter import Snapshotter, Source
 from ps_server.storage_options import Durability, StorageConfig
 
 logger = logging.getLogger(__name__)
@@ -28,7 +27,7 @@ class Storage:
         self._snapshotter: Snapshotter | None = None
         self._running: asyncio.Task[None] | None = None
         #: Models the directory held.
-        self.recovered: Mapping[str, RecoveredModel] = {}
+        self.recovered: dict[str, RecoveredModel] = {}
 
     @classmethod
     async def open(cls, shard: int, config: StorageConfig, lane: Lane) -> Self:
@@ -42,6 +41,7 @@ class Storage:
             # In the lane: replaying uses as many threads of torch as training.
             found = await lane.submit(lambda: recover(folder, log_goes_on=goes_on), 1 << 62)
             storage._durable = DurableLog(folder, found.number, found.end, sync=config.fsync, writing=goes_on)
+            storage._durable.last_writer = found.writer
         except BaseException:
             folder.close()
             raise
@@ -54,27 +54,55 @@ class Storage:
         return self._durable or MemoryLog()
 
     @property
+    def directory(self) -> str:
+        """Name of the data directory, empty without one."""
+        return self._folder.identity.directory if self._folder else ""
+
+    @property
+    def kept(self) -> tuple[DataFolder, DurableLog] | None:
+        """The directory and its log, where every update is written; None where that is not so."""
+        if self._folder is None or self._durable is None or self._config.durability is not Durability.DURABLE:
+            return None
+        return self._folder, self._durable
+
+    @property
     def incarnation(self) -> int:
         """The incarnation that wrote what was recovered; 0 when nothing was."""
         return self._folder.identity.incarnation if self._folder and self.recovered else 0
 
-    def begin(self, incarnation: int, models: Callable[[], Sequence[ShardModel]]) -> bool:
+    def begin(self, incarnation: int, models: Callable[[], Sequence[Source]]) -> bool:
         """From now on ``incarnation`` writes here, and snapshots are taken of ``models()``; False: nothing is kept.
 
         Raises OSError.
         """
         if self._folder is None or self._durable is None:
             return False
+        self._durable.writer = incarnation
         self._folder.belongs_to(incarnation)
+        self.take_snapshots(models)
+        return True
+
+    def take_snapshots(self, models: Callable[[], Sequence[Source]]) -> None:
+        """From now on snapshots are taken of ``models()``."""
+        if self._folder is None or self._durable is None:
+            return
         goes_on = self._config.durability is Durability.DURABLE
         self._snapshotter = Snapshotter(
             self._folder, self._durable, self._lane, models, self._config.snapshots, log_goes_on=goes_on
         )
         self._running = asyncio.create_task(self._snapshotter.run(), name="snapshots")
-        return True
 
-    async def close(self) -> None:
-        """Take a last snapshot, so that the next start replays nothing, and let go of the directory."""
+    async def give_up_snapshots(self) -> None:
+        """Returns when no snapshot is taken any more; one under way leaves nothing."""
+        if self._snapshotter and self._running:
+            self._snapshotter.abandon()
+            await self._running
+        self._snapshotter = self._running = None
+
+    async def close(self, *, snapshot: bool = True) -> None:
+        """Let go of the directory; take a last ``snapshot`` before, so that the next start replays nothing."""
+        if not snapshot:
+            await self.give_up_snapshots()
         if self._snapshotter and self._running:
             self._snapshotter.stop()
             await self._running

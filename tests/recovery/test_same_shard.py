@@ -36,6 +36,19 @@ def test_a_second_process_with_a_directory_of_its_own_fences_the_first_and_train
     assert replayed(cluster.data) == held
 
 
+def test_a_process_started_by_mistake_on_an_empty_directory_does_not_lock_the_right_one_out(launch, tmp_path):
+    cluster, first = (started := launch()), started.shards[0]
+    worker = cluster.worker(pauses=[5])
+    worker.read("step 5")
+    first.kill()
+    mistaken = cluster.shard(0, data=tmp_path / "empty")
+    mistaken.start()
+    mistaken.kill()
+    first.start()
+    worker.tell()
+    assert worker.read("digest") == f"digest {alone(STEPS)}"
+
+
 def test_a_directory_of_another_shard_is_refused(launch):
     cluster = launch(2)
     for shard in cluster.shards:

@@ -128,7 +128,9 @@ def test_a_killed_shard_comes_back_bit_for_bit(tmp_path, optimizer, rule, killed
         stream.end()
 
 
-def test_snapshots_are_taken_while_several_workers_train_and_the_log_is_cut(tmp_path, killed):
+def test_snapshots_are_taken_while_several_workers_train_and_the_log_is_cut(tmp_path, killed, monkeypatch):
+    monkeypatch.setattr("ps_server.log.durable.SEGMENT_BYTES", 1 << 13)
+    monkeypatch.setattr("ps_server.log.durable.MESSAGE_BYTES", 1 << 11)
     chance = seeded()
     with shard_on(tmp_path / "a", {0: 1, 1: 2, 2: 3}, rule=OFTEN) as shard:
         model, _ = start(shard, (4, 3), (5,), (30,), optimizer="torch.optim.Adam", lr=0.01)

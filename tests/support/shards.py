@@ -95,7 +95,7 @@ class TestShard:
 
     def place(self, shard_map: ShardMap) -> ShardModel:
         async def place() -> ShardModel:
-            return self.registry.place(shard_map)
+            return await self.registry.place(shard_map)
 
         return self.loop.run(place())
 

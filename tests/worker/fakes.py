@@ -308,6 +308,7 @@ class FakeSession:
         self.on_hint: Callable[[], None] = lambda: None
         self.steps: list[tuple[int | None, int, int]] = []
         self._channels: list[grpc.Channel] = []
+        self.watchers: list[Callable[[], None]] = []
 
     def join(self, rank: int, incarnation: int = 1) -> FakeSession:
         """Another worker of the same job."""
@@ -326,6 +327,13 @@ class FakeSession:
 
     def shard_incarnation(self, shard: int) -> int:
         return 1
+
+    def on_shards(self, callback: Callable[[], None]) -> None:
+        self.watchers.append(callback)
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        if callback in self.watchers:
+            self.watchers.remove(callback)
 
     def shard_channel(self, shard: int) -> grpc.Channel:
         if not self._channels:

@@ -24,7 +24,7 @@ from ps_protocol.leases import LeaseAnswer, LeaseAsk
 from ps_protocol.model import Consistency, ModelSpec, ShardMap
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
-from ps_protocol.view import BarrierState, ClusterStatus, ClusterView, Joined, Member, MemberStats, Role
+from ps_protocol.view import BarrierState, ClusterStatus, ClusterView, Joined, Member, MemberStats, Role, SyncWord
 
 CALL_SECONDS = 10.0
 """How long a call is tried before it fails with Unavailable."""
@@ -54,6 +54,10 @@ class JoinSpec:
     address: str = ""
     #: Shards: the incarnation that wrote the state this process holds last; 0 when it holds none.
     data_incarnation: int = 0
+    #: Shards and standbys: name of the data directory; empty without one.
+    directory: str = ""
+    #: Shards: take the place only when it is vacant, and this directory holds everything acknowledged.
+    yields: bool = False
 
 
 class ViewStream:
@@ -127,8 +131,8 @@ class CoordinatorClient:
     def join(self, spec: JoinSpec, token: str, timeout_seconds: float = CALL_SECONDS) -> Joined:
         """Become a member. ``token`` is random and the same for each repetition by one process.
 
-        Raises ProtocolVersionMismatch, UnknownShard, InvalidRequest, or Fenced for a shard whose place has newer state
-        elsewhere than ``spec.data_incarnation``.
+        Raises ProtocolVersionMismatch, UnknownShard, InvalidRequest, Fenced for a shard whose place has newer state
+        elsewhere than ``spec.data_incarnation``, or NotReady for a place that is not to be had now.
         """
         request = pb.JoinRequest(
             role=convert.role_to_pb(spec.role),
@@ -139,6 +143,8 @@ class CoordinatorClient:
             host=socket.gethostname(),
             pid=os.getpid(),
             data_incarnation=spec.data_incarnation,
+            directory=spec.directory,
+            yields=spec.yields,
         )
         return convert.joined_from_pb(self._call("Join", request, timeout_seconds), spec.role, spec.address)
 
@@ -149,9 +155,10 @@ class CoordinatorClient:
         timeout_seconds: float = CALL_SECONDS,
         *,
         keeps_state: bool = False,
+        sync: SyncWord | None = None,
     ) -> int:
         """Renew the lease of ``member``, once; returns the revision of the cluster. Raises Fenced."""
-        request = _heartbeat(member, stats, keeps_state)
+        request = _heartbeat(member, stats, keeps_state, sync)
         revision: int = self._once("Heartbeat", request, timeout_seconds).revision
         return revision
 
@@ -161,6 +168,10 @@ class CoordinatorClient:
         Raises Fenced when the place was lost before.
         """
         self._call("Heartbeat", _heartbeat(member, stats, keeps_state=True), timeout_seconds)
+
+    def say_sync(self, member: Member, stats: MemberStats, word: SyncWord, timeout_seconds: float) -> None:
+        """Return once the coordinator knows ``word`` of shard ``member``. Raises Fenced, Unavailable."""
+        self._call("Heartbeat", _heartbeat(member, stats, keeps_state=True, sync=word), timeout_seconds)
 
     def leave(self, member: Member, reason: str = "", timeout_seconds: float = CALL_SECONDS) -> None:
         """End the membership of ``member``, tried once. ``reason`` is empty at a clean end. Raises Fenced."""
@@ -263,11 +274,14 @@ class CoordinatorClient:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
-def _heartbeat(member: Member, stats: MemberStats, keeps_state: bool) -> pb.HeartbeatRequest:
+def _heartbeat(
+    member: Member, stats: MemberStats, keeps_state: bool, sync: SyncWord | None = None
+) -> pb.HeartbeatRequest:
     return pb.HeartbeatRequest(
         role=convert.role_to_pb(member.role),
         index=member.index,
         incarnation=member.incarnation,
         stats=convert.stats_to_pb(stats),
         keeps_state=keeps_state,
+        sync=pb.SyncWord(number=sync.number, directory=sync.directory) if sync else None,
     )

@@ -12,7 +12,7 @@ from typing import Self, TypeVar
 
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec, ViewStream
 from ps_protocol.errors import Fenced, NotReady, PsError, Unavailable
-from ps_protocol.view import ClusterView, Joined, Member, MemberStats, Role
+from ps_protocol.view import ClusterView, Joined, Member, MemberStats, Role, SyncWord
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class Membership:
         self._joined = joined
         self._stats: Callable[[], MemberStats] = MemberStats
         self._keeps_state = False
+        self._sync: SyncWord | None = None
         #: Guards the fields below; notified when any of them changes.
         self._changed = threading.Condition()
         self._view = ClusterView()
@@ -186,6 +187,15 @@ class Membership:
         self._client.announce_state(self.member, self._read_stats(), timeout_seconds)
         self._keeps_state = True
 
+    def say_sync(self, word: SyncWord, timeout_seconds: float) -> None:
+        """Return once the coordinator knows which directory may take this shard's place if it is lost.
+
+        Called after ``announce_state``, from one thread at a time. Raises Fenced, or Unavailable after
+        ``timeout_seconds``: then it may know nevertheless.
+        """
+        self._client.say_sync(self.member, self._read_stats(), word, timeout_seconds)
+        self._sync = word
+
     def leave(self, reason: str = "") -> None:
         """Give up the place now and close; ``reason`` is empty at a clean end. Never raises: a lease ends anyway."""
         if self._closed.is_set():
@@ -229,6 +239,7 @@ class Membership:
                     self._joined.lease_seconds / 2,
                     # Again each time: for a coordinator that was brought back from an old copy of its journal.
                     keeps_state=self._keeps_state,
+                    sync=self._sync,
                 )
             except Fenced as error:
                 self._lose_place(error)

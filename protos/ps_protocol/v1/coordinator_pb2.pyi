@@ -14,13 +14,15 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_SHARD: _ClassVar[Role]
     ROLE_WORKER: _ClassVar[Role]
     ROLE_EVALUATOR: _ClassVar[Role]
+    ROLE_STANDBY: _ClassVar[Role]
 ROLE_UNSPECIFIED: Role
 ROLE_SHARD: Role
 ROLE_WORKER: Role
 ROLE_EVALUATOR: Role
+ROLE_STANDBY: Role
 
 class JoinRequest(_message.Message):
-    __slots__ = ("role", "index", "address", "protocol_version", "token", "host", "pid", "data_incarnation")
+    __slots__ = ("role", "index", "address", "protocol_version", "token", "host", "pid", "data_incarnation", "directory", "yields")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +31,8 @@ class JoinRequest(_message.Message):
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     DATA_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    YIELDS_FIELD_NUMBER: _ClassVar[int]
     role: Role
     index: int
     address: str
@@ -37,7 +41,9 @@ class JoinRequest(_message.Message):
     host: str
     pid: int
     data_incarnation: int
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., protocol_version: _Optional[int] = ..., token: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., data_incarnation: _Optional[int] = ...) -> None: ...
+    directory: str
+    yields: bool
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., protocol_version: _Optional[int] = ..., token: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., data_incarnation: _Optional[int] = ..., directory: _Optional[str] = ..., yields: bool = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("index", "incarnation", "lease_seconds", "heartbeat_seconds", "revision", "seed", "phase")
@@ -85,18 +91,28 @@ class MemberStats(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., version: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., bytes_per_second: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., staleness: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("role", "index", "incarnation", "stats", "keeps_state")
+    __slots__ = ("role", "index", "incarnation", "stats", "keeps_state", "sync")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
     KEEPS_STATE_FIELD_NUMBER: _ClassVar[int]
+    SYNC_FIELD_NUMBER: _ClassVar[int]
     role: Role
     index: int
     incarnation: int
     stats: MemberStats
     keeps_state: bool
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., stats: _Optional[_Union[MemberStats, _Mapping]] = ..., keeps_state: bool = ...) -> None: ...
+    sync: SyncWord
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., stats: _Optional[_Union[MemberStats, _Mapping]] = ..., keeps_state: bool = ..., sync: _Optional[_Union[SyncWord, _Mapping]] = ...) -> None: ...
+
+class SyncWord(_message.Message):
+    __slots__ = ("number", "directory")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    directory: str
+    def __init__(self, number: _Optional[int] = ..., directory: _Optional[str] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
     __slots__ = ("revision",)

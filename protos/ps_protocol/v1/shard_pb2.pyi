@@ -391,6 +391,92 @@ class RestoreReply(_message.Message):
     models: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, models: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class FollowStart(_message.Message):
+    __slots__ = ("shard", "protocol_version", "incarnation", "directory", "membership_revision", "primary", "number", "writer")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIP_REVISION_FIELD_NUMBER: _ClassVar[int]
+    PRIMARY_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WRITER_FIELD_NUMBER: _ClassVar[int]
+    shard: int
+    protocol_version: int
+    incarnation: int
+    directory: str
+    membership_revision: int
+    primary: int
+    number: int
+    writer: int
+    def __init__(self, shard: _Optional[int] = ..., protocol_version: _Optional[int] = ..., incarnation: _Optional[int] = ..., directory: _Optional[str] = ..., membership_revision: _Optional[int] = ..., primary: _Optional[int] = ..., number: _Optional[int] = ..., writer: _Optional[int] = ...) -> None: ...
+
+class FollowRequest(_message.Message):
+    __slots__ = ("start", "acknowledged")
+    START_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    start: FollowStart
+    acknowledged: int
+    def __init__(self, start: _Optional[_Union[FollowStart, _Mapping]] = ..., acknowledged: _Optional[int] = ...) -> None: ...
+
+class Following(_message.Message):
+    __slots__ = ("number", "copy")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    COPY_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    copy: bool
+    def __init__(self, number: _Optional[int] = ..., copy: bool = ...) -> None: ...
+
+class ModelCopy(_message.Message):
+    __slots__ = ("shard_map", "initialised", "tracker", "tracker_number")
+    SHARD_MAP_FIELD_NUMBER: _ClassVar[int]
+    INITIALISED_FIELD_NUMBER: _ClassVar[int]
+    TRACKER_FIELD_NUMBER: _ClassVar[int]
+    TRACKER_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    shard_map: _common_pb2.ShardMap
+    initialised: bool
+    tracker: str
+    tracker_number: int
+    def __init__(self, shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ..., initialised: bool = ..., tracker: _Optional[str] = ..., tracker_number: _Optional[int] = ...) -> None: ...
+
+class BlockCopy(_message.Message):
+    __slots__ = ("first", "last", "begin", "end", "number", "state", "payload_bytes")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    last: int
+    begin: int
+    end: int
+    number: int
+    state: _containers.RepeatedCompositeFieldContainer[StateTensor]
+    payload_bytes: int
+    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., begin: _Optional[int] = ..., end: _Optional[int] = ..., number: _Optional[int] = ..., state: _Optional[_Iterable[_Union[StateTensor, _Mapping]]] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
+
+class Copied(_message.Message):
+    __slots__ = ("through",)
+    THROUGH_FIELD_NUMBER: _ClassVar[int]
+    through: int
+    def __init__(self, through: _Optional[int] = ...) -> None: ...
+
+class FollowReply(_message.Message):
+    __slots__ = ("following", "chunk", "model", "block", "copied")
+    FOLLOWING_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    COPIED_FIELD_NUMBER: _ClassVar[int]
+    following: Following
+    chunk: Chunk
+    model: ModelCopy
+    block: BlockCopy
+    copied: Copied
+    def __init__(self, following: _Optional[_Union[Following, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., model: _Optional[_Union[ModelCopy, _Mapping]] = ..., block: _Optional[_Union[BlockCopy, _Mapping]] = ..., copied: _Optional[_Union[Copied, _Mapping]] = ...) -> None: ...
+
 class GetModelRequest(_message.Message):
     __slots__ = ("model",)
     MODEL_FIELD_NUMBER: _ClassVar[int]

@@ -64,6 +64,11 @@ class ShardStub(object):
                 request_serializer=ps__protocol_dot_v1_dot_shard__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.ModelStatus.FromString,
                 _registered_method=True)
+        self.Follow = channel.stream_stream(
+                '/ps_protocol.v1.Shard/Follow',
+                request_serializer=ps__protocol_dot_v1_dot_shard__pb2.FollowRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.FollowReply.FromString,
+                _registered_method=True)
         self.Freeze = channel.unary_unary(
                 '/ps_protocol.v1.Shard/Freeze',
                 request_serializer=ps__protocol_dot_v1_dot_shard__pb2.FreezeRequest.SerializeToString,
@@ -131,6 +136,15 @@ class ShardServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Follow(self, request_iterator, context):
+        """The log of updates for a standby: first a FollowStart, then acknowledgements; first Following, then a copy of the state
+        where it has to begin with one, then records as they are appended. Not repeated as a call; after a break the standby
+        goes on behind its last record.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Freeze(self, request, context):
         """The first half of a cut through all shards: decide about no push until Cut or Thaw, or until the time is up. Answers
         what has been accepted. Safe to repeat.
@@ -192,6 +206,11 @@ def add_ShardServicer_to_server(servicer, server):
                     servicer.GetModel,
                     request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.GetModelRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_shard__pb2.ModelStatus.SerializeToString,
+            ),
+            'Follow': grpc.stream_stream_rpc_method_handler(
+                    servicer.Follow,
+                    request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.FollowRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_shard__pb2.FollowReply.SerializeToString,
             ),
             'Freeze': grpc.unary_unary_rpc_method_handler(
                     servicer.Freeze,
@@ -376,6 +395,33 @@ class Shard(object):
             '/ps_protocol.v1.Shard/GetModel',
             ps__protocol_dot_v1_dot_shard__pb2.GetModelRequest.SerializeToString,
             ps__protocol_dot_v1_dot_shard__pb2.ModelStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Follow(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/ps_protocol.v1.Shard/Follow',
+            ps__protocol_dot_v1_dot_shard__pb2.FollowRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_shard__pb2.FollowReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,258 @@
+"""Serves the log of a shard to its standby: a copy of the state where that has to come first, then every record."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from asyncio import to_thread
+from collections.abc import Sequence
+from contextlib import suppress
+
+from ps_protocol import PROTOCOL_VERSION, convert
+from ps_protocol.errors import InvalidRequest, ProtocolVersionMismatch, PsError, Unavailable
+from ps_protocol.frames import STATE_CHUNK_FIELD, cut, encode_chunk
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.view import ClusterView, Role
+from ps_server.log import DurableLog, LogReader
+from ps_server.optimizers import blocks_of, describe, tensor_bytes
+from ps_server.shard.carriers.grpc_stream import Context, read
+from ps_server.shard.model import ShardModel
+from ps_server.shard.registry import Registry
+from ps_server.shard.replication import Replication, Tell
+
+logger = logging.getLogger(__name__)
+
+HAND_OVER_SECONDS = 2.0
+"""How long a shard that is told to stop waits for its standby."""
+
+HOLD_SECONDS = 60.0
+"""How long the log keeps what a standby that is gone has not read."""
+
+
+class Feed:
+    """Called by the service, on the shard's event loop. One standby at a time: a new one ends the stream before."""
+
+    def __init__(self, shard: int, registry: Registry, log: DurableLog, replication: Replication) -> None:
+        self._shard = shard
+        self._registry = registry
+        self._log = log
+        self._replication = replication
+        self._news = asyncio.Event()
+        self._heard = asyncio.Event()
+        self._woken = False
+        self._running: asyncio.Task[None] | None = None
+        self._start = pb.FollowStart()
+        self._incarnation = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def on_view(self, view: ClusterView) -> None:
+        """End the stream of a standby that is no member any more."""
+        standby = view.live(Role.STANDBY).get(self._shard)
+        alive = standby is not None and standby.incarnation == self._start.incarnation
+        if self._running and not alive and view.revision >= self._start.membership_revision:
+            self._running.cancel()
+
+    def begin(self, incarnation: int, tell: Tell) -> None:
+        """The shard holds its place as ``incarnation``, and may be followed."""
+        self._incarnation = incarnation
+        self._replication.begin(tell)
+
+    async def close(self, error: PsError) -> None:
+        """Nobody follows any more, and no push is acknowledged that waits for a standby."""
+        self._replication.close(error)
+        await self.stop()
+        await self._replication.ended()
+        if self._timer:
+            self._timer.cancel()
+
+    async def serve(self, context: Context) -> None:
+        """One stream of a standby. Raises PsError."""
+        start = await _started(context)
+        self._check(start)
+        await self._registry.membership(start.membership_revision)
+        await self.stop()
+        self._check(start)
+        self._start = start
+        self._running = asyncio.create_task(self._serve(context, start), name="feed")
+        try:
+            await asyncio.wait([self._running])
+            if self._running.cancelled():
+                raise Unavailable("this shard ended the stream: its standby is gone, or has another one")
+            self._running.result()
+        finally:
+            self._running.cancel()
+
+    @property
+    def followed(self) -> bool:
+        """Whether a standby's stream is open."""
+        return self._running is not None and not self._running.done()
+
+    async def hand_over(self) -> None:
+        """Returns when the standby has the whole log, or is lost, or some time has passed; nothing is appended now."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(HAND_OVER_SECONDS):
+                while self.followed and self._replication.acknowledged < self._log.number:
+                    self._heard.clear()
+                    await self._heard.wait()
+
+    async def stop(self) -> None:
+        """End the stream that is open, if one is."""
+        if (running := self._running) is not None:
+            running.cancel()
+            await asyncio.wait([running])
+
+    def _check(self, start: pb.FollowStart) -> None:
+        if start.protocol_version != PROTOCOL_VERSION:
+            raise ProtocolVersionMismatch(
+                "standby and shard speak different versions of the protocol",
+                shard=str(self._shard),
+                expected=str(PROTOCOL_VERSION),
+                actual=str(start.protocol_version),
+                remedy="install the same torch-ps on both sides",
+            )
+        if start.shard != self._shard:
+            raise InvalidRequest(
+                "a standby of another shard",
+                shard=str(self._shard),
+                expected=f"a standby of shard {self._shard}",
+                actual=f"a standby of shard {start.shard}",
+            )
+        if not self._replication.begun or start.primary != self._incarnation:
+            raise Unavailable(f"shard {self._shard} is not followed as incarnation {start.primary}")
+
+    async def _serve(self, context: Context, start: pb.FollowStart) -> None:
+        log, replication = self._log, self._replication
+        if self._timer:
+            self._timer.cancel()
+        log.read_from = min(log.read_from or start.number + 1, start.number + 1)
+        replication.follows(start.directory)
+        log.on_append = self._appended
+        acknowledging = asyncio.create_task(self._hear(context))
+        sending = asyncio.create_task(self._send(context, start))
+        try:
+            done, _ = await asyncio.wait([acknowledging, sending], return_when=asyncio.FIRST_COMPLETED)
+            while done:
+                done.pop().result()
+        finally:
+            for task in (acknowledging, sending):
+                task.cancel()
+            await asyncio.gather(acknowledging, sending, return_exceptions=True)
+            log.on_append = None
+            self._heard.set()
+            replication.lost()
+            self._timer = self._loop.call_later(HOLD_SECONDS, self._let_go)
+
+    def _let_go(self) -> None:
+        self._log.read_from = None
+
+    async def _hear(self, context: Context) -> None:
+        while (data := await read(context)) is not None:
+            message = pb.FollowRequest.FromString(data)
+            self._replication.acknowledge(message.acknowledged)
+            self._log.read_from = message.acknowledged + 1
+            self._heard.set()
+
+    async def _send(self, context: Context, start: pb.FollowStart) -> None:
+        reader = LogReader(self._log, start.number)
+        try:
+            if await to_thread(reader.is_behind, start.writer):
+                await _write(context, following=pb.Following(number=start.number))
+                logger.info("shard %d: its standby follows from record %d", self._shard, start.number + 1)
+            else:
+                reader.close()
+                reader = LogReader(self._log, await self._copy(context))
+            await self._records(context, reader)
+        finally:
+            reader.close()
+
+    async def _records(self, context: Context, reader: LogReader) -> None:
+        position = 0
+        while True:
+            self._news.clear()
+            while data := await to_thread(reader.read) if self._far(reader) else reader.read():
+                await context.write(encode_chunk(STATE_CHUNK_FIELD, position, [data]))
+                position += len(data)
+            await self._news.wait()
+
+    def _far(self, reader: LogReader) -> bool:
+        """Whether what is read next may have to come from the disk."""
+        return self._log.whole - reader.number > 100
+
+    def _appended(self) -> None:
+        """In the lane."""
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        self._woken = False
+        self._news.set()
+
+    # -- the copy
+
+    async def _copy(self, context: Context) -> int:
+        """Send every model block by block beside the training; returns the last record before it began.
+
+        The blocks are of different ages: the records that follow make them one state. Raises Unavailable when values
+        were loaded meanwhile, which makes the copy worthless.
+        """
+        if self._registry.waiting_models:
+            raise Unavailable(f"shard {self._shard} holds models that the cluster has not placed yet")
+        begun, models = self._log.whole, self._registry.placed
+        loads = [model.loads for model in models]
+        self._log.read_from = begun + 1
+        logger.info("shard %d: copies %d models to its standby", self._shard, len(models))
+        await _write(context, following=pb.Following(number=begun, copy=True))
+        for model in models:
+            await _copy_model(context, model)
+        if loads != [model.loads for model in models]:
+            raise Unavailable("values were loaded during the copy", remedy="the standby begins another one")
+        await _write(context, copied=pb.Copied(through=self._log.whole))
+        return begun
+
+
+async def _started(context: Context) -> pb.FollowStart:
+    message = pb.FollowRequest.FromString(await read(context) or b"")
+    if message.WhichOneof("body") != "start":
+        raise InvalidRequest("a standby begins with FollowStart", actual=str(message.WhichOneof("body")))
+    return message.start
+
+
+async def _copy_model(context: Context, model: ShardModel) -> None:
+    part = await model.describe()
+    await _write(
+        context,
+        model=pb.ModelCopy(
+            shard_map=convert.shard_map_to_pb(part.shard_map),
+            initialised=part.initialised,
+            tracker=json.dumps(part.tracker.to_json()),
+            tracker_number=part.tracker_number,
+        ),
+    )
+    blocks = blocks_of(model.layout)
+    buffer = memoryview(bytearray(max((block.end - block.begin for block in blocks), default=0)))
+    for block in blocks:
+        number, values, entries = await model.copy_block(block, buffer)
+        pieces = [values, *(tensor_bytes(tensor) for _, tensor in entries)]
+        header = pb.BlockCopy(
+            first=block.first,
+            last=block.last,
+            begin=block.begin,
+            end=block.end,
+            number=number,
+            state=describe(entries),
+            payload_bytes=sum(map(len, pieces)),
+        )
+        await _write(context, block=header)
+        await _write_payload(context, pieces)
+
+
+async def _write_payload(context: Context, pieces: Sequence[memoryview]) -> None:
+    for position, chunk in cut(pieces):
+        await context.write(encode_chunk(STATE_CHUNK_FIELD, position, chunk))
+
+
+async def _write(context: Context, **body: object) -> None:
+    await context.write(pb.FollowReply(**body).SerializeToString())  # type: ignore[arg-type]

@@ -1,0 +1,311 @@
+"""Follows the log of a primary: writes its records into a log of its own, applies them, and says what it has."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from asyncio import to_thread
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+
+from ps_protocol import PROTOCOL_VERSION, convert
+from ps_protocol.channel import CLIENT_OPTIONS
+from ps_protocol.client.errors import translate
+from ps_protocol.errors import InternalError, Unavailable
+from ps_protocol.frames import STATE_CHUNK_FIELD, Scatter, parse_chunk
+from ps_protocol.layout import Layout
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.view import Member
+from ps_server.consistency import TrackerMemento
+from ps_server.log import Header, ModelPart, RecordParser, RecoveredModel, Replay, SnapshotWriter, recover
+from ps_server.optimizers import Block, StateEntry
+from ps_server.shard.lane import Lane
+from ps_server.shard.storage import Storage
+
+logger = logging.getLogger(__name__)
+
+_METHOD = "/ps_protocol.v1.Shard/Follow"
+
+T = TypeVar("T")
+
+Call = grpc.aio.StreamStreamCall[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Who follows: the standby, as a member."""
+
+    member: Member
+    #: A view that includes it.
+    revision: int
+
+
+class Follower:
+    """Used on the shard's event loop; the directory and the models are its own while it follows.
+
+    What it has is whole at every moment between two pieces of work of the lane, except while a copy is under way: then
+    it has nothing. It has applied everything that is in its log.
+    """
+
+    def __init__(self, shard: int, storage: Storage, lane: Lane) -> None:
+        """``storage`` keeps every update. Raises InternalError for one that does not."""
+        if storage.kept is None:
+            raise InternalError("a standby needs a directory for every update")
+        self.shard = shard
+        self._storage = storage
+        self._folder, self._log = storage.kept
+        self._lane = lane
+        self._replay = Replay(shard, storage.recovered)
+        self._failure: BaseException | None = None
+        self._acknowledged = asyncio.Event()
+
+    @property
+    def incarnation(self) -> int:
+        """The incarnation whose state this is, from its beginning up to some record; 0: there is nothing."""
+        return self._folder.identity.incarnation
+
+    @property
+    def number(self) -> int:
+        """The last record it has."""
+        return self._log.whole
+
+    async def follow(self, primary: Member, place: Place) -> None:
+        """Until cancelled. Raises Unavailable when the stream ends, or the PsError, OSError why it cannot go on."""
+        self._check()
+        async with _stream(primary, self.shard) as call:
+            start = pb.FollowStart(
+                shard=self.shard,
+                protocol_version=PROTOCOL_VERSION,
+                incarnation=place.member.incarnation,
+                directory=self._storage.directory,
+                membership_revision=place.revision,
+                primary=primary.incarnation,
+                number=self._log.number if self.incarnation else 0,
+                writer=self._log.last_writer if self.incarnation else 0,
+            )
+            await call.write(pb.FollowRequest(start=start).SerializeToString())
+            following = (await self._read(call, "following")).following
+            parser = RecordParser()
+            if following.copy:
+                await self._copy(call, parser, primary.incarnation, following.number)
+            else:
+                await self._go_on(primary.incarnation)
+            logger.info("shard %d: follows %s from record %d", self.shard, primary.address, self._log.number + 1)
+            await self._begin_snapshots()
+            saying = asyncio.create_task(self._say(call))
+            try:
+                self._acknowledged.set()
+                while True:
+                    await self._take(list(parser.feed(await self._chunk(call))), whole=True)
+            finally:
+                saying.cancel()
+                await asyncio.wait([saying])
+
+    async def _go_on(self, incarnation: int) -> None:
+        """What is here is the beginning of the log of ``incarnation``."""
+        if not self.incarnation:
+            self._storage.recovered.clear()
+            await self._lane.submit(lambda: self._empty(0), 1 << 62)
+            self._replay = Replay(self.shard, self._storage.recovered)
+        self._folder.belongs_to(incarnation)
+
+    async def settled(self) -> None:
+        """Returns when nothing is being applied. Raises InternalError when that failed: read the directory anew."""
+        await self._lane.submit(lambda: None, 1 << 62)
+        self._check()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise InternalError(f"the state followed cannot be gone on with: {self._failure}") from self._failure
+
+    # -- records
+
+    async def _take(self, records: Sequence[tuple[Header, memoryview]], *, whole: bool) -> None:
+        """Write records, then apply them where there is a ``whole`` state. Raises StorageFull, OSError."""
+        if not records:
+            return
+        size = sum(header.record_bytes for header, _ in records)
+        loop = asyncio.get_running_loop()
+        await self._log.reserve(size)
+
+        def work() -> None:
+            try:
+                for header, body in records:
+                    self._log.append_copy(header, body)
+                if whole:
+                    loop.call_soon_threadsafe(self._acknowledged.set)
+                    for header, body in records:
+                        message = bytes(body[: header.message_bytes])
+                        self._replay.take(header.number, message, body[header.message_bytes :])
+            except BaseException as error:
+                # The log and the models may not be at the same record any more.
+                self._failure = error
+                raise
+
+        try:
+            await _finished(self._lane.submit(work, 2 * size))
+        finally:
+            self._log.release(size)
+
+    async def _say(self, call: Call) -> None:
+        """Acknowledge what has been written."""
+        with suppress(asyncio.InvalidStateError):  # the stream has ended, which its reader finds out
+            while True:
+                await self._acknowledged.wait()
+                self._acknowledged.clear()
+                await call.write(pb.FollowRequest(acknowledged=self._log.whole).SerializeToString())
+
+    async def _begin_snapshots(self) -> None:
+        await self._storage.give_up_snapshots()
+        models, lane = self._replay.models, self._lane
+        self._storage.take_snapshots(
+            lambda: [FollowedModel(model, lane, self._applied) for model in list(models.values())]
+        )
+
+    def _applied(self) -> int:
+        """In the lane: the last record in the models. Raises InternalError where that is not known."""
+        self._check()
+        return self._log.number
+
+    # -- the copy
+
+    async def _copy(self, call: Call, parser: RecordParser, incarnation: int, number: int) -> None:
+        """Replace what is here by the state of ``incarnation``; whole, or not there, whenever this process ends."""
+        await self._storage.give_up_snapshots()
+        self._storage.recovered.clear()
+        await self._lane.submit(lambda: self._empty(number), 1 << 62)
+        writer = await to_thread(SnapshotWriter, self._folder.snapshots, number)
+        with writer:
+            through = await self._receive(call, writer)
+            while self._log.number < through:
+                await self._take(list(parser.feed(await self._chunk(call))), whole=False)
+            await _finished(to_thread(self._log.flush))
+            await _finished(to_thread(writer.commit, through, log_goes_on=True))
+        self._folder.belongs_to(incarnation)
+        found = await self._lane.submit(lambda: recover(self._folder, log_goes_on=True), 1 << 62)
+        self._storage.recovered.update(found.models)
+        self._replay = Replay(self.shard, self._storage.recovered)
+
+    def _empty(self, number: int) -> None:
+        self._folder.begin_copy()
+        self._log.begin_anew(number)
+
+    async def _receive(self, call: Call, writer: SnapshotWriter) -> int:
+        """Take models and blocks; returns the record at which they are one state."""
+        while True:
+            message = await self._read(call, "model", "block", "copied")
+            match message.WhichOneof("body"):
+                case "model":
+                    tracker = TrackerMemento.from_json(json.loads(message.model.tracker))
+                    shard_map = convert.shard_map_from_pb(message.model.shard_map)
+                    initialised, after = message.model.initialised, message.model.tracker_number
+                    writer.begin_model(ModelPart(shard_map, initialised, tracker, after))
+                case "block":
+                    await self._block(call, writer, message.block)
+                case _:
+                    return message.copied.through
+
+    async def _block(self, call: Call, writer: SnapshotWriter, header: pb.BlockCopy) -> None:
+        data = memoryview(bytearray(header.payload_bytes))
+        scatter = Scatter([data])
+        while not scatter.complete:
+            scatter.write(*self._parsed(await _next(call)))
+        block = Block(header.first, header.last, header.begin, header.end)
+        await _finished(to_thread(writer.write_copy, block, header.number, [data], list(header.state)))
+
+    # -- messages
+
+    async def _read(self, call: Call, *expected: str) -> pb.FollowReply:
+        message = pb.FollowReply.FromString(await _next(call))
+        if message.WhichOneof("body") not in expected:
+            raise InternalError(
+                f"shard {self.shard} sent its standby something else than was due",
+                expected=" or ".join(expected),
+                actual=str(message.WhichOneof("body")),
+            )
+        return message
+
+    async def _chunk(self, call: Call) -> memoryview:
+        return self._parsed(await _next(call))[1]
+
+    def _parsed(self, data: bytes) -> tuple[int, memoryview]:
+        chunk = parse_chunk(STATE_CHUNK_FIELD, data)
+        if chunk is None:
+            raise InternalError(f"shard {self.shard} sent its standby something else than a chunk")
+        return chunk
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedModel:
+    """A model that a standby follows, as snapshots copy it: in the lane, between two chunks of records."""
+
+    model: RecoveredModel
+    lane: Lane
+    #: The last record applied; asked in the lane.
+    number: Callable[[], int]
+
+    @property
+    def layout(self) -> Layout:
+        """Where its bytes lie."""
+        return self.model.replica.layout
+
+    @property
+    def loads(self) -> int:
+        """Records that replaced values or state."""
+        return self.model.loads
+
+    async def describe(self) -> ModelPart:
+        """Where it stands."""
+        model = self.model
+
+        def work() -> ModelPart:
+            return ModelPart(model.shard_map, model.initialised, model.tracker.memento(), self.number())
+
+        return await self.lane.submit(work, 1 << 62)
+
+    async def copy_block(self, block: Block, into: memoryview) -> tuple[int, memoryview, list[StateEntry]]:
+        """The last record in a copy of one block, its values, its optimizer state."""
+        replica = self.model.replica
+
+        def work() -> tuple[int, memoryview, list[StateEntry]]:
+            values = into[: block.end - block.begin]
+            values[:] = replica.region.bytes[block.begin : block.end]
+            return self.number(), values, replica.state(block)
+
+        return await self.lane.submit(work, block.end - block.begin)
+
+
+async def _finished(work: Awaitable[T]) -> T:
+    """The result of ``work``; who is cancelled meanwhile waits for its end: it uses what would go."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+@asynccontextmanager
+async def _stream(primary: Member, shard: int) -> AsyncIterator[Call]:
+    """A stream to ``primary``; what breaks it raises the PsError it stands for."""
+    async with grpc.aio.insecure_channel(primary.address, options=CLIENT_OPTIONS) as channel:
+        call: Call = channel.stream_stream(_METHOD)()
+        try:
+            yield call
+        except grpc.RpcError as failed:
+            raise translate(failed, f"shard {shard} at {primary.address}") from failed
+        finally:
+            call.cancel()
+
+
+async def _next(call: Call) -> bytes:
+    """The next message. Raises Unavailable when the stream has ended."""
+    data: Any = await call.read()
+    if data is grpc.aio.EOF:
+        raise Unavailable("the shard ended the stream to its standby")
+    return bytes(data)

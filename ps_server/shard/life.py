@@ -1,0 +1,223 @@
+"""Serves one shard: opens its data directory, takes its place, and serves or follows until the place is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.membership import Membership
+from ps_protocol.errors import Fenced, InternalError, Unavailable
+from ps_protocol.model import ShardMap
+from ps_protocol.view import ClusterView, Role
+from ps_server import serving
+from ps_server.failpoints import Failpoints
+from ps_server.shard.counters import Counters
+from ps_server.shard.feed import Feed
+from ps_server.shard.follower import Follower
+from ps_server.shard.lane import Lane
+from ps_server.shard.registry import Registry, ShardParts
+from ps_server.shard.replication import Acknowledge, Replication
+from ps_server.shard.service import SERVICE, ShardService
+from ps_server.shard.side_channels import SideChannelConfig, SideChannels
+from ps_server.shard.standby import Standby, joined
+from ps_server.shard.storage import Storage
+from ps_server.storage_options import StorageConfig
+
+logger = logging.getLogger(__name__)
+
+_AGAIN_SECONDS = 0.2
+
+SAY_SECONDS = 5.0
+"""How long the coordinator is asked at a time to take note of a standby."""
+
+
+@dataclass(frozen=True)
+class ShardConfig:
+    """What one shard process was told."""
+
+    shard: int
+    coordinator: str
+    bind: str
+    port: int
+    #: host:port that workers dial; empty: where it listens.
+    advertise: str
+    #: torch's threads; 0: half of the cores.
+    threads: int
+    connect_timeout_seconds: float
+    ready_file: Path | None
+    side_channels: SideChannelConfig = field(default_factory=SideChannelConfig)
+    storage: StorageConfig = field(default_factory=StorageConfig)
+    #: Armed by tests only.
+    failpoints: Failpoints = field(default_factory=Failpoints)
+    #: Whoever holds the place already is followed.
+    standby: bool = False
+    acknowledge: Acknowledge = Acknowledge.BEFORE
+
+
+async def serve(config: ShardConfig, stop: asyncio.Event) -> None:
+    """Serve shard ``config.shard`` until ``stop``; as a standby, follow it for as long as another process serves it.
+
+    Raises PsError when it cannot listen, join, or stay a member. A standby that lost its place starts over instead.
+    """
+    client = CoordinatorClient(config.coordinator)
+    try:
+        while True:
+            try:
+                await Life(config, client, stop).run()
+                return
+            except (Fenced, InternalError) as error:
+                if not config.standby or stop.is_set():
+                    raise
+                logger.warning("shard %d starts over as a standby: %s", config.shard, error)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), _AGAIN_SECONDS)
+    finally:
+        client.close()
+
+
+class Life:
+    """One opening of the data directory: everything from there to its closing, on the shard's event loop."""
+
+    def __init__(self, config: ShardConfig, client: CoordinatorClient, stop: asyncio.Event) -> None:
+        self._config = config
+        self._client = client
+        self._stop = stop
+        self._counters = Counters()
+        #: End with a snapshot, and some grace for calls in progress; not where another process goes on already.
+        self._gently = True
+        #: Set where state is kept.
+        self._membership: Membership | None = None
+        self._announced: asyncio.Future[None] | None = None
+
+    async def run(self) -> None:
+        """Until told to stop. Raises PsError."""
+        config = self._config
+        lane = Lane(config.threads)
+        try:
+            storage = await Storage.open(config.shard, config.storage, lane)
+        except BaseException:
+            lane.close()
+            raise
+        replication = Replication(storage.log, config.acknowledge)
+        registry = Registry(
+            ShardParts(
+                config.shard, lane, self._fetch, storage.log, config.failpoints, replication, self._announce_state
+            ),
+            storage.recovered,
+        )
+        feed = Feed(config.shard, registry, storage.kept[1], replication) if storage.kept else None
+        side_channels = SideChannels(config.side_channels)
+        service = ShardService(config.shard, registry, self._counters, side_channels, feed)
+        server = None
+        try:
+            server = await serving.start(config.bind, config.port, [(SERVICE, service.register)])
+            address = config.advertise or server.address
+            membership = await self._place(storage, lane, address)
+            if membership is not None:
+                await self._hold(membership, address, storage, registry, feed)
+        except Fenced:
+            self._gently = False
+            raise
+        finally:
+            if feed:
+                await feed.stop()
+            if server:
+                await server.stop(serving.GRACE_SECONDS if self._gently else 0.0)
+            if feed:
+                await feed.close(Unavailable(f"shard {config.shard} stops"))
+            await side_channels.close()
+            await storage.close(snapshot=self._gently)
+            lane.close()
+
+    async def _fetch(self, model: str) -> ShardMap:
+        return await asyncio.to_thread(self._client.get_shard_map, model)
+
+    async def _announce_state(self) -> None:
+        """Once, before this directory holds anything that could be lost: from then on older copies are refused.
+
+        One that is empty announces nothing: started by mistake it must not lock the right one out.
+        """
+        if self._membership is None:
+            return
+        if self._announced is None or (self._announced.done() and self._announced.exception()):
+            self._announced = asyncio.ensure_future(asyncio.to_thread(self._membership.announce_state))
+        await asyncio.shield(self._announced)
+
+    async def _place(self, storage: Storage, lane: Lane, address: str) -> Membership | None:
+        """The membership as shard; None when told to stop before."""
+        config = self._config
+        spec = JoinSpec(Role.SHARD, config.shard, address, storage.incarnation, storage.directory)
+        if not config.standby:
+            return await joined(self._client, spec, config.connect_timeout_seconds, self._stop)
+        follower = Follower(config.shard, storage, lane)
+        standby = Standby(self._client, spec, follower, config.connect_timeout_seconds, self._stop)
+        taking = asyncio.create_task(standby.take_place())
+        waits = asyncio.create_task(standby.waits.wait())
+        await asyncio.wait([taking, waits], return_when=asyncio.FIRST_COMPLETED)
+        if waits.done() and config.ready_file:
+            serving.write_ready_file(config.ready_file, address)
+        waits.cancel()
+        membership = await taking
+        await storage.give_up_snapshots()
+        return membership
+
+    async def _hold(
+        self, membership: Membership, address: str, storage: Storage, registry: Registry, feed: Feed | None
+    ) -> None:
+        """Serve until told to stop. Raises Fenced when another process took this shard's place."""
+        config = self._config
+        try:
+            registry.recover(storage.recovered)
+            incarnation = membership.member.incarnation
+            if storage.begin(incarnation, lambda: registry.placed):
+                self._membership = membership
+                if storage.recovered:
+                    await self._announce_state()
+                if feed:
+                    feed.begin(incarnation, lambda word: membership.say_sync(word, SAY_SECONDS))
+            logger.info("shard %d serves on %s", config.shard, address)
+            if config.ready_file:
+                serving.write_ready_file(config.ready_file, address)
+            await self._follow(membership, registry, feed)
+            if feed and feed.followed:
+                self._gently = False
+                registry.stop(Unavailable(f"shard {config.shard} hands over to its standby", shard=str(config.shard)))
+                await feed.hand_over()
+        except Fenced as error:
+            gone = Unavailable(f"shard {config.shard} lost its place here: {error.message}", shard=str(config.shard))
+            registry.stop(gone)
+            if feed:
+                await feed.close(gone)
+            raise
+        finally:
+            await asyncio.to_thread(membership.leave, "stopped")
+
+    async def _follow(self, membership: Membership, registry: Registry, feed: Feed | None) -> None:
+        """Follow the cluster's views until told to stop. Raises Fenced."""
+        loop = asyncio.get_running_loop()
+        fenced: asyncio.Future[Fenced] = loop.create_future()
+
+        def show(view: ClusterView) -> None:
+            registry.on_view(view)
+            if feed:
+                feed.on_view(view)
+
+        def on_view(view: ClusterView) -> None:
+            loop.call_soon_threadsafe(show, view)
+
+        def on_fenced(error: Fenced) -> None:
+            loop.call_soon_threadsafe(fenced.set_result, error)
+
+        membership.set_stats(self._counters.stats)
+        await asyncio.to_thread(membership.subscribe, on_view, on_fenced)
+        stopping = asyncio.ensure_future(self._stop.wait())
+        either: list[asyncio.Future[Any]] = [stopping, fenced]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if fenced.done():
+            raise fenced.result()
