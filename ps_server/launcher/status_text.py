@@ -98,11 +98,12 @@ def status_tables(status: ClusterStatus, width: int, elapsed_seconds: float | No
     """The whole status for a terminal of ``width`` columns."""
     time = "" if elapsed_seconds is None else f" · {elapsed_text(elapsed_seconds)}"
     scripts = current_members(status, Role.WORKER) + current_members(status, Role.EVALUATOR)
+    servers = current_members(status, Role.SHARD) + current_members(status, Role.STANDBY)
     narrow = width < NARROW_WIDTH
     return Group(
         Text(headline(status) + time, style="bold", no_wrap=True, overflow="ellipsis"),
         _table(WORKER_COLUMNS, scripts, narrow),
-        _table(SHARD_COLUMNS, current_members(status, Role.SHARD), narrow),
+        _table(SHARD_COLUMNS, servers, narrow),
     )
 
 

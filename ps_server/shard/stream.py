@@ -276,7 +276,6 @@ class StepStream:
                 await self._carrier.send(pb.StepReply(result=result_of(answer, self._model)))
             else:
                 await self._gate(answer.info.position, answer.ahead)
-                self._model.failpoints.hit("after_apply_before_reply")
                 await self._reply(result_of(answer, self._model))
 
     async def _gate(self, position: Position, ahead: int) -> None:
@@ -297,6 +296,8 @@ class StepStream:
         self._replied.clear()
         try:
             async with self._model.published(quick=quick) as published:
+                if result.sequence:
+                    self._model.failpoints.hit("after_apply_before_reply")
                 result.version = published.version
                 await send_published(self._carrier, result, published, self._model, self._counters, self._coding)
         finally:

@@ -41,6 +41,12 @@ def test_a_wide_table_shows_mode_time_and_every_members_numbers():
     assert shard.split() == ["shard", "0", "240", "20.2", "4.3", "live"]
 
 
+def test_a_standby_stands_below_the_shards():
+    *_, shard, standby = shown(replace(STATUS, members=(member(Role.STANDBY, 0), *STATUS.members)), 100)
+    assert shard.split()[:2] == ["shard", "0"]
+    assert standby.split()[:2] == ["standby", "0"]
+
+
 @pytest.mark.parametrize("width", [32, 40, 79])
 def test_a_narrow_terminal_gets_a_table_that_fits(width):
     lines = shown(STATUS, width)
