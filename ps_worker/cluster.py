@@ -211,6 +211,7 @@ class Cluster:
             lease or (lease is None and self._session.elastic and can_lease(loader))
         ):
             loader = leased(loader, name, self._session, epochs, record, self._idle)
+            loader.check = self._check_may_lease
             self._leased.add(loader.leases)
             return loader
         return data.shard(loader, self._session.share, epochs, record)
@@ -274,6 +275,17 @@ class Cluster:
             number = next(self._numbers) if name is None else 0
             self._names[loader] = name or (f"data-{number}" if number else "data")
         return self._names[loader]
+
+    def _check_may_lease(self) -> None:
+        """Raises ConfigError where empty steps of several models could wait for each other."""
+        mode = self._session.view.consistency.mode
+        if mode is not Mode.ASYNC and len(self._optimizers) > 1:
+            raise ConfigError(
+                "leased data and several models go together in async only",
+                expected="one optimizer, or mode async",
+                actual=f"{len(self._optimizers)} optimizers, mode {mode.value}",
+                remedy="pass lease=False to cluster.shard(), change the mode, or use one optimizer",
+            )
 
     def _idle(self) -> AbstractContextManager[None]:
         """While this worker waits for data, others do not wait for its steps."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from ps_protocol.errors import ConfigError
 from ps_protocol.model import Consistency, Mode
 from ps_worker import Cluster
 from tests.end_to_end.training import assert_bitwise, values
@@ -56,8 +57,18 @@ class Trainer:
         return [parameter.detach().clone() for parameter in self.parameters]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("style", ["one model", "two models", "overlap"])
+@pytest.mark.parametrize("mode", ["ssp", "sync"])
+def test_several_models_are_refused_where_their_empty_steps_could_wait_for_each_other(mode: str) -> None:
+    with running_job(shards=2, workers=0, consistency=MODES[mode]) as job:
+        trainer = Trainer(job.cluster(rank=0), models=2)
+        with pytest.raises(ConfigError, match="several models go together in async only"):
+            trainer.train(1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "style"),
+    [*((mode, style) for mode in MODES for style in ("one model", "overlap")), ("async", "two models")],
+)
 def test_epochs_end_for_everyone_whatever_the_shares(mode: str, style: str) -> None:
     with running_job(shards=2, workers=0, consistency=MODES[mode]) as job:
         clusters = [job.cluster(rank=rank) for rank in range(3)]
@@ -72,12 +83,9 @@ def test_epochs_end_for_everyone_whatever_the_shares(mode: str, style: str) -> N
 
 
 @pytest.mark.parametrize("mode", ["ssp", "sync"])
-@pytest.mark.parametrize("models", [1, 2])
-def test_who_waits_for_the_last_items_holds_nobody_back_and_takes_them_when_their_holder_dies(
-    mode: str, models: int
-) -> None:
+def test_who_waits_for_the_last_items_holds_nobody_back_and_takes_them_when_their_holder_dies(mode: str) -> None:
     with running_job(workers=0, lease_seconds=1.0, consistency=MODES[mode]) as job:
-        slow, quick = together(*(lambda r=r: Trainer(job.cluster(rank=r), models) for r in range(2)))
+        slow, quick = together(*(lambda r=r: Trainer(job.cluster(rank=r)) for r in range(2)))
         running = iter(slow.loader)
         first = next(running)
         waiting = threading.Thread(target=lambda: quick.train(1))
