@@ -306,6 +306,20 @@ def test_with_a_full_disk_pushes_are_refused_and_training_goes_on_when_there_is_
         stream.end()
 
 
+def test_a_model_is_placed_when_there_is_room_for_its_record_and_not_before(tmp_path, killed, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with shard_on(tmp_path / "a") as shard:
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "posix_fallocate", full)
+            with pytest.raises(StorageFull):
+                shard.place(whole_map(simple_spec()))
+        model, _ = start(shard)
+        with killed(shard) as again:
+            assert torch.equal(held(again, again.place(model.layout.shard_map)), held(shard, model))
+
+
 def test_a_push_by_itself_on_a_full_disk_gets_a_typed_error(tmp_path, monkeypatch):
     with shard_on(tmp_path / "a") as shard:
         model, _ = start(shard, (40_000,))
