@@ -16,6 +16,7 @@ from ps_protocol.frames import STATE_CHUNK_FIELD, Scatter
 from ps_protocol.model import DType
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
+from ps_worker.incoming import Incoming, result_of
 from ps_worker.replies import (
     GrpcReplies,
     Peer,
@@ -111,7 +112,7 @@ class ShardCalls:
         with rpc_errors(self.peer):
             future = call.future(requests(), timeout=_seconds(sum(map(len, pieces))))
             try:
-                return pb.LoadReply.FromString(future.result())
+                return pb.LoadReply.FromString(result_of(future))
             finally:
                 future.cancel()
 
@@ -121,7 +122,7 @@ class ShardCalls:
         call: grpc.UnaryStreamMultiCallable[bytes, bytes] = self.channel.unary_stream(_SERVICE + method)
         replies = call(request, timeout=_seconds(expected_bytes))
         try:
-            yield iter(replies)
+            yield Incoming(replies)
         finally:
             replies.cancel()
 

@@ -48,8 +48,8 @@ class LogReader:
         """
         number = self._next - 1
         if number == 0:
-            segments = live_segments(self._log.path)
-            return not self._log.whole or (bool(segments) and segments[0].first == 1)
+            # In this order: a record written between the two looks would be seen without its file.
+            return not self._log.whole or live_segments(self._log.path)[0].first == 1
         if not writer or number > self._log.whole:
             return False
         try:

@@ -16,6 +16,7 @@ from ps_protocol.messages import INLINE_BYTES
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_worker.carriers.carrier import Link
+from ps_worker.incoming import Incoming
 from ps_worker.replies import GrpcReplies, Place, encode_chunks, read_result, rpc_errors, typed
 
 _METHOD = "/ps_protocol.v1.Shard/Step"
@@ -41,7 +42,7 @@ class GrpcCarrier:
         self._ended = threading.Event()
         step: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(_METHOD)
         self._call = step(_drain(self._outbox))
-        self._replies = GrpcReplies(self._call, link.peer)
+        self._replies = GrpcReplies(Incoming(self._call), link.peer)
         self.on_end(_closer(self._outbox, self._ended))
 
     @property

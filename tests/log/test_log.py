@@ -10,7 +10,7 @@ import shutil
 import pytest
 
 from ps_protocol.errors import ConfigError, DamagedData, StorageFull
-from ps_server.log import DataFolder, DurableLog, durable, recover
+from ps_server.log import DataFolder, DurableLog, LogReader, durable, reader, recover
 from ps_server.log.record import HEADER_BYTES, Header, decode_header, encode_record
 from ps_server.log.scan import Scan
 from ps_server.log.segments import SegmentFolder
@@ -277,3 +277,20 @@ def test_each_process_is_a_life_of_its_own_and_knows_who_wrote_last(tmp_path):
     assert recover(folder, log_goes_on=True).models == {}
     assert DurableLog(folder, 0, None, sync=True).waits
     folder.close()
+
+
+def test_a_reader_from_the_beginning_is_not_misled_by_the_first_record_being_written_while_it_looks(
+    tmp_path, monkeypatch
+):
+    layout = layout_of(*SMALL)
+    with opened(tmp_path) as (log, _):
+        look = reader.live_segments
+
+        def looked_late(folder):
+            seen = look(folder)
+            for entry in beginning(layout):
+                log.append(entry)
+            return seen
+
+        monkeypatch.setattr(reader, "live_segments", looked_late)
+        assert LogReader(log, 0).is_behind(0)
