@@ -59,7 +59,10 @@ class ShardCalls:
         """Receive parameters and buffers into ``place``; returns their version. Safe to repeat."""
         request = pb.PullRequest(model=self.model, epoch=self.epoch).SerializeToString()
         with rpc_errors(self.peer), self._stream("Pull", request, region_bytes) as replies:
-            return read_result(GrpcReplies(replies, self.peer), place, _ignore, self.peer).version
+            result = read_result(GrpcReplies(replies, self.peer), place, _ignore, self.peer)
+        if result is None:
+            raise InternalError(f"{self.peer} lets a pull wait", shard=str(self.peer.shard))
+        return result.version
 
     def load_region(self, rank: int, incarnation: int, pieces: Sequence[memoryview]) -> bool:
         """Upload the whole region unless the shard holds values already; returns whether it took them."""

@@ -129,8 +129,11 @@ class Lane:
         """How long the stream has been open; 0 when it never was."""
         return time.monotonic() - self._opened_at if self._opened_at else 0.0
 
-    def open(self, phase: int) -> Standing:
-        """Open a new stream in the place of the last. Raises PsError."""
+    def open(self, phase: int, clock: int | None = None) -> Standing:
+        """Open a new stream in the place of the last. Raises PsError.
+
+        ``clock``: how far this worker has come, in ``phase``, on every shard; None: it has just begun.
+        """
         self.drop()
         link = Link(self.peer, self._layout, self._session.wait_hint)
         request = pb.Open(
@@ -140,6 +143,7 @@ class Lane:
             membership_revision=self._session.revision,
             protocol_version=PROTOCOL_VERSION,
             phase=phase,
+            clock=clock,
             wire=wire_to_pb(self._wire),
         )
         self._opened_to = self._session.shard_incarnation(self.shard)
@@ -207,9 +211,11 @@ class Lane:
         self._options = update.options
         self._sent_bytes = sum(map(len, pieces)) + total_bytes(came)
 
-    def receive(self) -> Receipt:
-        """The answer to the push under way, its parameters in flat memory. Raises PsError."""
+    def receive(self) -> Receipt | None:
+        """The answer to the push under way, its parameters in flat memory; None: the shard waits. Raises PsError."""
         result = self._receive(self._living())
+        if result is None:
+            return None
         self._pushing = False
         refused = result.HasField("error")
         if not refused:
@@ -222,9 +228,9 @@ class Lane:
             error=from_detail(result.error) if refused else None,
         )
 
-    def _receive(self, carrier: Carrier) -> pb.StepResult:
+    def _receive(self, carrier: Carrier) -> pb.StepResult | None:
         result = carrier.receive(self._landing.place if self._landing else self._place)
-        if self._landing:
+        if self._landing and result:
             self._landing.settle(result)
         return result
 
@@ -248,7 +254,9 @@ class Lane:
             self.version = self._calls().pull(self._place, self._layout.region_bytes)
             return
         self._carrier.fetch()
-        self.version = self._receive(self._carrier).version
+        while (result := self._receive(self._carrier)) is None:
+            pass
+        self.version = result.version
         self.land()
 
     def initialised(self) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -105,7 +105,7 @@ class StepPipeline:
             push = self._next_push(update)
             for lane in self._lanes:
                 lane.send(push)
-            receipts = [self._finish(lane, push) for lane in self._lanes]
+            receipts = self._answers(push)
         except BaseException:
             self._drop()
             raise
@@ -214,8 +214,14 @@ class StepPipeline:
         self._session.record_step(None, summary.staleness, summary.transferred_bytes)
         return summary
 
-    def _open(self, lane: Lane) -> Standing:
-        standing = lane.open(self._session.phase)
+    def _clock(self, push: Push | None) -> int:
+        """How far this worker has come on every shard, in the phase it is in."""
+        phase, clock = (push.phase, push.clock - 1) if push else self._position
+        return clock if phase == self._session.phase else 0
+
+    def _open(self, lane: Lane, push: Push | None = None) -> Standing:
+        clock = self._clock(push) if self._started else None
+        standing = lane.open(self._session.phase, clock)
         if self._started and not standing.initialised:
             lane.drop()
             raise self._state_lost(lane)
@@ -239,23 +245,36 @@ class StepPipeline:
                 self._open_at_start(lane)
                 self._tell_transport()
 
-    def _finish(self, lane: Lane, push: Push) -> Receipt:
-        """The answer to ``push``, repeating it on a new stream as often as the stream breaks."""
-        backoff = Backoff(self._timeout_seconds)
-        while True:
+    def _answers(self, push: Push) -> list[Receipt]:
+        """The answers to ``push``, by shard; it is repeated on a new stream as often as one breaks.
+
+        Shards are waited for in turns: whoever says that it waits goes to the end. So no broken stream and no refusal
+        for want of room is left unseen behind a shard that waits, perhaps, for a worker that waits for just that.
+        """
+        receipts: dict[int, Receipt] = {}
+        backoffs = {lane.shard: Backoff(self._timeout_seconds) for lane in self._lanes}
+        turns = deque(self._lanes)
+        while turns:
+            lane = turns.popleft()
             try:
                 if lane.is_dropped:
-                    push = self._repeat(lane, push)
+                    self._repeat(lane, push)
                 receipt = lane.receive()
-                if not isinstance(receipt.error, StorageFull):
-                    return receipt
+            except Unavailable as error:
+                if lane.age_seconds > self._timeout_seconds:
+                    backoffs[lane.shard] = Backoff(self._timeout_seconds)
+                self._wait(lane, backoffs[lane.shard], error)
+                receipt = None
+            if receipt and isinstance(receipt.error, StorageFull):
                 # The shard lives and says what it waits for: so does this worker, for as long as that takes.
                 self._pause_for_room(receipt.error)
                 lane.send(push)
-            except Unavailable as error:
-                if lane.age_seconds > self._timeout_seconds:
-                    backoff = Backoff(self._timeout_seconds)
-                self._wait(lane, backoff, error)
+                receipt = None
+            if receipt:
+                receipts[lane.shard] = receipt
+            else:
+                turns.append(lane)
+        return [receipts[lane.shard] for lane in self._lanes]
 
     def _pause_for_room(self, error: StorageFull) -> None:
         if self._interrupted:
@@ -264,15 +283,11 @@ class StepPipeline:
         self._session.wait_hint(f"waiting: {error.message}; {error.remedy}")
         time.sleep(_FULL_SECONDS)
 
-    def _repeat(self, lane: Lane, push: Push) -> Push:
-        """Send ``push`` on a new stream; where the shard moved this worker on meanwhile, from there."""
-        standing = self._open(lane)
-        if standing.last_sequence < push.sequence and standing.position >= (push.phase, push.clock):
-            push = replace(push, phase=standing.position[0], clock=standing.position[1] + 1)
-            self._position = max(self._position, (push.phase, push.clock))
+    def _repeat(self, lane: Lane, push: Push) -> None:
+        """Send ``push`` on a new stream."""
+        self._open(lane, push)
         lane.send(push)
         self._tell_transport()
-        return push
 
     def _persistently(self, lane: Lane, action: Callable[[], T]) -> T:
         """Do what may be repeated until the shard answers, for the stated time."""

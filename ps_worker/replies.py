@@ -96,13 +96,15 @@ class GrpcReplies:
         read_payload(self._messages, STEP_CHUNK_FIELD, Scatter(pieces), self._peer)
 
 
-def read_result(replies: Replies, place: Place, on_wait: Callable[[str], None], peer: Peer) -> pb.StepResult:
-    """The next result, its payload written to ``place``. Signs of life go to ``on_wait``.
+def read_result(replies: Replies, place: Place, on_wait: Callable[[str], None], peer: Peer) -> pb.StepResult | None:
+    """The next result, its payload written to ``place``; None after a sign of life, which goes to ``on_wait``.
 
     Raises Unavailable, and InternalError for anything that breaks the protocol.
     """
-    while (reply := replies.next()).WhichOneof("body") == "waiting":
+    reply = replies.next()
+    if reply.WhichOneof("body") == "waiting":
         on_wait(reply.waiting.reason)
+        return None
     if reply.WhichOneof("body") != "result":
         raise InternalError(f"{peer} sent {reply.WhichOneof('body')} where a result was due", shard=str(peer.shard))
     result = reply.result

@@ -78,8 +78,6 @@ class Plan:
     ends_at: float
     spec: ModelSpec
     faults: tuple[Fault, ...] = field(default=())
-    #: Workers repeat a push on a broken stream also while they wait for another shard.
-    mends: bool = True
 
     def __str__(self) -> str:
         kept = "durable" if self.durable else "snapshot"

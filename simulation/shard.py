@@ -245,12 +245,12 @@ class SimShard:
 
     # Streams
 
-    def open(self, stream: Stream, rank: int, incarnation: int, revision: int, phase: int) -> None:
+    def open(self, stream: Stream, rank: int, incarnation: int, revision: int, phase: int, clock: int | None) -> None:
         """A worker opens its stream: it waits for the view and the model it names, if they are on their way."""
         self.streams[stream] = None
-        asked = (rank, incarnation, revision, phase)
+        asked = (rank, incarnation, revision, phase, clock)
         if self._knows(revision):
-            self._attach(stream, rank, incarnation, phase)
+            self._attach(stream, rank, incarnation, phase, clock)
         else:
             deadline = self._scheduler.now + PATIENCE_SECONDS
             self._early.append((deadline, stream, asked))
@@ -265,16 +265,16 @@ class SimShard:
             if not stream.server_open:
                 continue
             if self._knows(asked[2]):
-                self._attach(stream, asked[0], asked[1], asked[3])
+                self._attach(stream, asked[0], asked[1], *asked[3:])
             elif self._scheduler.now >= deadline:
                 self._refuse(stream, Unavailable("this shard has not heard from the coordinator"))
             else:
                 self._early.append((deadline, stream, asked))
 
-    def _attach(self, stream: Stream, rank: int, incarnation: int, phase: int) -> None:
+    def _attach(self, stream: Stream, rank: int, incarnation: int, phase: int, clock: int | None) -> None:
         worker = WorkerKey(rank, incarnation)
         try:
-            position = self.tracker.attach(worker, phase)
+            position = self.tracker.attach(worker, phase, clock)
         except PsError as error:
             self._refuse(stream, error)
             return

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -90,8 +91,6 @@ class SimLane:
     def refused_push(self, stream: Stream, error: PsError) -> None:
         """The shard has refused a push; the stream goes on."""
         self._take(stream, error)
-        if isinstance(error, StorageFull):
-            self.worker.lane_broke(self)
 
     def refused(self, stream: Stream, error: PsError) -> None:
         """The shard has ended the stream with an error."""
@@ -106,7 +105,6 @@ class SimLane:
             # An answer that came before is still there to be read.
             if self.inbox is None:
                 self._take(stream, Unavailable("the stream broke"))
-            self.worker.lane_broke(self)
 
     def _take(self, stream: Stream, value: Any) -> None:
         if stream is self.stream:
@@ -135,12 +133,11 @@ class SimWorker:
         self._sequence = 0
         self._started = False
         self._waits_for: SimLane | None = None
+        self._taking_turns = False
+        #: A shard waited for has said that it waits.
+        self._has_sign = False
         self._ticket = 0
         self._data = _DataShare()
-        #: The push under way, and the lanes it is still to be answered on.
-        self._push: SentPush | None = None
-        self._unanswered: dict[SimLane, None] = {}
-        self._look_round = False
         self._membership = SimMembership(
             shared.scheduler, shared.network, shared.coordinator, self.process, self._on_view, self._on_fenced
         )
@@ -273,13 +270,7 @@ class SimWorker:
         push = SentPush(self._sequence, self._position, skipped)
         for lane in self._lanes:
             self._send(lane, push)
-        clock = 0
-        self._push, self._unanswered = push, dict.fromkeys(self._lanes)
-        for lane in self._lanes:
-            receipt = yield from self._finish(lane, push)
-            del self._unanswered[lane]
-            clock = max(clock, receipt.clock)
-        self._push = None
+        clock = yield from self._answers(push)
         self._position = max(self._position, Position(push.position.phase, clock))
         self.steps_made += 1
 
@@ -292,35 +283,41 @@ class SimWorker:
             stream = lane.stream
             stream.up(_push_at_shard, push.sequence, push.position, lane.version, push.skipped, value)
 
-    def _finish(self, lane: SimLane, push: SentPush) -> Steps:
-        pause, began = 0.1, self._scheduler.now
-        while True:
+    def _answers(self, push: SentPush) -> Steps:
+        """The highest clock that a shard answers; shards are waited for in turns."""
+        clock = 0
+        pauses = dict.fromkeys(self._lanes, 0.1)
+        began = self._scheduler.now
+        turns = deque(self._lanes)
+        self._taking_turns, self._has_sign = True, False
+        self._scheduler.after(_SIGN_SECONDS, self.process, self._sign_of_life, push)
+        while turns:
+            lane = turns.popleft()
             try:
                 if lane.stream is None:
-                    push = yield from self._repeat(lane, push)
-                receipt = yield from self._receive(lane)
-                if isinstance(receipt, StorageFull):
-                    yield from self._sleep(_FULL_SECONDS)
+                    yield from self._open(lane, push)
                     self._send(lane, push)
-                    continue
-                self.shared.judge.received(lane.shard, self._membership.member, receipt)
-                lane.version = receipt.version
-                return receipt
+                receipt = yield from self._receive(lane, in_turns=True)
             except Unavailable as error:
                 lane.drop()
                 if self._scheduler.now - began > _GIVE_UP_SECONDS:
                     raise
                 self._scheduler.say(self.process.name, "shard", lane.shard, "away:", error.message)
-                yield from self._sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-
-    def _repeat(self, lane: SimLane, push: SentPush) -> Steps:
-        standing = yield from self._open(lane)
-        if standing.last_sequence < push.sequence and standing.position >= push.position:
-            push = replace(push, position=Position(standing.position.phase, standing.position.clock + 1))
-            self._position = max(self._position, push.position)
-        self._send(lane, push)
-        return push
+                yield from self._sleep(pauses[lane])
+                pauses[lane] = min(2 * pauses[lane], _LONGEST_PAUSE_SECONDS)
+                receipt = None
+            if isinstance(receipt, StorageFull):
+                yield from self._sleep(_FULL_SECONDS)
+                self._send(lane, push)
+                receipt = None
+            if receipt is None:
+                turns.append(lane)
+                continue
+            self.shared.judge.received(lane.shard, self._membership.member, receipt)
+            lane.version = receipt.version
+            clock = max(clock, receipt.clock)
+        self._taking_turns = False
+        return clock
 
     def _ensure_open(self) -> Steps:
         for lane in self._lanes:
@@ -342,7 +339,11 @@ class SimWorker:
                 self._position = max(self._position, standing.position)
                 return standing
 
-    def _open(self, lane: SimLane) -> Steps:
+    def _clock(self, push: SentPush | None) -> int:
+        position = Position(push.position.phase, push.position.clock - 1) if push else self._position
+        return position.clock if position.phase == self._phase else 0
+
+    def _open(self, lane: SimLane, push: SentPush | None = None) -> Steps:
         lane.drop()
         found = self._member_of(lane.shard)
         shard = self.shared.shards_by_address[found.address]
@@ -352,7 +353,9 @@ class SimWorker:
         shard.streams[stream] = None
         lane.alive = True
         member = self._membership.member
-        stream.up(_open_at_shard, member.index, member.incarnation, self._membership.view.revision, self._phase)
+        revision = self._membership.view.revision
+        clock = self._clock(push) if self._started else None
+        stream.up(_open_at_shard, member.index, member.incarnation, revision, self._phase, clock)
         standing = yield from self._receive(lane)
         lane.version = standing.version
         if self._started and not standing.initialised:
@@ -394,37 +397,11 @@ class SimWorker:
         if self._waits_for is lane:
             self._continue(None)
 
-    def lane_broke(self, lane: SimLane) -> None:
-        """What was sent on ``lane`` may be lost, and others may wait for it: it is not left until its turn comes."""
-        if self.shared.plan.mends and self._push is not None and lane in self._unanswered:
-            self._scheduler.after(_SIGN_SECONDS * self._scheduler.random.random(), self.process, self._sign_of_life)
+    def _receive(self, lane: SimLane, *, in_turns: bool = False) -> Steps:
+        """What the shard says next. Raises what it refused with, or Unavailable.
 
-    def _sign_of_life(self) -> None:
-        """The shard that is waited for says that it waits, too: time to look at the others."""
-        if self._push is not None and self._waits_for is not None:
-            self._look_round = True
-            self._continue(None)
-
-    def _mend(self, waited_for: SimLane) -> Steps:
-        """Repeat the push under way wherever else it was refused for want of room, or its stream broke."""
-        self._look_round = False
-        for lane in list(self._unanswered):
-            if lane is waited_for or self._push is None:
-                continue
-            if isinstance(lane.inbox, StorageFull) and lane.alive:
-                lane.inbox = None
-                self._send(lane, self._push)
-                continue
-            if lane.alive or isinstance(lane.inbox, Receipt):
-                continue
-            try:
-                yield from self._repeat(lane, self._push)
-            except Unavailable:
-                lane.drop()
-                self._scheduler.after(_SIGN_SECONDS, self.process, self._sign_of_life)
-
-    def _receive(self, lane: SimLane) -> Steps:
-        """What the shard says next. Raises what it refused with, or Unavailable."""
+        ``in_turns``: None when the shard says that it waits.
+        """
         if lane.stream is None:
             raise Unavailable("the stream is not open")
         while lane.inbox is None:
@@ -432,12 +409,27 @@ class SimWorker:
                 raise Unavailable("the stream broke")
             self._waits_for = lane
             yield
-            if self._look_round and lane.inbox is None and self._push is not None:
-                yield from self._mend(lane)
+            if in_turns and self._has_sign:
+                self._has_sign = False
+                return None
         value, lane.inbox = lane.inbox, None
         if isinstance(value, PsError) and not isinstance(value, StorageFull):
             raise value
         return value
+
+    def _sign_of_life(self, push: SentPush) -> None:
+        """The shard that is waited for says that it waits, too, if it can."""
+        if push.sequence != self._sequence or not self._taking_turns:
+            return
+        self._scheduler.after(_SIGN_SECONDS, self.process, self._sign_of_life, push)
+        lane = self._waits_for
+        if lane is None or lane.stream is None:
+            return
+        shard, now = lane.stream.shard.process, self._scheduler.now
+        reached = self.shared.network.heals(self.process.name, shard.name) <= now
+        if shard.alive and shard.stopped_until <= now and reached:
+            self._has_sign = True
+            self._continue(None)
 
     def _reach(self, shard: SimShard) -> Steps:
         """Connect. Raises Unavailable."""

@@ -1,3 +1,19 @@
 """Loaded before any test: the SDK first, for it tells gRPC about forks before gRPC is loaded."""
 
+import signal
+
+import pytest
+
 import ps_worker  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def _signal_handlers_stay():
+    """A handler that is left behind would swallow the Ctrl-C of a later test."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    after = [signal.getsignal(number) for number in numbers]
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+    assert after == before

@@ -104,6 +104,8 @@ def view_to_pb(view: ClusterView) -> pb.ClusterView:
         expected_workers=view.expected_workers,
         started=view.started,
         finished=view.finished,
+        spare=sorted(view.spare),
+        moving=view.moving,
     )
 
 
@@ -118,6 +120,8 @@ def view_from_pb(message: pb.ClusterView) -> ClusterView:
         expected_workers=message.expected_workers,
         started=message.started,
         finished=message.finished,
+        spare=frozenset(message.spare),
+        moving=message.moving,
     )
 
 

@@ -124,6 +124,12 @@ class DamagedData(PsError):
     code = pb.ERROR_CODE_DAMAGED_DATA
 
 
+class ModelMoved(PsError):
+    """A shard holds this model by another shard map than the caller's; ask the coordinator for the one in force."""
+
+    code = pb.ERROR_CODE_MODEL_MOVED
+
+
 class ConfigError(PsError):
     """Flags, environment or arguments contradict each other or are incomplete. Never crosses the wire."""
 
@@ -145,6 +151,7 @@ by_code: dict[int, type[PsError]] = {
         StateLost,
         StorageFull,
         DamagedData,
+        ModelMoved,
     )
 }
 

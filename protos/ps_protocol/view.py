@@ -49,6 +49,15 @@ class ClusterView:
     started: bool = False
     #: The job started and every worker has left.
     finished: bool = False
+    #: Shard numbers that hold no slices: drained, or added and not used yet.
+    spare: frozenset[int] = frozenset()
+    #: Names the move of slices that has not been decided; empty: none.
+    moving: str = ""
+
+    @property
+    def used_shards(self) -> tuple[int, ...]:
+        """The shards that hold slices, or will."""
+        return tuple(number for number in range(self.expected_shards) if number not in self.spare)
 
     def live(self, role: Role) -> dict[int, Member]:
         """Live members of one role, by index."""

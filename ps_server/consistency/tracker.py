@@ -76,19 +76,23 @@ class Tracker:
             for rank in sorted(live.keys() - self._participants.keys()):
                 self._enter(WorkerKey(rank, live[rank]), self._kept_highest)
 
-    def attach(self, worker: WorkerKey, phase: int) -> Position:
+    def attach(self, worker: WorkerKey, phase: int, clock: int | None = None) -> Position:
         """A stream of ``worker`` opened, the first or again; it has passed ``phase`` barriers. Returns where it stands.
 
         A participant keeps its place. A newcomer enters where the slowest stands, but not below what has been applied;
         alone, at the highest position ever reached; while the others stand in another phase, at the start of its own.
-        Raises Fenced.
+
+        ``clock`` is what a worker says that has made steps already. Where none of its pushes is known, for a restart
+        forgets those that changed nothing, it enters just there: its position is the same on every shard, or workers
+        could wait for each other over two of them. Raises Fenced.
         """
         self._fence(worker)
-        if worker.rank in self._participants:
-            position = max(self._clocks[worker.rank], Position(phase, 0))
+        own = self._participants.get(worker.rank)
+        if own is not None and (own.last_sequence or clock is None):
+            position = max(self._clocks[worker.rank], Position(phase, clock or 0))
             self._clocks.place(worker.rank, position)
         else:
-            position = self._entry(phase)
+            position = self._entry(phase) if clock is None else Position(phase, clock)
             self._enter(worker, position)
         return position
 

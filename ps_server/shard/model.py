@@ -156,10 +156,10 @@ class ShardModel:
         self.tracker.configure(consistency)
         self._advance()
 
-    def attach(self, worker: WorkerKey, phase: int) -> Position:
+    def attach(self, worker: WorkerKey, phase: int, clock: int | None = None) -> Position:
         """A worker opened its stream; returns where it stands. Raises Fenced."""
         self.check()
-        position = self.tracker.attach(worker, phase)
+        position = self.tracker.attach(worker, phase, clock)
         self._advance()
         return position
 

@@ -129,7 +129,8 @@ class ShardService:
         await self._registry.membership(request.membership_revision)
         model = await self._registry.model(request.model, request.epoch)
         worker = WorkerKey(request.worker.rank, request.worker.incarnation)
-        position = model.attach(worker, request.phase)
+        clock = request.clock if request.HasField("clock") else None
+        position = model.attach(worker, request.phase, clock)
         opened = pb.Opened(
             version=model.tracker.version,
             phase=position.phase,

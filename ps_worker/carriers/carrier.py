@@ -61,8 +61,10 @@ class Carrier(Protocol):
         """Send the news that this worker enters the barrier that ends ``phase``."""
         ...
 
-    def receive(self, place: Place) -> pb.StepResult:
+    def receive(self, place: Place) -> pb.StepResult | None:
         """The result of the oldest push or fetch without one, its payload in place. Raises PsError.
+
+        None when the shard said instead that it waits, as it does every few seconds.
 
         A call that raises, or that Ctrl-C ends, ends the stream.
         """

@@ -89,7 +89,7 @@ class GrpcCarrier:
         """Queue the news."""
         self._send(pb.StepRequest(arrive=pb.Arrive(phase=phase)))
 
-    def receive(self, place: Place) -> pb.StepResult:
+    def receive(self, place: Place) -> pb.StepResult | None:
         """The next result. What keeps it from being read whole ends the call: the rest would be read as the next."""
         try:
             with rpc_errors(self._peer):

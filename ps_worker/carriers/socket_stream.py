@@ -87,11 +87,11 @@ class SocketCarrier:
         """Send the news."""
         self._send(pb.StepRequest(arrive=pb.Arrive(phase=phase)))
 
-    def receive(self, place: Place) -> pb.StepResult:
+    def receive(self, place: Place) -> pb.StepResult | None:
         """The next result; then the shard gets its memory back."""
         with self._connection():
             result = read_result(self, place, self._link.on_wait, self._link.peer)
-            if result.segment:
+            if result and result.segment:
                 self._send(pb.StepRequest(release=pb.Release()))
         return result
 

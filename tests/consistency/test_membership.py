@@ -85,6 +85,35 @@ def test_attaching_again_keeps_the_place_and_the_sequence() -> None:
     assert job.tracker.last_sequence(job.key(0)) == 2
 
 
+@pytest.mark.parametrize("clock", [2, 7])
+def test_a_worker_whose_pushes_a_restart_forgot_goes_on_where_it_says_it_stands(clock: int) -> None:
+    """Not where a newcomer would: its steps changed nothing here, but the others count them on every shard."""
+    job = Job(ssp(0))
+    job.push(0, 5)
+    job.live[2] = 9
+    job.tracker.members(job.live)
+    assert job.tracker.attach(job.key(2), 0, clock) == job.position(2) == at(clock)
+    job.push(2, clock + 1)
+    assert job.tracker.attach(job.key(2), 0, clock) == at(clock + 1)
+
+
+def test_a_worker_that_was_only_listed_after_a_restart_goes_on_where_it_says_it_stands() -> None:
+    job = Job(ssp(0))
+    job.push(0, 5)
+    again = Tracker(ssp(0))
+    again.restore(job.tracker.memento())
+    again.members({1: 2})
+    assert again.attach(job.key(1), 0, 3) == at(3)
+    assert again.may_pull(at(3))
+
+
+def test_a_worker_that_has_come_further_than_is_known_here_goes_on_where_it_says() -> None:
+    job = Job(ASYNC)
+    job.push(0, 2)
+    assert job.tracker.attach(job.key(0), 0, 4) == at(4)
+    assert job.tracker.attach(job.key(0), 0, 1) == at(4)
+
+
 def test_attaching_again_after_a_barrier_begins_the_new_phase() -> None:
     job = Job(ASYNC)
     job.push(0, 2)

@@ -149,7 +149,8 @@ class Line:
         self.carrier.push(message, pieces_of(self._gradients, ranges))
 
     def receive(self) -> pb.StepResult:
-        result = self.carrier.receive(self._place)
+        while (result := self.carrier.receive(self._place)) is None:
+            pass
         self.version = result.version
         return result
 

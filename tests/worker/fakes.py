@@ -51,6 +51,10 @@ class Faults:
     #: Called when a push has arrived; the answer waits until ``release`` is put.
     on_push: list[Callable[[], None]] = field(default_factory=list)
     release: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
+    #: Called before a push is answered, once ``waiting`` has been said.
+    on_answer: list[Callable[[], Any]] = field(default_factory=list)
+    #: Called whenever a stream is opened.
+    on_open: Callable[[], None] = lambda: None
 
 
 class FakeShard:
@@ -119,6 +123,7 @@ class FakeShard:
             match request.WhichOneof("body"):
                 case "open":
                     self.opens.append(request.open)
+                    self.faults.on_open()
                     worker = (request.open.worker.rank, request.open.worker.incarnation)
                     opened = pb.Opened(
                         version=self.version,
@@ -159,6 +164,8 @@ class FakeShard:
         for reason in self.faults.waiting:
             yield pb.StepReply(waiting=pb.Waiting(reason=reason)).SerializeToString()
         self.faults.waiting = []
+        if self.faults.on_answer:
+            self.faults.on_answer.pop()()
         result = pb.StepResult(sequence=header.sequence, clock=header.clock)
         if self.faults.refuse:
             result.outcome = pb.OUTCOME_REFUSED

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from ps_protocol.errors import Fenced, InvalidRequest, NotReady, StateLost, Unavailable
+from ps_protocol.errors import Fenced, InvalidRequest, NotReady, StateLost, StorageFull, Unavailable
 from ps_worker.declare import build_spec
 from ps_worker.flat import FlatModel
 from ps_worker.gradients import Gradients
@@ -140,16 +140,50 @@ def test_a_shard_that_comes_back_empty_is_a_loss_of_state(session: FakeSession) 
     assert caught.value.shard == "1"
 
 
-def test_a_worker_that_a_returned_shard_moved_on_repeats_its_push_from_there(session: FakeSession) -> None:
+def test_a_stream_opened_again_says_how_far_the_worker_has_come_and_its_push_is_repeated_as_it_was(
+    session: FakeSession,
+) -> None:
     worker = started(session)
     worker.step()
     shard = session.shards[0]
     shard.faults.lose_push = 1
-    shard.stand = (0, 7)
-    assert worker.step().clock == 8
-    assert [(p.sequence, p.clock) for p in shard.pushes] == [(1, 1), (2, 2), (2, 8)]
     worker.step()
-    assert [s.pushes[-1].clock for s in session.shards] == [9, 9]
+    assert [(p.sequence, p.clock) for p in shard.pushes] == [(1, 1), (2, 2), (2, 2)]
+    clocks = [opened.clock if opened.HasField("clock") else None for opened in shard.opens]
+    assert clocks == [None, 1]
+    session.phase = 1
+    shard.faults.lose_push = 1
+    worker.step()
+    assert [opened.clock for opened in shard.opens][2:] == [0]
+
+
+def test_a_shard_that_waits_does_not_hide_a_push_that_another_has_lost(session: FakeSession) -> None:
+    worker = started(session)
+    waits, loses = session.shards
+    heard = threading.Event()
+    # The first shard answers only when the second has got the push, which at first is lost.
+    waits.faults.waiting = ["for the other shard"]
+    waits.faults.on_answer = [heard.wait]
+    loses.faults.lose_push = 1
+    loses.faults.on_open = heard.set
+    worker.step()
+    assert [p.sequence for p in loses.pushes] == [1, 1]
+    assert worker.moved() == 1.0
+
+
+def test_a_shard_that_waits_does_not_hide_that_another_has_no_room(session: FakeSession) -> None:
+    worker = started(session)
+    waits, full = session.shards
+    heard = threading.Event()
+    waits.faults.waiting = ["for the other shard"]
+    waits.faults.on_answer = [heard.wait]
+    full.faults.refuse = [StorageFull("no room")]
+    full.faults.on_push = [lambda: full.faults.on_push.append(heard.set)]
+    for _ in range(2):
+        full.faults.release.put(None)
+    worker.step()
+    assert [p.sequence for p in full.pushes] == [1, 1]
+    assert worker.moved() == 1.0
 
 
 def test_a_late_worker_jumps_to_the_highest_clock_of_its_shards(session: FakeSession) -> None:

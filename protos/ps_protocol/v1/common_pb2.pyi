@@ -72,6 +72,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_STATE_LOST: _ClassVar[ErrorCode]
     ERROR_CODE_STORAGE_FULL: _ClassVar[ErrorCode]
     ERROR_CODE_DAMAGED_DATA: _ClassVar[ErrorCode]
+    ERROR_CODE_MODEL_MOVED: _ClassVar[ErrorCode]
 
 class Transport(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -133,6 +134,7 @@ ERROR_CODE_NOT_READY: ErrorCode
 ERROR_CODE_STATE_LOST: ErrorCode
 ERROR_CODE_STORAGE_FULL: ErrorCode
 ERROR_CODE_DAMAGED_DATA: ErrorCode
+ERROR_CODE_MODEL_MOVED: ErrorCode
 TRANSPORT_UNSPECIFIED: Transport
 TRANSPORT_GRPC: Transport
 TRANSPORT_SHM: Transport

@@ -163,7 +163,7 @@ class ModelEpoch(_message.Message):
     def __init__(self, name: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class ClusterView(_message.Message):
-    __slots__ = ("revision", "members", "consistency", "models", "expected_shards", "expected_workers", "started", "finished")
+    __slots__ = ("revision", "members", "consistency", "models", "expected_shards", "expected_workers", "started", "finished", "spare", "moving")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +172,8 @@ class ClusterView(_message.Message):
     EXPECTED_WORKERS_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    SPARE_FIELD_NUMBER: _ClassVar[int]
+    MOVING_FIELD_NUMBER: _ClassVar[int]
     revision: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
     consistency: _common_pb2.Consistency
@@ -180,7 +182,9 @@ class ClusterView(_message.Message):
     expected_workers: int
     started: bool
     finished: bool
-    def __init__(self, revision: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., consistency: _Optional[_Union[_common_pb2.Consistency, _Mapping]] = ..., models: _Optional[_Iterable[_Union[ModelEpoch, _Mapping]]] = ..., expected_shards: _Optional[int] = ..., expected_workers: _Optional[int] = ..., started: bool = ..., finished: bool = ...) -> None: ...
+    spare: _containers.RepeatedScalarFieldContainer[int]
+    moving: str
+    def __init__(self, revision: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., consistency: _Optional[_Union[_common_pb2.Consistency, _Mapping]] = ..., models: _Optional[_Iterable[_Union[ModelEpoch, _Mapping]]] = ..., expected_shards: _Optional[int] = ..., expected_workers: _Optional[int] = ..., started: bool = ..., finished: bool = ..., spare: _Optional[_Iterable[int]] = ..., moving: _Optional[str] = ...) -> None: ...
 
 class DeclareModelRequest(_message.Message):
     __slots__ = ("rank", "incarnation", "spec")
@@ -323,3 +327,29 @@ class RestoreCheckpointReply(_message.Message):
     folder: str
     models: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, folder: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ReshardRequest(_message.Message):
+    __slots__ = ("shards", "model", "variable", "to", "batch_bytes")
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VARIABLE_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    BATCH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    shards: _containers.RepeatedScalarFieldContainer[int]
+    model: str
+    variable: str
+    to: int
+    batch_bytes: int
+    def __init__(self, shards: _Optional[_Iterable[int]] = ..., model: _Optional[str] = ..., variable: _Optional[str] = ..., to: _Optional[int] = ..., batch_bytes: _Optional[int] = ...) -> None: ...
+
+class ReshardProgress(_message.Message):
+    __slots__ = ("moved_bytes", "total_bytes", "batches", "pause_seconds")
+    MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    moved_bytes: int
+    total_bytes: int
+    batches: int
+    pause_seconds: float
+    def __init__(self, moved_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., batches: _Optional[int] = ..., pause_seconds: _Optional[float] = ...) -> None: ...

@@ -90,6 +90,11 @@ class CoordinatorStub(object):
                 request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.RestoreCheckpointRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.RestoreCheckpointReply.FromString,
                 _registered_method=True)
+        self.Reshard = channel.unary_stream(
+                '/ps_protocol.v1.Coordinator/Reshard',
+                request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.ReshardRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.ReshardProgress.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/ps_protocol.v1.Coordinator/GetStatus',
                 request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.GetStatusRequest.SerializeToString,
@@ -178,9 +183,17 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetStatus(self, request, context):
+    def Reshard(self, request, context):
         """For people and dashboards: members with their last statistics.
+        Move slices between shards while the job trains, batch by batch; progress after each batch. When it ends early, what
+        has been moved stays moved. Safe to repeat.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetStatus(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -242,6 +255,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.RestoreCheckpoint,
                     request_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.RestoreCheckpointRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.RestoreCheckpointReply.SerializeToString,
+            ),
+            'Reshard': grpc.unary_stream_rpc_method_handler(
+                    servicer.Reshard,
+                    request_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.ReshardRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.ReshardProgress.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -546,6 +564,33 @@ class Coordinator(object):
             '/ps_protocol.v1.Coordinator/RestoreCheckpoint',
             ps__protocol_dot_v1_dot_coordinator__pb2.RestoreCheckpointRequest.SerializeToString,
             ps__protocol_dot_v1_dot_coordinator__pb2.RestoreCheckpointReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reshard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/ps_protocol.v1.Coordinator/Reshard',
+            ps__protocol_dot_v1_dot_coordinator__pb2.ReshardRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_coordinator__pb2.ReshardProgress.FromString,
             options,
             channel_credentials,
             insecure,

@@ -62,12 +62,36 @@ class UpdateRecord(_message.Message):
     is_round: bool
     def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ..., pushes: _Optional[_Iterable[_Union[LoggedPush, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ..., group_options: _Optional[_Iterable[str]] = ..., scale: _Optional[float] = ..., buffer_weight: _Optional[float] = ..., is_round: bool = ...) -> None: ...
 
+class PrepareRecord(_message.Message):
+    __slots__ = ("shard_map", "incoming", "state", "tracker")
+    SHARD_MAP_FIELD_NUMBER: _ClassVar[int]
+    INCOMING_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TRACKER_FIELD_NUMBER: _ClassVar[int]
+    shard_map: _common_pb2.ShardMap
+    incoming: _containers.RepeatedScalarFieldContainer[int]
+    state: _containers.RepeatedCompositeFieldContainer[_shard_pb2.StateTensor]
+    tracker: str
+    def __init__(self, shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ..., incoming: _Optional[_Iterable[int]] = ..., state: _Optional[_Iterable[_Union[_shard_pb2.StateTensor, _Mapping]]] = ..., tracker: _Optional[str] = ...) -> None: ...
+
+class SwitchRecord(_message.Message):
+    __slots__ = ("model", "epoch")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    epoch: int
+    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
 class LogRecord(_message.Message):
-    __slots__ = ("place", "load", "update")
+    __slots__ = ("place", "load", "update", "prepare", "switch")
     PLACE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     UPDATE_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_FIELD_NUMBER: _ClassVar[int]
     place: PlaceRecord
     load: LoadRecord
     update: UpdateRecord
-    def __init__(self, place: _Optional[_Union[PlaceRecord, _Mapping]] = ..., load: _Optional[_Union[LoadRecord, _Mapping]] = ..., update: _Optional[_Union[UpdateRecord, _Mapping]] = ...) -> None: ...
+    prepare: PrepareRecord
+    switch: SwitchRecord
+    def __init__(self, place: _Optional[_Union[PlaceRecord, _Mapping]] = ..., load: _Optional[_Union[LoadRecord, _Mapping]] = ..., update: _Optional[_Union[UpdateRecord, _Mapping]] = ..., prepare: _Optional[_Union[PrepareRecord, _Mapping]] = ..., switch: _Optional[_Union[SwitchRecord, _Mapping]] = ...) -> None: ...

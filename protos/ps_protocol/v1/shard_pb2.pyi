@@ -44,7 +44,7 @@ class Chunk(_message.Message):
     def __init__(self, position: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("model", "epoch", "worker", "membership_revision", "protocol_version", "phase", "transports", "wire")
+    __slots__ = ("model", "epoch", "worker", "membership_revision", "protocol_version", "phase", "transports", "wire", "clock")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +53,7 @@ class Open(_message.Message):
     PHASE_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     WIRE_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
     model: str
     epoch: int
     worker: WorkerId
@@ -61,7 +62,8 @@ class Open(_message.Message):
     phase: int
     transports: _containers.RepeatedScalarFieldContainer[_common_pb2.Transport]
     wire: _common_pb2.Wire
-    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ..., worker: _Optional[_Union[WorkerId, _Mapping]] = ..., membership_revision: _Optional[int] = ..., protocol_version: _Optional[int] = ..., phase: _Optional[int] = ..., transports: _Optional[_Iterable[_Union[_common_pb2.Transport, str]]] = ..., wire: _Optional[_Union[_common_pb2.Wire, _Mapping]] = ...) -> None: ...
+    clock: int
+    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ..., worker: _Optional[_Union[WorkerId, _Mapping]] = ..., membership_revision: _Optional[int] = ..., protocol_version: _Optional[int] = ..., phase: _Optional[int] = ..., transports: _Optional[_Iterable[_Union[_common_pb2.Transport, str]]] = ..., wire: _Optional[_Union[_common_pb2.Wire, _Mapping]] = ..., clock: _Optional[int] = ...) -> None: ...
 
 class SideChannel(_message.Message):
     __slots__ = ("transport", "name", "port", "token")
@@ -292,12 +294,14 @@ class LoadReply(_message.Message):
     def __init__(self, version: _Optional[int] = ..., written: bool = ...) -> None: ...
 
 class SaveRequest(_message.Message):
-    __slots__ = ("model", "epoch")
+    __slots__ = ("model", "epoch", "slices")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
     model: str
     epoch: int
-    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+    slices: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ..., slices: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SaveHeader(_message.Message):
     __slots__ = ("version", "state", "payload_bytes")
@@ -368,6 +372,47 @@ class CutReply(_message.Message):
     models: _containers.RepeatedCompositeFieldContainer[ModelCut]
     parts: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, models: _Optional[_Iterable[_Union[ModelCut, _Mapping]]] = ..., parts: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ReachRequest(_message.Message):
+    __slots__ = ("cut", "models", "seconds")
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    cut: str
+    models: _containers.RepeatedCompositeFieldContainer[ModelCut]
+    seconds: float
+    def __init__(self, cut: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelCut, _Mapping]]] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class ReachReply(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[ModelCut]
+    def __init__(self, models: _Optional[_Iterable[_Union[ModelCut, _Mapping]]] = ...) -> None: ...
+
+class PrepareRequest(_message.Message):
+    __slots__ = ("cut", "membership_revision", "models", "addresses")
+    class AddressesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: str
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIP_REVISION_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    cut: str
+    membership_revision: int
+    models: _containers.RepeatedCompositeFieldContainer[_common_pb2.ShardMap]
+    addresses: _containers.ScalarMap[int, str]
+    def __init__(self, cut: _Optional[str] = ..., membership_revision: _Optional[int] = ..., models: _Optional[_Iterable[_Union[_common_pb2.ShardMap, _Mapping]]] = ..., addresses: _Optional[_Mapping[int, str]] = ...) -> None: ...
+
+class PrepareReply(_message.Message):
+    __slots__ = ("received_bytes",)
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    received_bytes: int
+    def __init__(self, received_bytes: _Optional[int] = ...) -> None: ...
 
 class ThawRequest(_message.Message):
     __slots__ = ("cut",)

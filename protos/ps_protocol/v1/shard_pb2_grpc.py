@@ -79,6 +79,16 @@ class ShardStub(object):
                 request_serializer=ps__protocol_dot_v1_dot_shard__pb2.CutRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.CutReply.FromString,
                 _registered_method=True)
+        self.Reach = channel.unary_unary(
+                '/ps_protocol.v1.Shard/Reach',
+                request_serializer=ps__protocol_dot_v1_dot_shard__pb2.ReachRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.ReachReply.FromString,
+                _registered_method=True)
+        self.Prepare = channel.unary_unary(
+                '/ps_protocol.v1.Shard/Prepare',
+                request_serializer=ps__protocol_dot_v1_dot_shard__pb2.PrepareRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.PrepareReply.FromString,
+                _registered_method=True)
         self.Thaw = channel.unary_unary(
                 '/ps_protocol.v1.Shard/Thaw',
                 request_serializer=ps__protocol_dot_v1_dot_shard__pb2.ThawRequest.SerializeToString,
@@ -160,8 +170,23 @@ class ShardServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Reach(self, request, context):
+        """Take the pushes that some shard had accepted, and hold still there, for the time told. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Prepare(self, request, context):
+        """At the point reached: fetch the slices that come here, and have everything on disk that the next shard maps need.
+        From then on the shard holds still until the cluster's view shows that the move was decided, one way or the other.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Thaw(self, request, context):
-        """Go on without a cut. Safe to repeat.
+        """Go on without a cut, and forget what was prepared for it. Safe to repeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -221,6 +246,16 @@ def add_ShardServicer_to_server(servicer, server):
                     servicer.Cut,
                     request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.CutRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_shard__pb2.CutReply.SerializeToString,
+            ),
+            'Reach': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reach,
+                    request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.ReachRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_shard__pb2.ReachReply.SerializeToString,
+            ),
+            'Prepare': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prepare,
+                    request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.PrepareRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_shard__pb2.PrepareReply.SerializeToString,
             ),
             'Thaw': grpc.unary_unary_rpc_method_handler(
                     servicer.Thaw,
@@ -476,6 +511,60 @@ class Shard(object):
             '/ps_protocol.v1.Shard/Cut',
             ps__protocol_dot_v1_dot_shard__pb2.CutRequest.SerializeToString,
             ps__protocol_dot_v1_dot_shard__pb2.CutReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.Shard/Reach',
+            ps__protocol_dot_v1_dot_shard__pb2.ReachRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_shard__pb2.ReachReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prepare(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.Shard/Prepare',
+            ps__protocol_dot_v1_dot_shard__pb2.PrepareRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_shard__pb2.PrepareReply.FromString,
             options,
             channel_credentials,
             insecure,
