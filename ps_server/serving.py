@@ -123,6 +123,10 @@ def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
 
         for number in numbers:
             loop.add_signal_handler(number, on_signal, number)
-        await main(stop)
+        try:
+            await main(stop)
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
 
     uvloop.run(supervised())

@@ -231,7 +231,7 @@ class SimWorker:
 
     def _check_values(self, lane: SimLane) -> Steps:
         shard = yield from self._shard(lane)
-        if not (yield from self._persist(shard.process, shard.initialised)):
+        if not (yield from self._persist_with(lane, shard, shard.initialised)):
             raise StateLost(f"shard {lane.shard} has no values")
 
     def _initialise(self, empty: list[SimLane]) -> Steps:

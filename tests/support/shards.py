@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc
@@ -164,6 +165,8 @@ class StubStream:
         self._requests: queue.SimpleQueue[shard_pb2.StepRequest | None] = queue.SimpleQueue()
         stub = shard_pb2_grpc.ShardStub(shard.channel)
         self.replies = stub.Step(iter(self._requests.get, None))
+        if not self.replies.add_callback(partial(self._requests.put, None)):  # gRPC's thread reads requests until then
+            self._requests.put(None)
         fields = {"membership_revision": shard.view.revision, "protocol_version": PROTOCOL_VERSION} | open_fields
         worker = shard_pb2.WorkerId(rank=rank, incarnation=incarnation)
         self.send(open=shard_pb2.Open(model=name, worker=worker, **fields))
@@ -276,8 +279,8 @@ def assert_equal(payload: bytes, model: ShardModel, expected: list[torch.Tensor]
 def wait_until(true: Callable[[], bool]) -> None:
     """Wait for a state; the test fails when it does not come."""
     pause = threading.Event()
-    for _ in range(1000):
+    for _ in range(3000):
         if true():
             return
         pause.wait(0.01)
-    raise AssertionError("the awaited state did not come within 10 s")
+    raise AssertionError("the awaited state did not come within 30 s")
