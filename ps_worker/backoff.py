@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ps_protocol.errors import Unavailable
+from ps_protocol.errors import PsError, Unavailable
 
 FIRST_SECONDS = 0.1
 LONGEST_SECONDS = 2.0
@@ -23,7 +23,7 @@ class Backoff:
         """Time until ``pause`` gives up."""
         return max(0.0, self._deadline - time.monotonic())
 
-    def pause(self, error: Unavailable) -> None:
+    def pause(self, error: PsError) -> None:
         """Sleep before the next attempt. Raises Unavailable, naming what ``error`` names, when the time is over."""
         if not self.left_seconds:
             raise Unavailable(

@@ -57,14 +57,12 @@ class Buckets:
     """
 
     def __init__(self, plan: FlatPlan, parameters: Sequence[torch.Tensor], gradients: Gradients, ahead: Ahead) -> None:
-        self._shards = len(plan.layouts)
         self._parameters = parameters
         self._gradients = gradients
         self._ahead = ahead
         # Backward runs in a thread per device.
         self._lock = threading.Lock()
-        self._buckets = _cut(plan, [p.requires_grad for p in parameters])
-        self._of: list[list[Bucket]] = [[b for b in self._buckets if n in b.members] for n in range(len(parameters))]
+        self._cut(plan)
         self._fired = [0] * len(parameters)
         self._expected = [1] * len(parameters)
         #: The gradients taken, by variable, and their versions then.
@@ -76,6 +74,17 @@ class Buckets:
             if p.requires_grad
         ]
         self._begin()
+
+    def lay_out(self, plan: FlatPlan) -> None:
+        """Slices have moved between shards; what has been sent ahead is lost."""
+        self._cut(plan)
+        self._begin()
+
+    def _cut(self, plan: FlatPlan) -> None:
+        self._shards = len(plan.layouts)
+        self._buckets = _cut(plan, [p.requires_grad for p in self._parameters])
+        numbers = range(len(self._parameters))
+        self._of: list[list[Bucket]] = [[b for b in self._buckets if n in b.members] for n in numbers]
 
     def settle(self) -> tuple[set[int], list[list[Range]]]:
         """The variables whose gradients lie where pushes are taken from, and per shard the ranges that have been sent.

@@ -35,6 +35,11 @@ class Encoder:
             self._sequence = sequence
         return self._payload
 
+    def take_back(self, region: torch.Tensor, runs: Sequence[Run]) -> None:
+        """Make the gradients in ``region`` what the last payload, of ``runs``, brings; what it left out is kept."""
+        self._feedback.payload.decode(self._payload, runs, region)
+        self._sequence = 0
+
     def residuals(self) -> list[StateEntry]:
         """What has not been sent yet, by slice."""
         slices = range(self._layout.parameter_slices)

@@ -44,6 +44,10 @@ class FlatModel:
             parameter.data = view
         self._addresses = [view.data_ptr() for view in views]
 
+    def lay_out(self, shard_map: ShardMap) -> None:
+        """Slices have moved between shards; all values stay where they are."""
+        self.plan = FlatPlan(shard_map, self.plan)
+
     @property
     def has_buffers(self) -> bool:
         """Whether the model has persistent buffers."""

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from ps_protocol.errors import ModelMismatch, Unavailable, UnknownModel
+from ps_protocol.errors import ModelMismatch, ModelMoved, Unavailable, UnknownModel
 from ps_protocol.model import Kind, ShardMap, Variable
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.view import ClusterView
@@ -15,6 +15,7 @@ from ps_worker.backoff import Backoff
 from ps_worker.bindings import Bindings, Source, bind, read_groups
 from ps_worker.calls import ShardCalls
 from ps_worker.flat import FlatModel
+from ps_worker.newer_map import check_newest, newer_map
 from ps_worker.replies import Peer
 from ps_worker.session import Session
 
@@ -74,15 +75,25 @@ class Follower:
 
     def versions(self) -> tuple[int, ...] | None:
         """The version on every shard; None while one has no values yet. Raises Unavailable."""
-        status = [self._persist(shard, ShardCalls.status) for shard in range(self._shard_map.shards)]
+        status = self._of_all(lambda shard: self._persist(shard, ShardCalls.status))
         return tuple(s.version for s in status) if all(s.initialised for s in status) else None
 
     def pull(self) -> tuple[int, ...]:
         """Take parameters and buffers from every shard; returns their versions. Raises Unavailable."""
-        versions = tuple(self._pull(shard) for shard in range(self._shard_map.shards))
+        versions = self._of_all(self._pull)
         self._flat.publish_parameters()
         self._flat.publish_buffers()
         return versions
+
+    def _of_all(self, read: Callable[[int], T]) -> tuple[T, ...]:
+        """``read`` of every shard that holds slices, of all anew when slices have moved meanwhile."""
+        while True:
+            try:
+                return tuple(map(read, self._flat.plan.holders))
+            except ModelMoved as moved:
+                seconds = self._session.config.reconnect_timeout_seconds
+                self._shard_map = newer_map(self._session, self._shard_map, moved, seconds)
+                self._flat.lay_out(self._shard_map)
 
     def _pull(self, shard: int) -> int:
         plan, memory = self._flat.plan, self._flat.parameters
@@ -104,6 +115,7 @@ class Follower:
                 return call(ShardCalls(session.shard_channel(shard), peer, spec.name, self._shard_map.epoch))
             except Unavailable as error:
                 session.check()
+                check_newest(session, self._shard_map)
                 session.wait_hint(f"waiting: {error.message}")
                 (last if session.view.finished else backoff).pause(error)
 

@@ -43,6 +43,19 @@ class Gradients:
         self._blocks[shard] = block
         self._bind()
 
+    @torch.no_grad()
+    def lay_out(self, plan: FlatPlan) -> None:
+        """Slices have moved between shards: memory is laid out anew, and what was collected last is in it."""
+        before = list(self._views)
+        self._plan = plan
+        self._blocks = [None] * len(plan.layouts)
+        # Gradients that are views of the old memory keep it until they are collected again.
+        self._whole = []
+        self._place_all()
+        torch._foreach_copy_([v for views in self._views for v in views], [v for views in before for v in views])
+        for shard, layout in enumerate(plan.layouts):
+            self._block(shard).to_host((0, layout.region_bytes))
+
     def has_place(self, shard: int) -> bool:
         """Whether there is memory for this shard."""
         return self._blocks[shard] is not None

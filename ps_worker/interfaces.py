@@ -83,6 +83,14 @@ class TrainingSession(Protocol):
         """Declare a model to the coordinator. Raises ModelMismatch when the job's differs."""
         ...
 
+    def epoch(self, model: str) -> int:
+        """The newest epoch of the model's shard map that this worker has heard of; 0: none. Cheap."""
+        ...
+
+    def shard_map(self, model: str) -> ShardMap:
+        """The shard map in force; another one than before when slices have moved."""
+        ...
+
     def initialiser(self) -> bool:
         """Whether this is the lowest live rank now: the one that uploads initial values."""
         ...

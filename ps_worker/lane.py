@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ps_protocol import PROTOCOL_VERSION, convert
-from ps_protocol.codecs import payload_runs
+from ps_protocol.codecs import Run, payload_runs
 from ps_protocol.errors import InternalError, PsError, Unavailable, from_detail
 from ps_protocol.layout import Range, subtract, total_bytes
 from ps_protocol.model import ShardMap
@@ -71,9 +72,12 @@ class Lane:
         self._shard_map = shard_map
         self._flat = flat
         self._gradients = gradients
-        self._layout = flat.plan.layouts[shard]
+        #: Where the slices lie on the shard.
+        self.layout = flat.plan.layouts[shard]
         self._wire = style.wire
-        self._encoder = Encoder(self._layout, style.wire) if style.wire != RAW else None
+        self._encoder = Encoder(self.layout, style.wire) if style.wire != RAW else None
+        #: What the payload encoded last is of.
+        self._runs: Sequence[Run] | None = None
         self._overlap = style.overlap
         #: Where parameters wait for ``land``; None: they are received into the model's memory.
         self._landing: Landing | None = None
@@ -135,7 +139,7 @@ class Lane:
         ``clock``: how far this worker has come, in ``phase``, on every shard; None: it has just begun.
         """
         self.drop()
-        link = Link(self.peer, self._layout, self._session.wait_hint)
+        link = Link(self.peer, self.layout, self._session.wait_hint)
         request = pb.Open(
             model=self._shard_map.spec.name,
             epoch=self._shard_map.epoch,
@@ -156,7 +160,7 @@ class Lane:
         if self._carrier.gradients is not None or not self._gradients.has_place(self.shard):
             self._gradients.place(self.shard, self._carrier.gradients)
         if self._overlap or (self._wire != RAW and self._carrier.gradients is None):
-            self._landing = self._landing or Landing(self._layout, self._wire)
+            self._landing = self._landing or Landing(self.layout, self._wire)
         self._opened_at = time.monotonic()
         self._options = self._declared
         return Standing(opened.version, (opened.phase, opened.clock), opened.last_sequence, opened.initialised)
@@ -184,7 +188,7 @@ class Lane:
         """Send ``push``. The gradients in memory must not change until ``receive`` has returned."""
         update = push.update
         absent = () if update.skipped else self._flat.plan.absent_slices(update.absent)[self.shard]
-        ranges = [] if update.skipped else self._layout.ranges(absent, buffers=update.with_buffers)
+        ranges = [] if update.skipped else self.layout.ranges(absent, buffers=update.with_buffers)
         # What went ahead on another stream than this one is lost.
         came = [span for span in update.staged[self.shard] if span in self._staged] if update.staged else []
         ranges = subtract(ranges, came)
@@ -202,11 +206,11 @@ class Lane:
             staged=[position for span in came for position in span],
         )
         carrier = self._living()
-        self._pushing, self._staged = True, []
+        self._pushing, self._staged, self._runs = True, [], None
         pieces = self._gradients.pieces(self.shard, ranges)
         if self._encoder and pieces and carrier.gradients is None:
-            runs = payload_runs(self._layout, absent, buffers=update.with_buffers)
-            pieces = [self._encoder.encode(push.sequence, self._gradients.region(self.shard), runs)]
+            self._runs = payload_runs(self.layout, absent, buffers=update.with_buffers)
+            pieces = [self._encoder.encode(push.sequence, self._gradients.region(self.shard), self._runs)]
         carrier.push(header, pieces)
         self._options = update.options
         self._sent_bytes = sum(map(len, pieces)) + total_bytes(came)
@@ -251,7 +255,7 @@ class Lane:
     def pull(self) -> None:
         """Receive the newest parameters and buffers into flat memory. Raises PsError."""
         if self._carrier is None:
-            self.version = self._calls().pull(self._place, self._layout.region_bytes)
+            self.version = self._calls().pull(self._place, self.layout.region_bytes)
             return
         self._carrier.fetch()
         while (result := self._receive(self._carrier)) is None:
@@ -274,7 +278,12 @@ class Lane:
 
     def save_state(self) -> list[StateEntry]:
         """The optimizer state of this shard. Raises PsError."""
-        return self._calls().save(self._layout.region_bytes)
+        return self._calls().save(self.layout.region_bytes)
+
+    def take_back(self) -> None:
+        """The push under way will be encoded again, by another layout: what it was to bring becomes its gradients."""
+        if self._encoder and self._runs is not None:
+            self._encoder.take_back(self._gradients.region(self.shard), self._runs)
 
     def residuals(self) -> list[StateEntry]:
         """What the wire format has left out of gradients so far."""

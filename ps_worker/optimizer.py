@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
@@ -21,7 +22,6 @@ from ps_worker.gradients import Gradients
 from ps_worker.interfaces import TrainingSession
 from ps_worker.overlap import Overlap
 from ps_worker.pipeline import RECONNECT_TIMEOUT_SECONDS, StepPipeline
-from ps_worker.state import join_state, split_state
 from ps_worker.summary import PLAIN, StepSummary, Style, Update
 
 logger = logging.getLogger("ps_worker")
@@ -66,9 +66,13 @@ class PsOptimizer(torch.optim.Optimizer):
         self._overlap = Overlap(self._pipeline) if style.overlap else None
         parameters = declaration.bindings.parameters
         self._buckets = Buckets(self._flat.plan, parameters, self._gradients, self._pipeline) if style.overlap else None
+        if self._buckets:
+            self._pipeline.on_moved(self._buckets.lay_out)
         self._sends_buffers = self._flat.has_buffers and (self._spec.buffers is Buffers.AVERAGE or session.rank == 0)
         #: What became of the last step; None before the first.
         self.last: StepSummary | None = None
+        #: Entered around what may wait for other workers.
+        self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         self._pipeline.start()
 
     @classmethod
@@ -93,6 +97,11 @@ class PsOptimizer(torch.optim.Optimizer):
     def name(self) -> str:
         """Name of the model in the job."""
         return self._spec.name
+
+    @property
+    def holders(self) -> Sequence[int]:
+        """Numbers of the shards that hold slices of the model."""
+        return self._flat.plan.holders
 
     @property
     def version(self) -> int:
@@ -124,7 +133,8 @@ class PsOptimizer(torch.optim.Optimizer):
             self._overlap.begin(partial(self._exchange, update))
             return loss
         try:
-            self.last = self._exchange(update)
+            with self.around():
+                self.last = self._exchange(update)
         finally:
             # Also after an error: what shards did send has arrived in host memory.
             self._pipeline.publish()
@@ -138,7 +148,8 @@ class PsOptimizer(torch.optim.Optimizer):
         if self._overlap is None:
             return
         try:
-            self.last = self._overlap.finish() or self.last
+            with self.around():
+                self.last = self._overlap.finish() or self.last
         finally:
             self._pipeline.publish()
 
@@ -171,10 +182,16 @@ class PsOptimizer(torch.optim.Optimizer):
             self._buckets.close()
         self._pipeline.close()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether an exchange goes on beside the training thread."""
+        return self._overlap is not None and self._overlap.is_busy
+
     def stand_in(self) -> None:
         """Make a step without gradients: it moves this worker's clock for others that wait for it, and nothing else.
 
-        Called by ``standing_in`` from its thread, while the training thread waits for data. Raises PsError.
+        Called from another thread while the training thread waits for data, or in a step of another model. Raises
+        PsError.
         """
         self._pipeline.exchange(Update((), self._options(), skipped=True))
 
@@ -189,14 +206,14 @@ class PsOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state from the shards, as ``torch_class(...).state_dict()`` would give it. Raises PsError."""
         self.finish()
-        state = join_state(self._flat.plan.layouts, self._pipeline.save_state())
+        state = self._pipeline.save_state()
         parameters = [p for group in self.param_groups for p in group["params"]]
         self.state.update({parameters[number]: dict(values) for number, values in state.items()})
         try:
             saved = super().state_dict()
         finally:
             self.state.clear()
-        if residuals := join_state(self._flat.plan.layouts, self._pipeline.residuals()):
+        if residuals := self._pipeline.residuals():
             saved[_RESIDUALS] = {"rank": self._session.rank, "state": residuals}
         return saved
 
@@ -212,8 +229,7 @@ class PsOptimizer(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
         residuals = state_dict.get(_RESIDUALS)
         if residuals and residuals["rank"] == self._session.rank:
-            layouts = self._flat.plan.layouts
-            self._pipeline.load_residuals([split_state(layout, residuals["state"]) for layout in layouts])
+            self._pipeline.load_residuals(residuals["state"])
         parameters = [p for group in self.param_groups for p in group["params"]]
         state = {number: self.state[p] for number, p in enumerate(parameters) if p in self.state}
         self.state.clear()
@@ -222,7 +238,7 @@ class PsOptimizer(torch.optim.Optimizer):
         if self._pipeline.joined_running and self.last is None:
             logger.warning("model '%s' has been trained already: the shards keep their optimizer state", self.name)
             return
-        self._pipeline.load_state([split_state(layout, state) for layout in self._flat.plan.layouts])
+        self._pipeline.load_state(state)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused once the model is declared."""
@@ -240,7 +256,7 @@ class PsOptimizer(torch.optim.Optimizer):
         )
 
     def __repr__(self) -> str:
-        shards = len(self._flat.plan.layouts)
+        shards = len(self._flat.plan.holders)
         place = f"{shards} shard{'s' if shards > 1 else ''}"
         return f"{self._torch_class.__name__} on {place}" + super().__repr__().removeprefix(type(self).__name__)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from ps_protocol.errors import NotReady, StateLost, StorageFull, Unavailable
+import torch
+
+from ps_protocol.errors import ModelMoved, NotReady, StateLost, StorageFull, Unavailable
 from ps_protocol.layout import Range
 from ps_protocol.model import ShardMap
 from ps_worker.backoff import Backoff
@@ -17,10 +20,15 @@ from ps_worker.flat import FlatModel
 from ps_worker.gradients import Gradients
 from ps_worker.interfaces import TrainingSession
 from ps_worker.lane import Lane, Receipt, Standing
-from ps_worker.state import StateEntry
+from ps_worker.newer_map import check_newest, newer_map
+from ps_worker.plan import FlatPlan
+from ps_worker.state import join_state, split_state
 from ps_worker.summary import PLAIN, Push, StepSummary, Style, Update
 
 T = TypeVar("T")
+
+State = dict[int, dict[str, torch.Tensor]]
+"""Tensors by number of the variable and name."""
 
 RECONNECT_TIMEOUT_SECONDS = 60.0
 """How long a shard may be away before a step gives up."""
@@ -54,10 +62,14 @@ class StepPipeline:
     ) -> None:
         self._session = session
         self._name = shard_map.spec.name
+        self._shard_map = shard_map
         self._flat = flat
+        self._gradients = gradients
+        self._style = style
+        self._moved: Callable[[FlatPlan], None] = lambda plan: None
         self._timeout_seconds = reconnect_timeout_seconds
         self._initial_timeout_seconds = initial_timeout_seconds
-        self._lanes = [Lane(session, shard_map, shard, flat, gradients, style) for shard in range(shard_map.shards)]
+        self._lanes = self._new_lanes()
         self._interrupted = False
         self._owner = os.getpid()
         self._sequence = 0
@@ -76,22 +88,25 @@ class StepPipeline:
     def start(self) -> None:
         """Open all streams, see that every shard has values, and take them into flat memory. Raises PsError."""
         try:
-            standings = [self._open_at_start(lane) for lane in self._lanes]
-            self.joined_running = any(standing.version > 0 for standing in standings)
-            empty = [lane for lane, s in zip(self._lanes, standings, strict=True) if not s.initialised]
-            if self.joined_running:
-                # Training begins when every shard has values. One may have got them after its stream was opened here.
-                for lane in empty:
-                    if not self._persistently(lane, lane.initialised):
-                        raise self._state_lost(lane)
-                empty = []
-            self._initialise(empty)
-            self.pull()
+            self._as_laid_out(self._start)
         except BaseException:
             self._drop()
             raise
         self._started = True
         self._tell_transport()
+
+    def _start(self) -> None:
+        standings = [self._open_at_start(lane) for lane in self._lanes]
+        self.joined_running = any(standing.version > 0 for standing in standings)
+        empty = [lane for lane, s in zip(self._lanes, standings, strict=True) if not s.initialised]
+        if self.joined_running:
+            # Training begins when every shard has values. One may have got them after its stream was opened here.
+            for lane in empty:
+                if not self._persistently(lane, lane.initialised):
+                    raise self._state_lost(lane)
+            empty = []
+        self._initialise(empty)
+        self._pull()
 
     def exchange(self, update: Update) -> StepSummary:
         """Push the gradients in memory to every shard, then receive the next parameters from every shard.
@@ -101,11 +116,19 @@ class StepPipeline:
         """
         self._session.check()
         try:
-            self._ensure_open()
+            epoch = self._shard_map.epoch
+            self._as_laid_out(self._ensure_open)
+            if epoch != self._shard_map.epoch:
+                update = replace(update, staged=())
             push = self._next_push(update)
             for lane in self._lanes:
                 lane.send(push)
-            receipts = self._answers(push)
+            try:
+                receipts = self._answers(push)
+            except ModelMoved as moved:
+                self._lay_out_anew(moved)
+                push = replace(push, update=replace(update, staged=()))
+                receipts = self._as_laid_out(partial(self._push_again, push))
         except BaseException:
             self._drop()
             raise
@@ -118,7 +141,50 @@ class StepPipeline:
 
     def stage(self, shard: int, span: Range) -> bool:
         """Send a part of the next push to ``shard`` ahead, where its stream is open; whether that was possible."""
-        return self._lanes[shard].stage(span)
+        return any(lane.stage(span) for lane in self._lanes if lane.shard == shard)
+
+    # -- slices that move between shards
+
+    def on_moved(self, callback: Callable[[FlatPlan], None]) -> None:
+        """Call ``callback`` with the new plan when slices have moved, from whatever thread makes an exchange."""
+        self._moved = callback
+
+    def _new_lanes(self) -> list[Lane]:
+        make = partial(Lane, self._session, self._shard_map)
+        return [make(shard, self._flat, self._gradients, self._style) for shard in self._flat.plan.holders]
+
+    def _as_laid_out(self, action: Callable[[], T]) -> T:
+        """Do what may be repeated; once more when it turns out that slices have moved."""
+        while True:
+            try:
+                return action()
+            except ModelMoved as moved:
+                self._lay_out_anew(moved)
+
+    def _lay_out_anew(self, moved: ModelMoved) -> None:
+        """Take the shard map in force. Parameters, and the gradients collected last, keep their values."""
+        shard_map = newer_map(self._session, self._shard_map, moved, self._timeout_seconds)
+        versions = {lane.shard: lane.version for lane in self._lanes}
+        for lane in self._lanes:
+            if lane.is_pushing:
+                lane.take_back()
+            lane.drop()
+        residuals = self.residuals()
+        self._shard_map = shard_map
+        self._flat.lay_out(shard_map)
+        self._gradients.lay_out(self._flat.plan)
+        self._lanes = self._new_lanes()
+        self.load_residuals(residuals)
+        for lane in self._lanes:
+            lane.version = versions.get(lane.shard, min(versions.values()))
+        self._moved(self._flat.plan)
+
+    def _push_again(self, push: Push) -> list[Receipt]:
+        """Push to shards of another layout: all have ``push`` already, or none has."""
+        for lane in self._lanes:
+            if lane.is_dropped:
+                self._persistently(lane, partial(self._repeat, lane, push))
+        return self._answers(push)
 
     def _tell_transport(self) -> None:
         self._session.record_transport({lane.shard: lane.transport for lane in self._lanes})
@@ -128,12 +194,15 @@ class StepPipeline:
 
         Arrivals are not acknowledged. Call it again while waiting: a stream that broke meanwhile is opened anew.
         """
-        self._ensure_open()
+        self._as_laid_out(self._ensure_open)
         for lane in self._lanes:
             lane.arrive(phase)
 
     def pull(self) -> None:
         """The newest parameters and buffers of every shard into the model, whatever the mode. Raises PsError."""
+        self._as_laid_out(self._pull)
+
+    def _pull(self) -> None:
         for lane in self._lanes:
             self._persistently(lane, lane.pull)
         self._flat.publish_parameters()
@@ -164,23 +233,30 @@ class StepPipeline:
         """Nothing waits any more: go on as usual."""
         self._interrupted = False
 
-    def residuals(self) -> list[list[StateEntry]]:
-        """What the wire format has left out of gradients so far, by shard."""
-        return [lane.residuals() for lane in self._lanes]
+    def residuals(self) -> State:
+        """What the wire format has left out of gradients so far."""
+        return join_state([lane.layout for lane in self._lanes], [lane.residuals() for lane in self._lanes])
 
-    def load_residuals(self, entries: list[list[StateEntry]]) -> None:
+    def load_residuals(self, residuals: Mapping[int, Mapping[str, Any]]) -> None:
         """Take over what another life of this worker had left out."""
-        for lane, of_shard in zip(self._lanes, entries, strict=True):
-            lane.load_residuals(of_shard)
+        for lane in self._lanes:
+            lane.load_residuals(split_state(lane.layout, residuals))
 
-    def save_state(self) -> list[list[StateEntry]]:
-        """The optimizer state, by shard. Raises PsError."""
-        return [self._persistently(lane, lane.save_state) for lane in self._lanes]
+    def save_state(self) -> State:
+        """The optimizer state from all shards. Raises PsError."""
+        return self._as_laid_out(self._save_state)
 
-    def load_state(self, entries: list[list[StateEntry]]) -> None:
+    def _save_state(self) -> State:
+        entries = [self._persistently(lane, lane.save_state) for lane in self._lanes]
+        return join_state([lane.layout for lane in self._lanes], entries)
+
+    def load_state(self, state: Mapping[int, Mapping[str, Any]]) -> None:
         """Replace the optimizer state of every shard. Raises PsError."""
-        for lane, of_shard in zip(self._lanes, entries, strict=True):
-            self._persistently(lane, partial(lane.load_state, of_shard))
+        self._as_laid_out(partial(self._load_state, state))
+
+    def _load_state(self, state: Mapping[int, Mapping[str, Any]]) -> None:
+        for lane in self._lanes:
+            self._persistently(lane, partial(lane.load_state, split_state(lane.layout, state)))
 
     def close(self) -> None:
         """End all streams. Safe to repeat; does nothing in a forked child."""
@@ -240,6 +316,7 @@ class StepPipeline:
         return standing
 
     def _ensure_open(self) -> None:
+        check_newest(self._session, self._shard_map)
         for lane in self._lanes:
             if not lane.is_open:
                 self._open_at_start(lane)
@@ -248,23 +325,30 @@ class StepPipeline:
     def _answers(self, push: Push) -> list[Receipt]:
         """The answers to ``push``, by shard; it is repeated on a new stream as often as one breaks.
 
-        Shards are waited for in turns: whoever says that it waits goes to the end. So no broken stream and no refusal
-        for want of room is left unseen behind a shard that waits, perhaps, for a worker that waits for just that.
+        Shards are waited for in turns: whoever says that it waits, or cannot be reached, goes to the end. So no broken
+        stream and no refusal for want of room is left unseen behind a shard that waits, perhaps, for a worker that
+        waits for just that.
         """
         receipts: dict[int, Receipt] = {}
         backoffs = {lane.shard: Backoff(self._timeout_seconds) for lane in self._lanes}
         turns = deque(self._lanes)
         while turns:
             lane = turns.popleft()
+            was_open = not lane.is_dropped
             try:
-                if lane.is_dropped:
+                if not was_open:
                     self._repeat(lane, push)
                 receipt = lane.receive()
             except Unavailable as error:
                 if lane.age_seconds > self._timeout_seconds:
                     backoffs[lane.shard] = Backoff(self._timeout_seconds)
                 self._wait(lane, backoffs[lane.shard], error)
+                if was_open:
+                    turns.appendleft(lane)
+                    continue
                 receipt = None
+            if receipt and isinstance(receipt.error, ModelMoved):
+                raise receipt.error
             if receipt and isinstance(receipt.error, StorageFull):
                 # The shard lives and says what it waits for: so does this worker, for as long as that takes.
                 self._pause_for_room(receipt.error)
@@ -284,8 +368,10 @@ class StepPipeline:
         time.sleep(_FULL_SECONDS)
 
     def _repeat(self, lane: Lane, push: Push) -> None:
-        """Send ``push`` on a new stream."""
-        self._open(lane, push)
+        """Send ``push`` on a new stream; without its gradients where the shard has them already."""
+        standing = self._open(lane, push)
+        if standing.last_sequence >= push.sequence:
+            push = replace(push, update=replace(push.update, skipped=True))
         lane.send(push)
         self._tell_transport()
 
@@ -304,6 +390,7 @@ class StepPipeline:
         if self._interrupted:
             raise error
         self._session.check()
+        check_newest(self._session, self._shard_map)
         self._session.wait_hint(f"{error.message}; trying again for {backoff.left_seconds:.0f} s")
         backoff.pause(error)
 

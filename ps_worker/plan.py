@@ -16,10 +16,12 @@ class FlatPlan:
 
     Flat memory holds one arena per arena key of the model. In each arena come the whole variables of shard 0 in the
     order of its region, then those of shard 1, and so on, then the variables that are split over shards. So a shard's
-    region is a few ranges of flat memory, however many variables it has.
+    region is a few ranges of flat memory, however many variables it has. When slices move between shards, variables
+    stay where they are in flat memory.
     """
 
-    def __init__(self, shard_map: ShardMap) -> None:
+    def __init__(self, shard_map: ShardMap, before: FlatPlan | None = None) -> None:
+        """``before``: the plan of the shard map before this one, in which slices have moved."""
         self.variables = shard_map.spec.variables
         self.layouts = tuple(Layout.of(shard_map, shard) for shard in range(shard_map.shards))
         #: Byte position of each variable in flat memory.
@@ -27,8 +29,11 @@ class FlatPlan:
         #: The bytes of each arena in flat memory.
         self.arenas: list[tuple[ArenaKey, Range]] = []
         self.total_bytes = 0
-        for key in arena_keys(shard_map.spec):
-            self._place(key)
+        if before is None:
+            for key in arena_keys(shard_map.spec):
+                self._place(key)
+        else:
+            self.offsets, self.arenas, self.total_bytes = before.offsets, before.arenas, before.total_bytes
         self._slices = [
             [
                 (
@@ -42,6 +47,11 @@ class FlatPlan:
         # A model's steps show few patterns of absent variables, mostly one: the frozen and unused ones.
         self._ranges = lru_cache(_CACHED_PATTERNS)(self._compute_ranges)
         self._absent = lru_cache(_CACHED_PATTERNS)(self._compute_absent)
+
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """The shards that hold slices."""
+        return tuple(shard for shard, layout in enumerate(self.layouts) if layout.slices)
 
     def ranges(self, shard: int, absent: Iterable[int] = (), *, buffers: bool = True) -> list[Range]:
         """Where the payload of ``shard`` lies in flat memory, in payload order.

@@ -208,6 +208,10 @@ class Session:
         member = self._membership.member
         return self._persist(lambda seconds: self._client.declare_model(member, spec, seconds))
 
+    def epoch(self, model: str) -> int:
+        """The epoch of the model's shard map in the newest view; 0: it has none."""
+        return self.view.models.get(model, 0)
+
     def shard_map(self, model: str) -> ShardMap:
         """Where the model's slices live. Raises UnknownModel when nobody has declared it."""
         return self._persist(lambda seconds: self._client.get_shard_map(model, seconds))

@@ -126,6 +126,11 @@ class SimCoordinator:
         self._judge.coordinator_started(self._state.view, self._state.phase)
         self._sleep_until_expiry()
 
+    @property
+    def finished(self) -> bool:
+        """Whether the job is finished, as far as it was told."""
+        return self._view.view.finished
+
     def crash(self) -> None:
         """Die at once."""
         self._scheduler.say("coordinator dies")

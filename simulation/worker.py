@@ -293,8 +293,9 @@ class SimWorker:
         self._scheduler.after(_SIGN_SECONDS, self.process, self._sign_of_life, push)
         while turns:
             lane = turns.popleft()
+            was_open = lane.stream is not None
             try:
-                if lane.stream is None:
+                if not was_open:
                     yield from self._open(lane, push)
                     self._send(lane, push)
                 receipt = yield from self._receive(lane, in_turns=True)
@@ -305,6 +306,9 @@ class SimWorker:
                 self._scheduler.say(self.process.name, "shard", lane.shard, "away:", error.message)
                 yield from self._sleep(pauses[lane])
                 pauses[lane] = min(2 * pauses[lane], _LONGEST_PAUSE_SECONDS)
+                if was_open:
+                    turns.appendleft(lane)
+                    continue
                 receipt = None
             if isinstance(receipt, StorageFull):
                 yield from self._sleep(_FULL_SECONDS)

@@ -141,7 +141,8 @@ class World:
     def _ended(self, worker: SimWorker, rank: int | None, how: str) -> None:
         self.workers.remove(worker)
         self.scheduler.say(worker.process.name, how)
-        if how == "finished":
+        if how == "finished" or self.shared.coordinator.finished:
+            # Once the job is finished, whoever comes would be the first of a new run, and wait for the others.
             self.to_finish -= 1
         elif how != "replaced":
             self.scheduler.after(self._pause(), None, self.start_worker, rank)

@@ -6,7 +6,7 @@ import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -14,7 +14,7 @@ import torch
 
 from ps_protocol import convert
 from ps_protocol.channel import CLIENT_OPTIONS
-from ps_protocol.errors import PsError, to_detail
+from ps_protocol.errors import ERROR_TRAILER, ModelMoved, PsError, to_detail
 from ps_protocol.layout import Layout
 from ps_protocol.model import Kind, ModelSpec, ShardMap, Slice
 from ps_protocol.v1 import common_pb2
@@ -70,6 +70,8 @@ class FakeShard:
         self.stand = (0, 0)
         self.forget()
         self._server: grpc.Server | None = None
+        #: The push that ``on_push`` was called for.
+        self.under_way: tuple[pb.PushHeader, list[torch.Tensor], bytes] | None = None
         self.address = "127.0.0.1:0"
         self.serve()
 
@@ -95,6 +97,16 @@ class FakeShard:
         torch_class = getattr(torch.optim, spec.optimizer.rsplit(".", 1)[1])
         self.parameters = parameters
         self.optimizer = torch_class([_tuples(group) for group in groups if group["params"]]) if parameters else None
+
+    def lay_out(self, shard_map: ShardMap, values: Mapping[Slice, torch.Tensor]) -> None:
+        """Hold other slices from now on; what is known of pushes stays."""
+        self.layout = Layout.of(shard_map, self.layout.shard)
+        known = self.version, self.last_sequence
+        self.forget()
+        self.initialised = True
+        self.version, self.last_sequence = known
+        for tensor, span in zip(self.tensors, self.layout.slices, strict=True):
+            tensor.copy_(values[replace(span.slice, shard=0)])
 
     def serve(self) -> None:
         """Start, at the address of before if there was one."""
@@ -124,6 +136,8 @@ class FakeShard:
                 case "open":
                     self.opens.append(request.open)
                     self.faults.on_open()
+                    epoch = request.open.epoch
+                    self._check_epoch(epoch, context)
                     worker = (request.open.worker.rank, request.open.worker.incarnation)
                     opened = pb.Opened(
                         version=self.version,
@@ -138,7 +152,10 @@ class FakeShard:
                 case "arrive":
                     self.arrivals.append(request.arrive.phase)
                 case "push":
-                    yield from self._exchange(request.push, worker, requests, context)
+                    self._check_epoch(epoch, context)
+                    for data in self._exchange(request.push, worker, requests, context):
+                        self._check_epoch(epoch, context)
+                        yield data
 
     def _exchange(
         self, header: pb.PushHeader, worker: tuple[int, int], requests: Iterator[bytes], context: grpc.ServicerContext
@@ -156,8 +173,11 @@ class FakeShard:
         payload = header.payload or _receive(requests, sum(t.nbytes for t in wanted))
         self.pushes.append(header)
         if self.faults.on_push:
+            self.under_way, layout = (header, wanted, payload), self.layout
             self.faults.on_push.pop()()
             self.faults.release.get()
+            if layout is not self.layout:
+                _refuse(context, ModelMoved("slices have moved"))
         if self.faults.lose_push:
             self.faults.lose_push -= 1
             context.abort(grpc.StatusCode.UNAVAILABLE, "lost before it was applied")
@@ -222,7 +242,18 @@ class FakeShard:
         for position, piece in _cut(payload):
             yield pb.StepReply(chunk=pb.Chunk(position=position, payload=piece)).SerializeToString()
 
-    def _pull(self, _: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+    def take(self, worker: tuple[int, int]) -> None:
+        """Apply the push under way, whose answer will not come."""
+        assert self.under_way is not None
+        self._apply(*self.under_way)
+        self.last_sequence[worker] = self.under_way[0].sequence
+
+    def _check_epoch(self, epoch: int, context: grpc.ServicerContext) -> None:
+        if epoch != self.layout.shard_map.epoch:
+            _refuse(context, ModelMoved("slices have moved"))
+
+    def _pull(self, data: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        self._check_epoch(pb.PullRequest.FromString(data).epoch, context)
         yield from self._answer(pb.StepResult(outcome=pb.OUTCOME_APPLIED), with_buffers=True)
 
     def _load(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
@@ -264,6 +295,11 @@ class FakeShard:
 
     def _get_model(self, _: bytes, context: grpc.ServicerContext) -> bytes:
         return pb.ModelStatus(version=self.version, initialised=self.initialised).SerializeToString()
+
+
+def _refuse(context: grpc.ServicerContext, error: PsError) -> None:
+    context.set_trailing_metadata(((ERROR_TRAILER, to_detail(error).SerializeToString()),))
+    context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
 
 
 def _receive(requests: Iterator[bytes], size: int) -> bytes:
@@ -324,10 +360,36 @@ class FakeSession:
         return other
 
     def declare(self, spec: ModelSpec) -> ShardMap:
-        shard_map = place(spec, self.shard_count)
+        shard_map = self._map = place(spec, self.shard_count)
         if not self.shards:
             self.shards += [FakeShard(shard_map, i) for i in range(self.shard_count)]
         return shard_map
+
+    def epoch(self, model: str) -> int:
+        return self._map.epoch
+
+    def shard_map(self, model: str) -> ShardMap:
+        return self._map
+
+    def move(self, to: Mapping[int, int], *, taking: bool = False) -> None:
+        """Move slices by their numbers in the map; ``taking``: pushes under way are applied by all before."""
+        slices = tuple(replace(s, shard=to.get(i, s.shard)) for i, s in enumerate(self._map.slices))
+        count = max(self._map.shards, 1 + max(to.values()))
+        if taking:
+            for shard in self.shards:
+                shard.take((self.rank, self.incarnation))
+        values = {
+            replace(span.slice, shard=0): tensor.detach().clone()
+            for shard in self.shards
+            for span, tensor in zip(shard.layout.slices, shard.tensors, strict=True)
+        }
+        known = self.shards[0]
+        self._map = replace(self._map, epoch=self._map.epoch + 1, shards=count, slices=slices)
+        for number in range(len(self.shards), count):
+            self.shards.append(FakeShard(self._map, number))
+            self.shards[-1].version, self.shards[-1].last_sequence = known.version, dict(known.last_sequence)
+        for shard in self.shards:
+            shard.lay_out(self._map, values)
 
     def shard_address(self, shard: int) -> str:
         return self.shards[shard].address
@@ -343,8 +405,8 @@ class FakeSession:
             self.watchers.remove(callback)
 
     def shard_channel(self, shard: int) -> grpc.Channel:
-        if not self._channels:
-            self._channels = [grpc.insecure_channel(s.address, CLIENT_OPTIONS) for s in self.shards]
+        for new in self.shards[len(self._channels) :]:
+            self._channels.append(grpc.insecure_channel(new.address, CLIENT_OPTIONS))
         return self._channels[shard]
 
     def check(self) -> None:

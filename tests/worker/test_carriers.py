@@ -327,6 +327,13 @@ def pushed(carrier: Carrier) -> memoryview:
     return memoryview(bytearray(SIZE))
 
 
+def received(carrier: Carrier, memory: memoryview) -> pb.StepResult:
+    """The next result; signs of life are passed over."""
+    while (result := carrier.receive(lambda r: pieces_of(memory, LAYOUT.ranges(r.absent)))) is None:
+        pass
+    return result
+
+
 @BOTH
 @pytest.mark.parametrize(("steps", "kind", "text"), LIES.values(), ids=LIES)
 def test_an_answer_that_breaks_the_protocol_is_a_typed_error_and_ends_the_stream(transport, steps, kind, text):
@@ -334,8 +341,7 @@ def test_an_answer_that_breaks_the_protocol_is_a_typed_error_and_ends_the_stream
         assert carrier.transport == transport
         memory = pushed(carrier)
         with pytest.raises(kind, match=text):
-            while carrier.receive(lambda r: pieces_of(memory, LAYOUT.ranges(r.absent))) is None:
-                pass
+            received(carrier, memory)
         assert not carrier.alive
         carrier.close()
         del carrier

@@ -119,6 +119,23 @@ def test_residuals_taken_to_another_encoder_make_it_go_on_as_this_one(wire: str)
 
 
 @pytest.mark.parametrize("wire", KEEPING)
+def test_a_push_that_is_encoded_by_another_encoder_brings_no_more_than_it_would_have(wire: str):
+    one, other = Encoder(LAYOUT, Wire.parse(wire)), Encoder(LAYOUT, Wire.parse(wire))
+    runs = payload_runs(LAYOUT, buffers=False)
+    one.encode(1, region(1), runs)
+    before = [entry.tensor.clone() for entry in one.residuals()]
+    gradients = region(2)
+    wanted = [slice_of(gradients, v) + r for v, r in zip((0, 3, 2), before, strict=True)]
+    one.encode(2, gradients, runs)
+    one.take_back(gradients, runs)
+    other.load_residuals(one.residuals())
+    payload = other.encode(2, gradients, runs)
+    PayloadCodec(Wire.parse(wire)).decode(payload, runs, gradients)
+    for variable, entry, total in zip((0, 3, 2), other.residuals(), wanted, strict=True):
+        torch.testing.assert_close(slice_of(gradients, variable) + entry.tensor, total, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("wire", KEEPING)
 def test_residuals_that_are_not_given_are_forgotten(wire: str):
     encoder = Encoder(LAYOUT, Wire.parse(wire))
     encoder.encode(1, region(1), payload_runs(LAYOUT, buffers=False))
