@@ -42,6 +42,18 @@ class BenchCluster:
         ready, self._processes[index] = self._start(f"shard-{index}", self.commands[index])
         _ready(ready, self._processes[index])
 
+    def add_shard(self) -> int:
+        """Start one more, which holds nothing yet; returns its number when it serves."""
+        index = len(self.commands)
+        command = [*self.commands[-1], "--add"]
+        command[command.index("--shard") + 1] = str(index)
+        self.commands.append(command)
+        ready, process = self._start(f"shard-{index}", command)
+        self._processes.append(process)
+        _ready(ready, process)
+        self.shards.append(process.pid)
+        return index
+
 
 @contextmanager
 def running_cluster(

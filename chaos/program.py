@@ -15,7 +15,6 @@ import torch
 
 from chaos import report
 from chaos.cluster import Size
-from chaos.disk import why_no_mounts
 from chaos.plan import plan
 from chaos.run import started
 
@@ -44,20 +43,17 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    """Exit code 0 when every promise was kept."""
+def main(no_mounts: str) -> None:
+    """Exit code 0 when every promise was kept. ``no_mounts``: why the disk cannot be full; empty where it can."""
     told = arguments()
     # As Ctrl-C does, and no process stays behind.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    # The program may start again; then with the same seed.
-    os.environ["SEED"] = str(told.seed)
-    no_disk = why_no_mounts(sys.argv[1:])
     torch.set_num_threads(1)
     say(f"seed {told.seed}: {told.minutes:g} minutes, a kill every {told.every:g} s")
-    if no_disk:
-        say(f"the disk is never full: {no_disk}")
+    if no_mounts:
+        say(f"the disk is never full: {no_mounts}")
     with tempfile.TemporaryDirectory(prefix="chaos-") as temporary:
-        sys.exit(run(told, (told.folder or Path(temporary)) / f"seed-{told.seed}", own_disk=not no_disk))
+        sys.exit(run(told, (told.folder or Path(temporary)) / f"seed-{told.seed}", own_disk=not no_mounts))
 
 
 def run(told: argparse.Namespace, folder: Path, *, own_disk: bool) -> int:

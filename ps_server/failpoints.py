@@ -9,8 +9,16 @@ from types import MappingProxyType
 
 from ps_protocol.errors import ConfigError, InternalError
 
-#: Every point there is, in the order a push passes them.
-POINTS = ("before_log", "after_log_before_apply", "after_apply_before_reply")
+#: Every point there is: in the order a push passes them, then in the order a move of slices does.
+POINTS = (
+    "before_log",
+    "after_log_before_apply",
+    "after_apply_before_reply",
+    "before_prepare_log",
+    "after_prepare_log",
+    "before_switch_log",
+    "after_switch_log",
+)
 
 ENVIRONMENT = "PS_FAILPOINTS"
 """For tests: what the entry point of a shard arms, such as ``before_log=kill@3,after_apply_before_reply=stop@1``."""

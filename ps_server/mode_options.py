@@ -15,8 +15,8 @@ MODES = click.Choice([mode.value for mode in Mode])
 
 
 def bound_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the flags that refine a mode; the command gets them as ``staleness``, ``backup``, ``stale_policy`` and
-    ``stale_threshold``, None where not given.
+    """Add the flags that refine a mode; the command gets them as ``staleness``, ``backup``, ``grace_seconds``,
+    ``stale_policy`` and ``stale_threshold``, None where not given.
     """
     options = (
         click.option(
@@ -27,7 +27,13 @@ def bound_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--backup",
             type=click.IntRange(0),
-            help="sync: gradients of a step that may be missing when it is applied.  [default: 0]",
+            help="sync: gradients of a step that may be missing when it is applied: its quorum is all live workers but "
+            "these.  [default: 0]",
+        ),
+        click.option(
+            "--grace-seconds",
+            type=click.FloatRange(0),
+            help="sync with --backup: how long a step that has its quorum waits for the others.  [default: 0]",
         ),
         click.option(
             "--stale-policy",
@@ -49,6 +55,7 @@ def consistency_of(
     mode: str,
     staleness: int | None,
     backup: int | None,
+    grace_seconds: float | None,
     stale_policy: str | None,
     stale_threshold: int | None,
 ) -> Consistency:
@@ -57,6 +64,7 @@ def consistency_of(
     meanings = (
         ("--staleness", staleness, (Mode.SSP,)),
         ("--backup", backup, (Mode.SYNC,)),
+        ("--grace-seconds", grace_seconds, (Mode.SYNC,)),
         ("--stale-policy", stale_policy, (Mode.ASYNC, Mode.SSP)),
         ("--stale-threshold", stale_threshold, (Mode.ASYNC, Mode.SSP)),
     )
@@ -68,8 +76,17 @@ def consistency_of(
     policy = StalePolicy(stale_policy) if stale_policy else StalePolicy.ACCEPT
     if stale_threshold is not None and policy is StalePolicy.ACCEPT:
         raise click.UsageError("--stale-threshold needs --stale-policy reject or scale")
+    if grace_seconds is not None and not backup:
+        raise click.UsageError("--grace-seconds needs --backup: without it a step waits for every live worker")
     default = DEFAULT_STALENESS if chosen is Mode.SSP else 0
-    return Consistency(chosen, default if staleness is None else staleness, backup or 0, policy, stale_threshold or 0)
+    return Consistency(
+        chosen,
+        default if staleness is None else staleness,
+        backup or 0,
+        policy,
+        stale_threshold or 0,
+        grace_seconds or 0.0,
+    )
 
 
 def flags_of(consistency: Consistency) -> list[str]:
@@ -79,6 +96,7 @@ def flags_of(consistency: Consistency) -> list[str]:
         flags += ["--staleness", str(consistency.staleness)]
     if consistency.mode is Mode.SYNC:
         flags += ["--backup", str(consistency.backup)]
+        flags += ["--grace-seconds", str(consistency.grace_seconds)] if consistency.grace_seconds else []
     elif consistency.stale_policy is not StalePolicy.ACCEPT:
         flags += ["--stale-policy", consistency.stale_policy.value]
         flags += ["--stale-threshold", str(consistency.stale_threshold)]

@@ -1,4 +1,4 @@
-"""The command psctl: look at a running job, change its mode, and handle its checkpoints."""
+"""The command psctl: look at a running job, change its mode, handle its checkpoints, move slices between its shards."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from ps_server.checkpoint import export as export_model
 from ps_server.cli import clean_errors
 from ps_server.launcher.status_text import status_line, status_tables
 from ps_server.mode_options import MODES, bound_options, consistency_of
+from ps_server.psctl_moves import drain, move
+from ps_server.psctl_options import coordinator_option
 
 CALL_SECONDS = 5.0
 WATCH_SECONDS = 1.0
@@ -36,20 +38,9 @@ def to_json(value: object) -> object:
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_json(item) for item in value]
+    if isinstance(value, frozenset):
+        return sorted(value)
     return value
-
-
-def _address(context: click.Context, parameter: click.Parameter, value: str | None) -> str:
-    """The option as given after the command, before it, or in the environment."""
-    address = value or context.find_root().params.get("coordinator")
-    if not address:
-        raise click.UsageError("where is the coordinator? Give --coordinator HOST:PORT or set PS_COORDINATOR", context)
-    return str(address)
-
-
-coordinator_option = click.option(
-    "--coordinator", metavar="HOST:PORT", callback=_address, help="Where the job's coordinator serves."
-)
 
 
 @click.group()
@@ -57,7 +48,11 @@ coordinator_option = click.option(
     "--coordinator", envvar="PS_COORDINATOR", show_envvar=True, metavar="HOST:PORT", help="The job's coordinator."
 )
 def main(coordinator: str | None) -> None:
-    """Look at a running torch-ps job, change its consistency mode, make and use its checkpoints."""
+    """Look at a running torch-ps job, change its consistency mode, make and use its checkpoints, move its slices."""
+
+
+main.add_command(move)
+main.add_command(drain)
 
 
 @main.command()
@@ -114,11 +109,12 @@ def mode(
     mode: str,
     staleness: int | None,
     backup: int | None,
+    grace_seconds: float | None,
     stale_policy: str | None,
     stale_threshold: int | None,
 ) -> None:
     """Change the consistency mode of the whole job while it runs."""
-    wanted = consistency_of(mode, staleness, backup, stale_policy, stale_threshold)
+    wanted = consistency_of(mode, staleness, backup, grace_seconds, stale_policy, stale_threshold)
     with clean_errors(), CoordinatorClient(coordinator) as client:
         view = client.set_consistency(wanted, CALL_SECONDS)
     click.echo(f"mode is now {view.consistency}")

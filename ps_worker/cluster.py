@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
@@ -22,6 +23,7 @@ from ps_worker.bindings import Source
 from ps_worker.config import WorkerConfig
 from ps_worker.declare import choice
 from ps_worker.follow import follow
+from ps_worker.giving_way import GivingWay, stands_of
 from ps_worker.leased_loader import LeasedData, can_lease, leased
 from ps_worker.optimizer import PsOptimizer
 from ps_worker.session import Session
@@ -84,6 +86,8 @@ class Cluster:
         self._epochs: dict[str, Iterator[int]] = {}
         #: Datasets of which leases may be held.
         self._leased: weakref.WeakSet[LeasedData] = weakref.WeakSet()
+        #: With several models.
+        self._giving_way: GivingWay | None = None
         self._guard = TerminationGuard()
 
     def __enter__(self) -> Self:
@@ -172,6 +176,7 @@ class Cluster:
             reconnect_timeout_seconds=self._session.config.reconnect_timeout_seconds,
         )
         self._optimizers[chosen] = optimizer
+        self._keep_in_step()
         return optimizer
 
     @overload
@@ -211,7 +216,6 @@ class Cluster:
             lease or (lease is None and self._session.elastic and can_lease(loader))
         ):
             loader = leased(loader, name, self._session, epochs, record, self._idle)
-            loader.check = self._check_may_lease
             self._leased.add(loader.leases)
             return loader
         return data.shard(loader, self._session.share, epochs, record)
@@ -254,15 +258,23 @@ class Cluster:
         return follow(self._session, model, name, min_interval_seconds)
 
     def set_mode(
-        self, mode: str, *, staleness: int = 0, backup: int = 0, stale_policy: str = "accept", stale_threshold: int = 0
+        self,
+        mode: str,
+        *,
+        staleness: int = 0,
+        backup: int = 0,
+        grace_seconds: float = 0.0,
+        stale_policy: str = "accept",
+        stale_threshold: int = 0,
     ) -> None:
         """Change the consistency of the whole job while it runs, as ``set_mode("ssp", staleness=4)``.
 
+        In sync, ``backup`` pushes of a step may be missing; ``grace_seconds`` is how long it waits for these.
         Raises ConfigError for an unknown mode and InvalidRequest for numbers that do not fit the job.
         """
         policy = choice(StalePolicy, stale_policy, "stale_policy")
         chosen = choice(Mode, mode, "mode")
-        self._session.set_consistency(Consistency(chosen, staleness, backup, policy, stale_threshold))
+        self._session.set_consistency(Consistency(chosen, staleness, backup, policy, stale_threshold, grace_seconds))
 
     def close(self) -> None:
         """Leave the job, as the end of a ``with`` block does. Safe to repeat."""
@@ -276,16 +288,19 @@ class Cluster:
             self._names[loader] = name or (f"data-{number}" if number else "data")
         return self._names[loader]
 
-    def _check_may_lease(self) -> None:
-        """Raises ConfigError where empty steps of several models could wait for each other."""
-        mode = self._session.view.consistency.mode
-        if mode is not Mode.ASYNC and len(self._optimizers) > 1:
-            raise ConfigError(
-                "leased data and several models go together in async only",
-                expected="one optimizer, or mode async",
-                actual=f"{len(self._optimizers)} optimizers, mode {mode.value}",
-                remedy="pass lease=False to cluster.shard(), change the mode, or use one optimizer",
+    def _keep_in_step(self) -> None:
+        """With several models, let none of their steps wait in a circle with those of other workers."""
+        if len(self._optimizers) < 2:
+            return
+        if self._giving_way is None:
+            self._giving_way = GivingWay(
+                self.rank,
+                lambda: list(self._optimizers.values()),
+                partial(stands_of, self._session),
+                lambda: self._session.view.consistency,
             )
+        for optimizer in self._optimizers.values():
+            optimizer.around = partial(self._giving_way.waiting, optimizer)
 
     def _idle(self) -> AbstractContextManager[None]:
         """While this worker waits for data, others do not wait for its steps."""
@@ -308,6 +323,8 @@ class Cluster:
         self._session.leave(reason)
         try:
             if self._session.own_process:
+                if self._giving_way:
+                    self._giving_way.close()
                 for optimizer in self._optimizers.values():
                     optimizer.close()
         finally:

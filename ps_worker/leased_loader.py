@@ -211,11 +211,7 @@ class LeasedLoader(DataLoader[T]):
     #: Entered while the loop waits for items.
     idle: Callable[[], AbstractContextManager[None]]
 
-    #: Raises where leases cannot be used as the job is now.
-    check: Callable[[], None] = staticmethod(lambda: None)
-
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # a generator instead of torch's own iterator class
-        self.check()
         leases, feed = self.leases, self.leases.begin()
         # A user's batch sampler yields whole batches; without batching each item comes alone.
         items, batched = self.batch_size or 1, self.batch_sampler is not None

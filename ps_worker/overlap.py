@@ -17,6 +17,11 @@ class Overlap:
         self._thread = ThreadPoolExecutor(1, "overlap")
         self._under_way: Future[StepSummary] | None = None
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether an exchange is under way. From any thread."""
+        return (under_way := self._under_way) is not None and not under_way.done()
+
     def begin(self, exchange: Callable[[], StepSummary]) -> None:
         """Start one exchange; the one before must have been finished."""
         self._under_way = self._thread.submit(exchange)

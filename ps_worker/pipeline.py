@@ -187,7 +187,7 @@ class StepPipeline:
         return self._answers(push)
 
     def _tell_transport(self) -> None:
-        self._session.record_transport({lane.shard: lane.transport for lane in self._lanes})
+        self._session.record_transport({lane.shard: lane.transport for lane in self._lanes if lane.transport})
 
     def arrive(self, phase: int) -> None:
         """Tell every shard that this worker enters the barrier that ends ``phase``: it holds nobody back in it.
@@ -290,14 +290,11 @@ class StepPipeline:
         self._session.record_step(None, summary.staleness, summary.transferred_bytes)
         return summary
 
-    def _clock(self, push: Push | None) -> int:
-        """How far this worker has come on every shard, in the phase it is in."""
-        phase, clock = (push.phase, push.clock - 1) if push else self._position
-        return clock if phase == self._session.phase else 0
-
-    def _open(self, lane: Lane, push: Push | None = None) -> Standing:
-        clock = self._clock(push) if self._started else None
-        standing = lane.open(self._session.phase, clock)
+    def _open(self, lane: Lane, position: tuple[int, int] | None = None) -> Standing:
+        """Open a new stream. ``position``: where this worker stands on that shard, if not where its last push ended."""
+        phase, clock = position or self._position
+        told = clock if phase == self._session.phase else 0
+        standing = lane.open(self._session.phase, told if self._started else None)
         if self._started and not standing.initialised:
             lane.drop()
             raise self._state_lost(lane)
@@ -327,7 +324,8 @@ class StepPipeline:
 
         Shards are waited for in turns: whoever says that it waits, or cannot be reached, goes to the end. So no broken
         stream and no refusal for want of room is left unseen behind a shard that waits, perhaps, for a worker that
-        waits for just that.
+        waits for just that. A shard that has answered and was restarted since is told again where this worker stands:
+        it may have forgotten, and hold others back.
         """
         receipts: dict[int, Receipt] = {}
         backoffs = {lane.shard: Backoff(self._timeout_seconds) for lane in self._lanes}
@@ -358,7 +356,17 @@ class StepPipeline:
                 receipts[lane.shard] = receipt
             else:
                 turns.append(lane)
+                self._greet_again([other for other in self._lanes if other.shard in receipts], push)
         return [receipts[lane.shard] for lane in self._lanes]
+
+    def _greet_again(self, answered: list[Lane], push: Push) -> None:
+        """Open the streams to shards that have answered ``push`` where they have ended; whoever is away comes later."""
+        for lane in answered:
+            if not lane.is_open:
+                try:
+                    self._open(lane, (push.phase, push.clock))
+                except Unavailable:
+                    lane.drop()
 
     def _pause_for_room(self, error: StorageFull) -> None:
         if self._interrupted:
@@ -369,7 +377,7 @@ class StepPipeline:
 
     def _repeat(self, lane: Lane, push: Push) -> None:
         """Send ``push`` on a new stream; without its gradients where the shard has them already."""
-        standing = self._open(lane, push)
+        standing = self._open(lane, (push.phase, push.clock - 1))
         if standing.last_sequence >= push.sequence:
             push = replace(push, update=replace(push.update, skipped=True))
         lane.send(push)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Protocol
@@ -62,15 +62,18 @@ def standing_in(optimizers: Sequence[Standing], others_wait: Callable[[], bool])
             yield
         finally:
             stop.set()
-            error = _end(running)
+            error = end_empty_steps(running)
     if error is not None:
         raise error
     for optimizer in optimizers:
         optimizer.pull()
 
 
-def _end(running: dict[Future[None], Standing]) -> BaseException | None:
-    """Wait for the empty steps under way, interrupting the late; what another than an interrupted one raised."""
+def end_empty_steps(running: Mapping[Future[None], Standing]) -> BaseException | None:
+    """Wait for the empty steps under way, interrupting the late; what another than an interrupted one raised.
+
+    Whether a push of an interrupted one arrived is not known: its model is to be pulled.
+    """
     late = wait(running, _LAST_STEP_SECONDS).not_done
     waiting = late
     while waiting:

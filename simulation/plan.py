@@ -98,7 +98,9 @@ def random_mode(random: Random, expected_workers: int) -> Consistency:
             return Consistency(Mode.SSP, staleness=random.randrange(4), stale_policy=policy, stale_threshold=threshold)
         case _:
             backup = random.choice([0, 0, 1, expected_workers // 4]) if expected_workers > 1 else 0
-            return Consistency(Mode.SYNC, backup=min(backup, max(0, expected_workers - 1)))
+            backup = min(backup, max(0, expected_workers - 1))
+            grace_seconds = random.choice([0.0, 0.5, 3.0]) if backup else 0.0
+            return Consistency(Mode.SYNC, backup=backup, grace_seconds=grace_seconds)
 
 
 def make_plan(seed: int, size: Size) -> Plan:

@@ -76,6 +76,8 @@ class SimShard:
         self._scheduler = shared.scheduler
         self._parked: ParkedPulls[Stream] = ParkedPulls()
         self._held: dict[tuple[WorkerKey, int], SimPush] = {}
+        #: When the rounds are looked at again though nothing has happened.
+        self._alarm: float | None = None
         self._lane: deque[Callable[[], None]] = deque()
         self._submitted = self._done = 0
         self._behind_lane: deque[tuple[int, Callable[[], None]]] = deque()
@@ -367,13 +369,20 @@ class SimShard:
 
     def _advance(self) -> None:
         """After every event: make the rounds that became complete, then answer the pulls that may be answered."""
-        for ready in self.tracker.take_ready():
+        for ready in self.tracker.take_ready(self._scheduler.now):
             self.shared.judge.round_decided(self.number, ready.position, ready.contributions)
             pushes = [self._held.pop((info.worker, info.sequence)) for info in ready.contributions]
             if pushes:
                 self._queue(pushes, ready.version, is_round=True)
+        if (ends := self.tracker.grace_ends) not in (None, self._alarm):
+            self._alarm = ends
+            self._scheduler.at(ends, self.process, self._grace_over)
         for stream in self._parked.release(self.tracker):
             self._pump(stream)
+
+    def _grace_over(self) -> None:
+        self._alarm = None
+        self._advance()
 
     # The lane
 

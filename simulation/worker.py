@@ -166,7 +166,10 @@ class SimWorker:
         except Fenced as error:
             self._scheduler.say(self.process.name, "is fenced:", error.message)
             self._end("fenced")
-        except (StateLost, Unavailable) as error:
+        except StateLost as error:
+            self._scheduler.say(self.process.name, "gives up:", error.message)
+            self._end("lost")
+        except Unavailable as error:
             self._scheduler.say(self.process.name, "gives up:", error.message)
             self._end("gave up")
         except PsError as error:
@@ -296,7 +299,7 @@ class SimWorker:
             was_open = lane.stream is not None
             try:
                 if not was_open:
-                    yield from self._open(lane, push)
+                    yield from self._open(lane, Position(push.position.phase, push.position.clock - 1))
                     self._send(lane, push)
                 receipt = yield from self._receive(lane, in_turns=True)
             except Unavailable as error:
@@ -316,6 +319,12 @@ class SimWorker:
                 receipt = None
             if receipt is None:
                 turns.append(lane)
+                for other in self._lanes:
+                    if other not in turns and not self._is_open(other):
+                        try:
+                            yield from self._open(other, push.position)
+                        except Unavailable:
+                            other.drop()
                 continue
             self.shared.judge.received(lane.shard, self._membership.member, receipt)
             lane.version = receipt.version
@@ -325,8 +334,11 @@ class SimWorker:
 
     def _ensure_open(self) -> Steps:
         for lane in self._lanes:
-            if not lane.alive or self._member_of(lane.shard).incarnation != lane.opened_to:
+            if not self._is_open(lane):
                 yield from self._open_at_start(lane)
+
+    def _is_open(self, lane: SimLane) -> bool:
+        return lane.alive and self._member_of(lane.shard).incarnation == lane.opened_to
 
     def _open_at_start(self, lane: SimLane) -> Steps:
         pause, began = 0.1, self._scheduler.now
@@ -343,11 +355,7 @@ class SimWorker:
                 self._position = max(self._position, standing.position)
                 return standing
 
-    def _clock(self, push: SentPush | None) -> int:
-        position = Position(push.position.phase, push.position.clock - 1) if push else self._position
-        return position.clock if position.phase == self._phase else 0
-
-    def _open(self, lane: SimLane, push: SentPush | None = None) -> Steps:
+    def _open(self, lane: SimLane, position: Position | None = None) -> Steps:
         lane.drop()
         found = self._member_of(lane.shard)
         shard = self.shared.shards_by_address[found.address]
@@ -358,7 +366,9 @@ class SimWorker:
         lane.alive = True
         member = self._membership.member
         revision = self._membership.view.revision
-        clock = self._clock(push) if self._started else None
+        position = position or self._position
+        told = position.clock if position.phase == self._phase else 0
+        clock = told if self._started else None
         stream.up(_open_at_shard, member.index, member.incarnation, revision, self._phase, clock)
         standing = yield from self._receive(lane)
         lane.version = standing.version

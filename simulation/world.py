@@ -65,6 +65,8 @@ class World:
         self.shards: list[SimShard | None] = [None] * plan.shards
         self.workers: list[SimWorker] = []
         self.to_finish = plan.workers
+        #: A shard has come back without values, as it may.
+        self.lost = False
         self.quiet = False
         self.faults: dict[str, int] = {}
         self._names = 0
@@ -141,6 +143,8 @@ class World:
     def _ended(self, worker: SimWorker, rank: int | None, how: str) -> None:
         self.workers.remove(worker)
         self.scheduler.say(worker.process.name, how)
+        # Without a log a shard that dies before its first snapshot is whole has nothing, and the job says so and ends.
+        self.lost = self.lost or (how == "lost" and not self.plan.durable)
         if how == "finished" or self.shared.coordinator.finished:
             # Once the job is finished, whoever comes would be the first of a new run, and wait for the others.
             self.to_finish -= 1
@@ -150,7 +154,7 @@ class World:
     # The end
 
     def _done(self) -> bool:
-        return self.to_finish <= 0
+        return self.to_finish <= 0 or self.lost
 
     def _stuck(self) -> str:
         doing = "\n  ".join(worker.doing() for worker in self.live_workers()[:12])
@@ -162,7 +166,7 @@ class World:
     def _finish(self) -> None:
         finals = {}
         for shard in self.live_shards():
-            if shard.replica is not None:
+            if shard.replica is not None and shard.replica.initialised:
                 finals[shard.number] = (shard.tracker.version, shard.replica.values)
         # What is still in a lane is not in the values.
         idle = {shard.number for shard in self.live_shards() if shard.idle}

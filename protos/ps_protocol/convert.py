@@ -150,6 +150,7 @@ def consistency_to_pb(consistency: Consistency) -> pb.Consistency:
         backup=consistency.backup,
         stale_policy=_STALE[consistency.stale_policy],
         stale_threshold=consistency.stale_threshold,
+        grace_seconds=consistency.grace_seconds,
     )
 
 
@@ -161,4 +162,5 @@ def consistency_from_pb(message: pb.Consistency) -> Consistency:
         backup=message.backup,
         stale_policy=enum_member(_STALE, message.stale_policy or pb.STALE_POLICY_ACCEPT, "stale policy"),
         stale_threshold=message.stale_threshold,
+        grace_seconds=message.grace_seconds,
     )

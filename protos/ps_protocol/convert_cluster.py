@@ -12,6 +12,7 @@ from ps_protocol.view import (
     Member,
     MemberStats,
     MemberStatus,
+    MoveProgress,
     Role,
 )
 
@@ -133,6 +134,21 @@ def barrier_to_pb(state: BarrierState) -> pb.BarrierReply:
 def barrier_from_pb(message: pb.BarrierReply) -> BarrierState:
     """A barrier's state."""
     return BarrierState(message.released, tuple(message.missing_ranks))
+
+
+def progress_to_pb(progress: MoveProgress) -> pb.ReshardProgress:
+    """The wire form of a move's progress."""
+    return pb.ReshardProgress(
+        moved_bytes=progress.moved_bytes,
+        total_bytes=progress.total_bytes,
+        batches=progress.batches,
+        pause_seconds=progress.pause_seconds,
+    )
+
+
+def progress_from_pb(message: pb.ReshardProgress) -> MoveProgress:
+    """A move's progress."""
+    return MoveProgress(message.moved_bytes, message.total_bytes, message.batches, message.pause_seconds)
 
 
 def status_to_pb(status: ClusterStatus) -> pb.ClusterStatus:

@@ -169,12 +169,15 @@ class Consistency:
     backup: int = 0
     stale_policy: StalePolicy = StalePolicy.ACCEPT
     stale_threshold: int = 0
+    #: sync with backup: how long a step that could do without the missing pushes waits for them.
+    grace_seconds: float = 0.0
 
     def __str__(self) -> str:
+        grace = f", grace {self.grace_seconds:g} s" if self.grace_seconds else ""
         detail = {
             Mode.ASYNC: "",
             Mode.SSP: f"({self.staleness})",
-            Mode.SYNC: f"(backup={self.backup})" if self.backup else "",
+            Mode.SYNC: f"(backup={self.backup}{grace})" if self.backup else "",
         }[self.mode]
         policy = (
             ""

@@ -113,6 +113,18 @@ class BarrierState:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveProgress:
+    """How far slices have been moved between shards."""
+
+    moved_bytes: int = 0
+    total_bytes: int = 0
+    #: Made so far; training held still once for each.
+    batches: int = 0
+    #: How long training held still for the last one.
+    pause_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class MemberStatus:
     """One member as people look at it."""
 

@@ -19,10 +19,10 @@ from ps_server.checkpoint.record import Facts, FileRecord, ModelRecord, Part
 def commit(folder: Path, shard_maps: Sequence[ShardMap], parts: Sequence[Part], facts: Facts, now: float) -> Manifest:
     """Turn ``folder`` into a checkpoint of the models in ``shard_maps``; it is one when the last rename has happened.
 
-    ``parts`` holds one part of every shard of every model, all written with these shard maps. ``facts`` is what the job
-    wants back; ``now`` is Unix time in seconds. Raises InvalidRequest when the parts do not make whole models,
-    DamagedData when a file is not there or has another size, ConfigError when the folder is a checkpoint already or
-    cannot be written, StorageFull; then the folder is none.
+    ``parts`` holds one part of every model from every shard that holds slices of it, all written with these shard maps.
+    ``facts`` is what the job wants back; ``now`` is Unix time in seconds. Raises InvalidRequest when the parts do not
+    make whole models, DamagedData when a file is not there or has another size, ConfigError when the folder is a
+    checkpoint already or cannot be written, StorageFull; then the folder is none.
     """
     if (folder / MANIFEST_NAME).exists():
         raise ConfigError(f"{folder} is a checkpoint already", remedy="begin a new one: none is ever overwritten")
@@ -43,13 +43,15 @@ def commit(folder: Path, shard_maps: Sequence[ShardMap], parts: Sequence[Part], 
 def assemble(shard_map: ShardMap, parts: Sequence[Part]) -> ModelRecord:
     """The model that ``parts`` make together; touches no file.
 
-    Raises InvalidRequest unless every shard is there once, at the epoch of ``shard_map``, every slice is in exactly one
-    part, and every byte of every file belongs to a head or to one tensor.
+    Raises InvalidRequest unless every shard that holds slices is there once, at the epoch of ``shard_map``, every slice
+    is in exactly one part, and every byte of every file belongs to a head or to one tensor. Empty parts of others mean
+    nothing.
     """
     name = shard_map.spec.name
-    _same(name, "shards", list(range(shard_map.shards)), sorted(part.shard for part in parts))
-    ordered = sorted(parts, key=lambda part: part.shard)
-    _same(name, "epochs of the shard map", [shard_map.epoch] * shard_map.shards, [part.epoch for part in ordered])
+    holders = sorted({piece.shard for piece in shard_map.slices})
+    ordered = sorted((part for part in parts if part.pieces or part.shard in holders), key=lambda part: part.shard)
+    _same(name, "shards", holders, [part.shard for part in ordered])
+    _same(name, "epochs of the shard map", [shard_map.epoch] * len(holders), [part.epoch for part in ordered])
     pieces = tuple(piece for part in ordered for piece in part.pieces)
     variables = shard_map.spec.variables
     slices = [(variables[s.variable].name, s.row_begin, s.row_end) for s in shard_map.slices]

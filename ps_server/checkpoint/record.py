@@ -111,7 +111,7 @@ class ModelRecord:
     folder: str
     shard_map: ShardMap
     files: tuple[FileRecord, ...]
-    #: Per shard, what its caller wants back.
+    #: Per shard that holds slices, what its caller wants back.
     facts: tuple[Facts, ...]
     pieces: tuple[Piece, ...]
 

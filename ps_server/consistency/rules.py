@@ -1,6 +1,6 @@
 """The three consistency modes as rules: what becomes of a push, how far rounds are due, how far pulls are answered.
 
-Both answers of a rule are a bound on positions: one comparison per question, however many workers there are.
+Every bound is one on positions: one comparison per question, however many workers there are.
 """
 
 from __future__ import annotations
@@ -20,11 +20,18 @@ class Rule(Protocol):
     def collects(self) -> bool:
         """Whether pushes are collected into rounds."""
 
+    @property
+    def grace_seconds(self) -> float:
+        """How long a round that has its quorum waits for the pushes it still lacks."""
+
     def decide(self, push: PushInfo, staleness: int, applied: Position) -> Decision:
         """The verdict on a new push. ``applied`` is the last round taken."""
 
     def due(self, clocks: ClockVector) -> Position:
-        """Rounds up to here are to be applied now."""
+        """Rounds up to here wait for nobody: they are to be applied now."""
+
+    def quorum(self, clocks: ClockVector) -> Position:
+        """Rounds up to here have enough pushes to be applied when their grace time is over."""
 
     def answered(self, clocks: ClockVector, applied: Position) -> Position:
         """A pull of a worker that stands no higher than this is answered now."""
@@ -42,6 +49,7 @@ class OnArrival:
     threshold: int
 
     collects = False
+    grace_seconds = 0.0
 
     def decide(self, push: PushInfo, staleness: int, applied: Position) -> Decision:
         """APPLY, STALE or SKIP."""
@@ -57,6 +65,10 @@ class OnArrival:
 
     def due(self, clocks: ClockVector) -> Position:
         """Every round: what a synchronous time before has left is applied as it is."""
+        return FOREVER
+
+    def quorum(self, clocks: ClockVector) -> Position:
+        """Every round."""
         return FOREVER
 
 
@@ -88,12 +100,14 @@ class Ssp(OnArrival):
 class Sync:
     """Synchronous rounds with backup workers: Chen et al., "Revisiting Distributed Synchronous SGD", 2016, section 3.
 
-    A round is due when at most ``backup`` live participants stand below it. A push held for a worker that died since
-    stays in its round but does not stand for a live one.
+    A round has its quorum when at most ``backup`` live participants stand below it. It is due then, or with a grace
+    time when none does or that time is over. A push held for a worker that died since stays in its round but does not
+    stand for a live one.
     """
 
     #: Pushes of a step that may be missing when it is applied.
     backup: int
+    grace_seconds: float = 0.0
 
     collects = True
 
@@ -104,12 +118,16 @@ class Sync:
         return Decision(Verdict.SKIP if push.skipped else Verdict.HOLD)
 
     def due(self, clocks: ClockVector) -> Position:
+        """What all participants have reached; without a grace time, what all but ``backup`` have."""
+        return clocks.frontier(0 if self.grace_seconds else self.backup)
+
+    def quorum(self, clocks: ClockVector) -> Position:
         """What all but ``backup`` participants have reached."""
         return clocks.frontier(self.backup)
 
     def answered(self, clocks: ClockVector, applied: Position) -> Position:
-        """What has been applied; or, for steps made before the job became synchronous, what is due."""
-        return max(applied, clocks.frontier(self.backup))
+        """What has been applied; or, for steps made before the job became synchronous, what has its quorum."""
+        return max(applied, self.quorum(clocks))
 
 
 def rule_for(consistency: Consistency) -> Rule:
@@ -121,4 +139,4 @@ def rule_for(consistency: Consistency) -> Rule:
         case Mode.SSP:
             return Ssp(policy, threshold, consistency.staleness)
         case Mode.SYNC:
-            return Sync(consistency.backup)
+            return Sync(consistency.backup, consistency.grace_seconds)

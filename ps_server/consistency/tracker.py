@@ -27,8 +27,8 @@ class Tracker:
     """Called from the shard's event loop, one call at a time; does no I/O and never waits.
 
     Guarantees: a push is decided once, a repeated one is DUPLICATE; every held push is in exactly one round; positions
-    only rise. After ``members``, ``configure``, ``push``, ``attach`` and ``arrive`` the caller applies ``take_ready()``
-    and then looks which pulls may be answered.
+    only rise. After ``members``, ``configure``, ``push``, ``attach`` and ``arrive``, and at ``grace_ends``, the caller
+    applies ``take_ready(now)`` and then looks which pulls may be answered.
 
     A participant is a live worker with a clock in the vector. The last sequence of a worker is kept as long as it is
     listed live and no longer: afterwards its pushes are fenced, and an incarnation does not come back.
@@ -41,6 +41,8 @@ class Tracker:
         self._participants: dict[int, _Participant] = {}
         self._clocks = ClockVector()
         self._rounds = PendingRounds()
+        #: The lowest round and since when it has had its quorum, while it waits for more than that.
+        self._waiting: tuple[Position, float] | None = None
         self._started = False
         #: The highest position of a push that was applied.
         self._kept_highest = START
@@ -64,7 +66,7 @@ class Tracker:
         """Take the incarnation of each live rank. Clocks of all others leave the vector at once.
 
         Until the first push, whoever is listed takes part from the start; later, from its ``attach`` on. When nobody
-        takes part any more it is as before the first push, at the highest position applied.
+        takes part any more it is as before the first push, at the highest position applied or passed by a round.
         """
         self._live = dict(live)
         gone = [rank for rank, member in self._participants.items() if live.get(rank) != member.incarnation]
@@ -74,7 +76,7 @@ class Tracker:
         self._started = self._started and bool(self._participants)
         if not self._started:
             for rank in sorted(live.keys() - self._participants.keys()):
-                self._enter(WorkerKey(rank, live[rank]), self._kept_highest)
+                self._enter(WorkerKey(rank, live[rank]), max(self._kept_highest, self.applied))
 
     def attach(self, worker: WorkerKey, phase: int, clock: int | None = None) -> Position:
         """A stream of ``worker`` opened, the first or again; it has passed ``phase`` barriers. Returns where it stands.
@@ -130,11 +132,13 @@ class Tracker:
         position = Position(phase + 1, 0)
         self._clocks.place(worker.rank, max(self._clocks[worker.rank], position))
 
-    def take_ready(self) -> list[Round]:
-        """The rounds whose time has come, each once, to be applied in this order."""
-        due = self._rule.due(self._clocks)
+    def take_ready(self, now: float) -> list[Round]:
+        """The rounds whose time has come, each once, to be applied in this order. ``now``: seconds of a steady clock.
+
+        The grace time of a round begins when it is the lowest and has its quorum; it begins anew when that is lost.
+        """
         rounds = []
-        while self._rounds and self._rounds.lowest <= due:
+        while self._rounds and self._is_due(self._rounds.lowest, now):
             self.applied, pushes = self._rounds.take()
             staleness = tuple(map(self._staleness, pushes))
             for push, versions in zip(pushes, staleness, strict=True):
@@ -143,6 +147,11 @@ class Tracker:
             self.version += bool(pushes)
             rounds.append(Round(self.applied, pushes, staleness, self.version))
         return rounds
+
+    @property
+    def grace_ends(self) -> float | None:
+        """When a round may be ready though nothing has happened; None when there is no such time."""
+        return self._waiting[1] + self._rule.grace_seconds if self._waiting else None
 
     def may_pull(self, position: Position) -> bool:
         """Whether a pull of a worker that stands at ``position`` may be answered. Rounds not taken yet hold it back."""
@@ -208,6 +217,19 @@ class Tracker:
                 self.applied = max(self.applied, push.position)
         self.version = version
         self._started = True
+
+    def _is_due(self, lowest: Position, now: float) -> bool:
+        """Whether the ``lowest`` round is to be applied now; notes since when it only waits for its grace time."""
+        waiting, self._waiting = self._waiting, None
+        if lowest <= self._rule.due(self._clocks):
+            return True
+        if lowest > self._rule.quorum(self._clocks):
+            return False
+        since = waiting[1] if waiting and waiting[0] == lowest else now
+        if now >= since + self._rule.grace_seconds:
+            return True
+        self._waiting = lowest, since
+        return False
 
     def _recall(self, worker: WorkerKey, sequence: int, position: Position) -> None:
         """A push of ``worker`` was applied. Of two lives of one rank the later one counts."""

@@ -11,6 +11,9 @@ from ps_protocol.view import Role
 _HIGHEST_INCARNATION = 1 << 62
 """Far above any real one; what a process brings must leave room for those that follow it."""
 
+_MOST_SHARDS = 4096
+"""Beyond, a number is a slip of the hand: all numbers below it would be added, too."""
+
 
 @dataclass(frozen=True, slots=True)
 class Applicant:
@@ -30,6 +33,12 @@ class Applicant:
     directory: str = ""
     #: Shards: take the place only when it is vacant and this directory holds everything acknowledged.
     yields: bool = False
+    #: Shards: a number that the job does not have yet is added to it.
+    add: bool = False
+
+    def adds(self, shards: int) -> bool:
+        """Whether this one makes a job of ``shards`` shards larger."""
+        return self.add and self.role is Role.SHARD and self.index is not None and self.index >= shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +58,10 @@ class Copies:
 
 
 def check_applicant(ask: Applicant, shards: int) -> None:
-    """Raises ProtocolVersionMismatch, InvalidRequest, or UnknownShard for a number that is none of ``shards``."""
+    """Raises ProtocolVersionMismatch, InvalidRequest, or UnknownShard for a number that is none of ``shards``.
+
+    A shard that is to be added may have a higher number.
+    """
     if ask.protocol_version != PROTOCOL_VERSION:
         raise ProtocolVersionMismatch(
             f"the {ask.role.value} speaks protocol version {ask.protocol_version}, the coordinator {PROTOCOL_VERSION}",
@@ -70,12 +82,15 @@ def check_applicant(ask: Applicant, shards: int) -> None:
         raise InvalidRequest("a shard joins with its number and the address at which it serves")
     if ask.role not in (Role.SHARD, Role.STANDBY) or ask.index is None:
         return
-    if ask.index >= shards:
+    if ask.index >= (_MOST_SHARDS if ask.adds(shards) else shards):
         raise UnknownShard(
             f"the cluster has no shard {ask.index}",
             shard=str(ask.index),
             expected=f"0 to {shards - 1}" if shards > 1 else "0",
-            remedy=f"use a number in that range, or start the coordinator with --shards {ask.index + 1}",
+            remedy="use a number in that range, add it to the running job with ps-server --add, or begin a job with "
+            f"ps-coordinator --shards {ask.index + 1}"
+            if ask.index < _MOST_SHARDS
+            else "use a number in that range, or the next one with ps-server --add",
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from ps_server.coordinator.applicant import Applicant
 from ps_server.coordinator.data_leases import DataLeases
 from ps_server.coordinator.journal import Journal
 from ps_server.coordinator.memento import Memento, changed_rows, from_rows
+from ps_server.coordinator.placement import holders
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.coordinator.state import ClusterState, Decision
 
@@ -62,9 +63,9 @@ class Driver:
         #: What the journal says.
         self._kept: Memento | None = from_rows(journal.read(), str(journal.path)) if journal else None
         if journal is None or self._kept is None:
-            self._state, self._data = ClusterState(settings), DataLeases()
+            phase = saved.manifest.facts["phase"] if saved else 0
+            self._state, self._data = ClusterState(settings, phase), DataLeases()
             if saved is not None:
-                self._state.phase = saved.manifest.facts["phase"]
                 self._data = DataLeases.restore(saved.manifest.facts["data"])
                 self._release_lost_leases()
         else:
@@ -134,6 +135,31 @@ class Driver:
         return self._settle(Decision(self._state.shard_map(model)))
 
     @property
+    def shard_maps(self) -> Mapping[str, ShardMap]:
+        """Where each model lives."""
+        return self._state.shard_maps
+
+    def begin_move(self, cut: str) -> int:
+        """See ClusterState.begin_move."""
+        return self._settle(self._state.begin_move(cut))
+
+    def commit_move(self, cut: str, maps: Sequence[ShardMap], prepared: Mapping[int, int]) -> None:
+        """See ClusterState.commit_move. It holds once this returns, and is told as soon as the journal has it."""
+        decision = self._state.commit_move(cut, maps, prepared)
+        with suppress(Unavailable):  # the timer of the leases tells it
+            self._settle(decision)
+
+    def abort_move(self, cut: str) -> None:
+        """See ClusterState.abort_move. It holds once this returns, and is told as soon as the journal has it."""
+        decision = self._state.abort_move(cut)
+        with suppress(Unavailable):
+            self._settle(decision)
+
+    def use_shards(self, numbers: Collection[int]) -> None:
+        """See ClusterState.use_shards."""
+        self._settle(self._state.use_shards(numbers))
+
+    @property
     def view(self) -> ClusterView:
         """The newest view that may be told."""
         return self._view
@@ -201,8 +227,11 @@ class Driver:
         assert self._saved is not None
         self._saved.check_matches(shard_map.spec)
         known = self._saved.model(shard_map.spec.name).shard_map
-        if known.shards == shard_map.shards and known.spec.variables == shard_map.spec.variables:
-            placed = replace(shard_map, slices=known.slices)
+        then, now = sorted(holders(known)), sorted(holders(shard_map))
+        if len(then) == len(now) and known.spec.variables == shard_map.spec.variables:
+            numbers = dict(zip(then, now, strict=True))
+            slices = tuple(replace(piece, shard=numbers[piece.shard]) for piece in known.slices)
+            placed = replace(shard_map, slices=slices)
         else:
             placed = self._saved.aligned(shard_map)
         return replace(placed, restored_from=str(self._saved.folder))

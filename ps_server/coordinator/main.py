@@ -26,6 +26,7 @@ from ps_server.coordinator.checkpoints import Checkpoints
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.journal import Journal
 from ps_server.coordinator.memento import Memento, from_rows
+from ps_server.coordinator.moves import Moves
 from ps_server.coordinator.placement import Balanced, FixedShards, MaxSize, MinSize, PartitionRule
 from ps_server.coordinator.service import SERVICE_NAME, CoordinatorService
 from ps_server.coordinator.settings import ClusterSettings, check_consistency
@@ -77,23 +78,25 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
     """
     driver = Driver(config.cluster, journal=journal, saved=config.saved)
     checkpoints = Checkpoints(driver, config.checkpoints)
-    service = CoordinatorService(driver, checkpoints)
+    moves = Moves(driver, checkpoints.busy)
+    service = CoordinatorService(driver, checkpoints, moves)
     server = await serving.start(config.bind, config.port, [(SERVICE_NAME, service.register)])
     try:
         driver.start()
-        cluster, consistency = config.cluster, driver.status().view.consistency
-        workers = cluster.expected_workers or "any number of"
+        view = driver.status().view
+        workers = view.expected_workers or "any number of"
         logger.info(
             "coordinator serves at %s: %d shards, %s workers, %s",
             server.address,
-            cluster.expected_shards,
+            len(view.used_shards),
             workers,
-            consistency,
+            view.consistency,
         )
         if config.ready_file is not None:
             serving.write_ready_file(config.ready_file, server.address)
         running = asyncio.create_task(checkpoints.run(), name="checkpoints")
         await stop.wait()
+        await moves.stop()
         checkpoints.stop()
         await running
     finally:
@@ -114,7 +117,12 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
     help="Folder of the journal, made where it is missing, for this job alone; a coordinator started with it again "
     "goes on where the last one ended.",
 )
-@click.option("--shards", type=click.IntRange(1), default=1, help="Number of shards the models are placed on.")
+@click.option(
+    "--shards",
+    type=click.IntRange(1),
+    default=1,
+    help="Number of shards the job begins with; ps-server --add adds more.",
+)
 @click.option(
     "--workers",
     type=click.IntRange(0),
@@ -183,6 +191,7 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: Memento | None)
         options["mode"],
         options["staleness"],
         options["backup"],
+        options["grace_seconds"],
         options["stale_policy"],
         options["stale_threshold"],
     )

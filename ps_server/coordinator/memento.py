@@ -48,7 +48,7 @@ class Memento:
     started: bool
     finished: bool
     consistency: Consistency
-    #: Places that were held before the start of the job.
+    #: Places that a start of the job does not wait for.
     seen: frozenset[Key]
     #: Per shard number, the incarnation that wrote the newest state known to be on a disk.
     newest_state: Mapping[int, int]
@@ -59,6 +59,12 @@ class Memento:
     data: Mapping[str, Any] = field(default_factory=dict)
     #: Per shard number, the directories that hold that newest state.
     copies: Mapping[int, Copies] = field(default_factory=dict)
+    #: How many numbers of shards there are: those the job began with, and those added.
+    shards: int = 1
+    #: Those of them that hold no slices.
+    spare: frozenset[int] = frozenset()
+    #: The move of slices that was under way. It is not continued, but shards have to be told so.
+    moving: str = ""
 
 
 def changed_rows(before: Memento | None, after: Memento) -> dict[str, bytes | None]:
@@ -153,6 +159,9 @@ def _cluster_to(memento: Memento) -> dict[str, Any]:
         "seen": sorted((role.value, index) for role, index in memento.seen),
         "newest_state": {str(shard): incarnation for shard, incarnation in memento.newest_state.items()},
         "copies": {str(shard): asdict(copies) for shard, copies in memento.copies.items()},
+        "shards": memento.shards,
+        "spare": sorted(memento.spare),
+        "moving": memento.moving,
     }
 
 
@@ -182,6 +191,9 @@ def _cluster_from(
         gone=gone,
         data=data,
         copies={int(shard): Copies(**copies) for shard, copies in plain.get("copies", {}).items()},
+        shards=plain.get("shards", identity.expected_shards),
+        spare=frozenset(plain.get("spare", ())),
+        moving=plain.get("moving", ""),
     )
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from ps_protocol.model import ModelSpec, Slice
+from ps_protocol.model import ModelSpec, ShardMap, Slice
 
-#: The largest shard is at most this many percent of the mean, unless single rows are too large for it.
-_LIMIT_PERCENT = 105
-
+LIMIT_PERCENT = 105
+"""The largest shard is at most this many percent of the mean, unless single rows are too large for it."""
 
 _SLICE_BYTES = 32 << 20
 """Balanced slices are no larger where rows allow: shards copy slices whole to disk, and a push waits for that copy."""
@@ -49,21 +48,35 @@ class MaxSize:
 PartitionRule = Balanced | FixedShards | MinSize | MaxSize
 
 
+def first_map(spec: ModelSpec, shards: Sequence[int], rule: PartitionRule) -> ShardMap:
+    """The first shard map of ``spec``, over the shards of these numbers, which rise."""
+    slices = (replace(piece, shard=shards[piece.shard]) for piece in place(spec, len(shards), rule))
+    return ShardMap(1, spec, shards[-1] + 1, tuple(slices))
+
+
 def place(spec: ModelSpec, shards: int, rule: PartitionRule) -> tuple[Slice, ...]:
     """The slices of ``spec`` over ``shards`` shards, in arena order.
 
     Every row of every variable is in exactly one slice; a variable without rows has one empty slice. Under
     ``Balanced`` the largest shard holds at most 1.05 times the mean, as long as no row is above 0.05 times the mean.
-    Per shard, whole variables come first, in declared order, then slices of split ones, so that ranges merge.
     """
     placed = _balanced(spec, shards) if isinstance(rule, Balanced) else _cut_by_rule(spec, shards, rule)
-    variables = spec.variables
+    return in_arena_order(spec, placed)
 
-    def arena_order(piece: Slice) -> tuple[int, bool, int, int]:
-        split = piece.row_end - piece.row_begin < variables[piece.variable].rows
+
+def in_arena_order(spec: ModelSpec, slices: Iterable[Slice]) -> tuple[Slice, ...]:
+    """By shard; there whole variables come first, in declared order, then slices of split ones: so ranges merge."""
+
+    def key(piece: Slice) -> tuple[int, bool, int, int]:
+        split = piece.row_end - piece.row_begin < spec.variables[piece.variable].rows
         return piece.shard, split, piece.variable, piece.row_begin
 
-    return tuple(sorted(placed, key=arena_order))
+    return tuple(sorted(slices, key=key))
+
+
+def holders(shard_map: ShardMap) -> frozenset[int]:
+    """The shards that hold slices of a model."""
+    return frozenset(piece.shard for piece in shard_map.slices)
 
 
 class _Loads:
@@ -87,7 +100,7 @@ def _balanced(spec: ModelSpec, shards: int) -> list[Slice]:
     A cut fills a shard, so there are fewer cuts than shards (rows above the slack apart).
     """
     total = sum(v.nbytes for v in spec.variables)
-    mean, limit = -(-total // shards), total * _LIMIT_PERCENT // (100 * shards)
+    mean, limit = -(-total // shards), total * LIMIT_PERCENT // (100 * shards)
     loads = _Loads(shards)
     placed: list[Slice] = []
     # Largest rest first: (-bytes, variable, row at which the rest begins).

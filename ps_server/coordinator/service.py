@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from ps_server.checkpoint_options import CheckpointConfig
 from ps_server.coordinator.applicant import Applicant
 from ps_server.coordinator.checkpoints import Checkpoints
 from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.move_plan import Wish
+from ps_server.coordinator.moves import Moves
 from ps_server.rpc_errors import translated
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
@@ -31,9 +34,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     """Called by the gRPC server on the driver's loop. Errors leave through rpc_errors."""
 
-    def __init__(self, driver: Driver, checkpoints: Checkpoints | None = None) -> None:
+    def __init__(self, driver: Driver, checkpoints: Checkpoints | None = None, moves: Moves | None = None) -> None:
         self._driver = driver
         self._checkpoints = checkpoints or Checkpoints(driver, CheckpointConfig())
+        self._moves = moves or Moves(driver, self._checkpoints.busy)
         # One view goes to all watchers: it is converted once.
         self._converted: tuple[ClusterView | None, pb.ClusterView] = (None, pb.ClusterView())
 
@@ -56,6 +60,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                     data_incarnation=request.data_incarnation,
                     directory=request.directory,
                     yields=request.yields,
+                    add=request.add,
                 )
             )
             return convert.joined_to_pb(joined)
@@ -133,6 +138,16 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         async with translated(context):
             folder, models = await self._checkpoints.restore(Path(request.folder) if request.folder else None)
             return pb.RestoreCheckpointReply(folder=str(folder), models=models)
+
+    async def Reshard(  # noqa: N802
+        self, request: pb.ReshardRequest, context: Context
+    ) -> AsyncIterator[pb.ReshardProgress]:
+        """Slices, moved batch by batch until done or the caller goes."""
+        async with translated(context):
+            wish = Wish(tuple(request.to), tuple(request.drain), request.model, request.variable)
+            async with aclosing(self._moves.reshard(wish, request.batch_bytes)) as made:
+                async for progress in made:
+                    yield convert.progress_to_pb(progress)
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.ClusterStatus:  # noqa: N802
         """Members with their last statistics."""

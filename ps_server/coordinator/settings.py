@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from ps_protocol.errors import ConfigError, InvalidRequest
@@ -77,6 +78,15 @@ def check_consistency(consistency: Consistency, expected_workers: int) -> None:
     mode, shown = consistency.mode, str(consistency)
     if min(consistency.staleness, consistency.backup, consistency.stale_threshold) < 0:
         raise InvalidRequest("staleness, backup and stale threshold are not negative", actual=shown)
+    if not 0 <= consistency.grace_seconds < math.inf:
+        raise InvalidRequest("a grace time is a number of seconds, not negative", actual=f"{consistency.grace_seconds}")
+    if consistency.grace_seconds and not consistency.backup:
+        raise InvalidRequest(
+            "a grace time is for sync with backup only: else a step waits for every live worker, or for none",
+            expected="mode sync, backup 1 or more",
+            actual=f"mode {mode.value}, backup {consistency.backup}, grace_seconds {consistency.grace_seconds:g}",
+            remedy="use sync with backup, or leave the grace time out",
+        )
     if consistency.staleness and mode is not Mode.SSP:
         raise InvalidRequest(
             f"staleness {consistency.staleness} is for ssp only", actual=shown, remedy="use ssp, or leave staleness out"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from ps_protocol.errors import Fenced, InvalidRequest, NotReady, UnknownModel
+from ps_protocol.errors import NotReady, Unavailable
 from ps_protocol.model import Consistency, ModelSpec, ShardMap
 from ps_protocol.view import (
     BarrierState,
@@ -16,20 +15,20 @@ from ps_protocol.view import (
     Joined,
     Member,
     MemberStats,
-    MemberStatus,
     Role,
     SyncWord,
 )
-from ps_server.coordinator.applicant import Applicant, Copies, check_applicant, check_state, check_vacant
-from ps_server.coordinator.declaration import check_model, check_same
-from ps_server.coordinator.memento import Key, Memento, Place
-from ps_server.coordinator.placement import place
+from ps_server.coordinator.applicant import Applicant, check_applicant, check_vacant
+from ps_server.coordinator.attendance import Attendance
+from ps_server.coordinator.barrier import Barrier
+from ps_server.coordinator.kept_state import KeptState
+from ps_server.coordinator.lives import Life, Lives
+from ps_server.coordinator.memento import Memento, Place
+from ps_server.coordinator.models import Models
 from ps_server.coordinator.settings import ClusterSettings, check_consistency, check_same_job
 
-GONE_KEPT = 32
-"""How many members that went are remembered, for status and for telling a returning one what happened."""
-
 _LEFT = "left"
+_STARTS = "all expected members are there: the job starts"
 
 T = TypeVar("T")
 
@@ -42,28 +41,6 @@ class Decision(Generic[T]):
     reason: str = ""
 
 
-@dataclass(slots=True)
-class _Life:
-    place: Place
-    last_heartbeat: float
-    stats: MemberStats
-
-    @property
-    def member(self) -> Member:
-        return self.place.joined.member
-
-    @property
-    def lease_end(self) -> float:
-        """By the lease the member was told, which an earlier start of the coordinator may have chosen."""
-        return self.last_heartbeat + self.place.joined.lease_seconds
-
-    def status(self, now: float, gone: str = "") -> MemberStatus:
-        who = self.place.applicant
-        # Never below 0: a lease may have been extended.
-        heard = max(0.0, now - self.last_heartbeat)
-        return MemberStatus(self.member, heard, self.stats, who.host, who.pid, gone)
-
-
 class ClusterState:
     """The cluster as one state machine. Called by the driver, from one loop; does no I/O and reads no clock.
 
@@ -72,24 +49,16 @@ class ClusterState:
     ``memento`` and ``restore``.
     """
 
-    def __init__(self, settings: ClusterSettings) -> None:
-        """Raises InvalidRequest when the settings' consistency mode cannot work."""
+    def __init__(self, settings: ClusterSettings, phase: int = 0) -> None:
+        """Begin in ``phase``. Raises InvalidRequest when the settings' consistency mode cannot work."""
         check_consistency(settings.consistency, settings.expected_workers)
         self._settings = settings
-        self._lives: dict[Key, _Life] = {}
-        self._by_token: dict[str, _Life] = {}
-        self._gone: deque[MemberStatus] = deque(maxlen=GONE_KEPT)
+        self._lives = Lives()
+        self._models = Models(settings.partition)
         self._next_incarnation = settings.first_incarnation
-        self._maps: dict[str, ShardMap] = {}
-        #: Places that were held before the start; the start is when they are all that are expected.
-        self._seen: set[Key] = set()
-        #: Per shard number, the incarnation that wrote the newest state known to be on a disk.
-        self._newest_state: dict[int, int] = {}
-        #: Per shard number, the directories that hold that state.
-        self._copies: dict[int, Copies] = {}
-        self.phase = 0
-        #: Ranks that wait at the barrier of this phase.
-        self._arrived: set[int] = set()
+        self._attendance = Attendance(settings.expected_workers)
+        self._kept_state = KeptState()
+        self._barrier = Barrier(phase)
         self.view = ClusterView(
             consistency=settings.consistency,
             expected_shards=settings.expected_shards,
@@ -106,28 +75,30 @@ class ClusterState:
         are waited for again. Raises ConfigError when ``settings`` are of another job.
         """
         check_same_job(settings, memento.identity)
-        state = cls(replace(settings, consistency=memento.consistency))
+        state = cls(replace(settings, consistency=memento.consistency), memento.phase)
         state._next_incarnation = max(memento.next_incarnation, settings.first_incarnation)
-        state.phase = memento.phase
-        for key, kept in memento.places.items():
-            life = _Life(kept, now, MemberStats())
-            state._lives[key] = state._by_token[kept.applicant.token] = life
-        state._gone.extend(memento.gone)
-        state._maps.update(memento.maps)
-        state._newest_state.update(memento.newest_state)
-        state._copies.update(memento.copies)
-        state._seen.update(memento.seen)
+        for kept in memento.places.values():
+            state._lives.begin(kept, now)
+        state._lives.remember(memento.gone)
+        state._models.restore(memento.maps)
+        state._kept_state = KeptState(memento.newest_state, memento.copies)
+        seen = {key for key in state._lives if key[0] is Role.SHARD} if memento.finished else memento.seen
+        state._attendance = Attendance(settings.expected_workers, seen)
         state.view = replace(
             state.view,
             revision=memento.revision,
-            members=state._members(),
-            models=state._epochs(),
+            members=state._lives.members,
+            models=state._models.epochs,
             started=memento.started,
             finished=memento.finished,
+            expected_shards=memento.shards,
+            spare=memento.spare,
         )
         if memento.finished:
-            state._seen = {key for key in state._lives if key[0] is Role.SHARD}
             state._change(started=False, finished=False)
+        if memento.moving:
+            # Shards that hold still for this move have seen the last revision, and wait for a newer one.
+            state._change(moving="")
         return state
 
     def memento(self) -> Memento:
@@ -140,12 +111,15 @@ class ClusterState:
             started=self.view.started,
             finished=self.view.finished,
             consistency=self.view.consistency,
-            seen=frozenset(self._seen),
-            newest_state=dict(self._newest_state),
-            copies=dict(self._copies),
-            places={key: life.place for key, life in self._lives.items()},
-            maps=dict(self._maps),
-            gone=tuple(self._gone),
+            seen=self._attendance.seen,
+            newest_state=self._kept_state.newest,
+            copies=self._kept_state.copies,
+            places=self._lives.places,
+            maps=dict(self._models.maps),
+            gone=self._lives.gone,
+            shards=self.view.expected_shards,
+            spare=self.view.spare,
+            moving=self.view.moving,
         )
 
     # Membership
@@ -153,26 +127,27 @@ class ClusterState:
     def join(self, ask: Applicant, now: float) -> Decision[Joined]:
         """Give ``ask`` a place and a new incarnation; a repetition gets the first answer again.
 
-        Whoever held the place is fenced: a process that was started again does not wait for its own old lease.
+        Whoever held the place is fenced: a process that was started again does not wait for its own old lease. A shard
+        that is to be added makes the job larger; its number, and those below that are new, too, are spare.
         Raises ProtocolVersionMismatch, InvalidRequest, UnknownShard for a shard number out of range, Fenced for a shard
         that brings older state than is known of its place, or NotReady for one that yields and a standby too many.
         """
-        check_applicant(ask, self._settings.expected_shards)
-        if known := self._by_token.get(ask.token):
+        check_applicant(ask, self.view.expected_shards)
+        if known := self._lives.by_token(ask.token):
             known.last_heartbeat = now
             return Decision(known.place.joined)
-        index = self._lowest_free(ask.role) if ask.index is None else ask.index
-        old = self._lives.get((ask.role, index))
+        index = self._lives.lowest_free(ask.role) if ask.index is None else ask.index
+        old = self._lives.holder(ask.role, index)
         check_vacant(ask, old.place.applicant if old else None)
         if ask.role is Role.SHARD:
-            self._take_over_state(ask, index)
+            self._kept_state.take_over(ask, index)
         # Above what the shard brings, too: a coordinator that lost its journal may count from too low.
         incarnation = max(self._next_incarnation, ask.data_incarnation + 1)
         self._next_incarnation = incarnation + 1
         member = Member(ask.role, index, incarnation, ask.address)
         reason = f"{member} joined as incarnation {member.incarnation}"
         if old:
-            self._forget(old, f"incarnation {member.incarnation} took its place", now)
+            self._end(old, f"incarnation {member.incarnation} took its place", now)
             reason += f"; incarnation {old.member.incarnation} is fenced"
         joined = Joined(
             member,
@@ -182,13 +157,16 @@ class ClusterState:
             self._settings.seed,
             self.phase,
         )
-        life = _Life(Place(ask, joined), now, MemberStats())
-        self._lives[ask.role, index] = self._by_token[ask.token] = life
-        starts = self._starts_with(member)
-        if starts:
-            reason += "; all expected members are there: the job starts"
+        self._lives.begin(Place(ask, joined), now)
+        changes: dict[str, Any] = {}
+        if ask.adds(before := self.view.expected_shards):
+            changes = {"expected_shards": index + 1, "spare": self.view.spare | set(range(before, index + 1))}
+            reason += "; it is new in this job, and spare"
+        self._attendance.comes((member.role, member.index), started=self.view.started)
+        if starts := self._starts(self.view.used_shards):
+            reason += f"; {_STARTS}"
         finished = self.view.finished and ask.role is not Role.WORKER
-        self._change(started=self.view.started or starts, finished=finished)
+        self._change(started=self.view.started or starts, finished=finished, **changes)
         return Decision(joined, "; ".join([reason, *self._open_barrier()]))
 
     def heartbeat(
@@ -208,61 +186,59 @@ class ClusterState:
         the place with older state. ``sync``: which directory has a copy of all of it that was acknowledged. Neither
         means anything from other roles.
         """
-        life = self._life(role, index, incarnation)
+        life = self._lives.find(role, index, incarnation)
         life.last_heartbeat, life.stats = now, stats
         if not keeps_state or role is not Role.SHARD:
             return Decision(None)
-        reasons = []
-        if self._newest_state.get(index) != incarnation:
-            self._newest_state[index] = incarnation
-            self._copies[index] = Copies(life.place.applicant.directory)
-            reasons.append(f"{life.member} keeps its state as incarnation {incarnation}")
-        copies = self._copies.get(index, Copies())
-        if sync and sync.number > copies.word:
-            self._copies[index] = replace(copies, word=sync.number, standby=sync.directory)
-            said = "has everything it acknowledges" if sync.directory else "does not have all it acknowledges"
-            reasons.append(f"{life.member} says that its standby {said}")
-        return Decision(None, "; ".join(reasons))
+        return Decision(None, "; ".join(self._kept_state.says(life.member, life.place.applicant.directory, sync)))
 
     def leave(self, role: Role, index: int, incarnation: int, why: str, now: float) -> Decision[None]:
         """End a membership; ``why`` is empty at a clean end. When the last worker ends cleanly, the job is finished.
 
+        A worker that ended cleanly is not waited for again. When the last one ends otherwise, all others are.
         A repetition changes nothing. Raises Fenced when the place was lost before.
         """
-        if self._fate(role, index, incarnation).startswith(_LEFT):
+        if self._lives.fate(role, index, incarnation).startswith(_LEFT):
             return Decision(None)
-        life = self._life(role, index, incarnation)
+        life = self._lives.find(role, index, incarnation)
         how = f"{_LEFT}: {why}" if why else _LEFT
-        self._forget(life, how, now)
+        self._end(life, how, now)
         reasons = [f"{life.member} {how}"]
-        last = role is Role.WORKER and not self._ranks()
+        last = role is Role.WORKER and not self._lives.ranks
         if last and not why and self.view.started:
             reasons.append("every worker has left: the job is finished")
+            self._attendance.finish()
             self._change(finished=True)
+        elif last and why:
+            reasons += self._lost_all()
         else:
+            if role is Role.WORKER and not why:
+                self._attendance.is_done(index)
             self._change()
         return Decision(None, "; ".join([*reasons, *self._open_barrier()]))
 
     def expire(self, now: float) -> Decision[tuple[Member, ...]]:
-        """Remove the members whose leases have ended by ``now``."""
-        ended = [life for life in self._lives.values() if now >= life.lease_end]
+        """Remove the members whose leases have ended by ``now``. When no worker is left, all are waited for again."""
+        ended = self._lives.ended(now)
         if not ended:
             return Decision(())
         for life in ended:
-            self._forget(life, f"its lease of {life.place.joined.lease_seconds:g} s ended", now)
-        self._change()
+            self._end(life, f"its lease of {life.place.joined.lease_seconds:g} s ended", now)
         members = tuple(life.member for life in ended)
-        names = ", ".join(str(member) for member in members)
-        return Decision(members, "; ".join([f"no heartbeat, lease ended: {names}", *self._open_barrier()]))
+        reasons = ["no heartbeat, lease ended: " + ", ".join(map(str, members))]
+        if not self._lives.ranks and any(member.role is Role.WORKER for member in members):
+            reasons += self._lost_all()
+        else:
+            self._change()
+        return Decision(members, "; ".join([*reasons, *self._open_barrier()]))
 
     def next_expiry(self) -> float | None:
         """When the first lease ends if no heartbeat comes; None without members."""
-        return min((life.lease_end for life in self._lives.values()), default=None)
+        return self._lives.next_expiry()
 
     def extend_leases(self, seconds: float) -> None:
         """Give every member ``seconds`` more: for a time in which nobody could have been heard."""
-        for life in self._lives.values():
-            life.last_heartbeat += seconds
+        self._lives.extend(seconds)
 
     # Models and mode
 
@@ -279,30 +255,23 @@ class ClusterState:
 
         Raises NotReady while shards are missing, ModelMismatch with every difference, InvalidRequest or Fenced.
         """
-        member = self._life(Role.WORKER, rank, incarnation).member
-        if known := self._maps.get(spec.name):
-            check_same(known.spec, spec, str(member))
+        member = self._lives.find(Role.WORKER, rank, incarnation).member
+        if known := self._models.declared(spec, str(member)):
             return Decision(known)
-        check_model(spec)
-        shards = self._settings.expected_shards
-        if missing := [number for number in range(shards) if (Role.SHARD, number) not in self._lives]:
-            raise NotReady(
-                f"model '{spec.name}' cannot be placed yet: {len(missing)} of {shards} shards are missing",
-                shard=", ".join(map(str, missing)),
-                remedy="start the missing shards; the worker tries again",
-            )
-        shard_map = ShardMap(1, spec, shards, place(spec, shards, self._settings.partition))
-        shard_map = self._maps[spec.name] = as_saved(shard_map) if as_saved else shard_map
-        self._change(models=self._epochs())
+        used = self.view.used_shards
+        shard_map = self._models.place(spec, used, self.view.live(Role.SHARD), as_saved)
+        self._change(models=self._models.epochs)
         nbytes = sum(v.nbytes for v in spec.variables)
-        return Decision(shard_map, f"{member} declared model '{spec.name}': {nbytes} bytes on {shards} shards")
+        return Decision(shard_map, f"{member} declared model '{spec.name}': {nbytes} bytes on {len(used)} shards")
 
     def shard_map(self, model: str) -> ShardMap:
         """Where ``model`` lives. Raises UnknownModel."""
-        if model not in self._maps:
-            known = ", ".join(f"'{name}'" for name in self._maps) or "none yet"
-            raise UnknownModel(f"no model '{model}' has been declared", expected=known)
-        return self._maps[model]
+        return self._models.get(model)
+
+    @property
+    def shard_maps(self) -> Mapping[str, ShardMap]:
+        """Where each model lives."""
+        return self._models.maps
 
     def set_consistency(self, consistency: Consistency) -> Decision[ClusterView]:
         """Change the mode of the job. Raises InvalidRequest when it cannot work."""
@@ -313,6 +282,56 @@ class ClusterState:
         self._change(consistency=consistency)
         return Decision(self.view, f"consistency changed from {before} to {consistency}")
 
+    # Moves of slices
+
+    def begin_move(self, cut: str) -> Decision[int]:
+        """A move named ``cut`` is under way from the revision returned until it is committed or aborted.
+
+        Raises NotReady while another one is.
+        """
+        if self.view.moving:
+            raise NotReady(
+                "slices are being moved already", actual=f"move {self.view.moving}", remedy="wait until that has ended"
+            )
+        self._change(moving=cut)
+        return Decision(self.view.revision, f"move {cut} begins")
+
+    def commit_move(self, cut: str, maps: Sequence[ShardMap], prepared: Mapping[int, int]) -> Decision[None]:
+        """From now on models lie as ``maps`` say, each one epoch on; shards that get slices are spare no more.
+
+        ``prepared``: the incarnation of each shard that has everything it needs for that on disk. Raises Unavailable
+        when the move was given up, or one of these, or a shard that holds slices before or after, is not there any
+        more; UnknownModel, InvalidRequest for other maps than the next.
+        """
+        if self.view.moving != cut:
+            raise Unavailable("this move of slices was given up", actual=f"move {cut}", remedy="move again")
+        live = {number: member.incarnation for number, member in self.view.live(Role.SHARD).items()}
+        self._models.move(maps, prepared, live)
+        self._change(models=self._models.epochs, moving="", spare=self.view.spare - self._models.holders)
+        moved = ", ".join(f"'{m.spec.name}' to epoch {m.epoch}" for m in maps)
+        return Decision(None, f"move {cut} is made: {moved}")
+
+    def abort_move(self, cut: str) -> Decision[None]:
+        """The move ``cut`` will not be. Nothing happens when it has been decided before."""
+        if self.view.moving != cut:
+            return Decision(None)
+        self._change(moving="")
+        return Decision(None, f"move {cut} is given up")
+
+    def use_shards(self, numbers: Collection[int]) -> Decision[None]:
+        """New models are placed on these shards, and all others are spare: nobody waits for them.
+
+        Raises InvalidRequest for numbers that the job does not have, NotReady when another shard holds slices.
+        """
+        spare = self._models.spare(numbers, self.view.expected_shards)
+        if spare == self.view.spare:
+            return Decision(None)
+        used = sorted(numbers)
+        starts = self._starts(used)
+        self._change(spare=spare, started=self.view.started or starts)
+        reason = f"models lie on the shards {', '.join(map(str, used))}"
+        return Decision(None, f"{reason}; {_STARTS}" if starts else reason)
+
     # Barriers
 
     def arrive(self, rank: int, incarnation: int, phase: int) -> Decision[BarrierState]:
@@ -321,102 +340,49 @@ class ClusterState:
         It opens when every live worker is there, and all expected ones have been there once. Raises Fenced, or
         InvalidRequest for a phase that has not begun.
         """
-        member = self._life(Role.WORKER, rank, incarnation).member
-        if phase > self.phase:
-            raise InvalidRequest(
-                f"{member} is at the barrier of a phase that has not begun",
-                expected=f"phase {self.phase}",
-                actual=f"phase {phase}",
-            )
-        if phase < self.phase:
+        member = self._lives.find(Role.WORKER, rank, incarnation).member
+        if self._barrier.arrive(member, phase):
             return Decision(BarrierState(released=True))
-        self._arrived.add(rank)
         reason = "; ".join(self._open_barrier())
-        return Decision(BarrierState(phase < self.phase, () if phase < self.phase else self._missing()), reason)
+        return Decision(self._barrier.state(phase, self._awaited()), reason)
+
+    @property
+    def phase(self) -> int:
+        """Barriers passed."""
+        return self._barrier.phase
 
     def status(self, now: float) -> ClusterStatus:
         """The view, the live members with their statistics, and the last that went."""
-        live = (life.status(now) for life in self._lives.values())
-        return ClusterStatus(self.view, (*live, *self._gone))
+        return ClusterStatus(self.view, self._lives.statuses(now))
 
     # Inner workings
 
-    def _take_over_state(self, ask: Applicant, index: int) -> None:
-        """Raises Fenced or NotReady when ``ask`` must not go on with what it brings."""
-        newest = self._newest_state.get(index, 0)
-        check_state(ask, newest, self._copies.get(index, Copies()))
-        if ask.data_incarnation and ask.data_incarnation != newest:
-            self._newest_state[index] = ask.data_incarnation
-            self._copies[index] = Copies(ask.directory)
+    def _starts(self, used: Sequence[int]) -> bool:
+        """Whether the job starts now, on the shards ``used``."""
+        return not self.view.started and self._attendance.complete(used, self._lives)
 
-    def _lowest_free(self, role: Role) -> int:
-        index = 0
-        while (role, index) in self._lives:
-            index += 1
-        return index
+    def _lost_all(self) -> Iterator[str]:
+        """The last live worker was lost: a job of a fixed number of workers begins again with all that are not done."""
+        if self.view.started and self._attendance.begin_again(self.view.expected_shards):
+            self._change(started=False)
+            yield "every worker was lost: the job waits until all expected ones are there again"
+        else:
+            self._change()
 
-    def _ranks(self) -> set[int]:
-        return {index for role, index in self._lives if role is Role.WORKER}
+    def _end(self, life: Life, how: str, now: float) -> None:
+        self._lives.end(life, how, now)
+        if life.member.role is Role.WORKER:
+            self._barrier.forget(life.member.index)
 
-    def _starts_with(self, member: Member) -> bool:
-        if self.view.started:
-            return False
-        self._seen.add((member.role, member.index))
-        roles = [role for role, _ in self._seen]
-        starts = (
-            roles.count(Role.SHARD) >= self._settings.expected_shards
-            and roles.count(Role.WORKER) >= self._settings.expected_workers
-        )
-        if starts:
-            self._seen.clear()
-        return starts
-
-    def _life(self, role: Role, index: int, incarnation: int) -> _Life:
-        life = self._lives.get((role, index))
-        if life is not None and life.member.incarnation == incarnation:
-            return life
-        fate = self._fate(role, index, incarnation) or "this coordinator does not know it; was it started anew?"
-        holder = f"incarnation {life.member.incarnation}" if life else "nobody"
-        raise Fenced(
-            f"{role.value} {index} is not a member any more: {fate}",
-            expected=f"the place is held by {holder}",
-            actual=f"incarnation {incarnation}",
-            remedy="start this process again; it joins as a new incarnation",
-        )
-
-    def _fate(self, role: Role, index: int, incarnation: int) -> str:
-        """How this incarnation went; empty when it lives or is not remembered."""
-        for status in self._gone:
-            m = status.member
-            if (m.role, m.index, m.incarnation) == (role, index, incarnation):
-                return status.gone
-        return ""
-
-    def _forget(self, life: _Life, how: str, now: float) -> None:
-        member = life.member
-        del self._lives[member.role, member.index], self._by_token[life.place.applicant.token]
-        self._gone.append(life.status(now, how))
-        if member.role is Role.WORKER:
-            self._arrived.discard(member.index)
-
-    def _missing(self) -> tuple[int, ...]:
-        expected = set() if self.view.started else set(range(self._settings.expected_workers))
-        return tuple(sorted((self._ranks() | expected) - self._arrived))
+    def _awaited(self) -> set[int]:
+        """The ranks that a barrier waits for."""
+        return self._lives.ranks | (set() if self.view.started else self._attendance.missing)
 
     def _open_barrier(self) -> Iterator[str]:
         """Open the barrier if nobody is missing; yields the reason."""
-        if not self._arrived or not self.view.started or self._missing():
-            return
-        yield f"barrier of phase {self.phase} opens for {len(self._arrived)} workers"
-        self.phase += 1
-        self._arrived.clear()
+        if self.view.started:
+            yield from self._barrier.open(self._awaited())
 
     def _change(self, **changes: Any) -> None:
         """One new revision of the view with the present members and ``changes``."""
-        self.view = replace(self.view, revision=self.view.revision + 1, members=self._members(), **changes)
-
-    def _members(self) -> tuple[Member, ...]:
-        return tuple(self._lives[key].member for key in sorted(self._lives, key=lambda k: (k[0].value, k[1])))
-
-    def _epochs(self) -> dict[str, int]:
-        return {name: shard_map.epoch for name, shard_map in self._maps.items()}
+        self.view = replace(self.view, revision=self.view.revision + 1, members=self._lives.members, **changes)

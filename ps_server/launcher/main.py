@@ -110,6 +110,7 @@ def main(
     mode: str,
     staleness: int | None,
     backup: int | None,
+    grace_seconds: float | None,
     stale_policy: str | None,
     stale_threshold: int | None,
     seed: int | None,
@@ -142,7 +143,7 @@ def main(
         restarts = server_restarts(restart_servers, storage)
     programs = Programs(
         script=find_script(python, script, arguments, module=module),
-        consistency=consistency_of(mode, staleness, backup, stale_policy, stale_threshold),
+        consistency=consistency_of(mode, staleness, backup, grace_seconds, stale_policy, stale_threshold),
         shards=shards,
         workers=workers,
         cores=len(os.sched_getaffinity(0)),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Set
+from dataclasses import dataclass, replace
 
 from rich.console import Group
 from rich.table import Table
@@ -46,14 +46,21 @@ WORKER_COLUMNS = (
     Column("reported", metrics_text, numeric=False),
 )
 
-SHARD_COLUMNS = (
-    NAME,
-    Column("version", lambda entry: f"{entry.stats.version}"),
-    Column("pushes/s", lambda entry: f"{entry.stats.steps_per_second:.1f}"),
-    Column("MB/s", SPEED.cell),
-    STATE,
-    Column("address", lambda entry: entry.member.address, numeric=False, essential=False),
-)
+
+def shard_columns(spare: Set[int]) -> tuple[Column, ...]:
+    """What is shown of shards, of which those in ``spare`` hold nothing."""
+
+    def state(entry: MemberStatus) -> str:
+        return "spare" if not entry.gone and entry.member.index in spare else STATE.cell(entry)
+
+    return (
+        NAME,
+        Column("version", lambda entry: f"{entry.stats.version}"),
+        Column("pushes/s", lambda entry: f"{entry.stats.steps_per_second:.1f}"),
+        Column("MB/s", SPEED.cell),
+        replace(STATE, cell=state),
+        Column("address", lambda entry: entry.member.address, numeric=False, essential=False),
+    )
 
 
 def current_members(status: ClusterStatus, role: Role) -> list[MemberStatus]:
@@ -69,10 +76,14 @@ def current_members(status: ClusterStatus, role: Role) -> list[MemberStatus]:
 def headline(status: ClusterStatus) -> str:
     """Mode, state of the job, who is there, models."""
     view = status.view
-    workers, shards = len(view.live(Role.WORKER)), len(view.live(Role.SHARD))
+    live, used = view.live(Role.SHARD).keys(), view.used_shards
+    workers, shards, spare = len(view.live(Role.WORKER)), len(live & set(used)), len(live & view.spare)
     expected = f" of {view.expected_workers}" if view.expected_workers else ""
     state = "finished" if view.finished else "training" if view.started else "waiting for members"
-    parts = [str(view.consistency), state, f"{shards} of {view.expected_shards} shards", f"{workers}{expected} workers"]
+    beside = f" and {spare} spare" if spare else ""
+    parts = [str(view.consistency), state, f"{shards} of {len(used)} shards{beside}", f"{workers}{expected} workers"]
+    if view.moving:
+        parts.append("moving slices")
     if view.models:
         parts.append("models " + ", ".join(sorted(view.models)))
     return " · ".join(parts)
@@ -103,7 +114,7 @@ def status_tables(status: ClusterStatus, width: int, elapsed_seconds: float | No
     return Group(
         Text(headline(status) + time, style="bold", no_wrap=True, overflow="ellipsis"),
         _table(WORKER_COLUMNS, scripts, narrow),
-        _table(SHARD_COLUMNS, servers, narrow),
+        _table(shard_columns(status.view.spare), servers, narrow),
     )
 
 

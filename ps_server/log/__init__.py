@@ -2,11 +2,14 @@
 
 from ps_server.log.durable import DurableLog
 from ps_server.log.folder import DataFolder
+from ps_server.log.models import RecoveredModel, new_model
 from ps_server.log.reader import LogReader, RecordParser
 from ps_server.log.record import Header
-from ps_server.log.recovery import Recovered, RecoveredModel, Replay, new_model, recover
+from ps_server.log.recovery import Recovered, recover
+from ps_server.log.replay import Replay
 from ps_server.log.snapshots import ModelPart, Snapshot, SnapshotWriter
-from ps_server.log.updates import Entry, Loaded, MemoryLog, Placed, Update, UpdateLog
+from ps_server.log.switch import rows_of, switched
+from ps_server.log.updates import Entry, Loaded, MemoryLog, Placed, Prepared, Switched, Update, UpdateLog
 
 __all__ = [
     "DataFolder",
@@ -18,14 +21,18 @@ __all__ = [
     "MemoryLog",
     "ModelPart",
     "Placed",
+    "Prepared",
     "RecordParser",
     "Recovered",
     "RecoveredModel",
     "Replay",
     "Snapshot",
     "SnapshotWriter",
+    "Switched",
     "Update",
     "UpdateLog",
     "new_model",
     "recover",
+    "rows_of",
+    "switched",
 ]

@@ -6,12 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 
 from ps_protocol import convert
+from ps_protocol.errors import InvalidRequest
 from ps_protocol.frames import pieces_of
 from ps_protocol.layout import Layout
 from ps_protocol.model import Options
 from ps_protocol.v1 import log_pb2, shard_pb2
 from ps_server.consistency import Position, PushInfo, TrackerMemento, WorkerKey
-from ps_server.log.updates import Entry, Loaded, Placed, Update
+from ps_server.log.updates import Entry, Loaded, Placed, Prepared, Switched, Update
 from ps_server.optimizers import Region, Step, describe, read_state, taken, tensor_bytes
 
 
@@ -40,6 +41,10 @@ class EntryWriter:
                 return log_pb2.LogRecord(load=load).SerializeToString(), pieces
             case Update():
                 return self._update(entry)
+            case Prepared():
+                return _prepared(entry)
+            case Switched(model, epoch):
+                return log_pb2.LogRecord(switch=log_pb2.SwitchRecord(model=model, epoch=epoch)).SerializeToString(), []
 
     def _update(self, update: Update) -> tuple[bytes, list[memoryview]]:
         step = update.step
@@ -58,6 +63,29 @@ class EntryWriter:
         layout = step.gradients.layout
         ranges = layout.ranges(step.absent, buffers=step.buffer_weight != 0)
         return log_pb2.LogRecord(update=message).SerializeToString(), pieces_of(step.gradients.bytes, ranges)
+
+
+def _prepared(entry: Prepared) -> tuple[bytes, list[memoryview]]:
+    prepare = log_pb2.PrepareRecord(
+        shard_map=convert.shard_map_to_pb(entry.shard_map),
+        incoming=entry.incoming,
+        state=describe(entry.entries),
+        tracker=json.dumps(entry.tracker.to_json()) if entry.tracker else "",
+    )
+    pieces = [entry.values, *(tensor_bytes(tensor) for _, tensor in entry.entries)]
+    return log_pb2.LogRecord(prepare=prepare).SerializeToString(), pieces
+
+
+def decode_prepare(record: log_pb2.PrepareRecord, payload: memoryview, shard: int) -> Prepared:
+    """Its bytes are copied. Raises InvalidRequest when they are not as many as announced."""
+    shard_map = convert.shard_map_from_pb(record.shard_map)
+    slices = Layout.of(shard_map, shard).slices
+    if any(index >= len(slices) for index in record.incoming):
+        raise InvalidRequest("a slice comes that is not in the next shard map", actual=str(max(record.incoming)))
+    size = sum(slices[index].end - slices[index].begin for index in record.incoming)
+    values = memoryview(bytearray(taken(payload, 0, size)))
+    tracker = TrackerMemento.from_json(json.loads(record.tracker)) if record.tracker else None
+    return Prepared(shard_map, tuple(record.incoming), values, read_state(record.state, payload[size:]), tracker)
 
 
 def decode_place(record: log_pb2.PlaceRecord) -> Placed:

@@ -4,48 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ps_protocol.errors import DamagedData, InvalidRequest
-from ps_protocol.layout import Layout
-from ps_protocol.model import Consistency, ShardMap
-from ps_protocol.v1 import log_pb2
-from ps_server.consistency import Tracker
+from ps_protocol.errors import DamagedData
 from ps_server.log.folder import DataFolder
-from ps_server.log.messages import OptionTexts, decode_load, decode_place, decode_update
+from ps_server.log.models import RecoveredModel, new_model
+from ps_server.log.replay import Replay
 from ps_server.log.scan import End, Record, Scan
 from ps_server.log.segments import Segment, SegmentFolder
 from ps_server.log.snapshots import ModelPart, Snapshot, let_log_go_on, newest_snapshot
-from ps_server.optimizers import Block, Region, Replica, StateEntry, read_state
+from ps_server.optimizers import Region, StateEntry, read_state
 
 logger = logging.getLogger(__name__)
 
 _TOLD_EVERY_SECONDS = 2.0
-
-
-@dataclass(slots=True)
-class RecoveredModel:
-    """One model as it was; owned by whoever goes on with it."""
-
-    shard_map: ShardMap
-    replica: Replica
-    tracker: Tracker
-    initialised: bool = False
-    #: Blocks that came from a snapshot, with the last record each contains.
-    blocks: Sequence[tuple[Block, int]] = ()
-    #: The last record that ``tracker`` contains.
-    tracker_number: int = 0
-    options: OptionTexts = field(default_factory=OptionTexts)
-    #: Records that replaced values or state.
-    loads: int = 0
-    _gradients: Region | None = None
-
-    @property
-    def gradients(self) -> Region:
-        """Memory for one update's gradients."""
-        self._gradients = self._gradients or Region(self.replica.layout)
-        return self._gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,62 +30,6 @@ class Recovered:
     end: End | None
     #: The incarnation that wrote that record; 0 when it is not in the log any more.
     writer: int = 0
-
-
-class Replay:
-    """Applies records to models, in order. Used by recovery, and by a standby that follows another shard's log.
-
-    A record is applied to every part that does not contain it yet, so the parts of a snapshot may be of different ages.
-    """
-
-    def __init__(self, shard: int, models: dict[str, RecoveredModel]) -> None:
-        self._shard = shard
-        self.models = models
-
-    def take(self, number: int, message: bytes, payload: memoryview) -> None:
-        """Apply one record. Raises InvalidRequest or DecodeError for one that no log of this version holds."""
-        record = log_pb2.LogRecord.FromString(message)
-        match record.WhichOneof("body"):
-            case "place":
-                shard_map = decode_place(record.place).shard_map
-                self.models.setdefault(shard_map.spec.name, new_model(shard_map, self._shard))
-            case "load":
-                self._load(self._model(record.load.model), number, record.load, payload)
-            case "update":
-                self._update(self._model(record.update.model), number, record.update, payload)
-            case other:
-                raise InvalidRequest("a log record of an unknown kind", actual=str(other))
-
-    def _load(self, model: RecoveredModel, number: int, record: log_pb2.LoadRecord, payload: memoryview) -> None:
-        if all(number <= known for _, known in model.blocks) and model.blocks:
-            return
-        loaded = decode_load(record, payload, model.replica.layout)
-        model.replica.load(loaded.region, loaded.entries)
-        model.loads += 1
-        model.initialised |= loaded.region is not None
-        if loaded.tracker and number > model.tracker_number:
-            model.tracker.restore(loaded.tracker)
-
-    def _update(self, model: RecoveredModel, number: int, record: log_pb2.UpdateRecord, payload: memoryview) -> None:
-        layout = model.replica.layout
-        done = [block for block, known in model.blocks if number <= known]
-        update = decode_update(record, payload, model.gradients, model.options)
-        if len(done) < len(model.blocks) or not model.blocks:
-            without = frozenset[int]().union(*(block.slices for block in done))
-            buffers = not any(block.first >= layout.parameter_slices for block in done)
-            model.replica.apply(update.step, without=without, buffers=buffers)
-        if number > model.tracker_number:
-            model.tracker.replay(update.pushes, update.version, is_round=update.is_round)
-
-    def _model(self, name: str) -> RecoveredModel:
-        if name not in self.models:
-            raise InvalidRequest(f"the log holds records of model '{name}', which it never placed")
-        return self.models[name]
-
-
-def new_model(shard_map: ShardMap, shard: int) -> RecoveredModel:
-    """A model that has just been placed."""
-    return RecoveredModel(shard_map, Replica(Layout.of(shard_map, shard)), Tracker(Consistency()))
 
 
 def recover(folder: DataFolder, *, log_goes_on: bool) -> Recovered:

@@ -47,14 +47,43 @@ class Update:
     step: Step
 
 
-Entry = Placed | Loaded | Update
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model will lie as in the next shard map, if the cluster decides so; slices that stay keep what they have."""
+
+    #: One epoch on.
+    shard_map: ShardMap
+    #: Indexes, in the next layout of this shard, of the slices that come.
+    incoming: tuple[int, ...]
+    #: Their bytes, one after another.
+    values: memoryview
+    #: Their optimizer state, under their next indexes.
+    entries: Sequence[StateEntry]
+    #: What the shards they come from know of pushes; None: nothing comes.
+    tracker: TrackerMemento | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of values and state."""
+        return len(self.values) + sum(tensor.nbytes for _, tensor in self.entries)
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """What was prepared for this epoch holds."""
+
+    model: str
+    epoch: int
+
+
+Entry = Placed | Loaded | Update | Prepared | Switched
 
 
 class UpdateLog(Protocol):
     """One per shard, for all of its models.
 
-    ``append`` is called from the lane, in order, *before* an update is made and after a placement or load: what is
-    applied has been logged, and what cannot be logged is not applied. The rest is called from the event loop.
+    ``append`` is called from the lane, in order, *before* an update or a switch is made and after a placement or load:
+    what is applied has been logged, and what cannot be logged is not applied. The rest is called from the event loop.
     """
 
     @property

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ps_protocol.layout import Layout
 from ps_protocol.model import Options
-from ps_server.optimizers.blocks import Block
 from ps_server.optimizers.combine import assign_buffers, blend_buffers
 from ps_server.optimizers.region import Region
 from ps_server.optimizers.shard_optimizer import ShardOptimizer
@@ -66,14 +65,21 @@ class Replica:
         left, self.region = self.region, target
         return left
 
-    def state(self, block: Block | None = None) -> list[StateEntry]:
-        """A copy of the optimizer's state, whole or of one block."""
-        wanted = None if block is None else block.slices
+    def state(self, slices: Collection[int] | None = None) -> list[StateEntry]:
+        """A copy of the optimizer's state, whole or of these slices."""
         return [
             (StateKey(key.slice_index, key.name), tensor.clone())
             for key, tensor in self._optimizer.state()
-            if wanted is None or key.slice_index in wanted
+            if slices is None or key.slice_index in slices
         ]
+
+    def state_views(self) -> list[StateEntry]:
+        """The optimizer's state as it lies: valid until the next call."""
+        return self._optimizer.state()
+
+    def forget_state(self) -> None:
+        """Give the memory of the optimizer's state back: nobody goes on with this."""
+        self._optimizer.load_state(())
 
 
 def copy_region(source: Region, target: Region) -> None:

@@ -36,34 +36,55 @@ class Cuts:
         self._shard = shard
         self._registry = registry
         self._name = ""
+        #: The cut at which every model stands; empty: some may still have to take pushes.
+        self._reached = ""
+        #: Who holds the cut waits for the cluster's decision, however long that takes.
+        self._bound = False
         self._timer: asyncio.TimerHandle | None = None
 
     def freeze(self, name: str, seconds: float) -> list[pb.ModelCut]:
-        """Decide about no push of any model until told, ``seconds`` at most. Returns where the models stand."""
-        self._thaw()
-        self._name = name
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._expired, name)
-        models = self._models()
-        for model in models:
-            model.gate.admit({})
-        return [_standing(model) for model in models]
+        """Decide about no push of any model until told, ``seconds`` at most. Returns where the models stand.
+
+        Raises Unavailable while it has not been decided how slices lie.
+        """
+        if self._bound and name != self._name:
+            raise Unavailable(
+                f"shard {self._shard} waits to hear whether slices have moved",
+                shard=str(self._shard),
+                remedy="try again",
+            )
+        if not self._bound:
+            self._thaw()
+            self._hold(name, seconds)
+            for model in self._registry.models:
+                model.gate.admit({})
+        return [_standing(model) for model in self._models()]
 
     def thaw(self, name: str) -> None:
         """Go on, if ``name`` is the cut that holds this shard."""
         if name == self._name:
             self._thaw()
 
+    async def reach(self, name: str, targets: Sequence[pb.ModelCut], seconds: float) -> list[pb.ModelCut]:
+        """Go as far as ``targets``, and stand still there, ``seconds`` at most. Returns where the models stand.
+
+        A model without slices here gets no pushes and is left out. Raises Unavailable when the cut is over or what the
+        others have does not come.
+        """
+        with self._kept(name):
+            models = await self._reach(name, targets)
+        if not self._bound:
+            self._hold(name, seconds)
+        return [_standing(model) for model in models]
+
     async def cut(self, name: str, targets: Sequence[pb.ModelCut], folder: Path) -> tuple[list[pb.ModelCut], list[str]]:
         """Go as far as ``targets``, copy, go on, and write the copy below ``folder``.
 
-        Returns where the models stood, and what was written of each as JSON. Raises Unavailable when the cut is over or
-        what the others have does not come; StorageFull, ConfigError.
+        Returns where the models stood, and what was written of each as JSON. Raises as ``reach``; StorageFull,
+        ConfigError.
         """
-        with self._held(name):
-            wanted = {target.model: target for target in targets}
-            models = [model for model in self._models() if model.name in wanted]
-            for model in models:
-                await _reach(model, {_worker(a.worker): a.sequence for a in wanted[model.name].accepted})
+        with self._kept(name):
+            models = await self._reach(name, targets)
             async with AsyncExitStack() as stack:
                 standings = [_standing(model) for model in models]
                 mementos = [model.tracker.memento() for model in models]
@@ -84,25 +105,56 @@ class Cuts:
         models = [model for model in self._models() if model.name in checkpoint.manifest.models]
         for model in models:
             region, entries = await asyncio.to_thread(read, checkpoint, model.layout)
-            await model.load(region, entries, only_first=False)
+            await model.load(region, entries, only_first=False, at_cut=True)
         return [model.name for model in models]
+
+    @contextmanager
+    def prepared(self, name: str) -> Iterator[None]:
+        """While something is prepared at the cut ``name``; from the end of the block on only ``thaw`` ends it.
+
+        Raises Unavailable when the shard does not stand there, or has gone on meanwhile.
+        """
+        with self._kept(name):
+            self._check(name, self._reached)
+            yield
+            self._check(name, self._reached)
+            self._bound = True
 
     def _models(self) -> list[ShardModel]:
         return [model for model in self._registry.models if model.initialised]
 
+    async def _reach(self, name: str, targets: Sequence[pb.ModelCut]) -> list[ShardModel]:
+        wanted = {target.model: target for target in targets}
+        models = [model for model in self._models() if model.name in wanted and model.layout.slices]
+        for model in models:
+            await _reach(model, {_worker(a.worker): a.sequence for a in wanted[model.name].accepted})
+            self._check(name, self._name)
+        for model in self._registry.models:
+            model.gate.hold()
+        self._reached = name
+        return models
+
+    def _hold(self, name: str, seconds: float) -> None:
+        self._name = name
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._expired, name)
+
     @contextmanager
-    def _held(self, name: str) -> Iterator[None]:
-        """Raises Unavailable when ``name`` does not hold this shard any more."""
-        if name != self._name:
-            raise Unavailable(
-                f"shard {self._shard} has gone on: the cut came too late", shard=str(self._shard), remedy="try again"
-            )
+    def _kept(self, name: str) -> Iterator[None]:
+        """No time limit in this block; an error in it ends the cut. Raises Unavailable when ``name`` is over."""
+        self._check(name, self._name)
         if self._timer:
             self._timer.cancel()
         try:
             yield
-        finally:
+        except BaseException:
             self.thaw(name)
+            raise
+
+    def _check(self, name: str, held: str) -> None:
+        if not name or name != held:
+            raise Unavailable(
+                f"shard {self._shard} has gone on: the cut came too late", shard=str(self._shard), remedy="try again"
+            )
 
     def _expired(self, name: str) -> None:
         if name == self._name:
@@ -110,11 +162,12 @@ class Cuts:
             self._thaw()
 
     def _thaw(self) -> None:
-        self._name = ""
+        self._name = self._reached = ""
+        self._bound = False
         if self._timer:
             self._timer.cancel()
         for model in self._registry.models:
-            model.gate.open()
+            model.thaw()
 
 
 async def _reach(model: ShardModel, targets: Mapping[WorkerKey, int]) -> None:
@@ -130,6 +183,7 @@ async def _reach(model: ShardModel, targets: Mapping[WorkerKey, int]) -> None:
             shard=str(model.layout.shard),
             remedy="try again",
         ) from None
+    model.gate.hold()
 
 
 def _standing(model: ShardModel) -> pb.ModelCut:

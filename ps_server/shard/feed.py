@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from ps_protocol import PROTOCOL_VERSION, convert
-from ps_protocol.errors import InvalidRequest, ProtocolVersionMismatch, PsError, Unavailable
+from ps_protocol.errors import InvalidRequest, ModelMoved, ProtocolVersionMismatch, PsError, Unavailable
 from ps_protocol.frames import STATE_CHUNK_FIELD, cut, encode_chunk
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.view import ClusterView, Role
@@ -200,13 +200,18 @@ class Feed:
         """
         if self._registry.waiting_models:
             raise Unavailable(f"shard {self._shard} holds models that the cluster has not placed yet")
+        if any(model.bound for model in self._registry.placed):
+            raise Unavailable(f"slices of shard {self._shard} move: its standby copies the state then")
         begun, models = self._log.whole, self._registry.placed
         loads = [model.loads for model in models]
         self._log.read_from = begun + 1
         logger.info("shard %d: copies %d models to its standby", self._shard, len(models))
         await _write(context, following=pb.Following(number=begun, copy=True))
-        for model in models:
-            await _copy_model(context, model)
+        try:
+            for model in models:
+                await _copy_model(context, model)
+        except ModelMoved as error:
+            raise Unavailable("slices moved during the copy", remedy="the standby begins another one") from error
         if loads != [model.loads for model in models]:
             raise Unavailable("values were loaded during the copy", remedy="the standby begins another one")
         await _write(context, copied=pb.Copied(through=self._log.whole))

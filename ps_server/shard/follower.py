@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from asyncio import to_thread
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,12 +18,12 @@ from ps_protocol.channel import CLIENT_OPTIONS
 from ps_protocol.client.errors import translate
 from ps_protocol.errors import InternalError, Unavailable
 from ps_protocol.frames import STATE_CHUNK_FIELD, Scatter, parse_chunk
-from ps_protocol.layout import Layout
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.view import Member
 from ps_server.consistency import TrackerMemento
-from ps_server.log import Header, ModelPart, RecordParser, RecoveredModel, Replay, SnapshotWriter, recover
-from ps_server.optimizers import Block, StateEntry
+from ps_server.log import Header, ModelPart, RecordParser, Replay, SnapshotWriter, recover
+from ps_server.optimizers import Block
+from ps_server.shard.followed import FollowedModel
 from ps_server.shard.lane import Lane
 from ps_server.shard.storage import Storage
 
@@ -238,46 +238,6 @@ class Follower:
         if chunk is None:
             raise InternalError(f"shard {self.shard} sent its standby something else than a chunk")
         return chunk
-
-
-@dataclass(frozen=True, slots=True)
-class FollowedModel:
-    """A model that a standby follows, as snapshots copy it: in the lane, between two chunks of records."""
-
-    model: RecoveredModel
-    lane: Lane
-    #: The last record applied; asked in the lane.
-    number: Callable[[], int]
-
-    @property
-    def layout(self) -> Layout:
-        """Where its bytes lie."""
-        return self.model.replica.layout
-
-    @property
-    def loads(self) -> int:
-        """Records that replaced values or state."""
-        return self.model.loads
-
-    async def describe(self) -> ModelPart:
-        """Where it stands."""
-        model = self.model
-
-        def work() -> ModelPart:
-            return ModelPart(model.shard_map, model.initialised, model.tracker.memento(), self.number())
-
-        return await self.lane.submit(work, 1 << 62)
-
-    async def copy_block(self, block: Block, into: memoryview) -> tuple[int, memoryview, list[StateEntry]]:
-        """The last record in a copy of one block, its values, its optimizer state."""
-        replica = self.model.replica
-
-        def work() -> tuple[int, memoryview, list[StateEntry]]:
-            values = into[: block.end - block.begin]
-            values[:] = replica.region.bytes[block.begin : block.end]
-            return self.number(), values, replica.state(block)
-
-        return await self.lane.submit(work, block.end - block.begin)
 
 
 async def _finished(work: Awaitable[T]) -> T:

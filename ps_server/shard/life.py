@@ -57,6 +57,8 @@ class ShardConfig:
     #: Whoever holds the place already is followed.
     standby: bool = False
     acknowledge: Acknowledge = Acknowledge.BEFORE
+    #: A number that the job does not have yet is added to it.
+    add: bool = False
 
 
 async def serve(config: ShardConfig, stop: asyncio.Event) -> None:
@@ -106,7 +108,14 @@ class Life:
         replication = Replication(storage.log, config.acknowledge)
         registry = Registry(
             ShardParts(
-                config.shard, lane, self._fetch, storage.log, config.failpoints, replication, self._announce_state
+                config.shard,
+                lane,
+                self._fetch,
+                storage.log,
+                config.failpoints,
+                replication,
+                self._announce_state,
+                storage.keep,
             ),
             storage.recovered,
         )
@@ -151,7 +160,7 @@ class Life:
     async def _place(self, storage: Storage, lane: Lane, address: str) -> Membership | None:
         """The membership as shard; None when told to stop before."""
         config = self._config
-        spec = JoinSpec(Role.SHARD, config.shard, address, storage.incarnation, storage.directory)
+        spec = JoinSpec(Role.SHARD, config.shard, address, storage.incarnation, storage.directory, add=config.add)
         if not config.standby:
             return await joined(self._client, spec, config.connect_timeout_seconds, self._stop)
         follower = Follower(config.shard, storage, lane)
@@ -174,7 +183,7 @@ class Life:
         try:
             registry.recover(storage.recovered)
             incarnation = membership.member.incarnation
-            if storage.begin(incarnation, lambda: registry.placed):
+            if storage.begin(incarnation, lambda: registry.kept):
                 self._membership = membership
                 if storage.recovered:
                     await self._announce_state()

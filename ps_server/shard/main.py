@@ -54,6 +54,12 @@ __all__ = ["ShardConfig", "main", "serve"]
     help="When a push is acknowledged: before its standby has it, or after. With before, what the standby lacks when "
     "this process is lost is lost, too.",
 )
+@click.option(
+    "--add",
+    is_flag=True,
+    help="Add this shard to the running job when its number is a new one. It holds nothing at first: psctl move --to "
+    "gives it slices. Not needed again when it is started again.",
+)
 @click.option("--threads", type=click.IntRange(0), default=0, help="Threads of the optimizer; 0: half of the cores.")
 @click.option(
     "--connect-timeout",
@@ -75,6 +81,7 @@ def main(
     connect_timeout: float,
     standby: bool,
     acknowledge: str,
+    add: bool,
     **storage: Any,
 ) -> None:
     r"""Run one shard: it holds its slices of every model, and applies the gradients pushed to it.
@@ -114,6 +121,7 @@ def main(
             Failpoints.parse(os.environ.get(ENVIRONMENT, "")),
             standby,
             Acknowledge(acknowledge),
+            add,
         )
         serving.run(lambda stop: serve(config, stop))
 

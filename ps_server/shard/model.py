@@ -4,68 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import replace
 
-from ps_protocol import convert
-from ps_protocol.errors import InternalError, NonFiniteGradient, PsError, StateLost
-from ps_protocol.model import Buffers, Consistency, Mode, NonFinite, Options
+from ps_protocol.errors import InternalError, ModelMoved, PsError, StateLost
+from ps_protocol.model import Consistency, Mode
 from ps_protocol.v1 import common_pb2
-from ps_server.consistency import (
-    Decision,
-    ParkedPulls,
-    Position,
-    PushInfo,
-    TrackerMemento,
-    Verdict,
-    WorkerKey,
-)
+from ps_server.consistency import Decision, ParkedPulls, Position, Tracker, TrackerMemento, Verdict, WorkerKey
 from ps_server.failpoints import Failpoints
-from ps_server.log import Loaded, ModelPart, RecoveredModel, Update, UpdateLog
-from ps_server.optimizers import (
-    Block,
-    Region,
-    StateEntry,
-    Step,
-    assign_buffers,
-    average,
-    average_buffers,
-    first_nonfinite,
-)
+from ps_server.log import Loaded, ModelPart, Prepared, RecoveredModel, UpdateLog
+from ps_server.optimizers import Block, Region, StateEntry
+from ps_server.shard.alarm import Alarm
+from ps_server.shard.applier import Applier
+from ps_server.shard.combining import Gradients, Push, must_skip
 from ps_server.shard.gate import Gate
-from ps_server.shard.lane import INLINE_BYTES, Lane
-from ps_server.shard.pool import RegionPool
-from ps_server.shard.published import Copies, Published
+from ps_server.shard.lane import Lane
+from ps_server.shard.live import LiveReplica
+from ps_server.shard.published import Published
 from ps_server.shard.replication import Replication
+from ps_server.shard.travels import Travels
+
+__all__ = ["Gradients", "Push", "ShardModel"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Gradients:
-    """A region of gradients: one of the pool's, or ``lent`` by a worker, to be read only and never to be kept."""
-
-    region: Region
-    lent: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Push:
-    """A push that has arrived whole. Its region belongs to the model from ``ShardModel.push`` on."""
-
-    info: PushInfo
-    #: None for a skipped push.
-    gradients: Gradients | None
-    absent: frozenset[int]
-    options: Sequence[Options]
-    with_buffers: bool = False
-    #: No parameters are wanted back.
-    push_only: bool = False
-    #: The worker has looked: there is no NaN or infinity in it.
-    finite: bool = False
-    #: Steps that the parameters wanted back are used later than usual.
-    ahead: int = 0
 
 
 class ShardModel:
@@ -88,33 +51,31 @@ class ShardModel:
         """Go on from ``start``, which is this model's from now on. ``announce`` is awaited before it gets values."""
         self._announce = announce
         self.layout = start.replica.layout
-        self.pool = RegionPool(self.layout)
+        self._live = LiveReplica(start.replica, start.tracker.version, lane, log)
+        self._applier = Applier(self._live, log, failpoints, self._failed)
+        self.pool = self._live.pool
         self.tracker = start.tracker
         self.tracker.configure(consistency)
         #: Whether the region holds values yet: rank 0's initial ones, or later ones.
         self.initialised = start.initialised
-        #: Calls of ``load`` that wrote something.
-        self.loads = 0
         #: Staleness of each rank's last applied push.
         self.staleness: dict[int, int] = {}
-        #: How the open streams travel, by worker.
-        self.transports: dict[WorkerKey, common_pb2.Transport] = {}
-        #: The newest open stream of each worker.
-        self._streams: dict[WorkerKey, object] = {}
+        self._streams = Travels(self.name)
         self._lane = lane
         self._log = log
         self._replication = replication
         self.failpoints = failpoints
         #: Holds pushes back while the job is copied at one point.
         self.gate = Gate()
-        self._replica = start.replica
-        self._copies = Copies()
+        #: How the model will lie if the cluster decides so; until then nothing changes it, and no snapshot begins.
+        self.pending: Prepared | None = None
         self._parked: ParkedPulls[asyncio.Future[None]] = ParkedPulls()
         #: Accepted pushes whose step is still open (sync).
         self._held: dict[tuple[WorkerKey, int], Push] = {}
-        #: The newest version decided; its bytes are there once the lane has done the work queued for it.
-        self._newest = self._published_now(self._replica.region)
+        #: Rings when the grace time of an open step ends (sync).
+        self._grace = Alarm(self._advance)
         self._failure: PsError | None = None
+        self._stopped = asyncio.Event()
         self._live_workers = 1
 
     @property
@@ -127,10 +88,26 @@ class ShardModel:
         """Pulls that wait for the consistency mode."""
         return len(self._parked)
 
+    @property
+    def loads(self) -> int:
+        """Calls of ``load`` that wrote something."""
+        return self._applier.loads
+
+    @property
+    def bound(self) -> bool:
+        """Whether it waits to hear how it will lie."""
+        return self.pending is not None
+
     def check(self) -> None:
         """Raises what stopped this model, if anything did."""
         if self._failure:
-            raise self._failure
+            # A new one each time: with a traceback it would keep the memory of whoever has met it.
+            raise copy(self._failure)
+
+    async def stopped(self) -> None:
+        """Raises what stops this model, when something does."""
+        await self._stopped.wait()
+        self.check()
 
     def require_values(self) -> None:
         """Raises StateLost while nobody has loaded values."""
@@ -165,24 +142,22 @@ class ShardModel:
 
     def arrive(self, worker: WorkerKey, phase: int) -> None:
         """A worker entered the barrier that ends ``phase``. Raises Fenced."""
+        self.check()
         self.tracker.arrive(worker, phase)
         self._advance()
+
+    @property
+    def transports(self) -> Mapping[WorkerKey, common_pb2.Transport]:
+        """How the open streams travel, by worker."""
+        return self._streams.transports
 
     @contextmanager
     def travelling(self, worker: WorkerKey, transport: common_pb2.Transport) -> Iterator[None]:
         """While a stream of ``worker`` is open: how its payloads travel, for status and for what memory it needs."""
-        if transport != self.transports.get(worker):
-            logger.info("model '%s': %s travels over %s", self.name, worker, convert.transport_name(transport))
-        self.transports[worker] = transport
-        stream = self._streams[worker] = object()
-        try:
-            # Over shared memory a worker's gradients lie in a segment of its own.
-            with nullcontext() if transport == common_pb2.TRANSPORT_SHM else self.pool.reserved():
-                yield
-        finally:
-            # A worker that lost its stream may have opened the next before this one was seen to end.
-            if self._streams.get(worker) is stream:
-                del self._streams[worker], self.transports[worker]
+        # Over shared memory a worker's gradients lie in a segment of its own.
+        spare = nullcontext() if transport == common_pb2.TRANSPORT_SHM else self.pool.reserved()
+        with self._streams.open(worker, transport), spare:
+            yield
 
     # -- pushes
 
@@ -194,10 +169,10 @@ class ShardModel:
         try:
             self.check()
             self.require_values()
-            skipped = await self._must_skip(push)
+            skipped = await must_skip(push, self._lane)
             await self._log.reserve(self.layout.region_bytes)
         except BaseException:
-            self._give_memory(push)
+            self._applier.give_memory(push)
             raise
         info = replace(push.info, skipped=True) if skipped else push.info
         try:
@@ -205,111 +180,55 @@ class ShardModel:
                 await self.gate.passes(info.worker, info.sequence)
             decision = self.tracker.push(info)
         except BaseException:
-            self._give(push)
+            self._applier.give(push)
             raise
         if decision.verdict is Verdict.APPLY:
             self.staleness[info.worker.rank] = decision.staleness
-            self._queue([push], decision.scale, self.tracker.version, is_round=False)
+            scale, version = decision.scale, self.tracker.version
+            self._applier.update([push], version, self._live_workers, scale=scale, is_round=False)
         elif decision.verdict is Verdict.HOLD:
             self._held[info.worker, info.sequence] = push
         else:
-            self._give(push)
+            self._applier.give(push)
         self._advance()
         return decision
-
-    async def _must_skip(self, push: Push) -> bool:
-        """Whether the push has nothing to apply. Raises NonFiniteGradient where the model's policy is to refuse."""
-        policy = self.layout.shard_map.spec.nonfinite
-        gradients = push.gradients
-        if gradients is None or push.finite or policy is NonFinite.ALLOW:
-            return push.info.skipped
-        name = await self._lane.submit(
-            lambda: first_nonfinite(self.layout, gradients.region, push.absent), self.layout.parameter_bytes
-        )
-        if name is not None and policy is NonFinite.REFUSE:
-            raise NonFiniteGradient(
-                f"a gradient from worker {push.info.worker.rank} holds NaN or infinity; nothing was applied",
-                variable=name,
-                shard=str(self.layout.shard),
-                remedy='lower the learning rate, clip gradients, or pass nonfinite="skip" to cluster.optimizer',
-            )
-        return name is not None
 
     def has(self, worker: WorkerKey, sequence: int) -> bool:
         """Whether this push was accepted, or cannot come any more because its worker is gone."""
         known = {standing.worker: standing.last_sequence for standing in self.tracker.clocks()}
         return known.get(worker, sequence) >= sequence
 
+    def thaw(self) -> None:
+        """No cut holds this model any more: go on with what has waited."""
+        self.gate.open()
+        self._advance()
+
     def _advance(self) -> None:
-        """After every event: apply the steps that became complete, then answer the pulls that may be answered."""
+        """After every event, and when a grace time ends: apply the steps whose time has come, then answer the pulls
+        that may be answered.
+        """
         self.gate.stir()
-        for ready in self.tracker.take_ready():
+        if self.gate.still or self._failure:
+            return
+        for ready in self.tracker.take_ready(asyncio.get_running_loop().time()):
             pushes = [self._held.pop((info.worker, info.sequence)) for info in ready.contributions]
             for info, staleness in zip(ready.contributions, ready.staleness, strict=True):
                 self.staleness[info.worker.rank] = staleness
             if pushes:
-                self._queue(pushes, 1.0, ready.version, is_round=True)
+                self._applier.update(pushes, ready.version, self._live_workers, is_round=True)
+        self._grace.set(self.tracker.grace_ends)
         for parked in self._parked.release(self.tracker):
             if not parked.done():
                 parked.set_result(None)
 
     # -- tensor work, in the lane
 
-    def _queue(self, pushes: Sequence[Push], scale: float, version: int, *, is_round: bool) -> None:
-        live_workers = self._live_workers
-
-        def work() -> None:
-            infos = tuple(push.info for push in pushes)
-            try:
-                with self._combined(pushes, scale, live_workers) as step:
-                    self._apply(Update(self.name, version, infos, is_round, step))
-            finally:
-                for push in pushes:
-                    self._give_memory(push)
-
-        def done(queued: asyncio.Future[Region]) -> None:
-            for _ in pushes:
-                self._log.release(self.layout.region_bytes)
-            self._applied(queued)
-
-        self._change(version, work).add_done_callback(done)
-
-    def _change(self, version: int, work: Callable[[], None]) -> asyncio.Future[Region]:
-        """Queue work that changes the region; whoever reads what was there before goes on reading it undisturbed."""
-        before, loop = self._newest, asyncio.get_running_loop()
-
-        def change() -> Region:
-            # Nobody takes ``before`` any more: its takers only become fewer.
-            if before.still_read(patient=self.layout.region_bytes >= INLINE_BYTES):
-                self._copies.begin()
-                try:
-                    self._replica.move(self.pool.take())
-                    loop.call_soon_threadsafe(before.leave_to_readers)
-                finally:
-                    loop.call_soon_threadsafe(self._copies.end)
-            work()
-            return self._replica.region
-
-        made = self._lane.submit(change, max(self.layout.region_bytes, INLINE_BYTES * self._log.waits))
-        self._newest = Published(version, made, self.pool)
-        return made
-
     async def spare_memory(self) -> None:
-        """Wait while the region is being copied: then there is one more than workers need.
+        """Before a region is taken for gradients: wait while the model itself takes one more than workers need."""
+        await self._live.spare_memory()
 
-        Whoever takes a region for gradients calls this before.
-        """
-        await self._copies.ended()
-
-    def _published_now(self, region: Region) -> Published:
-        ready: asyncio.Future[Region] = asyncio.get_running_loop().create_future()
-        ready.set_result(region)
-        return Published(self.tracker.version, ready, self.pool)
-
-    def _applied(self, work: asyncio.Future[Region]) -> None:
+    def _failed(self, error: BaseException) -> None:
         """On the loop: an update that failed stops the model, for half of it may have happened."""
-        if work.cancelled() or not (error := work.exception()):
-            return
         logger.error("model '%s' stopped: an update failed", self.name, exc_info=error)
         failure = InternalError(
             f"shard {self.layout.shard} stopped model '{self.name}': an update failed",
@@ -322,59 +241,42 @@ class ShardModel:
     def stop(self, error: PsError) -> None:
         """Decide and answer nothing any more."""
         self._failure = self._failure or error
+        self._stopped.set()
+        self._grace.set(None)
+        self.gate.close(self._failure)
         for parked in self._parked:
             if not parked.done():
-                parked.set_exception(self._failure)
+                parked.set_exception(copy(self._failure))
 
-    def _apply(self, update: Update) -> None:
-        """In the lane. First the log: what is applied has been logged, and what cannot be logged is not applied."""
-        self.failpoints.hit("before_log")
-        self._log.append(update)
-        self.failpoints.hit("after_log_before_apply")
-        self._replica.apply(update.step)
+    def leave(self, moved: ModelMoved) -> RecoveredModel:
+        """Stop, and hand on what it has, once nothing is queued in the lane: its slices lie otherwise from now on.
 
-    @contextmanager
-    def _combined(self, pushes: Sequence[Push], scale: float, live_workers: int) -> Iterator[Step]:
-        """In the lane: the step that ``pushes`` make together, in rank order."""
-        parts = [push.gradients for push in pushes if push.gradients is not None]
-        into, owned = parts[0].region, len(pushes) == 1 or not parts[0].lent
-        if not owned:
-            into = self.pool.take()
-        try:
-            absent = pushes[0].absent
-            if len(pushes) > 1:
-                absent = average(into, [part.region for part in parts], [push.absent for push in pushes])
-            weight = self._combine_buffers(into, [push for push in pushes if push.with_buffers], live_workers)
-            yield Step(into, absent, pushes[0].options, scale, weight)
-        finally:
-            if not owned:
-                self.pool.give(into)
+        Pushes that are held for an open step are forgotten: they are repeated by whoever gets ``moved``.
+        """
+        self.stop(moved)
+        for push in self._held.values():
+            self._applier.give(push)
+        self._held.clear()
+        # A copy: the cluster's members may still change the other.
+        tracker = Tracker(self.tracker.consistency)
+        tracker.restore(self.known_pushes())
+        shard_map = self.layout.shard_map
+        return RecoveredModel(shard_map, self._live.take(), tracker, self.initialised, pending=self.pending)
 
-    def _combine_buffers(self, into: Region, pushes: Sequence[Push], live_workers: int) -> float:
-        """Leave the buffers that came in ``into``, as the model's policy says; returns their weight."""
-        values = [push.gradients.region for push in pushes if push.gradients is not None]
-        if not values:
-            return 0.0
-        if self.layout.shard_map.spec.buffers is Buffers.AVERAGE and len(values) > 1:
-            average_buffers(into, values)
-            return 1.0
-        if into is not values[0]:
-            assign_buffers(into, values[0])
-        return 1.0 if self.layout.shard_map.spec.buffers is Buffers.RANK0 else 1 / live_workers
-
-    def _give(self, push: Push) -> None:
-        """A push that had been reserved for is done with."""
-        self._log.release(self.layout.region_bytes)
-        self._give_memory(push)
-
-    def _give_memory(self, push: Push) -> None:
-        if push.gradients is not None and not push.gradients.lent:
-            self.pool.give(push.gradients.region)
+    def known_pushes(self) -> TrackerMemento:
+        """What of the pushes whoever goes on has to know: all but those held for an open step, which come again."""
+        memento = self.tracker.memento()
+        if self._held or self.tracker.consistency.mode is Mode.SYNC:
+            return memento
+        # With those that changed nothing: a restart forgets them, and they were answered.
+        return replace(memento, standings=self.tracker.clocks())
 
     async def settled(self) -> None:
         """Returns when everything decided so far has been done, and may be told. Raises what stopped the model."""
-        if not self._newest.ready.done():
-            await asyncio.wait([self._newest.ready])
+        self.check()
+        newest = self._live.newest
+        if not newest.ready.done():
+            await asyncio.wait([newest.ready])
         await self._covered()
         self.check()
 
@@ -406,7 +308,7 @@ class ShardModel:
     async def published(self, *, quick: bool = False) -> AsyncIterator[Published]:
         """Parameters and buffers after everything decided so far. ``quick``: read from shared memory."""
         self.check()
-        published = self._newest
+        published = self._live.newest
         published.take(quick=quick)
         try:
             if not published.ready.done():
@@ -426,48 +328,47 @@ class ShardModel:
         tracker: TrackerMemento | None = None,
         *,
         only_first: bool,
+        at_cut: bool = False,
     ) -> bool:
         """Write values and state; False when ``only_first`` found values. Raises InvalidRequest, StorageFull.
 
-        ``tracker``: where a restored job stood; before anybody has opened a stream.
+        ``tracker``: where a restored job stood; before anybody has opened a stream. ``at_cut``: whoever holds the model
+        at a cut wants this; others wait until it goes on.
         """
-        refusals: list[PsError] = []
         nbytes = self.layout.region_bytes + sum(tensor.nbytes for _, tensor in entries or ())
         if not self.initialised and self._announce:
             await self._announce()
         await self._log.reserve(nbytes)
+        try:
+            if not at_cut:
+                await self.gate.opened()
+            self.check()
+        except BaseException:
+            self._log.release(nbytes)
+            raise
         # Looked at last: of two that come at once the first wins.
         if only_first and self.initialised:
             self._log.release(nbytes)
             return False
 
-        def work() -> None:
-            try:
-                self._replica.load(region, entries)
-            except PsError as refusal:
-                refusals.append(refusal)  # nothing was changed: the model goes on
-                return
-            self._log.append(Loaded(self.name, region, entries, tracker))
-            self.loads += 1
-
         if tracker:
             self.tracker.restore(tracker)
         before = self.initialised
         self.initialised = before or region is not None
-        loading = self._change(self.tracker.version, work)
-        loading.add_done_callback(lambda _: self._log.release(nbytes))
-        loading.add_done_callback(self._applied)
-        await asyncio.shield(loading)
-        if refusals:
+        loading = self._applier.load(Loaded(self.name, region, entries, tracker), nbytes, self.tracker.version)
+        try:
+            await asyncio.shield(loading)
+        except PsError:
             self.initialised = before
-            raise refusals[0]
+            raise
         await self._covered()
         return True
 
     @asynccontextmanager
-    async def save(self) -> AsyncIterator[tuple[Published, list[StateEntry]]]:
-        """Values and a copy of the optimizer state, of one version."""
-        copied = self._lane.submit(self._replica.state, self.layout.region_bytes)
+    async def save(self, slices: Collection[int] | None = None) -> AsyncIterator[tuple[Published, list[StateEntry]]]:
+        """Values and a copy of the optimizer state, whole or of these slices, of one version."""
+        self.check()
+        copied = self._live.state(slices)
         async with self.published() as published:
             yield published, await copied
 
@@ -475,19 +376,15 @@ class ShardModel:
 
     async def describe(self) -> ModelPart:
         """Where the model stands: what pushes it knows, and how far the log was when it knew them."""
+        self.check()
         memento, initialised = self.tracker.memento(), self.initialised
-        number = await self._lane.submit(lambda: self._log.number, 0)
+        number = await self._live.number()
         self.check()
         return ModelPart(self.layout.shard_map, initialised, memento, number)
 
     async def copy_block(self, block: Block, into: memoryview) -> tuple[int, memoryview, list[StateEntry]]:
         """A copy of one block, made between two updates: the last record it contains, values, optimizer state."""
-
-        def work() -> tuple[int, memoryview, list[StateEntry]]:
-            values = into[: block.end - block.begin]
-            values[:] = self._replica.region.bytes[block.begin : block.end]
-            return self._log.number, values, self._replica.state(block)
-
-        copied = await self._lane.submit(work, block.end - block.begin)
+        self.check()
+        copied = await self._live.copy_block(block, into)
         self.check()
         return copied

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from copy import copy
 from pathlib import Path
 
 from ps_protocol.convert import shard_map_to_pb
 from ps_protocol.errors import (
     InternalError,
-    ModelMismatch,
     NotReady,
     PsError,
     StorageFull,
     Unavailable,
     UnknownModel,
 )
+from ps_protocol.layout import Layout
 from ps_protocol.model import ShardMap
 from ps_protocol.view import ClusterView, Role
 from ps_server.checkpoint import Checkpoint
-from ps_server.failpoints import Failpoints
-from ps_server.log import MemoryLog, Placed, RecoveredModel, UpdateLog, new_model
-from ps_server.model_differences import in_structure, raise_differences
-from ps_server.shard.lane import INLINE_BYTES, Lane
+from ps_server.log import Placed, RecoveredModel, Switched, new_model, switched
+from ps_server.shard.followed import FollowedModel
 from ps_server.shard.model import ShardModel
-from ps_server.shard.replication import Replication
+from ps_server.shard.parts import ShardParts
+from ps_server.shard.placing import Way, moved_on, way
 from ps_server.shard.restore import read, saved_tracker
+from ps_server.shard.snapshotter import Source
+
+__all__ = ["Registry", "ShardParts"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,28 +37,12 @@ PATIENCE_SECONDS = 10.0
 """How long a request may name a model or a membership that this shard has not heard of yet."""
 
 
-@dataclass(frozen=True)
-class ShardParts:
-    """What every model of a shard shares."""
-
-    shard: int
-    lane: Lane
-    #: Asks the coordinator for the shard map of a model. Raises PsError.
-    fetch_shard_map: Callable[[str], Awaitable[ShardMap]]
-    log: UpdateLog = field(default_factory=MemoryLog)
-    failpoints: Failpoints = field(default_factory=Failpoints)
-    #: What the standby has; None where there is no log to follow.
-    replication: Replication | None = None
-    #: Awaited before a model gets its first values: from then on this directory counts. Raises PsError.
-    announce: Callable[[], Awaitable[None]] | None = None
-
-
 class Registry:
     """Lives on the shard's event loop; ``on_view`` is called there with each new view of the cluster."""
 
     def __init__(self, parts: ShardParts, recovered: Mapping[str, RecoveredModel] | None = None) -> None:
         """``recovered``: models brought back from disk. They wait until the cluster places them as they were."""
-        self._parts = parts
+        self.parts = self._parts = parts
         self._view = ClusterView()
         self._recovered = dict(recovered or {})
         self._models: dict[str, ShardModel] = {}
@@ -65,6 +51,12 @@ class Registry:
         self._refused: dict[str, PsError] = {}
         self._fetching: dict[str, asyncio.Task[None]] = {}
         self._waiters: set[asyncio.Future[None]] = set()
+        self._watchers: list[Callable[[ClusterView], None]] = []
+
+    @property
+    def view(self) -> ClusterView:
+        """The newest view of the cluster."""
+        return self._view
 
     @property
     def models(self) -> list[ShardModel]:
@@ -75,6 +67,13 @@ class Registry:
     def placed(self) -> list[ShardModel]:
         """Every model the log says to be here: also those whose values are still being restored."""
         return list(self._placed.values())
+
+    @property
+    def kept(self) -> list[Source]:
+        """Every model that snapshots have to hold: those that are placed, and those that wait to be."""
+        log, lane = self._parts.log, self._parts.lane
+        waiting = [FollowedModel(model, lane, lambda: log.number) for model in self._recovered.values()]
+        return [*self._placed.values(), *waiting]
 
     def recover(self, models: Mapping[str, RecoveredModel]) -> None:
         """Before the first view: models that a standby has followed."""
@@ -95,12 +94,29 @@ class Registry:
             if mode_changed:
                 model.configure(view.consistency)
             model.members(self._live())
-        for name in view.models.keys() - self._models.keys() - self._fetching.keys() - self._refused.keys():
-            self._fetching[name] = asyncio.create_task(self._fetch(name))
+        for watcher in self._watchers:
+            watcher(view)
+        for name in view.models.keys() - self._fetching.keys() - self._refused.keys():
+            if self._epoch(name) < view.models[name]:
+                self._fetching[name] = asyncio.create_task(self._fetch(name, view.models[name]))
         self._wake()
 
+    def watch(self, watcher: Callable[[ClusterView], None]) -> None:
+        """Have ``watcher`` called with each new view."""
+        self._watchers.append(watcher)
+
+    def _epoch(self, name: str) -> int:
+        """By which shard map a model lies here, or is about to; 0: it is not here."""
+        model = self._models.get(name)
+        if model is None:
+            return 0
+        return model.pending.shard_map.epoch if model.pending else model.layout.shard_map.epoch
+
     async def model(self, name: str, epoch: int = 0) -> ShardModel:
-        """The model, waiting a while for a declaration still on its way. Raises UnknownModel."""
+        """The model, waiting a while for a declaration or a move still on its way; ``epoch`` 0: however it lies.
+
+        Raises UnknownModel, ModelMoved for an epoch that is over, Unavailable for one that this shard does not come to.
+        """
         if not await self._until(lambda: name in self._models or name in self._refused):
             raise UnknownModel(
                 f"model '{name}' is not declared",
@@ -108,19 +124,24 @@ class Registry:
                 expected=", ".join(sorted(self._models)) or "a declared model",
                 remedy="declare it with cluster.optimizer(...) first",
             )
+        await self._until(lambda: self._known(name) >= epoch or name in self._refused)
         if error := self._refused.get(name):
-            raise error
-        model = self._models[name]
-        known = model.layout.shard_map.epoch
-        if epoch and epoch != known:
-            raise UnknownModel(
-                f"model '{name}' is placed by another shard map",
+            raise copy(error)
+        known = self._known(name)
+        if known < epoch:
+            raise Unavailable(
+                f"this shard has not heard of the newest shard map of model '{name}'",
                 shard=str(self._parts.shard),
                 expected=f"epoch {known}",
                 actual=f"epoch {epoch}",
-                remedy="ask the coordinator for the shard map again",
+                remedy="see whether the shard can reach the coordinator",
             )
-        return model
+        if epoch and epoch < known:
+            raise moved_on(self._parts.shard, name, known, epoch)
+        return self._models[name]
+
+    def _known(self, name: str) -> int:
+        return self._models[name].layout.shard_map.epoch if name in self._models else 0
 
     async def membership(self, revision: int) -> None:
         """Wait until the view is at least ``revision``. Raises Unavailable when it does not come."""
@@ -136,9 +157,9 @@ class Registry:
     def _live(self) -> dict[int, int]:
         return {rank: member.incarnation for rank, member in self._view.live(Role.WORKER).items()}
 
-    async def _fetch(self, name: str) -> None:
-        """Get the shard map of a new model and lay it out; try again until it works."""
-        while name not in self._models and name not in self._refused:
+    async def _fetch(self, name: str, epoch: int) -> None:
+        """Get the shard map of a model, new or moved, and lay it out; try again until it works."""
+        while self._epoch(name) < epoch and name not in self._refused:
             try:
                 await self.place(await self._parts.fetch_shard_map(name))
             except (Unavailable, NotReady, StorageFull, UnknownModel) as error:
@@ -146,49 +167,86 @@ class Registry:
                 await asyncio.sleep(0.5)
             except PsError as error:
                 logger.error("%s", error)
-                self._refused[name] = error
-                self._wake()
+                self.refuse(name, error)
         del self._fetching[name]
 
     async def place(self, shard_map: ShardMap) -> ShardModel:
         """Make the model of ``shard_map``: as it was recovered, else as a checkpoint has it, else uninitialised.
 
-        Raises ModelMismatch when another model was recovered under its name, StorageFull, and what reading a checkpoint
-        raises.
+        Raises ModelMismatch when another model was recovered under its name, or slices of it moved without this shard;
+        StorageFull, and what reading a checkpoint raises.
         """
-        parts, name = self._parts, shard_map.spec.name
+        name = shard_map.spec.name
         if name in self._recovered:
-            start = self._recovered[name]
-            _check_same(parts.shard, start.shard_map, shard_map)
+            start = await self._go_on(self._recovered[name], shard_map)
             del self._recovered[name]
         else:
-            await self._log(Placed(shard_map))
-            start = new_model(shard_map, parts.shard)
-        model = ShardModel(
-            start, parts.lane, self._view.consistency, parts.log, parts.failpoints, parts.replication, parts.announce
-        )
+            held = self._models.get(name)
+            if held is not None and (held.layout.slices or Layout.of(shard_map, self._parts.shard).slices):
+                raise self._left_out(held, shard_map)
+            start = await self._begin(shard_map)
+        model = self._made(start)
         self._placed[name] = model
         if shard_map.restored_from and not model.initialised:
             await self._restore(model, Path(shard_map.restored_from))
         self._show(model)
         return model
 
-    async def _log(self, placed: Placed) -> None:
+    async def _begin(self, shard_map: ShardMap) -> RecoveredModel:
         """Raises StorageFull, InternalError."""
-        log, nbytes = self._parts.log, shard_map_to_pb(placed.shard_map).ByteSize()
-        await log.reserve(nbytes)
-        try:
-            await self._parts.lane.submit(lambda: log.append(placed), INLINE_BYTES * log.waits)
-        except OSError as error:
-            raise InternalError(f"shard {self._parts.shard} cannot write its log: {error}") from error
-        finally:
-            log.release(nbytes)
+        await self._parts.write(Placed(shard_map), shard_map_to_pb(shard_map).ByteSize())
+        return new_model(shard_map, self._parts.shard)
+
+    async def _go_on(self, start: RecoveredModel, shard_map: ShardMap) -> RecoveredModel:
+        """What was recovered, as it lies now. Raises ModelMismatch, StorageFull, InternalError."""
+        shard = self._parts.shard
+        pending = start.pending.shard_map if start.pending else None
+        match way(shard, start.shard_map, pending, shard_map):
+            case Way.KEEP:
+                start.pending = None
+                return start
+            case Way.ANEW:
+                return await self._begin(shard_map)
+            case Way.SWITCH:
+                await self._parts.write(Switched(start.shard_map.spec.name, shard_map.epoch), 0)
+                size = Layout.of(shard_map, shard).region_bytes
+                return await self._parts.lane.submit(lambda: switched(start, shard), size)
+
+    def replace(self, model: ShardModel, start: RecoveredModel) -> None:
+        """Go on with ``start`` where ``model`` was."""
+        made = self._made(start)
+        made.staleness = dict(model.staleness)
+        self._placed[made.name] = made
+        self._show(made)
+
+    def refuse(self, name: str, error: PsError) -> None:
+        """A model cannot be had here any more."""
+        self._refused[name] = error
+        if (model := self._models.pop(name, None)) is not None:
+            model.stop(error)
+        self._wake()
+
+    def _made(self, start: RecoveredModel) -> ShardModel:
+        parts = self._parts
+        return ShardModel(
+            start, parts.lane, self._view.consistency, parts.log, parts.failpoints, parts.replication, parts.announce
+        )
+
+    def _left_out(self, held: ShardModel, shard_map: ShardMap) -> InternalError:
+        return InternalError(
+            f"slices of model '{held.name}' moved, and shard {self._parts.shard} was not asked",
+            shard=str(self._parts.shard),
+            expected=f"epoch {held.layout.shard_map.epoch}",
+            actual=f"epoch {shard_map.epoch}",
+            remedy="start this shard again: what was prepared is in its log",
+        )
 
     async def _restore(self, model: ShardModel, folder: Path) -> None:
         """Give a new model the values of a checkpoint, before anybody sees it. Raises PsError."""
         checkpoint = await asyncio.to_thread(Checkpoint.open, folder)
         region, entries = await asyncio.to_thread(read, checkpoint, model.layout)
-        await model.load(region, entries, saved_tracker(checkpoint, model.name), only_first=True)
+        tracker = saved_tracker(checkpoint, model.name)
+        await model.load(region, entries, tracker, only_first=True, at_cut=True)
         logger.info("model '%s': restored from %s", model.name, folder)
 
     def _show(self, model: ShardModel) -> None:
@@ -227,21 +285,3 @@ class Registry:
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
-
-
-def _check_same(shard: int, held: ShardMap, placed: ShardMap) -> None:
-    """Raises ModelMismatch when the data directory holds a model that is not the one the cluster has placed."""
-    name = placed.spec.name
-    raise_differences(
-        f"the data directory of shard {shard} holds another model under the name '{name}'",
-        in_structure(held.spec, placed.spec),
-        "run the script that trained it, give the model another name, or use an empty --data-dir",
-    )
-    if (held.shards, held.epoch, held.slices) != (placed.shards, placed.epoch, placed.slices):
-        raise ModelMismatch(
-            f"the data directory of shard {shard} holds model '{name}' cut for another cluster",
-            shard=str(shard),
-            expected=f"{placed.shards} shards, epoch {placed.epoch}",
-            actual=f"{held.shards} shards, epoch {held.epoch}",
-            remedy="start as many shards as before, or restore a checkpoint into empty data directories",
-        )

@@ -53,7 +53,7 @@ class Replication:
         self._told: str | None = ""
         self._words = 0
         self._telling: asyncio.Task[None] | None = None
-        self._waiting: dict[asyncio.Future[None], int] = {}
+        self._waiting: dict[asyncio.Future[None], tuple[int, bool]] = {}
         self._closed: PsError | None = None
 
     def begin(self, tell: Tell) -> None:
@@ -76,29 +76,31 @@ class Replication:
 
     # -- pushes
 
-    def covers(self, number: int) -> bool:
-        """Whether updates up to ``number`` may be acknowledged."""
-        return self._closed is None and (not self._waits or number <= self.acknowledged)
+    def covers(self, number: int, *, always: bool = False) -> bool:
+        """Whether updates up to ``number`` may be acknowledged. ``always``: as with "after", whatever the setting."""
+        waits = (self._after or always) and self._counts
+        return self._closed is None and (not waits or number <= self.acknowledged)
 
-    async def covered(self, number: int) -> None:
+    async def covered(self, number: int, *, always: bool = False) -> None:
         """Returns when updates up to ``number`` may be acknowledged. Raises what ``close`` was given."""
-        while not self.covers(number):
+        while not self.covers(number, always=always):
             if self._closed:
                 raise self._closed
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting[waiting] = number
+            self._waiting[waiting] = number, always
             try:
                 await waiting
             finally:
                 del self._waiting[waiting]
 
     @property
-    def _waits(self) -> bool:
-        return self._after and not (self._told == "" == self._wanted and self._goal is None)
+    def _counts(self) -> bool:
+        """Whether a standby might take the place."""
+        return not (self._told == "" == self._wanted and self._goal is None)
 
     def _release(self) -> None:
-        for waiting, number in self._waiting.items():
-            if self.covers(number) and not waiting.done():
+        for waiting, (number, always) in self._waiting.items():
+            if self.covers(number, always=always) and not waiting.done():
                 waiting.set_result(None)
 
     # -- the standby

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,10 @@ from ps_server.shard.counters import Counters
 from ps_server.shard.cut import Cuts
 from ps_server.shard.feed import Feed
 from ps_server.shard.model import ShardModel
+from ps_server.shard.moves import Moves
 from ps_server.shard.registry import Registry
 from ps_server.shard.side_channels import SideChannels
-from ps_server.shard.state import LoadReader, parse_load
+from ps_server.shard.state import LoadReader, check_slices, parse_load
 from ps_server.shard.stream import StepStream, send_published
 
 SERVICE = "ps_protocol.v1.Shard"
@@ -46,6 +48,7 @@ class ShardService:
         self._shard = shard
         self._feed = feed
         self._cuts = Cuts(shard, registry)
+        self._moves = Moves(registry, self._cuts)
         self._registry = registry
         self._counters = counters
         self._side_channels = side_channels
@@ -69,6 +72,12 @@ class ShardService:
                 ),
                 "Cut": grpc.unary_unary_rpc_method_handler(
                     _translated(self.cut), pb.CutRequest.FromString, pb.CutReply.SerializeToString
+                ),
+                "Reach": grpc.unary_unary_rpc_method_handler(
+                    _translated(self.reach), pb.ReachRequest.FromString, pb.ReachReply.SerializeToString
+                ),
+                "Prepare": grpc.unary_unary_rpc_method_handler(
+                    _translated(self.prepare), pb.PrepareRequest.FromString, pb.PrepareReply.SerializeToString
                 ),
                 "Thaw": grpc.unary_unary_rpc_method_handler(
                     _translated(self.thaw), pb.ThawRequest.FromString, pb.ThawReply.SerializeToString
@@ -169,15 +178,20 @@ class ShardService:
         return pb.LoadReply(version=model.tracker.version, written=written).SerializeToString()
 
     async def save(self, request: pb.SaveRequest, context: Context) -> None:
-        """Read parameters, buffers and optimizer state of one version."""
+        """Read parameters, buffers and optimizer state of one version, whole or of some slices."""
         model = await self._registry.model(request.model, request.epoch)
         model.require_values()
-        async with model.save() as (published, entries):
-            pieces = pieces_of(published.region.bytes, model.layout.ranges())
+        layout, slices = model.layout, request.slices
+        check_slices(layout, slices)
+        ranges = [(layout.slices[i].begin, layout.slices[i].end) for i in slices] if slices else layout.ranges()
+        async with model.save(frozenset(slices) or None) as (published, entries):
+            pieces = pieces_of(published.region.bytes, ranges)
             pieces += [tensor_bytes(tensor) for _, tensor in entries]
             header = pb.SaveHeader(
                 version=published.version, state=describe(entries), payload_bytes=sum(map(len, pieces))
             )
+            if slices:
+                header.tracker = json.dumps(model.known_pushes().to_json())
             await context.write(pb.SaveReply(header=header).SerializeToString())
             for position, chunk in cut(pieces):
                 await context.write(encode_chunk(STATE_CHUNK_FIELD, position, chunk))
@@ -219,6 +233,7 @@ class ShardService:
 
     async def freeze(self, request: pb.FreezeRequest, context: Context) -> pb.FreezeReply:
         """Decide about no push for a while."""
+        await self._moves.settled()
         return pb.FreezeReply(models=self._cuts.freeze(request.cut, request.seconds))
 
     async def cut(self, request: pb.CutRequest, context: Context) -> pb.CutReply:
@@ -226,8 +241,19 @@ class ShardService:
         models, parts = await self._cuts.cut(request.cut, request.models, Path(request.folder))
         return pb.CutReply(models=models, parts=parts)
 
+    async def reach(self, request: pb.ReachRequest, context: Context) -> pb.ReachReply:
+        """Go as far as any shard has, and stand still there."""
+        return pb.ReachReply(models=await self._cuts.reach(request.cut, request.models, request.seconds))
+
+    async def prepare(self, request: pb.PrepareRequest, context: Context) -> pb.PrepareReply:
+        """Get what the next shard maps need, and wait for the cluster's decision."""
+        maps = [convert.shard_map_from_pb(message) for message in request.models]
+        received = await self._moves.prepare(request.cut, request.membership_revision, maps, request.addresses)
+        return pb.PrepareReply(received_bytes=received)
+
     async def thaw(self, request: pb.ThawRequest, context: Context) -> pb.ThawReply:
         """Go on without a cut."""
+        self._moves.abort(request.cut)
         self._cuts.thaw(request.cut)
         return pb.ThawReply()
 

@@ -6,11 +6,11 @@ import asyncio
 import logging
 import time
 from asyncio import to_thread
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from ps_protocol.errors import PsError, Unavailable
+from ps_protocol.errors import ModelMoved, PsError, Unavailable
 from ps_protocol.layout import Layout
 from ps_server.log import DataFolder, DurableLog, ModelPart, SnapshotWriter
 from ps_server.optimizers import Block, StateEntry, blocks_of
@@ -34,8 +34,12 @@ class Source(Protocol):
     def loads(self) -> int:
         """How often values or state were replaced."""
 
+    @property
+    def bound(self) -> bool:
+        """Whether the log behind now will not do to bring it back: it says how slices lie, with what came before."""
+
     async def describe(self) -> ModelPart:
-        """Where it stands."""
+        """Where it stands. Raises ModelMoved when slices have moved since, as ``copy_block`` does."""
 
     async def copy_block(self, block: Block, into: memoryview) -> tuple[int, memoryview, list[StateEntry]]:
         """The last record in a copy of one block, its values, its optimizer state."""
@@ -71,6 +75,7 @@ class Snapshotter:
         self.count = 0
         self._stopping = asyncio.Event()
         self._abandoned = False
+        self._one = asyncio.Lock()
 
     async def run(self) -> None:
         """Take snapshots when they are due, until ``stop``. A failure is said, and tried again."""
@@ -91,6 +96,8 @@ class Snapshotter:
     async def _try(self) -> None:
         try:
             await self.take()
+        except ModelMoved:
+            logger.info("shard %d: a snapshot begins again, for slices have moved", self._folder.identity.shard)
         except (OSError, PsError) as error:
             logger.error("shard %d: no snapshot: %s", self._folder.identity.shard, error)
             await self._pause(_RETRY_SECONDS)
@@ -99,23 +106,30 @@ class Snapshotter:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), seconds)
 
-    async def take(self) -> None:
-        """Make one snapshot now, if there is anything that none holds. Raises OSError, PsError."""
-        if not self._models() or self._log.number == self._taken_number:
-            return
-        began = time.monotonic()
-        if not self._log_goes_on:
-            await self._log.ready()
-            await self._lane.submit(self._log.resume, 0)
-        try:
-            written = await self._write()
-        finally:
+    async def take(self, logs: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Make one snapshot now, if there is anything that none holds. Raises OSError, PsError.
+
+        ``logs``: work whose records are to be kept with it; what they follow is in the snapshot.
+        """
+        async with self._one:
+            if logs is None and (not self._models() or self._log.number == self._taken_number or self._any_bound()):
+                return
+            began = time.monotonic()
             if not self._log_goes_on:
-                await self._lane.submit(self._log.pause, 0)
-        self.count += 1
+                await self._log.ready()
+                await self._lane.submit(self._log.resume, 0)
+            try:
+                written = await self._write(logs)
+            finally:
+                if not self._log_goes_on:
+                    await self._lane.submit(self._log.pause, 0)
+            self.count += 1
         seconds = time.monotonic() - began
         shard = self._folder.identity.shard
         logger.info("shard %d: snapshot of %.1f MB in %.1f s", shard, written / 1e6, seconds)
+
+    def _any_bound(self) -> bool:
+        return any(model.bound for model in self._models())
 
     def _due(self) -> bool:
         rule, log = self._rule, self._log
@@ -125,13 +139,16 @@ class Snapshotter:
             or log.number - self._taken_number >= rule.log_records
         )
 
-    async def _write(self) -> int:
+    async def _write(self, logs: Callable[[], Awaitable[None]] | None) -> int:
         """Returns the bytes written. Values loaded meanwhile make it worthless: then it begins again."""
         log = self._log
         begun_at, begun_bytes = time.monotonic(), log.written_bytes
         while True:
-            # Models placed from now on are in the records behind this one.
-            number, models = log.number, list(self._models())
+            # In the lane, and before the models: what the records up to this one have placed or moved is seen in them.
+            number = await self._lane.submit(lambda: log.number, 0)
+            models = list(self._models())
+            if logs is None and self._any_bound():
+                raise Unavailable("no snapshot begins while slices move")
             loads = [model.loads for model in models]
             writer = await to_thread(SnapshotWriter, self._folder.snapshots, number)
             with writer:
@@ -139,6 +156,8 @@ class Snapshotter:
                     await self._write_model(writer, model)
                 if loads != [model.loads for model in models]:
                     continue
+                if logs:
+                    await logs()
                 through = await self._lane.submit(lambda: log.number, 0)
                 await to_thread(log.flush)
                 snapshot = await to_thread(writer.commit, through, log_goes_on=self._log_goes_on)

@@ -86,6 +86,7 @@ class Standby:
             self._follower.incarnation,
             self._wanted.directory,
             yields=True,
+            add=self._wanted.add,
         )
         try:
             return await joined(self._client, spec, self._timeout_seconds, self._stop)

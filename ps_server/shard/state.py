@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from google.protobuf.message import DecodeError
@@ -53,6 +54,17 @@ def parse_load(data: bytes) -> pb.LoadRequest:
         return pb.LoadRequest.FromString(data)
     except DecodeError as error:
         raise InvalidRequest("a message is not a LoadRequest", actual=f"{len(data)} bytes") from error
+
+
+def check_slices(layout: Layout, slices: Sequence[int]) -> None:
+    """Raises InvalidRequest for a slice that is not there, or is asked for twice."""
+    if slices and (max(slices) >= len(layout.slices) or len(set(slices)) < len(slices)):
+        raise InvalidRequest(
+            "slices are asked for that do not exist, or twice",
+            shard=str(layout.shard),
+            expected=f"indexes below {len(layout.slices)}, each once",
+            actual=", ".join(map(str, slices)),
+        )
 
 
 def _allocate(layout: Layout, state: pb.StateTensor) -> StateEntry:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Self
 
 from ps_protocol.errors import PsError
@@ -26,6 +26,8 @@ class Storage:
         self._durable: DurableLog | None = None
         self._snapshotter: Snapshotter | None = None
         self._running: asyncio.Task[None] | None = None
+        #: The last snapshot that was asked for.
+        self._keeping: asyncio.Task[None] | None = None
         #: Models the directory held.
         self.recovered: dict[str, RecoveredModel] = {}
 
@@ -92,11 +94,25 @@ class Storage:
         )
         self._running = asyncio.create_task(self._snapshotter.run(), name="snapshots")
 
+    async def keep(self, logs: Callable[[], Awaitable[None]]) -> None:
+        """Do work that logs; what it logged outlives the process from then on. Raises OSError, PsError.
+
+        With durability "snapshot" that takes a snapshot, for only with one the log counts.
+        """
+        if self._snapshotter is None or self._config.durability is not Durability.SNAPSHOT:
+            await logs()
+            return
+        # Whoever is cancelled leaves it to itself: a thread may be writing.
+        self._keeping = asyncio.create_task(self._snapshotter.take(logs), name="keep")
+        self._keeping.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.shield(self._keeping)
+
     async def give_up_snapshots(self) -> None:
         """Returns when no snapshot is taken any more; one under way leaves nothing."""
         if self._snapshotter and self._running:
             self._snapshotter.abandon()
-            await self._running
+            await asyncio.wait([task for task in (self._running, self._keeping) if task])
+            self._running.result()
         self._snapshotter = self._running = None
 
     async def close(self, *, snapshot: bool = True) -> None:

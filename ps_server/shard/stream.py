@@ -97,7 +97,7 @@ class StepStream:
 
     async def run(self, *others: Coroutine[Any, Any, None]) -> None:
         """Serve until the worker sends its last, goes away, or one of ``others`` ends. Raises PsError."""
-        tasks = [asyncio.create_task(self._serve()), *map(asyncio.ensure_future, others)]
+        tasks = [asyncio.ensure_future(each) for each in (self._serve(), self._model.stopped(), *others)]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             while done:

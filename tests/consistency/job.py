@@ -13,8 +13,8 @@ def ssp(bound: int) -> Consistency:
     return Consistency(Mode.SSP, staleness=bound)
 
 
-def backup(workers: int) -> Consistency:
-    return Consistency(Mode.SYNC, backup=workers)
+def backup(workers: int, grace_seconds: float = 0.0) -> Consistency:
+    return Consistency(Mode.SYNC, backup=workers, grace_seconds=grace_seconds)
 
 
 def stale(policy: StalePolicy, threshold: int) -> Consistency:
@@ -33,6 +33,8 @@ class Job:
         self.live = {rank: rank + 1 for rank in range(workers)}
         self.tracker.members(self.live)
         self._sequences: dict[WorkerKey, int] = {}
+        #: Seconds since some moment.
+        self.now = 0.0
 
     def key(self, rank: int) -> WorkerKey:
         return WorkerKey(rank, self.live[rank])
@@ -56,7 +58,7 @@ class Job:
 
     def rounds(self) -> list[tuple[Position, list[int]]]:
         """What is ready: position and ranks of each round."""
-        return [(r.position, [push.worker.rank for push in r.contributions]) for r in self.tracker.take_ready()]
+        return [(r.position, [push.worker.rank for push in r.contributions]) for r in self.tracker.take_ready(self.now)]
 
     def position(self, rank: int) -> Position:
         return next(s.position for s in self.tracker.clocks() if s.worker.rank == rank)

@@ -24,6 +24,8 @@ class Reference:
     #: What each version was made of.
     updates: list[list[PushInfo]] = field(default_factory=list)
     taken: list[Position] = field(default_factory=lambda: [Position(0, 0)])
+    #: Every look at the rounds: when, which was the lowest, and whether it had its quorum.
+    looks: list[tuple[float, Position, bool]] = field(default_factory=list)
 
     def standing(self) -> dict[WorkerKey, Position]:
         return {worker: max(positions) for worker, positions in self.history.items()}
@@ -80,12 +82,15 @@ class Reference:
         self.updates.append([push])
         return Verdict.APPLY, (1 / staleness if stale and policy is StalePolicy.SCALE else 1.0), staleness
 
-    def take_ready(self) -> list[tuple[Position, list[PushInfo]]]:
+    def take_ready(self, now: float) -> list[tuple[Position, list[PushInfo]]]:
         rounds = []
         for position in sorted({push.position for push in self.held}):
             behind = len(self.below(position))
+            self.looks.append((now, position, behind <= self.consistency.backup))
             if self.consistency.mode is Mode.SYNC and behind > self.consistency.backup:
-                continue
+                break
+            if self.consistency.mode is Mode.SYNC and behind and self.waited() < self.consistency.grace_seconds:
+                break
             pushes = [push for push in self.held if push.position == position and not push.skipped]
             pushes.sort(key=lambda push: (push.worker.rank, push.worker.incarnation))
             self.held = [push for push in self.held if push.position != position]
@@ -94,6 +99,16 @@ class Reference:
             self.taken.append(position)
             rounds.append((position, pushes))
         return rounds
+
+    def waited(self) -> float:
+        """How long, at the last look, the lowest round has been that and had its quorum."""
+        now, position, _ = self.looks[-1]
+        since = now
+        for when, lowest, quorum in reversed(self.looks):
+            if lowest != position or not quorum:
+                break
+            since = when
+        return now - since
 
     def may_pull(self, position: Position) -> bool:
         if any(push.position <= position for push in self.held):

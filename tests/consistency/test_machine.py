@@ -21,6 +21,7 @@ consistencies = st.builds(
     st.sampled_from(Mode),
     staleness=st.integers(0, 2),
     backup=st.integers(0, 2),
+    grace_seconds=st.sampled_from([0.0, 0.0, 3.0]),
     stale_policy=st.sampled_from(StalePolicy),
     stale_threshold=st.integers(0, 3),
 )
@@ -52,6 +53,7 @@ class JobLife(RuleBasedStateMachine):
         self.parked: ParkedPulls[Worker] = ParkedPulls()
         self.workers: dict[int, Worker] = {}
         self.phase = self.incarnations = 0
+        self.now = 0.0
         self.applied: list[tuple[WorkerKey, int]] = []
         self.owed: set[tuple[WorkerKey, int]] = set()
         for rank in range(workers):
@@ -94,6 +96,15 @@ class JobLife(RuleBasedStateMachine):
         self.tracker.configure(consistency)
         self.reference.consistency = consistency
         self.settle()
+
+    @rule(seconds=st.sampled_from([0.5, 1.0, 2.0, 5.0]))
+    def time_passes(self, seconds: float) -> None:
+        """As a shard's timer does: nothing is looked at before a grace time ends."""
+        until = self.now + seconds
+        while self.tracker.grace_ends is not None and self.tracker.grace_ends <= until:
+            self.now = self.tracker.grace_ends
+            self.settle()
+        self.now = until
 
     # What workers do.
 
@@ -171,8 +182,8 @@ class JobLife(RuleBasedStateMachine):
     # What the shard does after each event.
 
     def settle(self) -> None:
-        rounds = self.tracker.take_ready()
-        assert [(r.position, list(r.contributions)) for r in rounds] == self.reference.take_ready()
+        rounds = self.tracker.take_ready(self.now)
+        assert [(r.position, list(r.contributions)) for r in rounds] == self.reference.take_ready(self.now)
         for taken in rounds:
             self.check_round(taken)
             for push in taken.contributions:
@@ -190,7 +201,12 @@ class JobLife(RuleBasedStateMachine):
         self.applied.append((push.worker, push.sequence))
 
     def check_round(self, taken: Round) -> None:
-        """Without backup workers, a round has the push of each live worker that made one for its step, once."""
+        """Never before its quorum. Without backup workers, it has the push of each live worker that made one, once."""
+        consistency = self.tracker.consistency
+        if consistency.mode is Mode.SYNC:
+            below = [s for s in self.tracker.clocks() if s.position < taken.position]
+            assert len(below) <= consistency.backup
+            assert not below or not consistency.grace_seconds or self.reference.waited() >= consistency.grace_seconds
         if self.tracker.consistency.mode is not Mode.SYNC or self.tracker.consistency.backup:
             return
         standing = [s for s in self.tracker.clocks() if s.position <= taken.position]
@@ -217,12 +233,16 @@ class JobLife(RuleBasedStateMachine):
         """All make ``steps`` more and enter the barrier while the mode changes: it opens, nobody is left waiting."""
         left = {worker.key: steps for worker in self.workers.values()}
         opens_at = self.phase + 1
-        for moment in range(20 * len(left) + 20):
+        for moment in range(60 * len(left) + 60):
             for consistency in [c for when, c in changes if when == moment]:
                 self.configure(consistency)
             if self.phase == opens_at or not left:
                 break
+            if self.tracker.grace_ends is not None and moment % 2:
+                self.time_passes(self.tracker.grace_ends - self.now)
             able = [worker for worker in self.workers.values() if not worker.in_barrier and not worker.waits]
+            if not able and self.tracker.grace_ends is not None:
+                continue
             parked = [self.tracker.blocker(worker.last.position) for worker in self.parked if worker.last]
             assert able, f"everyone waits: {parked}"
             worker = able[moment % len(able)]
@@ -254,6 +274,14 @@ class JobLife(RuleBasedStateMachine):
                 position = Position(phase, clock)
                 assert self.tracker.may_pull(position) == self.reference.may_pull(position)
                 assert (self.tracker.blocker(position) is None) == self.tracker.may_pull(position)
+
+    @invariant()
+    def a_round_with_its_quorum_waits_for_its_grace_time_at_most(self) -> None:
+        consistency, lowest = self.tracker.consistency, min((p.position for p in self.reference.held), default=None)
+        behind = len(self.reference.below(lowest)) if lowest else 0
+        has_quorum = lowest is not None and behind <= consistency.backup
+        assert (self.tracker.grace_ends is not None) == has_quorum
+        assert self.tracker.grace_ends is None or self.now <= self.tracker.grace_ends
 
     @invariant()
     def counts_add_up(self) -> None:

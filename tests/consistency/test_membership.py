@@ -107,6 +107,19 @@ def test_a_worker_that_was_only_listed_after_a_restart_goes_on_where_it_says_it_
     assert again.may_pull(at(3))
 
 
+def test_after_a_restart_nobody_enters_below_a_round_that_passed_without_pushes() -> None:
+    job = Job(SYNC)
+    for clock in (1, 2):
+        for rank in (0, 1):
+            job.push(rank, clock, skipped=clock == 2)
+    assert job.rounds() == [(at(1), [0, 1]), (at(2), [])]
+    again = Tracker(SYNC)
+    again.restore(job.tracker.memento())
+    again.members({})
+    again.members({0: 8, 1: 9})
+    assert again.attach(WorkerKey(0, 8), 0) == at(2)
+
+
 def test_a_worker_that_has_come_further_than_is_known_here_goes_on_where_it_says() -> None:
     job = Job(ASYNC)
     job.push(0, 2)

@@ -24,7 +24,7 @@ def test_a_round_is_taken_once_and_makes_one_version() -> None:
     job = Job(SYNC)
     job.push(0, 1)
     job.push(1, 1)
-    (taken,) = job.tracker.take_ready()
+    (taken,) = job.tracker.take_ready(0.0)
     assert (taken.version, job.tracker.version, job.tracker.applied) == (1, 1, at(1))
     assert job.rounds() == []
 
@@ -117,7 +117,7 @@ def test_a_worker_replaced_while_its_push_was_held_may_push_the_step_again() -> 
     assert job.join(1, 9) == at(0)
     job.push(0, 1)
     job.push(1, 1)
-    (taken,) = job.tracker.take_ready()
+    (taken,) = job.tracker.take_ready(0.0)
     assert [str(push.worker) for push in taken.contributions] == [
         "worker 0 (incarnation 1)",
         "worker 1 (incarnation 2)",
@@ -139,7 +139,7 @@ def test_a_round_of_skipped_pushes_is_empty_and_makes_no_version() -> None:
     job = Job(SYNC)
     for rank in (0, 1):
         job.push(rank, 1, skipped=True)
-    (taken,) = job.tracker.take_ready()
+    (taken,) = job.tracker.take_ready(0.0)
     assert (taken.contributions, taken.version, job.tracker.version) == ((), 0, 0)
     assert job.tracker.may_pull(at(1))
     assert job.tracker.counts.outcomes == {"applied": 0, "duplicate": 0, "late": 0, "stale": 0, "skipped": 2}
@@ -150,6 +150,6 @@ def test_staleness_of_a_contribution_is_taken_when_its_round_is() -> None:
     for clock in (1, 2):
         job.push(0, clock, pulled=0)
         job.push(1, clock, pulled=clock - 1)
-    assert [r.staleness for r in job.tracker.take_ready()] == [(0, 0), (1, 0)]
+    assert [r.staleness for r in job.tracker.take_ready(0.0)] == [(0, 0), (1, 0)]
     assert job.tracker.counts.staleness[:2] == [3, 1]
     assert job.tracker.counts.outcomes["applied"] == 4

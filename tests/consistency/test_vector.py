@@ -100,7 +100,7 @@ def comparisons_per_push(mode: Consistency, workers: int, steps: int = 5) -> flo
         for rank in range(workers):
             position = Position(0, CountedClock(clock, comparisons))
             tracker.push(PushInfo(WorkerKey(rank, 1), clock, position, tracker.version))
-            tracker.take_ready()
+            tracker.take_ready(0.0)
             tracker.blocker(position)
     return comparisons.count / (steps * workers)
 

@@ -56,6 +56,12 @@ def test_a_join_tells_place_lease_and_seed(client: CoordinatorClient) -> None:
         client.join(JoinSpec(Role.SHARD, 2, "127.0.0.1:1"), "b")
 
 
+def test_a_shard_that_is_to_be_added_makes_the_job_larger(client: CoordinatorClient) -> None:
+    joined = client.join(JoinSpec(Role.SHARD, 2, "127.0.0.1:1", add=True), "b")
+    view = client.get_status().view
+    assert (joined.member.index, view.expected_shards, view.spare) == (2, 3, {2})
+
+
 def test_a_heartbeat_carries_statistics_into_the_status(client: CoordinatorClient) -> None:
     member = worker(client, 0)
     stats = MemberStats(3, 2, 1.5, 2.5, 3.5, 4, {"loss": 0.25})

@@ -11,7 +11,7 @@ from ps_protocol.errors import (
 )
 from ps_protocol.view import MemberStats, Role
 from ps_server.coordinator.applicant import Applicant
-from ps_server.coordinator.state import GONE_KEPT
+from ps_server.coordinator.lives import GONE_KEPT
 from tests.coordinator.cluster import Cluster
 
 

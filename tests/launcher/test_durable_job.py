@@ -1,95 +1,98 @@
 """ps-run --data-dir over real servers: whatever is killed, the job ends with the bits of an undisturbed one."""
 
+import signal
+
 import pytest
 
 from tests.launcher.jobs import Job
-from tests.launcher.training import HALF, STEPS, UNDISTURBED, training
+from tests.launcher.training import HALF, STEPS, UNDISTURBED
 
 KEPT = ("--data-dir", "kept")
 
 
 @pytest.mark.parametrize("victim", ["shard", "coordinator"])
-def test_a_killed_server_is_started_again_and_the_worker_goes_on(tmp_path, victim):
-    with training(tmp_path, *KEPT) as job:
-        job.says("half-way")
-        job.kill(victim)
-        job.says("was killed by signal 9 (SIGKILL); starting it again (restart 1 of 10)")
-        job.go_on()
-        assert job.ends() == 0, job.output
+def test_a_killed_server_is_started_again_and_the_worker_goes_on(training, victim):
+    job = training(*KEPT)
+    job.says("half-way")
+    job.kill(victim)
+    job.says("was killed by signal 9 (SIGKILL); starting it again (restart 1 of 10)")
+    job.go_on()
+    assert job.ends() == 0, job.output
     assert UNDISTURBED in job.output
     assert job.output.count("started at") == 1
 
 
-def test_every_server_may_be_killed_at_once(tmp_path):
-    with training(tmp_path, *KEPT) as job:
-        job.says("half-way")
-        job.kill("coordinator")
-        job.kill("shard")
-        job.go_on()
-        assert job.ends() == 0, job.output
+def test_every_server_may_be_killed_at_once(training):
+    job = training(*KEPT)
+    job.says("half-way")
+    job.kill("coordinator")
+    job.kill("shard")
+    job.go_on()
+    assert job.ends() == 0, job.output
     assert UNDISTURBED in job.output
     assert job.output.count("starting it again") == 2
 
 
-def test_a_killed_worker_is_started_again_and_goes_on_at_its_step(tmp_path):
-    with training(tmp_path, *KEPT, "--restart-workers", "1") as job:
-        job.says("half-way")
-        job.kill("worker")
-        assert job.ends() == 0, job.output
+def test_a_killed_worker_is_started_again_and_goes_on_at_its_step(training):
+    job = training(*KEPT, "--restart-workers", "1")
+    job.says("half-way")
+    job.kill("worker")
+    assert job.ends() == 0, job.output
     assert f"started at {HALF}\n" in job.output
     assert UNDISTURBED in job.output
 
 
-def test_after_everything_was_killed_the_same_command_goes_on(tmp_path):
-    with training(tmp_path, *KEPT, "--fsync") as job:
-        job.says("half-way")
-        # Its servers die with it, a moment later: the next one must wait for that by itself.
-        job.process.kill()
-    with training(tmp_path, *KEPT, "--fsync") as again:
-        assert again.ends() == 0, again.output
+def test_after_everything_was_killed_the_same_command_goes_on(training):
+    job = training(*KEPT, "--fsync", own_interpreters=True)
+    job.says("half-way")
+    # Its servers die with it, a moment later: the next one must wait for that by itself.
+    job.send(signal.SIGKILL)
+    job.ends()
+    again = training(*KEPT, "--fsync")
+    assert again.ends() == 0, again.output
     assert "going on from the state that kept holds" in again.output
     assert f"started at {HALF}\n" in again.output
     assert UNDISTURBED in again.output
 
 
-def test_a_job_that_ended_well_is_trained_on_by_the_next_call_also_from_snapshots_alone(tmp_path):
+def test_a_job_that_ended_well_is_trained_on_by_the_next_call_also_from_snapshots_alone(training):
     for text in ("started at 0\n", f"started at {STEPS}\n"):
-        with training(tmp_path, *KEPT, "--durability", "snapshot", "--snapshot-seconds", "3600") as job:
-            job.go_on()
-            assert job.ends() == 0, job.output
+        job = training(*KEPT, "--durability", "snapshot", "--snapshot-seconds", "3600")
+        job.go_on()
+        assert job.ends() == 0, job.output
         assert text in job.output
         assert UNDISTURBED in job.output
     assert "going on from the state that kept holds" in job.output
 
 
-def test_when_the_restarts_are_used_up_the_job_ends_as_without_them_and_says_so(tmp_path):
-    with training(tmp_path, *KEPT, "--restart-servers", "1") as job:
-        job.says("half-way")
-        job.kill("shard")
-        job.says("restart 1 of 1")
-        job.kill("shard")
-        assert job.ends() == 137, job.output
+def test_when_the_restarts_are_used_up_the_job_ends_as_without_them_and_says_so(training):
+    job = training(*KEPT, "--restart-servers", "1")
+    job.says("half-way")
+    job.kill("shard")
+    job.says("restart 1 of 1")
+    job.kill("shard")
+    assert job.ends() == 137, job.output
     assert "before the job was done, and --restart-servers 1 is used up; stopping the job\n" in job.output
 
 
-def test_without_a_data_directory_a_killed_shard_ends_the_job(tmp_path):
-    with training(tmp_path) as job:
-        job.says("half-way")
-        job.kill("shard")
-        assert job.ends() == 137, job.output
+def test_without_a_data_directory_a_killed_shard_ends_the_job(training):
+    job = training()
+    job.says("half-way")
+    job.kill("shard")
+    assert job.ends() == 137, job.output
     assert "(SIGKILL) before the job was done; stopping the job\n" in job.output
 
 
-def test_a_folder_of_another_job_is_refused_at_once_and_left_as_it_was(tmp_path):
-    with training(tmp_path, *KEPT) as job:
-        job.go_on()
-        assert job.ends() == 0, job.output
-    with training(tmp_path, *KEPT, "--workers", "2") as other:
-        assert other.ends() == 2, other.output
+def test_a_folder_of_another_job_is_refused_at_once_and_left_as_it_was(training):
+    job = training(*KEPT)
+    job.go_on()
+    assert job.ends() == 0, job.output
+    other = training(*KEPT, "--workers", "2")
+    assert other.ends() == 2, other.output
     assert "expected: --workers 1; actual: --workers 2" in other.output
     assert "starting it again" not in other.output
-    with training(tmp_path, *KEPT) as again:
-        assert again.ends() == 0, again.output
+    again = training(*KEPT)
+    assert again.ends() == 0, again.output
     assert f"started at {STEPS}\n" in again.output
 
 

@@ -8,7 +8,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from ps_protocol.convert import consistency_from_pb, consistency_to_pb
+from ps_protocol.errors import InvalidRequest
 from ps_protocol.model import Consistency, Mode, StalePolicy
+from ps_server.coordinator.settings import check_consistency
 from ps_server.mode_options import MODES, bound_options, consistency_of, flags_of
 
 
@@ -27,6 +30,7 @@ def shown(**flags: Any) -> None:
         Consistency(Mode.SSP, staleness=7, stale_policy=StalePolicy.SCALE, stale_threshold=2),
         Consistency(Mode.ASYNC, stale_policy=StalePolicy.REJECT, stale_threshold=5),
         Consistency(Mode.SYNC, backup=1),
+        Consistency(Mode.SYNC, backup=2, grace_seconds=0.5),
     ],
     ids=str,
 )
@@ -39,6 +43,9 @@ def test_the_flags_of_a_mode_are_read_back_as_that_mode(consistency: Consistency
     [
         (["--staleness", "1"], "only in ssp"),
         (["--backup", "1"], "only in sync"),
+        (["--grace-seconds", "1"], "only in sync"),
+        (["--mode", "sync", "--grace-seconds", "1"], "needs --backup"),
+        (["--mode", "sync", "--backup", "1", "--grace-seconds", "-1"], "not in the range"),
         (["--mode", "sync", "--stale-policy", "scale"], "only in async and ssp"),
         (["--stale-threshold", "3"], "needs --stale-policy"),
     ],
@@ -47,3 +54,25 @@ def test_a_flag_that_means_nothing_in_its_mode_is_a_usage_error(flags: list[str]
     result = CliRunner().invoke(shown, flags)
     assert result.exit_code == 2
     assert text in result.output
+
+
+@pytest.mark.parametrize(
+    ("consistency", "text"),
+    [
+        (Consistency(Mode.SYNC, grace_seconds=1.0), "sync with backup only"),
+        (Consistency(Mode.SSP, grace_seconds=1.0), "sync with backup only"),
+        (Consistency(Mode.SYNC, backup=1, grace_seconds=-1.0), "not negative"),
+        (Consistency(Mode.SYNC, backup=1, grace_seconds=float("nan")), "not negative"),
+    ],
+    ids=str,
+)
+def test_a_grace_time_that_cannot_be_kept_is_refused_by_the_coordinator(consistency: Consistency, text: str) -> None:
+    with pytest.raises(InvalidRequest, match=text):
+        check_consistency(consistency, expected_workers=3)
+
+
+def test_a_grace_time_is_shown_and_travels_with_its_mode() -> None:
+    consistency = Consistency(Mode.SYNC, backup=1, grace_seconds=0.25)
+    assert str(consistency) == "sync(backup=1, grace 0.25 s)"
+    assert consistency_from_pb(consistency_to_pb(consistency)) == consistency
+    check_consistency(consistency, expected_workers=2)

@@ -6,14 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
 
 from tests.launcher.jobs import ROOT, wait_until
 from tests.recovery.reference import alone
+from tests.recovery.zygote import PS_RUN, Forked, Zygote
 
 OPTIMIZER = "Adam"
 STEPS = 40
@@ -46,27 +48,25 @@ MODULES = {"coordinator": "ps_server.coordinator.main", "shard": "ps_server.shar
 
 
 class Training:
-    """One ps-run; made by ``training``."""
+    """One ps-run; made by the fixture ``training``."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, flags: Sequence[str], zygote: Zygote | None) -> None:
+        """Its processes are forked from ``zygote``, or interpreters of their own without one."""
         (folder / "train.py").write_text(SCRIPT)
         self._go = folder / "go"
-        paths = os.pathsep.join((str(ROOT), str(ROOT / "protos")))
-        command = [sys.executable, "-m", "ps_server.launcher.main", "--no-progress", *flags, "train.py"]
-        self.process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        ours, theirs = os.pipe()
+        self._lines = os.fdopen(ours)
+        arguments = ["--no-progress", *flags, "train.py"]
+        begin = partial(_forked, zygote) if zygote else _started
+        try:
+            self._process = begin(folder, arguments, theirs)
+        finally:
+            os.close(theirs)
         self.output = ""
 
     def says(self, wanted: str) -> None:
         """Read up to a line that has ``wanted`` in it."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self._lines:
             self.output += line
             if wanted in line:
                 return
@@ -76,14 +76,19 @@ class Training:
         """kill -9 of the one process of this kind, as soon as it lives."""
 
         def killed() -> bool:
-            for child in psutil.Process(self.process.pid).children():
+            for child in psutil.Process(self._process.pid).children():
                 with suppress(psutil.ZombieProcess, psutil.NoSuchProcess):
-                    if MODULES[part] in child.cmdline():
+                    if child.name() == part or MODULES[part] in child.cmdline():
                         child.send_signal(signal.SIGKILL)
                         return True
             return False
 
         wait_until(killed, f"a {part} lives and is killed")
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal to ps-run."""
+        if self._process.poll() is None:
+            os.kill(self._process.pid, number)
 
     def go_on(self) -> None:
         """Let the script train the second half."""
@@ -91,16 +96,27 @@ class Training:
 
     def ends(self) -> int:
         """Read to the end; the exit code."""
-        self.output += self.process.communicate(timeout=60)[0]
-        return self.process.returncode
+        self.output += self._lines.read()
+        return self._process.wait()
+
+    def close(self) -> None:
+        self.send(signal.SIGKILL)
+        self._process.wait()
+        self._lines.close()
 
 
-@contextmanager
-def training(folder: Path, *flags: str) -> Iterator[Training]:
-    """Start one; nothing of it outlives the context."""
-    running = Training(folder, *flags)
-    try:
-        yield running
-    finally:
-        running.process.kill()
-        running.process.communicate()
+def _started(folder: Path, arguments: Sequence[str], output: int) -> subprocess.Popen[bytes]:
+    paths = os.pathsep.join((str(ROOT), str(ROOT / "protos")))
+    return subprocess.Popen(
+        [sys.executable, "-m", "ps_server.launcher.main", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+    )
+
+
+def _forked(zygote: Zygote, folder: Path, arguments: Sequence[str], output: int) -> Forked:
+    with Path(os.devnull).open() as nothing:
+        return zygote.start(PS_RUN, [str(folder), *arguments], {}, (nothing.fileno(), output, output))

@@ -39,7 +39,7 @@ class Shard:
             writer.begin_model(ModelPart(self.layout.shard_map, True, self.tracker.memento(), number))
             for block in blocks_of(self.layout):
                 values = self.replica.region.bytes[block.begin : block.end]
-                writer.write_block(block, number, values, self.replica.state(block))
+                writer.write_block(block, number, values, self.replica.state(block.slices))
             self.step()
             made = writer.commit(self.log.number, log_goes_on=False)
         if cut:

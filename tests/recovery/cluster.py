@@ -7,9 +7,10 @@ import os
 import select
 import shutil
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ps_protocol.client.coordinator import CoordinatorClient
@@ -185,19 +186,21 @@ class Cluster:
         self.others.append(program)
         return program
 
-    def start(self) -> None:
+    def start(self, **environment: str) -> None:
         for program in (self.coordinator, *self.shards):
-            program.launch()
+            program.launch(**environment)
         for program in (self.coordinator, *self.shards):
             wait_until(lambda program=program: program.ready_file.exists() or not program.alive)
             assert program.alive, program.said
 
-    def worker(self, rank: int = 0, coordinator: str = "", **options: Any) -> Worker:
-        """A training process; ``options`` are those of ``scripts.Work``."""
+    def worker(
+        self, rank: int = 0, coordinator: str = "", inside: Mapping[str, str] = MappingProxyType({}), **options: Any
+    ) -> Worker:
+        """A training process; ``inside`` is for ``inside.obey``, ``options`` are those of ``scripts.Work``."""
         theirs_in, ours_in = os.pipe()
         ours_out, theirs_out = os.pipe()
         log = self.folder / f"worker-{len(self.workers)}.log"
-        environment = {"TF_CONFIG": "", "PS_COORDINATOR": coordinator or self.address, "PS_RANK": str(rank)}
+        environment = {"TF_CONFIG": "", "PS_COORDINATOR": coordinator or self.address, "PS_RANK": str(rank), **inside}
         with log.open("w") as errors:
             files = (theirs_in, theirs_out, errors.fileno())
             process = self.zygote.start(WORKER, [json.dumps(options)], environment, files)
@@ -222,3 +225,11 @@ class Cluster:
                 program.kill()
         # Logs of many megabytes; what the processes have said stays.
         shutil.rmtree(self.data, ignore_errors=True)
+
+
+def joins_and_leaves(cluster: Cluster) -> Worker:
+    """A worker of tag 2 that has made a step: every shard knows what the coordinator decided before it joined."""
+    joined = cluster.worker(2, tag=2, steps=1)
+    joined.read("ledger")
+    assert joined.wait() == 0
+    return joined

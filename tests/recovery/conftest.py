@@ -8,14 +8,12 @@ from contextlib import ExitStack
 import pytest
 
 from tests.recovery.cluster import Cluster
-from tests.recovery.zygote import Zygote
+from tests.recovery.zygote import Zygote, shared
 
 
 @pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
-    started = Zygote()
-    yield started
-    started.close()
+def zygote() -> Zygote:
+    return shared()
 
 
 @pytest.fixture

@@ -12,36 +12,84 @@ import torch
 from chaos.replay import replay
 from ps_protocol.layout import Layout
 from ps_protocol.model import DType, ModelSpec, ShardMap, Slice, Variable
-from ps_server.optimizers import Region, Replica, Step
+from ps_server.coordinator.placement import Balanced, place
+from ps_server.optimizers import Region, Replica, StateKey, Step
 from tests.recovery.cluster import Cluster, Worker
 from tests.recovery.scripts import gradients_of, make_model
 
 
+class Undisturbed:
+    """One worker's training without any process: the optimizers of its shards, and nothing around them."""
+
+    def __init__(self, shards: int = 1, optimizer: str = "Adam", ballast: int = 0) -> None:
+        self._model = make_model(ballast)
+        self._parameters = list(self._model.parameters())
+        variables = tuple(Variable(f"v{i}", tuple(p.shape), DType.FLOAT32) for i, p in enumerate(self._parameters))
+        self._spec = ModelSpec("reference", f"torch.optim.{optimizer}", variables, ({"lr": 0.01},))
+        self._place(shards)
+
+    def train(self, *steps: int) -> Undisturbed:
+        for step in steps:
+            gradients_of(self._model, 0, step)
+            for replica, gradients in zip(self._replicas, self._gradients, strict=True):
+                for index, span in enumerate(replica.layout.slices):
+                    gradients.slice(index).copy_(_rows(self._parameters[span.slice.variable].grad, span.slice))
+                replica.apply(Step(gradients, frozenset(), self._spec.group_options))
+                for index, span in enumerate(replica.layout.slices):
+                    _rows(self._parameters[span.slice.variable].data, span.slice).copy_(replica.region.slice(index))
+        return self
+
+    def move(self, shards: int) -> Undisturbed:
+        """Go on on as many shards, with the same values and state."""
+        state = self.state()
+        self._place(shards)
+        for replica in self._replicas:
+            spans = list(enumerate(replica.layout.slices))
+            entries = [
+                (StateKey(index, name), _rows(tensor, span.slice).clone() if tensor.dim() else tensor.clone())
+                for index, span in spans
+                for (variable, name), tensor in state.items()
+                if variable == span.slice.variable
+            ]
+            replica.load(None, entries)
+        return self
+
+    def state(self) -> dict[tuple[int, str], torch.Tensor]:
+        """By number of variable and name the whole state of the optimizer; rows of one variable have equal counters."""
+        whole: dict[tuple[int, str], torch.Tensor] = {}
+        for replica in self._replicas:
+            for key, tensor in replica.state():
+                piece = replica.layout.slices[key.slice_index].slice
+                like = self._parameters[piece.variable] if tensor.dim() else tensor
+                found = whole.setdefault((piece.variable, key.name), torch.zeros_like(like))
+                (_rows(found, piece) if tensor.dim() else found).copy_(tensor)
+        return whole
+
+    def _place(self, shards: int) -> None:
+        shard_map = ShardMap(1, self._spec, shards, place(self._spec, shards, Balanced()))
+        self._replicas = [Replica(Layout.of(shard_map, shard)) for shard in range(shards)]
+        self._gradients = [Region(replica.layout) for replica in self._replicas]
+        for replica in self._replicas:
+            for index, span in enumerate(replica.layout.slices):
+                replica.region.slice(index).copy_(_rows(self._parameters[span.slice.variable].detach(), span.slice))
+
+    @property
+    def digest(self) -> str:
+        return _digest(self._parameters)
+
+
 def alone(steps: int, optimizer: str = "Adam", ballast: int = 0) -> str:
-    """The digest after ``steps`` steps of one worker on one shard: the shard's own optimizer, and nothing around it."""
-    model = make_model(ballast)
-    parameters = list(model.parameters())
-    variables = tuple(Variable(f"v{i}", tuple(p.shape), DType.FLOAT32) for i, p in enumerate(parameters))
-    spec = ModelSpec("reference", f"torch.optim.{optimizer}", variables, ({"lr": 0.01},))
-    slices = tuple(Slice(i, 0, v.rows, 0) for i, v in enumerate(variables))
-    layout = Layout.of(ShardMap(1, spec, 1, slices), 0)
-    replica, gradients = Replica(layout), Region(layout)
-    for index, parameter in enumerate(parameters):
-        replica.region.slice(index).copy_(parameter.detach())
-    for step in range(steps):
-        gradients_of(model, 0, step)
-        for index, parameter in enumerate(parameters):
-            gradients.slice(index).copy_(parameter.grad)  # type: ignore[arg-type]
-        replica.apply(Step(gradients, frozenset(), spec.group_options))
-        with torch.no_grad():
-            for index, parameter in enumerate(parameters):
-                parameter.copy_(replica.region.slice(index))
-    return _digest(parameters)
+    """The digest after ``steps`` steps of one worker on one shard."""
+    return Undisturbed(1, optimizer, ballast).train(*range(steps)).digest
 
 
 def replayed(data: Path, shards: int = 1) -> dict[str, str]:
     """By model the digest of what the data directories hold: their snapshots and every record of their logs."""
     return {name: _digest(model.tensors) for name, model in replay(data, shards).items()}
+
+
+def _rows(tensor: torch.Tensor, piece: Slice) -> torch.Tensor:
+    return tensor[piece.row_begin : piece.row_end]
 
 
 def _digest(tensors: list[torch.Tensor]) -> str:

@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from ps_protocol.view import Role
+from tests.recovery.cluster import joins_and_leaves
 from tests.recovery.reference import alone, assert_each_push_was_applied_once, assert_served_is_replayed
 from tests.recovery.scripts import STEPS
 
@@ -58,11 +59,13 @@ def test_a_frozen_worker_is_refused_when_it_wakes_and_nothing_of_it_is_merged(la
     frozen.tell()
     cluster.wait_for_members(Role.WORKER, 0)
     stays.read("stays")
+    if mode == "async":
+        joined = joins_and_leaves(cluster)
     frozen.process.send(signal.SIGCONT)
     assert frozen.drain() == 1
     assert "worker 1 is not a member any more" in frozen.said or "Fenced" in frozen.said
     assert frozen.steps == 4
     counts = assert_served_is_replayed(cluster, stays)
     if mode == "async":
-        assert_each_push_was_applied_once(counts, [stays, frozen])
+        assert_each_push_was_applied_once(counts, [stays, frozen, joined])
     assert counts[1].count_nonzero() == 4

@@ -8,6 +8,7 @@ import pytest
 
 from chaos.proxy import Proxy
 from ps_protocol.view import Role
+from tests.recovery.cluster import joins_and_leaves
 from tests.recovery.reference import alone, assert_each_push_was_applied_once, assert_served_is_replayed
 from tests.recovery.scripts import STEPS
 from tests.support.ports import free_port
@@ -55,13 +56,14 @@ def test_a_worker_parted_from_the_coordinator_loses_its_place_and_the_others_tra
     parted.read("step 4")
     proxy.cut()
     cluster.wait_for_members(Role.WORKER, 0)
-    stays.read("stays")
+    joined = joins_and_leaves(cluster)
     # It still reaches the shards, which know that it lost its place.
     parted.tell()
     assert parted.drain() == 1
     assert "Fenced" in parted.said
+    stays.read("stays")
     counts = assert_served_is_replayed(cluster, stays)
-    assert_each_push_was_applied_once(counts, [stays, parted])
+    assert_each_push_was_applied_once(counts, [stays, parted, joined])
     assert counts[1].sum() == 4
 
 

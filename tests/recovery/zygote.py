@@ -1,30 +1,46 @@
-"""Starts servers and workers as processes forked from one that has imported everything: in 50 ms instead of seconds.
+"""Starts programs as processes forked from one that has imported everything: in 50 ms instead of seconds.
 
 They are processes like any other: killed, frozen and waited for one by one.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
+import gc
+import importlib
 import json
 import os
+import runpy
 import select
 import signal
 import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-COORDINATOR, SHARD, WORKER = "coordinator", "shard", "worker"
+from tests.recovery import inside
+
+COORDINATOR, SHARD, WORKER, PS_RUN, PYTHON = "coordinator", "shard", "worker", "ps-run", "python"
 
 #: How long a test waits for a process to end before it fails.
 PATIENCE_SECONDS = 30.0
 
 
+@functools.cache
+def shared() -> Zygote:
+    """The one of this test session."""
+    started = Zygote()
+    atexit.register(started.close)
+    return started
+
+
 class Zygote:
-    """One per test session; used by the thread of the test."""
+    """Used by the thread of the test."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -99,6 +115,7 @@ def main() -> None:
     import ps_server.coordinator.main
     import ps_server.shard.main
     from ps_server.log import durable
+    from tests.launcher import forked
     from tests.recovery import reference, scripts
 
     # Several segments, also of a model of some bytes.
@@ -110,7 +127,12 @@ def main() -> None:
         COORDINATOR: ps_server.coordinator.main.main,
         SHARD: ps_server.shard.main.main,
         WORKER: scripts.main,
+        PS_RUN: forked.ps_run,
+        PYTHON: python,
     }
+    # What nobody collects, nobody copies.
+    gc.collect()
+    gc.freeze()
     requests, running = socket.socket(fileno=int(sys.argv[1])), set[int]()
     while True:
         data, files, _, _ = socket.recv_fds(requests, 1 << 16, 3)
@@ -134,18 +156,43 @@ def main() -> None:
         requests.send(json.dumps(pid).encode())
 
 
-def _run(program: Any, request: dict[str, Any], files: Sequence[int]) -> None:
-    """In the child: become ``program``; never returns."""
-    code = 1
-    try:
+def python(arguments: Sequence[str]) -> None:
+    """What an interpreter does that is told ``-m MODULE …``, an entry point of ours, ``-c CODE …`` or ``SCRIPT …``."""
+    first, *rest = arguments
+    sys.argv = list(arguments)
+    if first == "-m":
+        importlib.import_module(rest[0]).main(rest[1:])
+    elif first == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.path.insert(0, str(Path(first).parent))
+        runpy.run_path(first, run_name="__main__")
+
+
+def _run(program: Callable[[Sequence[str]], None], request: dict[str, Any], files: Sequence[int]) -> NoReturn:
+    """In the child: become ``program``."""
+
+    def work() -> None:
         for number, descriptor in enumerate(files):
             os.dup2(descriptor, number)
         os.closerange(3, 64)
         os.environ.update(request["environment"])
-        program(request["arguments"])
+        with ExitStack() as held:
+            inside.obey(os.environ, held)
+            program(request["arguments"])
+
+    finish(work)
+
+
+def finish(work: Callable[[], None]) -> NoReturn:
+    """In a child: ``work``, then end as an interpreter would."""
+    code = 1
+    try:
+        work()
         code = 0
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # noqa: BLE001 -- the process ends with it
         traceback.print_exc()
     finally:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from ps_protocol.errors import ConfigError
 from ps_protocol.model import Consistency, Mode
 from ps_worker import Cluster
 from tests.end_to_end.training import assert_bitwise, values
@@ -57,18 +56,8 @@ class Trainer:
         return [parameter.detach().clone() for parameter in self.parameters]
 
 
-@pytest.mark.parametrize("mode", ["ssp", "sync"])
-def test_several_models_are_refused_where_their_empty_steps_could_wait_for_each_other(mode: str) -> None:
-    with running_job(shards=2, workers=0, consistency=MODES[mode]) as job:
-        trainer = Trainer(job.cluster(rank=0), models=2)
-        with pytest.raises(ConfigError, match="several models go together in async only"):
-            trainer.train(1)
-
-
-@pytest.mark.parametrize(
-    ("mode", "style"),
-    [*((mode, style) for mode in MODES for style in ("one model", "overlap")), ("async", "two models")],
-)
+@pytest.mark.parametrize("style", ["one model", "overlap", "two models"])
+@pytest.mark.parametrize("mode", MODES)
 def test_epochs_end_for_everyone_whatever_the_shares(mode: str, style: str) -> None:
     with running_job(shards=2, workers=0, consistency=MODES[mode]) as job:
         clusters = [job.cluster(rank=rank) for rank in range(3)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import logging
-import os
 import subprocess
 import sys
 
@@ -44,14 +44,37 @@ def test_connecting_without_any_setting_tells_what_to_set(monkeypatch: pytest.Mo
         ps_worker.connect()
 
 
-def test_importing_the_sdk_configures_no_logging() -> None:
-    code = "import logging, ps_worker; print(logging.root.handlers, logging.getLogger('ps_worker').handlers)"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[] []"
+IMPORTS = """
+import json, logging, os, sys, torch
+for given in sys.argv[1:]:
+    if not os.fork():
+        os.environ.pop("GRPC_ENABLE_FORK_SUPPORT", None)
+        os.environ |= json.loads(given)
+        import ps_worker
+        handlers = logging.root.handlers + logging.getLogger("ps_worker").handlers
+        print(json.dumps([given, os.environ["GRPC_ENABLE_FORK_SUPPORT"], len(handlers)]), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+"""Imports the SDK once per argument, an environment, each time in a process that has imported nothing but torch."""
+
+UNSET, WANTED = "{}", '{"GRPC_ENABLE_FORK_SUPPORT": "1"}'
+
+
+@pytest.fixture(scope="module")
+def imported() -> dict[str, tuple[str, int]]:
+    """By environment: the setting of gRPC's fork handlers, and the number of log handlers, after the import."""
+    said = subprocess.check_output([sys.executable, "-c", IMPORTS, UNSET, WANTED], text=True)
+    return {given: (setting, handlers) for given, setting, handlers in map(json.loads, said.splitlines())}
+
+
+def test_importing_the_sdk_configures_no_logging(imported: dict[str, tuple[str, int]]) -> None:
+    assert imported[UNSET][1] == 0
     assert logging.getLogger("ps_worker").propagate
 
 
-@pytest.mark.parametrize(("given", "kept"), [({}, "0"), ({"GRPC_ENABLE_FORK_SUPPORT": "1"}, "1")])
-def test_grpc_fork_handlers_are_off_unless_the_user_wants_them(given: dict[str, str], kept: str) -> None:
-    code = "import ps_worker, os; print(os.environ['GRPC_ENABLE_FORK_SUPPORT'])"
-    environ = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"} | given
-    assert subprocess.check_output([sys.executable, "-c", code], text=True, env=environ).strip() == kept
+@pytest.mark.parametrize(("given", "kept"), [(UNSET, "0"), (WANTED, "1")])
+def test_grpc_fork_handlers_are_off_unless_the_user_wants_them(
+    imported: dict[str, tuple[str, int]], given: str, kept: str
+) -> None:
+    assert imported[given][0] == kept

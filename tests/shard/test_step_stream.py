@@ -15,7 +15,6 @@ from ps_protocol.errors import (
     NonFiniteGradient,
     ProtocolVersionMismatch,
     Unavailable,
-    UnknownModel,
 )
 from ps_protocol.model import Consistency, Mode, NonFinite, StalePolicy
 from ps_protocol.v1 import shard_pb2 as pb
@@ -304,10 +303,11 @@ def test_a_clock_that_does_not_rise_is_refused():
         ({"rank": 7}, Fenced),
         ({"incarnation": 9}, Fenced),
         ({"protocol_version": 99}, ProtocolVersionMismatch),
-        ({"epoch": 5}, UnknownModel),
+        ({"epoch": 5}, Unavailable),
     ],
 )
-def test_a_stream_that_may_not_open_gets_a_typed_error(fields, kind):
+def test_a_stream_that_may_not_open_gets_a_typed_error(fields, kind, monkeypatch):
+    monkeypatch.setattr("ps_server.shard.registry.PATIENCE_SECONDS", 0.1)
     with running_shard() as shard:
         start(shard)
         with pytest.raises(grpc.RpcError) as failure:

@@ -1,11 +1,11 @@
 """The judge is not blind: with one rule broken on purpose, some seed shows it."""
 
-import ps_server.coordinator.state as coordinator_state
+import ps_server.coordinator.kept_state as kept_state
 from ps_protocol.model import Consistency, Mode
 from ps_server.consistency import Position, Tracker, Verdict
 from ps_server.consistency.rules import Ssp, Sync
+from ps_server.coordinator.barrier import Barrier
 from ps_server.coordinator.spans import SpanSet
-from ps_server.coordinator.state import ClusterState
 from simulation.coordinator import SimCoordinator
 from simulation.disk import DiskLog
 from simulation.plan import Size
@@ -98,14 +98,14 @@ def test_a_coordinator_that_tells_before_it_writes_is_seen(monkeypatch):
 
 
 def test_an_old_copy_of_a_data_directory_that_is_let_in_is_seen(monkeypatch):
-    monkeypatch.setattr(coordinator_state, "check_state", lambda *brought: None)
+    monkeypatch.setattr(kept_state, "check_state", lambda *brought: None)
     size = Size(faults=("shard_crash", "old_copy"))
     found = first_violation(SEEDS, size, durable=True)
     assert "was let in with state" in found
 
 
 def test_a_barrier_that_opens_early_is_seen(monkeypatch):
-    monkeypatch.setattr(ClusterState, "_missing", lambda self: ())
+    monkeypatch.setattr(Barrier, "_missing", lambda self, awaited: ())
     assert "opened without" in first_violation(SEEDS, Size(faults=()), phases=2)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -24,7 +25,17 @@ from ps_protocol.leases import LeaseAnswer, LeaseAsk
 from ps_protocol.model import Consistency, ModelSpec, ShardMap
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
-from ps_protocol.view import BarrierState, ClusterStatus, ClusterView, Joined, Member, MemberStats, Role, SyncWord
+from ps_protocol.view import (
+    BarrierState,
+    ClusterStatus,
+    ClusterView,
+    Joined,
+    Member,
+    MemberStats,
+    MoveProgress,
+    Role,
+    SyncWord,
+)
 
 CALL_SECONDS = 10.0
 """How long a call is tried before it fails with Unavailable."""
@@ -58,6 +69,8 @@ class JoinSpec:
     directory: str = ""
     #: Shards: take the place only when it is vacant, and this directory holds everything acknowledged.
     yields: bool = False
+    #: Shards: a number that the job does not have yet is added to it, as a spare one.
+    add: bool = False
 
 
 class ViewStream:
@@ -80,11 +93,43 @@ class ViewStream:
         self._call.cancel()
 
 
-class CoordinatorClient:
-    """The coordinator's calls, blocking. Any thread may use it; each call has a deadline.
+class MoveStream:
+    """Progress of one Reshard call. Used by one thread, which a signal may interrupt while it waits.
 
-    Every call is safe to repeat (the .proto says so), so all but heartbeat, leave and watch are repeated with growing
-    pauses until ``timeout_seconds`` have passed, then raise Unavailable. Errors are those of ps_protocol.errors.
+    gRPC's own waiting may be left locked by a handler that raises, as that of Ctrl-C does; so another thread reads.
+    """
+
+    def __init__(self, call: Any, peer: str) -> None:
+        self._call = call
+        self._peer = peer
+        self._arrived: queue.SimpleQueue[MoveProgress | grpc.RpcError | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, name="ps-moves", daemon=True).start()
+
+    def __iter__(self) -> Iterator[MoveProgress]:
+        """Yields at the start and after each batch, until all has been moved. Raises PsError."""
+        while (arrived := self._arrived.get()) is not None:
+            if isinstance(arrived, grpc.RpcError):
+                raise translate(arrived, self._peer) from arrived
+            yield arrived
+
+    def cancel(self) -> None:
+        """Begin no other batch: the one under way is made or undone, and what was moved stays."""
+        self._call.cancel()
+
+    def _read(self) -> None:
+        try:
+            for message in self._call:
+                self._arrived.put(convert.progress_from_pb(message))
+            self._arrived.put(None)
+        except grpc.RpcError as error:
+            self._arrived.put(error)
+
+
+class CoordinatorClient:
+    """The coordinator's calls, blocking. Any thread may use it; each call but watch and move has a deadline.
+
+    Every call is safe to repeat (the .proto says so), so all but heartbeat, leave, watch and move are repeated with
+    growing pauses until ``timeout_seconds`` have passed, then raise Unavailable. Errors are ps_protocol.errors.
     """
 
     def __init__(self, address: str) -> None:
@@ -145,6 +190,7 @@ class CoordinatorClient:
             data_incarnation=spec.data_incarnation,
             directory=spec.directory,
             yields=spec.yields,
+            add=spec.add,
         )
         return convert.joined_from_pb(self._call("Join", request, timeout_seconds), spec.role, spec.address)
 
@@ -242,6 +288,24 @@ class CoordinatorClient:
         """
         reply = self._call("RestoreCheckpoint", pb.RestoreCheckpointRequest(folder=folder), timeout_seconds)
         return reply.folder, list(reply.models)
+
+    def move(
+        self,
+        to: Collection[int] = (),
+        drain: Collection[int] = (),
+        model: str = "",
+        variable: str = "",
+        batch_bytes: int = 0,
+    ) -> MoveStream:
+        """Have slices moved while the job trains, until the stream ends.
+
+        ``to``: shards that hold slices from then on. ``drain``: shards that hold none. Neither: balance anew. With
+        ``model`` and ``variable`` only that one moves, to the one shard in ``to``. ``batch_bytes`` move while training
+        holds still once; 0: the default. The stream raises UnknownShard, UnknownModel, InvalidRequest, NotReady,
+        Unavailable, StorageFull.
+        """
+        request = pb.ReshardRequest(to=to, drain=drain, model=model, variable=variable, batch_bytes=batch_bytes)
+        return MoveStream(self._stub.Reshard(request), self._peer)
 
     def get_status(self, timeout_seconds: float = CALL_SECONDS) -> ClusterStatus:
         """The view, and every member with its last statistics."""

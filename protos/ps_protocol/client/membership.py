@@ -311,6 +311,6 @@ def _again(error: Fenced) -> Fenced:
 
 
 def _summary(view: ClusterView) -> str:
-    shards, workers = len(view.live(Role.SHARD)), len(view.live(Role.WORKER))
+    shards, workers = len(view.live(Role.SHARD).keys() & set(view.used_shards)), len(view.live(Role.WORKER))
     expected = f" of {view.expected_workers}" if view.expected_workers else ""
-    return f"{shards} of {view.expected_shards} shards and {workers}{expected} workers live"
+    return f"{shards} of {len(view.used_shards)} shards and {workers}{expected} workers live"

@@ -22,7 +22,7 @@ ROLE_EVALUATOR: Role
 ROLE_STANDBY: Role
 
 class JoinRequest(_message.Message):
-    __slots__ = ("role", "index", "address", "protocol_version", "token", "host", "pid", "data_incarnation", "directory", "yields")
+    __slots__ = ("role", "index", "address", "protocol_version", "token", "host", "pid", "data_incarnation", "directory", "yields", "add")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class JoinRequest(_message.Message):
     DATA_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     YIELDS_FIELD_NUMBER: _ClassVar[int]
+    ADD_FIELD_NUMBER: _ClassVar[int]
     role: Role
     index: int
     address: str
@@ -43,7 +44,8 @@ class JoinRequest(_message.Message):
     data_incarnation: int
     directory: str
     yields: bool
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., protocol_version: _Optional[int] = ..., token: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., data_incarnation: _Optional[int] = ..., directory: _Optional[str] = ..., yields: bool = ...) -> None: ...
+    add: bool
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., protocol_version: _Optional[int] = ..., token: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., data_incarnation: _Optional[int] = ..., directory: _Optional[str] = ..., yields: bool = ..., add: bool = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("index", "incarnation", "lease_seconds", "heartbeat_seconds", "revision", "seed", "phase")
@@ -329,18 +331,18 @@ class RestoreCheckpointReply(_message.Message):
     def __init__(self, folder: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReshardRequest(_message.Message):
-    __slots__ = ("shards", "model", "variable", "to", "batch_bytes")
-    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("to", "drain", "model", "variable", "batch_bytes")
+    TO_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VARIABLE_FIELD_NUMBER: _ClassVar[int]
-    TO_FIELD_NUMBER: _ClassVar[int]
     BATCH_BYTES_FIELD_NUMBER: _ClassVar[int]
-    shards: _containers.RepeatedScalarFieldContainer[int]
+    to: _containers.RepeatedScalarFieldContainer[int]
+    drain: _containers.RepeatedScalarFieldContainer[int]
     model: str
     variable: str
-    to: int
     batch_bytes: int
-    def __init__(self, shards: _Optional[_Iterable[int]] = ..., model: _Optional[str] = ..., variable: _Optional[str] = ..., to: _Optional[int] = ..., batch_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, to: _Optional[_Iterable[int]] = ..., drain: _Optional[_Iterable[int]] = ..., model: _Optional[str] = ..., variable: _Optional[str] = ..., batch_bytes: _Optional[int] = ...) -> None: ...
 
 class ReshardProgress(_message.Message):
     __slots__ = ("moved_bytes", "total_bytes", "batches", "pause_seconds")

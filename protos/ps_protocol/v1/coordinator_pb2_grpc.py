@@ -184,16 +184,16 @@ class CoordinatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Reshard(self, request, context):
-        """For people and dashboards: members with their last statistics.
-        Move slices between shards while the job trains, batch by batch; progress after each batch. When it ends early, what
-        has been moved stays moved. Safe to repeat.
+        """Move slices between shards while the job trains, batch by batch; progress at the start and after each batch. When it
+        ends early, what has been moved stays moved. Safe to repeat. NOT_READY while another runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """For people and dashboards: members with their last statistics.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

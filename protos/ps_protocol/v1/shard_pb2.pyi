@@ -304,14 +304,16 @@ class SaveRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ..., slices: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SaveHeader(_message.Message):
-    __slots__ = ("version", "state", "payload_bytes")
+    __slots__ = ("version", "state", "payload_bytes", "tracker")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TRACKER_FIELD_NUMBER: _ClassVar[int]
     version: int
     state: _containers.RepeatedCompositeFieldContainer[StateTensor]
     payload_bytes: int
-    def __init__(self, version: _Optional[int] = ..., state: _Optional[_Iterable[_Union[StateTensor, _Mapping]]] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
+    tracker: str
+    def __init__(self, version: _Optional[int] = ..., state: _Optional[_Iterable[_Union[StateTensor, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., tracker: _Optional[str] = ...) -> None: ...
 
 class SaveReply(_message.Message):
     __slots__ = ("header", "chunk")

@@ -1,0 +1,115 @@
+"""What moving slices costs a training: ``python -m benchmarks.moves``. Everything in one run, on one machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks import ours, report
+from benchmarks.cluster import BenchCluster, running_cluster
+from benchmarks.crew import Crew
+from benchmarks.processes import Child
+from benchmarks.rows import MB, size
+from ps_protocol.client.coordinator import CoordinatorClient
+
+_TURN = 5
+"""Steps between two looks at whether the move is over."""
+
+
+@click.command()
+@click.option("--nbytes", type=click.IntRange(4), default=512 * MB, show_default=True, help="Bytes of parameters.")
+@click.option("--tensors", type=click.IntRange(2), default=64, show_default=True, help="Variables they are cut into.")
+@click.option("--batch-mb", type=click.IntRange(1), default=64, show_default=True, help="As of psctl move.")
+@click.option("--transports", default="shm,grpc", show_default=True)
+@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="Where shards keep their data.")
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write JSON here.")
+def main(nbytes: int, tensors: int, batch_mb: int, transports: str, folder: Path | None, output: Path | None) -> None:
+    """Steps of one worker while a third shard is added to two, and while the first is drained."""
+    found: dict[str, Any] = {"machine": report.machine(), "bytes": nbytes}
+    with tempfile.TemporaryDirectory(prefix="ps-moves-", dir=folder) as root:
+        for transport in transports.split(","):
+            for kind in ("memory", "durable"):
+                with trained(Path(root), kind, transport, nbytes, tensors) as job:
+                    found[f"{transport}, {kind}"] = moved(job, f"{transport}, {kind}", batch_mb * MB)
+    if output:
+        output.write_text(json.dumps(found, indent=2) + "\n")
+
+
+@dataclass
+class _Job:
+    cluster: BenchCluster
+    crew: Crew
+
+    def steps(self, count: int) -> list[float]:
+        """Seconds of each of ``count`` steps."""
+        return self.crew.run(ours.STEP, count, 0)["seconds"]
+
+
+@contextmanager
+def trained(root: Path, kind: str, transport: str, nbytes: int, tensors: int) -> Iterator[_Job]:
+    """Two shards and one worker, all processes of their own."""
+    place = root / f"{transport}-{kind}"
+    options = ["--data-dir", str(place), "--log-mb", "1024"] if kind == "durable" else []
+    with ExitStack() as stack:
+        cluster = stack.enter_context(running_cluster(shards=2, options=options))
+        worker = stack.enter_context(Child(ours.worker, 0, cluster.address, transport, nbytes, tensors, {}))
+        worker.ready()
+        yield _Job(cluster, Crew([worker]))
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def moved(job: _Job, name: str, batch_bytes: int) -> dict[str, Any]:
+    """Steps before, while slices go to a new shard, and while another is drained."""
+    job.steps(10)
+    plain = job.steps(40)
+    added = job.cluster.add_shard()
+    with CoordinatorClient(job.cluster.address) as client:
+        found = {
+            "added": _during(job, lambda: list(client.move(to=[added], batch_bytes=batch_bytes)), plain),
+            "drained": _during(job, lambda: list(client.move(drain=[0], batch_bytes=batch_bytes)), plain),
+        }
+    for what, figures in found.items():
+        click.echo(
+            f"{name}, a shard {what}: {size(figures['moved_bytes'])} in {figures['batches']} batches and "
+            f"{figures['seconds']:.1f} s; pause {figures['pause'] * 1e3:.0f} ms "
+            f"(longest {figures['longest pause'] * 1e3:.0f}); "
+            f"{figures['rate']:.0%} of the steps per second before; longest step {figures['longest step'] * 1e3:.0f} ms"
+            f" (before: median {statistics.median(plain) * 1e3:.0f}, longest {max(plain) * 1e3:.0f})"
+        )
+    return found
+
+
+def _during(job: _Job, move: Callable[[], list[Any]], plain: list[float]) -> dict[str, Any]:
+    """Train until ``move`` has returned."""
+    with ThreadPoolExecutor(1) as thread:
+        began, seconds = time.perf_counter(), []
+        moving = thread.submit(move)
+        while not moving.done():
+            seconds += job.steps(_TURN)
+        passed = time.perf_counter() - began
+    progress = [each for each in moving.result() if each.pause_seconds]
+    pauses = [each.pause_seconds for each in progress]
+    return {
+        "moved_bytes": progress[-1].moved_bytes,
+        "batches": len(pauses),
+        "seconds": passed,
+        "pause": statistics.median(pauses),
+        "longest pause": max(pauses),
+        "rate": len(seconds) / sum(seconds) / (len(plain) / sum(plain)),
+        "longest step": max(seconds),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""One model of a shard as records make it: what recovery brings back, what a standby has, what a switch begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ps_protocol.layout import Layout
+from ps_protocol.model import Consistency, ShardMap
+from ps_server.consistency import Tracker
+from ps_server.log.messages import OptionTexts
+from ps_server.log.updates import Prepared
+from ps_server.optimizers import Block, Region, Replica
+
+
+@dataclass(slots=True, eq=False)
+class RecoveredModel:
+    """One model as it was; owned by whoever goes on with it."""
+
+    shard_map: ShardMap
+    replica: Replica
+    tracker: Tracker
+    initialised: bool = False
+    #: Blocks that came from a snapshot, with the last record each contains.
+    blocks: Sequence[tuple[Block, int]] = ()
+    #: The last record that ``tracker`` contains.
+    tracker_number: int = 0
+    options: OptionTexts = field(default_factory=OptionTexts)
+    #: Records that replaced values or state.
+    loads: int = 0
+    #: The next shard map and what came for it; whether it holds is not known yet.
+    pending: Prepared | None = None
+    #: Another one has taken its place, by another shard map.
+    moved: bool = False
+    _gradients: Region | None = None
+
+    @property
+    def gradients(self) -> Region:
+        """Memory for one update's gradients."""
+        self._gradients = self._gradients or Region(self.replica.layout)
+        return self._gradients
+
+    def contains(self, number: int) -> bool:
+        """Whether every part of it, taken from a snapshot, was made after record ``number``."""
+        return number <= self.tracker_number and all(number <= known for _, known in self.blocks)
+
+
+def new_model(shard_map: ShardMap, shard: int) -> RecoveredModel:
+    """A model that has just been placed. One without a slice here has all the values it will have."""
+    layout = Layout.of(shard_map, shard)
+    return RecoveredModel(shard_map, Replica(layout), Tracker(Consistency()), initialised=not layout.slices)

@@ -1,0 +1,82 @@
+"""Makes a model that lies by the next shard map out of the one before it and of what came for it."""
+
+from __future__ import annotations
+
+from ps_protocol.errors import InvalidRequest
+from ps_protocol.layout import Layout, SliceSpan
+from ps_protocol.model import Consistency
+from ps_server.consistency import Tracker
+from ps_server.log.models import RecoveredModel
+from ps_server.log.updates import Prepared
+from ps_server.optimizers import Replica, StateEntry, StateKey
+
+#: Names a slice whatever its place: slices are never cut again.
+Rows = tuple[int, int, int]
+
+
+def rows_of(span: SliceSpan) -> Rows:
+    """Variable, first row, row behind the last."""
+    return span.slice.variable, span.slice.row_begin, span.slice.row_end
+
+
+def switched(model: RecoveredModel, shard: int) -> RecoveredModel:
+    """``model`` as what is pending for it says; the bytes of every slice and its state are those it had.
+
+    The same for the shard that switches and for whoever replays its log. ``model`` is not to be used any more: its
+    optimizer state is gone. Pushes held for an open step are forgotten, as by a restart: their workers repeat them.
+    Raises InvalidRequest when nothing is pending, or slices are missing; nothing was changed then.
+    """
+    pending = model.pending
+    if pending is None:
+        raise InvalidRequest(f"model '{model.shard_map.spec.name}' switches to a shard map that was not prepared")
+    before, layout = model.replica.layout, Layout.of(pending.shard_map, shard)
+    places = {rows_of(span): index for index, span in enumerate(before.slices)}
+    coming = dict(zip(pending.incoming, _cut(layout, pending), strict=True))
+    staying: dict[int, int] = {}
+    for index, span in enumerate(layout.slices):
+        if index not in coming:
+            if rows_of(span) not in places:
+                raise _missing(span, shard)
+            staying[places[rows_of(span)]] = index
+    replica = Replica(layout)
+    for old, new in staying.items():
+        replica.region.slice(new).copy_(model.replica.region.slice(old))
+    for index, data in coming.items():
+        span = layout.slices[index]
+        replica.region.bytes[span.begin : span.end] = data
+    entries: list[StateEntry] = [
+        (StateKey(staying[key.slice_index], key.name), tensor)
+        for key, tensor in model.replica.state_views()
+        if key.slice_index in staying
+    ]
+    replica.load(None, [*entries, *pending.entries])
+    model.moved = True
+    model.replica.forget_state()
+    return RecoveredModel(pending.shard_map, replica, _tracker(model, layout, pending), model.initialised)
+
+
+def _cut(layout: Layout, pending: Prepared) -> list[memoryview]:
+    pieces, position = [], 0
+    for index in pending.incoming:
+        size = layout.slices[index].end - layout.slices[index].begin
+        pieces.append(pending.values[position : position + size])
+        position += size
+    return pieces
+
+
+def _tracker(model: RecoveredModel, layout: Layout, pending: Prepared) -> Tracker:
+    """A shard without slices gets no pushes: what it knew of them would only grow old."""
+    tracker = Tracker(Consistency())
+    memento = model.tracker.memento() if model.replica.layout.slices else pending.tracker
+    if layout.slices and memento:
+        tracker.restore(memento)
+    return tracker
+
+
+def _missing(span: SliceSpan, shard: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"shard {shard} was not given a slice of the next shard map, and had none of it",
+        variable=span.variable.name,
+        shard=str(shard),
+        expected=f"rows [{span.slice.row_begin}, {span.slice.row_end})",
+    )

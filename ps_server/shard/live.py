@@ -1,0 +1,100 @@
+"""One model's replica while it is trained: changed in the lane, copied there, and read as it was published."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+
+from ps_protocol.errors import InternalError
+from ps_server.log import UpdateLog
+from ps_server.optimizers import Block, Region, Replica, StateEntry
+from ps_server.shard.lane import INLINE_BYTES, Lane
+from ps_server.shard.pool import RegionPool
+from ps_server.shard.published import Copies, Published
+
+
+class LiveReplica:
+    """Used by one ShardModel, on the shard's event loop; what it queues in the lane is done in that order."""
+
+    def __init__(self, replica: Replica, version: int, lane: Lane, log: UpdateLog) -> None:
+        """``replica`` is this one's until ``take``; it holds ``version``."""
+        self.layout = replica.layout
+        self.pool = RegionPool(replica.layout)
+        self._replica: Replica | None = replica
+        self._lane = lane
+        self._log = log
+        self._copies = Copies()
+        ready: asyncio.Future[Region] = asyncio.get_running_loop().create_future()
+        ready.set_result(replica.region)
+        self._newest: Published | None = Published(version, ready, self.pool)
+
+    @property
+    def newest(self) -> Published:
+        """The newest version decided; its bytes are there once the lane has done the work queued for it."""
+        if self._newest is None:
+            raise self._taken()
+        return self._newest
+
+    @property
+    def replica(self) -> Replica:
+        """Changed in the lane only."""
+        if self._replica is None:
+            raise self._taken()
+        return self._replica
+
+    def take(self) -> Replica:
+        """The replica, for somebody else to go on with. Readers go on reading its region undisturbed."""
+        replica = self.replica
+        self._replica = self._newest = None
+        return replica
+
+    def change(self, version: int, work: Callable[[Replica], None]) -> asyncio.Future[Region]:
+        """Queue work that makes ``version``; whoever reads what was there before goes on reading it undisturbed."""
+        before, replica, loop = self.newest, self.replica, asyncio.get_running_loop()
+
+        def change() -> Region:
+            # Nobody takes ``before`` any more: its takers only become fewer.
+            if before.still_read(patient=self.layout.region_bytes >= INLINE_BYTES):
+                self._copies.begin()
+                try:
+                    replica.move(self.pool.take())
+                    loop.call_soon_threadsafe(before.leave_to_readers)
+                finally:
+                    loop.call_soon_threadsafe(self._copies.end)
+            work(replica)
+            return replica.region
+
+        made = self._lane.submit(change, max(self.layout.region_bytes, INLINE_BYTES * self._log.waits))
+        self._newest = Published(version, made, self.pool)
+        return made
+
+    async def spare_memory(self) -> None:
+        """Wait while the region is being copied: then there is one more than workers need.
+
+        Whoever takes a region for gradients calls this before.
+        """
+        await self._copies.ended()
+
+    def state(self, slices: Collection[int] | None = None) -> asyncio.Future[list[StateEntry]]:
+        """A copy of the optimizer state, whole or of these slices, after everything decided so far."""
+        replica = self.replica
+        return self._lane.submit(lambda: replica.state(slices), self.layout.region_bytes)
+
+    def number(self) -> asyncio.Future[int]:
+        """The last record of the log when everything decided so far has been done."""
+        return self._lane.submit(lambda: self._log.number, 0)
+
+    def copy_block(self, block: Block, into: memoryview) -> asyncio.Future[tuple[int, memoryview, list[StateEntry]]]:
+        """A copy of one block, made between two updates: the last record it contains, values, optimizer state."""
+        replica = self.replica
+
+        def work() -> tuple[int, memoryview, list[StateEntry]]:
+            values = into[: block.end - block.begin]
+            values[:] = replica.region.bytes[block.begin : block.end]
+            return self._log.number, values, replica.state(block.slices)
+
+        return self._lane.submit(work, block.end - block.begin)
+
+    def _taken(self) -> InternalError:
+        name = self.layout.shard_map.spec.name
+        return InternalError(f"model '{name}' is used after it was handed on", shard=str(self.layout.shard))

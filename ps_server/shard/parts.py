@@ -1,0 +1,55 @@
+"""Owns nothing: what every model of a shard shares, and how entries get into its log."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from ps_protocol.errors import InternalError
+from ps_protocol.model import ShardMap
+from ps_server.failpoints import Failpoints
+from ps_server.log import Entry, MemoryLog, UpdateLog
+from ps_server.shard.lane import INLINE_BYTES, Lane
+from ps_server.shard.replication import Replication
+
+Work = Callable[[], Awaitable[None]]
+
+
+async def _at_once(work: Work) -> None:
+    await work()
+
+
+@dataclass(frozen=True)
+class ShardParts:
+    """What every model of a shard shares."""
+
+    shard: int
+    lane: Lane
+    #: Asks the coordinator for the shard map of a model. Raises PsError.
+    fetch_shard_map: Callable[[str], Awaitable[ShardMap]]
+    log: UpdateLog = field(default_factory=MemoryLog)
+    failpoints: Failpoints = field(default_factory=Failpoints)
+    #: What the standby has; None where there is no log to follow.
+    replication: Replication | None = None
+    #: Awaited before a model gets its first values: from then on this directory counts. Raises PsError.
+    announce: Callable[[], Awaitable[None]] | None = None
+    #: Does work that logs, so that the disk has it when it returns, also where the log is not written all the time.
+    keep: Callable[[Work], Awaitable[None]] = _at_once
+
+    async def write(self, entry: Entry, nbytes: int, points: tuple[str, ...] = ()) -> None:
+        """Log an entry of about ``nbytes`` bytes, between two failpoints. Raises StorageFull, InternalError."""
+        await self.log.reserve(nbytes)
+
+        def work() -> None:
+            for point in points[:1]:
+                self.failpoints.hit(point)
+            self.log.append(entry)
+            for point in points[1:]:
+                self.failpoints.hit(point)
+
+        try:
+            await self.lane.submit(work, max(nbytes, INLINE_BYTES * self.log.waits))
+        except OSError as error:
+            raise InternalError(f"shard {self.shard} cannot write its log: {error}") from error
+        finally:
+            self.log.release(nbytes)

@@ -1,0 +1,63 @@
+"""Decides how a shard goes on with a model that it kept, when the cluster says how that lies now."""
+
+from __future__ import annotations
+
+import enum
+
+from ps_protocol.errors import ModelMismatch, ModelMoved
+from ps_protocol.layout import Layout
+from ps_protocol.model import ShardMap
+from ps_server.model_differences import in_structure, raise_differences
+
+
+class Way(enum.Enum):
+    """From what was kept to what the cluster says."""
+
+    #: It lies as it did.
+    KEEP = enum.auto()
+    #: What was prepared for it holds: the shard was lost before it heard so.
+    SWITCH = enum.auto()
+    #: All slices have left meanwhile: what was kept is of no use any more.
+    ANEW = enum.auto()
+
+
+def way(shard: int, held: ShardMap, pending: ShardMap | None, placed: ShardMap) -> Way:
+    """How to get from ``held``, for which ``pending`` may have been prepared, to ``placed``.
+
+    The coordinator's word is final: a move is decided only when every shard is the process that prepared for it. Raises
+    ModelMismatch when the directory holds a model that is not the one the cluster has placed.
+    """
+    name = placed.spec.name
+    raise_differences(
+        f"the data directory of shard {shard} holds another model under the name '{name}'",
+        in_structure(held.spec, placed.spec),
+        "run the script that trained it, give the model another name, or use an empty --data-dir",
+    )
+    if _same(held, placed):
+        return Way.KEEP
+    if pending is not None and _same(pending, placed):
+        return Way.SWITCH
+    if placed.epoch > held.epoch and not Layout.of(placed, shard).slices:
+        return Way.ANEW
+    raise ModelMismatch(
+        f"the data directory of shard {shard} holds model '{name}' cut for another cluster",
+        shard=str(shard),
+        expected=f"{placed.shards} shards, epoch {placed.epoch}",
+        actual=f"{held.shards} shards, epoch {held.epoch}",
+        remedy="start as many shards as before, or restore a checkpoint into empty data directories",
+    )
+
+
+def moved_on(shard: int, model: str, known: int, asked: int) -> ModelMoved:
+    """The error for whoever uses an earlier shard map than this shard."""
+    return ModelMoved(
+        f"slices of model '{model}' have moved",
+        shard=str(shard),
+        expected=f"shard map of epoch {known}",
+        actual=f"epoch {asked}",
+        remedy="ask the coordinator for the shard map again",
+    )
+
+
+def _same(first: ShardMap, second: ShardMap) -> bool:
+    return (first.shards, first.epoch, first.slices) == (second.shards, second.epoch, second.slices)

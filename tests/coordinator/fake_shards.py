@@ -1,0 +1,147 @@
+"""Shards without tensors that hold still, prepare and switch as real ones do, and fail where a test says."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from ps_protocol.errors import PsError, Unavailable
+from ps_protocol.v1 import common_pb2, shard_pb2_grpc
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.view import ClusterView, Joined, Role
+from ps_server import serving
+from ps_server.coordinator.applicant import Applicant
+from ps_server.coordinator.driver import Driver
+from ps_server.rpc_errors import translated
+
+
+class FakeShard(shard_pb2_grpc.ShardServicer):
+    """One shard. It takes what it knows of models and moves from the driver's view, as it is when it is asked."""
+
+    def __init__(self, number: int, driver: Driver) -> None:
+        self.number = number
+        self.driver = driver
+        self.joined: Joined | None = None
+        #: What the next calls of a method raise, or do before they are answered.
+        self.fails: defaultdict[str, list[PsError | Callable[[], object]]] = defaultdict(list)
+        self.calls: list[str] = []
+        #: The cut it holds still for.
+        self.cut = ""
+        #: Whether it has prepared for that cut: then nothing but the view lets it go on.
+        self.bound = False
+        #: Epochs it serves by, and those it prepared.
+        self.epochs: dict[str, int] = {}
+        self.prepared: dict[str, int] = {}
+        #: Models without values here.
+        self.empty: set[str] = set()
+        #: The last push of a worker that this shard has.
+        self.sequence = number
+        self._server: serving.RunningServer | None = None
+
+    async def start(self, *, add: bool = False) -> None:
+        """Serve, and join."""
+
+        def register(server: grpc.aio.Server) -> None:
+            shard_pb2_grpc.add_ShardServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+
+        name = pb.DESCRIPTOR.services_by_name["Shard"].full_name
+        self._server = await serving.start("127.0.0.1", 0, [(name, register)])
+        self.join(add=add)
+
+    def join(self, *, add: bool = False) -> None:
+        """As another life, where it had one."""
+        assert self._server is not None
+        life = 0 if self.joined is None else self.joined.member.incarnation
+        token = f"shard {self.number} after {life}"
+        self.joined = self.driver.join(Applicant(Role.SHARD, self.number, self._server.address, token, add=add))
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(0)
+
+    def look(self) -> ClusterView:
+        """Follow the view: place new models; when a move that binds this shard is decided, switch or go on."""
+        view = self.driver.view
+        for name, epoch in view.models.items():
+            self.epochs.setdefault(name, epoch)
+        if self.bound and view.moving != self.cut:
+            for name, epoch in self.prepared.items():
+                if view.models[name] == epoch:
+                    self.epochs[name] = epoch
+            self._go_on()
+        return view
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes pushes."""
+        self.look()
+        return not self.cut
+
+    def _go_on(self) -> None:
+        self.cut, self.bound, self.prepared = "", False, {}
+
+    def _begin(self, method: str) -> None:
+        self.calls.append(method)
+        self.look()
+        if self.fails[method]:
+            failure = self.fails[method].pop(0)
+            if isinstance(failure, PsError):
+                raise failure
+            failure()
+
+    def _standings(self) -> list[pb.ModelCut]:
+        accepted = [pb.WorkerSequence(worker=pb.WorkerId(rank=0, incarnation=9), sequence=self.sequence)]
+        return [pb.ModelCut(model=name, accepted=accepted) for name in self.epochs if name not in self.empty]
+
+    async def Freeze(self, request: pb.FreezeRequest, context: Any) -> pb.FreezeReply:
+        async with translated(context):
+            self._begin("Freeze")
+            assert not self.bound, "a shard that is bound must not be frozen for another cut"
+            self.cut = request.cut
+            return pb.FreezeReply(models=self._standings())
+
+    async def Reach(self, request: pb.ReachRequest, context: Any) -> pb.ReachReply:
+        async with translated(context):
+            self._begin("Reach")
+            self._check(request.cut)
+            for model in request.models:
+                self.sequence = max(self.sequence, *(accepted.sequence for accepted in model.accepted))
+            return pb.ReachReply(models=self._standings())
+
+    async def Prepare(self, request: pb.PrepareRequest, context: Any) -> pb.PrepareReply:
+        async with translated(context):
+            self._begin("Prepare")
+            self._check(request.cut)
+            view = self.look()
+            assert view.revision >= request.membership_revision
+            if view.moving != request.cut:
+                raise Unavailable("this move is over")
+            self.bound = True
+            self.prepared = {shard_map.spec.name: shard_map.epoch for shard_map in request.models}
+            return pb.PrepareReply()
+
+    async def Cut(self, request: pb.CutRequest, context: Any) -> pb.CutReply:
+        async with translated(context):
+            self._begin("Cut")
+            self._check(request.cut)
+            self._go_on()
+            return pb.CutReply()
+
+    async def Thaw(self, request: pb.ThawRequest, context: Any) -> pb.ThawReply:
+        async with translated(context):
+            self._begin("Thaw")
+            if request.cut == self.cut:
+                self._go_on()
+            return pb.ThawReply()
+
+    async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.ModelStatus:
+        async with translated(context):
+            self._begin("GetModel")
+            return pb.ModelStatus(shard_map=common_pb2.ShardMap(epoch=self.epochs[request.model]))
+
+    def _check(self, cut: str) -> None:
+        if cut != self.cut:
+            raise Unavailable("this shard has gone on")

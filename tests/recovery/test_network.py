@@ -1,0 +1,66 @@
+"""Each pair of roles is parted on a network of their own, where packets just vanish, and meets again."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.recovery.cluster import LEASE_SECONDS
+from tests.recovery.network import Network, why_no_network
+from tests.recovery.reference import alone
+from tests.recovery.scripts import STEPS
+from tests.support.shards import wait_until
+
+
+@pytest.fixture
+def network():
+    if reason := why_no_network():
+        pytest.skip(reason)
+    made = Network()
+    yield made
+    made.close()
+
+
+def test_whoever_is_parted_goes_on_or_is_fenced_and_training_ends_with_the_bits_of_an_undisturbed_run(network, launch):
+    cluster = launch(start=False)
+    coordinator = f"{network.address('coordinator')}:{cluster.address.rpartition(':')[2]}"
+    cluster.coordinator.arguments = [*cluster.coordinator.arguments, "--bind", network.address("coordinator")]
+    cluster.coordinator.start(**network.inside("coordinator"))
+    shard = cluster.shard(0, "--bind", network.address("shard"), coordinator=coordinator)
+    shard.start(**network.inside("shard"))
+
+    def worker(**options):
+        return cluster.worker(coordinator=coordinator, transport="bulk", inside=network.inside("worker"), **options)
+
+    first = worker(pauses=[4, 8, 12, 16])
+    first.read("step 4")
+    network.cut("worker", "shard")
+    first.tell()
+    # For so long nothing is heard of it.
+    signal.sigtimedwait([], LEASE_SECONDS / 2)
+    assert first.steps == 4
+    network.heal("worker", "shard")
+    first.read("step 8")
+
+    network.cut("shard", "coordinator")
+    wait_until(lambda: "lease ended: shard 0" in cluster.coordinator.said)
+    first.tell()
+    first.read("step 12")
+    network.heal("shard", "coordinator")
+    assert shard.wait() == 1
+    assert "is not a member any more: its lease of 1 s ended" in shard.said
+    shard.start(**network.inside("shard"))
+    first.tell()
+    first.read("step 16")
+
+    network.cut("worker", "coordinator")
+    wait_until(lambda: "lease ended: worker 0" in cluster.coordinator.said)
+    first.tell()
+    assert first.drain() == 1
+    assert "Fenced" in first.said
+    network.heal("worker", "coordinator")
+    second = worker()
+    # The shard may have taken one more push before it heard.
+    assert second.number("started") - first.steps in (0, 1)
+    assert second.read("digest") == f"digest {alone(STEPS)}"

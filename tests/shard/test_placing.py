@@ -1,0 +1,68 @@
+"""How a shard goes on with what it kept, and what comes to it when slices move: decided without a shard."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ps_protocol.errors import InvalidRequest, ModelMismatch
+from ps_protocol.model import Slice
+from ps_server.shard.arrivals import Arrivals, arrivals
+from ps_server.shard.placing import Way, way
+from tests.shard.moving import map_of, spec_of
+
+SPEC = spec_of()
+HELD = map_of(SPEC, [0, 0, 1, 1, 0])
+NEXT = map_of(SPEC, [0, 1, 2, 0, 2], epoch=2)
+
+
+def test_what_lies_as_it_did_is_kept_whatever_was_prepared():
+    assert way(0, HELD, None, HELD) is Way.KEEP
+    assert way(0, HELD, NEXT, HELD) is Way.KEEP
+
+
+def test_what_was_prepared_is_switched_to_where_the_cluster_says_so():
+    assert way(0, HELD, NEXT, NEXT) is Way.SWITCH
+
+
+def test_what_has_left_is_begun_anew():
+    assert way(0, HELD, None, map_of(SPEC, [1, 1, 1, 2, 2], epoch=7)) is Way.ANEW
+    assert way(0, HELD, NEXT, map_of(SPEC, [1, 1, 1, 2, 2], epoch=2)) is Way.ANEW
+
+
+@pytest.mark.parametrize(
+    ("pending", "placed"),
+    [
+        (None, NEXT),
+        (map_of(SPEC, [0, 0, 2, 0, 2], epoch=2), NEXT),
+        (NEXT, map_of(SPEC, [0, 1, 2, 0, 2], epoch=3)),
+        (None, map_of(SPEC, [1, 1, 1, 1, 1])),
+        (None, map_of(SPEC, [1, 1, 1, 1, 1], shards=2)),
+        (None, replace(HELD, spec=spec_of("Adam"))),
+    ],
+)
+def test_a_directory_that_does_not_fit_is_refused(pending, placed):
+    with pytest.raises(ModelMismatch):
+        way(0, HELD, pending, placed)
+
+
+def test_every_slice_comes_from_the_shard_that_has_it():
+    assert arrivals(HELD, NEXT, 0) == [Arrivals(1, ((1, 1),))]
+    assert arrivals(HELD, NEXT, 1) == [Arrivals(0, ((1, 0),))]
+    assert arrivals(HELD, NEXT, 2) == [Arrivals(0, ((2, 1),)), Arrivals(1, ((0, 0),))]
+
+
+def test_nothing_comes_to_a_shard_that_only_loses():
+    assert arrivals(HELD, map_of(SPEC, [1, 1, 1, 1, 1], epoch=2), 0) == []
+
+
+def test_slices_are_not_cut_anew():
+    cut = replace(NEXT, slices=(*NEXT.slices[:2], Slice(0, 4, 5, 2), Slice(0, 5, 6, 2), *NEXT.slices[3:]))
+    with pytest.raises(InvalidRequest, match="slices only move"):
+        arrivals(HELD, cut, 2)
+
+
+def test_epochs_come_one_after_another():
+    with pytest.raises(InvalidRequest, match="is not the next; shard: 2; expected: epoch 2; actual: epoch 3"):
+        arrivals(HELD, replace(NEXT, epoch=3), 2)
