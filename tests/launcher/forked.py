@@ -9,17 +9,32 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryFile
 from types import SimpleNamespace
 
 from ps_server.launcher import child
 from ps_server.launcher import main as entry
 from ps_server.launcher.shim import PR_SET_PDEATHSIG
-from tests.recovery.zygote import finish, python
+from tests.recovery.zygote import PS_RUN, finish, python, shared
+
+RUN_SECONDS = 150.0
 
 _PR_SET_NAME = 15
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """ps-run, called in ``folder``, from its beginning to its end."""
+    with TemporaryFile("w+") as out, TemporaryFile("w+") as err, Path(os.devnull).open() as nothing:
+        files = (nothing.fileno(), out.fileno(), err.fileno())
+        code = shared().start(PS_RUN, [str(folder), *arguments], {}, files).wait(RUN_SECONDS)
+        for file in (out, err):
+            file.seek(0)
+        return subprocess.CompletedProcess(arguments, code, out.read(), err.read())
 
 
 def ps_run(arguments: Sequence[str]) -> None:

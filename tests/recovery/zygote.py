@@ -85,14 +85,14 @@ class Forked:
             self._code = self._zygote.poll(self.pid)
         return self._code
 
-    def wait(self) -> int:
+    def wait(self, seconds: float = PATIENCE_SECONDS) -> int:
         if self._code is None:
             descriptor = os.pidfd_open(self.pid)
             try:
                 ended = select.poll()
                 ended.register(descriptor, select.POLLIN)
-                if not ended.poll(PATIENCE_SECONDS * 1000):
-                    raise AssertionError(f"process {self.pid} did not end within {PATIENCE_SECONDS:g} s")
+                if not ended.poll(seconds * 1000):
+                    raise AssertionError(f"process {self.pid} did not end within {seconds:g} s")
             finally:
                 os.close(descriptor)
         code = self.poll()
