@@ -44,15 +44,19 @@ class BenchCluster:
 
     def add_shard(self) -> int:
         """Start one more, which holds nothing yet; returns its number when it serves."""
-        index = len(self.commands)
+        number = len(self.commands)
         command = [*self.commands[-1], "--add"]
-        command[command.index("--shard") + 1] = str(index)
+        command[command.index("--shard") + 1] = str(number)
+        self.add(command)
+        return number
+
+    def add(self, command: list[str]) -> None:
+        """Start one more process; returns when it is ready."""
         self.commands.append(command)
-        ready, process = self._start(f"shard-{index}", command)
+        ready, process = self._start(f"shard-{len(self._processes)}", command)
         self._processes.append(process)
         _ready(ready, process)
         self.shards.append(process.pid)
-        return index
 
 
 @contextmanager

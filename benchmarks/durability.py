@@ -22,6 +22,11 @@ from benchmarks.crew import Crew
 from benchmarks.processes import Child
 from benchmarks.rows import MB, size
 from benchmarks.timing import Figures
+from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.view import Role
+
+_FOLLOW_SECONDS = 20.0
+"""For a standby to copy what it has not, before the shard is killed."""
 
 _TURN = 5
 """Steps of one kind before the next kind has its turn."""
@@ -43,6 +48,7 @@ def main(nbytes: int, rounds: int, transports: str, state_mb: int, folder: Path 
             found[transport] = steps(Path(root), transport, nbytes, rounds)
         found["snapshots"] = snapshots(Path(root), nbytes)
         found["restart"] = restart(Path(root), state_mb * MB)
+        found["takeover"] = takeover(Path(root), state_mb * MB)
     if output:
         output.write_text(json.dumps(found, indent=2) + "\n")
 
@@ -156,6 +162,26 @@ def restart(root: Path, nbytes: int) -> dict[str, float]:
         served = time.perf_counter() - began
     click.echo(f"a shard of {size(nbytes)} with 6 updates to replay, killed and started: serves after {served:.1f} s")
     return {"serves": served}
+
+
+def takeover(root: Path, nbytes: int) -> dict[str, float]:
+    """From ``kill -9`` of a shard with so much state until its standby has answered the next step; the lease is 5 s."""
+    with trained(root, "first", ours.SHM, nbytes, ["--standby"]) as job:
+        first = job.cluster.commands[0]
+        place = first.index("--data-dir") + 1
+        job.cluster.add([*first[:place], str(root / "second"), *first[place + 1 :]])
+        job.steps(6)
+        with CoordinatorClient(job.cluster.address) as client:
+            while not client.get_status(5.0).view.live(Role.STANDBY):
+                time.sleep(0.1)
+        time.sleep(_FOLLOW_SECONDS)
+        began = time.perf_counter()
+        job.cluster.kill_shard(0)
+        job.steps(1)
+        passed = time.perf_counter() - began
+    shutil.rmtree(root / "second", ignore_errors=True)
+    click.echo(f"a shard of {size(nbytes)} with a standby, killed: the next step is answered after {passed:.1f} s")
+    return {"answers": passed}
 
 
 if __name__ == "__main__":

@@ -64,5 +64,5 @@ def test_a_shard_and_a_worker_killed_together_lose_nothing_that_was_acknowledged
     again = cluster.worker(1, tag=2, steps=6)
     again.read("ledger")
     stays.read("stays")
-    counts = assert_served_is_replayed(cluster, stays)
+    counts = assert_served_is_replayed(cluster, stays, {1: killed})
     assert_each_push_was_applied_once(counts, [stays, killed, again])

@@ -57,7 +57,8 @@ def test_a_worker_killed_at_any_moment_leaves_whole_pushes_only(launch):
         workers[-1].drain()
     last = cluster.worker(tag=len(workers), steps=5, stays=True)
     last.read("stays")
-    assert_each_push_was_applied_once(assert_served_is_replayed(cluster, last), [*workers, last])
+    counts = assert_served_is_replayed(cluster, last, dict(enumerate(workers)))
+    assert_each_push_was_applied_once(counts, [*workers, last])
 
 
 def test_when_all_workers_are_killed_new_ones_go_on_from_what_the_shards_hold(launch):
