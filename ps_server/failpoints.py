@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -84,7 +85,8 @@ def _kill() -> None:
 
 
 def _stop() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
+    # To this thread: sent to the process, it might come when this thread has gone on.
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def _raise() -> None:

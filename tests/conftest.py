@@ -6,6 +6,10 @@ import pytest
 
 import ps_worker  # noqa: F401
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell that runs this in the background ignores Ctrl-C for it; tests of Ctrl-C send it to themselves.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @pytest.fixture(autouse=True)
 def _signal_handlers_stay():

@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from ps_server.failpoints import POINTS
 from tests.recovery.reference import alone, replayed
 from tests.recovery.scripts import STEPS
 from tests.support.shards import wait_until
@@ -27,7 +26,7 @@ def test_a_shard_killed_again_and_again_loses_nothing(launch, transport):
     assert worker.wait() == 0
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", ["before_log", "after_log_before_apply", "after_apply_before_reply"])
 def test_a_push_is_applied_once_when_its_shard_dies_at(launch, point):
     cluster, shard = (started := launch()), started.shards[0]
     shard.kill()

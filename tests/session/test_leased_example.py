@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,19 +12,19 @@ import pytest
 from ps_protocol.model import Consistency, Mode
 from ps_protocol.view import Role
 from tests.session.jobs import Job, running_job
+from tests.support.interpreters import Interpreter
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits.py"
 
 
 @contextmanager
-def digits(job: Job, rank: int) -> Iterator[subprocess.Popen[str]]:
-    command = (sys.executable, str(DIGITS), "--epochs", "8", "--batch-size", "16", "--expect-accuracy", "0.9")
-    environment = {**os.environ, "PS_COORDINATOR": job.address, "PS_RANK": str(rank), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def digits(job: Job, rank: int) -> Iterator[Interpreter]:
+    command = (str(DIGITS), "--epochs", "8", "--batch-size", "16", "--expect-accuracy", "0.9")
+    process = Interpreter(*command, PS_COORDINATOR=job.address, PS_RANK=str(rank))
+    try:
+        yield process
+    finally:
+        process.close()
 
 
 @pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.SYNC])
@@ -43,8 +40,8 @@ def test_digits_is_learned_though_a_worker_is_killed_and_another_joins(mode: Mod
                 assert (first.poll(), killed.poll()) == (None, None)
                 pause.wait(0.05)
             killed.kill()
-            said, _ = first.communicate(timeout=100)
-            assert (first.returncode, joined.wait(100)) == (0, 0), said
+            said = first.stdout.read()
+            assert (first.wait(), joined.wait()) == (0, 0), said
             assert "test accuracy" in said
         assert job.gone(2) == "left"
         assert job.member(Role.WORKER, 2).stats.steps > 0

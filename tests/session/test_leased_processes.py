@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,6 +17,7 @@ from ps_protocol.view import Role
 from ps_server.coordinator.settings import ClusterSettings
 from ps_worker.leased_loader import lease_items
 from tests.support.coordinators import TestCoordinator, stopped_coordinator
+from tests.support.interpreters import Interpreter
 
 ITEMS = 200
 
@@ -47,12 +46,10 @@ class Worker:
     """A training script in a process of its own."""
 
     def __init__(self, address: str, epochs: int = 1, stop_after: int = -1) -> None:
-        command = (sys.executable, "-c", WORKER, address, str(epochs), str(stop_after))
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = Interpreter("-c", WORKER, address, str(epochs), str(stop_after))
         self.lines: list[str] = []
 
     def run_until(self, word: str) -> None:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             if line != "stopped\n":
                 self.lines.append(line)
@@ -61,13 +58,11 @@ class Worker:
         raise AssertionError(f"ended with {self.process.wait()} before '{word}'; {self.lines}")
 
     def go_on(self) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
     def end(self) -> int:
         """Read the rest; the exit code."""
-        assert self.process.stdout is not None
         self.lines += self.process.stdout
         return self.process.wait()
 
@@ -76,8 +71,7 @@ class Worker:
         return [item for row in rows if row[0] == epoch for item in row[1:]]
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+        self.process.close()
 
 
 class Cluster:
