@@ -84,7 +84,7 @@ def main(
     add: bool,
     **storage: Any,
 ) -> None:
-    r"""Run one shard: it holds its slices of every model, and applies the gradients pushed to it.
+    """Run one shard: it holds its slices of every model, and applies the gradients pushed to it.
 
     The shard joins the coordinator, receives its slices when a worker declares a model, and keeps them in memory; with
     --data-dir on disk, too: started again with the same directory it goes on where it was, however it ended. Stop it
@@ -94,7 +94,7 @@ def main(
     Example, a cluster of one shard by hand:
       ps-coordinator --shards 1 --workers 2
       ps-server --shard 0 --coordinator 127.0.0.1:7000 --data-dir data
-    """
+    """  # noqa: D301 -- click looks for the character
     with clean_errors():
         use_one_arena()
         configure_logging(log_level)
