@@ -33,6 +33,8 @@ class Gradients:
         self._rows: list[list[Range]] = [[] for _ in plan.variables]
         #: For each parameter, its view where it lies whole on one shard.
         self._whole: list[torch.Tensor | None] = []
+        #: Slices that have moved, by variable and rows, whose next place is not known yet.
+        self._moved: dict[tuple[int, Range], torch.Tensor] = {}
 
     def place(self, shard: int, segment: Segment | None = None) -> None:
         """Use ``segment`` for this shard from now on; without one, memory of this worker's own."""
@@ -42,19 +44,29 @@ class Gradients:
             block.take_over(old)
         self._blocks[shard] = block
         self._bind()
+        if self._moved:
+            self._bring_over(shard, block)
 
-    @torch.no_grad()
     def lay_out(self, plan: FlatPlan) -> None:
-        """Slices have moved between shards: memory is laid out anew, and what was collected last is in it."""
-        before = list(self._views)
+        """Slices have moved between shards: what was collected last follows when their shards are given places."""
+        for number, (views, rows) in enumerate(zip(self._views, self._rows, strict=True)):
+            self._moved.update({(number, span): view for view, span in zip(views, rows, strict=True)})
         self._plan = plan
         self._blocks = [None] * len(plan.layouts)
         # Gradients that are views of the old memory keep it until they are collected again.
         self._whole = []
-        self._place_all()
-        torch._foreach_copy_([v for views in self._views for v in views], [v for views in before for v in views])
-        for shard, layout in enumerate(plan.layouts):
-            self._block(shard).to_host((0, layout.region_bytes))
+        self._bind()
+
+    @torch.no_grad()
+    def _bring_over(self, shard: int, block: FlatMemory) -> None:
+        layout = self._plan.layouts[shard]
+        for span in layout.slices:
+            piece = span.slice
+            before = self._moved.pop((piece.variable, (piece.row_begin, piece.row_end)), None)
+            if before is not None:
+                device = self._devices[piece.variable]
+                block.view(device, span.begin, span.variable.dtype, span.shape).copy_(before)
+        block.to_host((0, layout.region_bytes))
 
     def has_place(self, shard: int) -> bool:
         """Whether there is memory for this shard."""
@@ -75,6 +87,7 @@ class Gradients:
     @torch.no_grad()
     def gather(self, number: int) -> None:
         """Take the gradient of one variable early; ``to_host`` is the caller's."""
+        self._place_all()
         grad = self._bindings.parameters[number].grad
         if grad is not None:
             for view, (begin, end) in zip(self._views[number], self._rows[number], strict=True):

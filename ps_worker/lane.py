@@ -165,11 +165,11 @@ class Lane:
         self._options = self._declared
         return Standing(opened.version, (opened.phase, opened.clock), opened.last_sequence, opened.initialised)
 
-    def drop(self) -> None:
-        """End the stream now; what is under way on it is lost."""
+    def drop(self, *, for_good: bool = False) -> None:
+        """End the stream now; what is under way on it is lost. ``for_good``: this lane opens no other."""
         if self._carrier is not None:
             self._carrier.close()
-            if self._pushing and self._carrier.gradients is not None:
+            if self._pushing and self._carrier.gradients is not None and not for_good:
                 # The shard may hold the push and read it later: what the user's backward writes must not reach it.
                 self._gradients.place(self.shard)
         self._carrier, self._opened_at, self._pushing, self._staged = None, 0.0, False, []

@@ -168,7 +168,7 @@ class StepPipeline:
         for lane in self._lanes:
             if lane.is_pushing:
                 lane.take_back()
-            lane.drop()
+            lane.drop(for_good=True)
         residuals = self.residuals()
         self._shard_map = shard_map
         self._flat.lay_out(shard_map)
