@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from rich.filesize import decimal
 
 from ps_protocol.client.coordinator import CoordinatorClient, MoveStream
 from ps_protocol.view import MoveProgress
@@ -97,12 +98,12 @@ def _run(coordinator: str, ask: Callable[[CoordinatorClient], MoveStream]) -> No
                 longest = max(longest, last.pause_seconds)
                 if last.batches:
                     click.echo(
-                        f"{_moved(last)} of {last.total_bytes / 1e6:.1f} MB; "
+                        f"{_moved(last)} of {decimal(last.total_bytes)}; "
                         f"training held still for {last.pause_seconds:.2f} s"
                     )
         except KeyboardInterrupt:
             click.echo(
-                f"stopped: {_moved(last)} of {last.total_bytes / 1e6:.1f} MB, and the batch under way may follow; the "
+                f"stopped: {_moved(last)} of {decimal(last.total_bytes)}, and the batch under way may follow; the "
                 "same command goes on",
                 err=True,
             )
@@ -114,4 +115,4 @@ def _run(coordinator: str, ask: Callable[[CoordinatorClient], MoveStream]) -> No
 
 def _moved(progress: MoveProgress) -> str:
     batches = f"{progress.batches} batch{'' if progress.batches == 1 else 'es'}"
-    return f"moved {progress.moved_bytes / 1e6:.1f} MB in {batches}"
+    return f"moved {decimal(progress.moved_bytes)} in {batches}"

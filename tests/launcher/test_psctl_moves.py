@@ -54,8 +54,8 @@ def test_move_gives_a_spare_shard_its_share_and_says_how_long_training_held_stil
     done = job.psctl("move", "--to", "2")
     assert done.exit_code == 0, done.output
     line, last = done.output.splitlines()
-    assert line.startswith("moved 0.0 MB in 1 batch of 0.0 MB; training held still for 0.")
-    assert last.startswith("moved 0.0 MB in 1 batch; longest pause 0.")
+    assert line.startswith("moved 2.0 kB in 1 batch of 2.0 kB; training held still for 0.")
+    assert last.startswith("moved 2.0 kB in 1 batch; longest pause 0.")
     assert job.slices() == [3, 3, 2]
     again = job.psctl("move", "--balance")
     assert (again.exit_code, again.output) == (0, "nothing had to move\n")
@@ -140,7 +140,7 @@ def test_ctrl_c_says_what_was_moved_and_the_same_command_goes_on(job, monkeypatc
     monkeypatch.setattr(click, "echo", interrupt)
     done = job.psctl("move", "--to", "2", "--batch-mb", "1024")
     assert done.exit_code == 130
-    assert "stopped: moved 0.0 MB in 1 batch of 0.0 MB" in done.output
+    assert "stopped: moved 1.0 kB in 1 batch of 2.0 kB" in done.output
     monkeypatch.undo()
     done = job.psctl("move", "--to", "2")
     while "moved already" in done.output:  # the batch under way
