@@ -23,9 +23,9 @@ from benchmarks.processes import Child
 from benchmarks.rows import MB, size
 from benchmarks.timing import Figures
 from ps_protocol.client.coordinator import CoordinatorClient
-from ps_protocol.view import Role
+from ps_protocol.view import Member, Role
 
-_FOLLOW_SECONDS = 20.0
+_FOLLOW_SECONDS = 40.0
 """For a standby to copy what it has not, before the shard is killed."""
 
 _TURN = 5
@@ -165,23 +165,27 @@ def restart(root: Path, nbytes: int) -> dict[str, float]:
 
 
 def takeover(root: Path, nbytes: int) -> dict[str, float]:
-    """From ``kill -9`` of a shard with so much state until its standby has answered the next step; the lease is 5 s."""
+    """From ``kill -9`` of a shard with so much state until its standby holds the place; the lease is 5 s."""
     with trained(root, "first", ours.SHM, nbytes, ["--standby"]) as job:
         first = job.cluster.commands[0]
         place = first.index("--data-dir") + 1
         job.cluster.add([*first[:place], str(root / "second"), *first[place + 1 :]])
         job.steps(6)
         with CoordinatorClient(job.cluster.address) as client:
-            while not client.get_status(5.0).view.live(Role.STANDBY):
-                time.sleep(0.1)
-        time.sleep(_FOLLOW_SECONDS)
-        began = time.perf_counter()
-        job.cluster.kill_shard(0)
-        job.steps(1)
-        passed = time.perf_counter() - began
+
+            def holder() -> Member | None:
+                return client.get_status(5.0).view.live(Role.SHARD).get(0)
+
+            time.sleep(_FOLLOW_SECONDS)
+            before = holder()
+            began = time.perf_counter()
+            job.cluster.kill_shard(0)
+            while (now := holder()) is None or now == before:
+                time.sleep(0.02)
+            passed = time.perf_counter() - began
     shutil.rmtree(root / "second", ignore_errors=True)
-    click.echo(f"a shard of {size(nbytes)} with a standby, killed: the next step is answered after {passed:.1f} s")
-    return {"answers": passed}
+    click.echo(f"a shard of {size(nbytes)} with a standby, killed: the standby has its place after {passed:.1f} s")
+    return {"takes the place": passed}
 
 
 if __name__ == "__main__":
