@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -61,7 +62,11 @@ def trailer(error: PsError) -> bytes:
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: PsError) -> None:
     text = str(error)
     short = text if len(text) <= _STATUS_TEXT_LENGTH else text[:_STATUS_TEXT_LENGTH] + " …"
-    await context.abort(STATUS[error.code], short, ((ERROR_TRAILER, trailer(error)),))
+    try:
+        await context.abort(STATUS[error.code], short, ((ERROR_TRAILER, trailer(error)),))
+    except grpc.aio.InternalError:
+        # The caller has gone, and nobody is to be told.
+        raise asyncio.CancelledError from None
 
 
 @asynccontextmanager

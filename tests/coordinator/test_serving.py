@@ -154,3 +154,16 @@ def test_the_address_of_a_wildcard_server_is_one_that_can_be_dialled() -> None:
 def test_the_ready_file_holds_the_address_and_nothing_else_remains(tmp_path: Path) -> None:
     serving.write_ready_file(tmp_path / "ready", "127.0.0.1:7000")
     assert [(f.name, f.read_text()) for f in tmp_path.iterdir()] == [("ready", "127.0.0.1:7000\n")]
+
+
+def test_an_error_for_a_caller_that_has_gone_ends_quietly():
+    class Gone:
+        async def abort(self, *told):
+            raise grpc.aio.InternalError("the call has ended")
+
+    async def handler():
+        async with translated(Gone()):
+            raise errors.ModelMoved("slices have moved")
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(handler())
