@@ -17,6 +17,7 @@ from ps_worker.flat import FlatModel
 from ps_worker.gradients import Gradients
 from ps_worker.pipeline import StepPipeline
 from ps_worker.summary import Outcome, StepSummary, Update
+from tests.support.shards import wait_until
 from tests.worker.fakes import FakeSession, job
 
 
@@ -168,6 +169,28 @@ def test_a_shard_that_waits_does_not_hide_a_push_that_another_has_lost(session: 
     loses.faults.on_open = heard.set
     worker.step()
     assert [p.sequence for p in loses.pushes] == [1, 1]
+    assert worker.moved() == 1.0
+
+
+def test_a_shard_restarted_after_it_answered_is_told_where_the_worker_stands_while_another_waits(
+    session: FakeSession,
+) -> None:
+    worker = started(session)
+    answered, waits = session.shards
+    told = threading.Event()
+
+    def restart() -> None:
+        wait_until(lambda: bool(answered.last_sequence))
+        answered.stop()
+        answered.faults.on_open = told.set
+        answered.serve()
+
+    waits.faults.on_push = [restart]
+    waits.faults.release.put(None)
+    waits.faults.waiting = ["for somebody whose clock the other shard has forgotten"]
+    waits.faults.on_answer = [told.wait]
+    worker.step()
+    assert answered.opens[-1].clock in (0, 1)  # 0: its answer was lost, and the push is repeated
     assert worker.moved() == 1.0
 
 
