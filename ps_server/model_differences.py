@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from ps_protocol.errors import ModelMismatch
 from ps_protocol.model import ModelSpec, Variable
+from ps_protocol.tables import RowInit, TableSpec
+
+N = TypeVar("N", Variable, TableSpec)
 
 #: An error stays readable, and small enough for gRPC's trailers.
 _SHOWN = 20
@@ -24,22 +28,29 @@ def raise_differences(message: str, differences: Iterable[str], remedy: str) -> 
 
 
 def in_structure(first: ModelSpec, later: ModelSpec) -> Iterator[str]:
-    """What ``later`` has otherwise than ``first`` that parameters and optimizer state depend on."""
+    """What ``later`` has otherwise than ``first`` that parameters, rows and optimizer state depend on."""
     if first.optimizer != later.optimizer:
         yield f"optimizer: {later.optimizer} instead of {first.optimizer}"
     if first.unsplit != later.unsplit:
         yield f"unsplit: {later.unsplit} instead of {first.unsplit}"
-    before, after = ({v.name: v for v in spec.variables} for spec in (first, later))
-    for name, variable in before.items():
-        if name in after:
-            yield from _in_variable(variable, after[name])
-        else:
-            yield f"variable '{name}' is missing"
-    for name in after:
-        if name not in before:
-            yield f"variable '{name}' is extra"
+    yield from _by_name("variable", first.variables, later.variables, _in_variable)
+    yield from _by_name("table", first.tables, later.tables, _in_table)
     if len(first.group_options) != len(later.group_options):
         yield f"parameter groups: {len(later.group_options)} instead of {len(first.group_options)}"
+
+
+def _by_name(
+    kind: str, first: Iterable[N], later: Iterable[N], differences: Callable[[N, N], Iterable[str]]
+) -> Iterator[str]:
+    before, after = ({each.name: each for each in spec} for spec in (first, later))
+    for name, each in before.items():
+        if name in after:
+            yield from differences(each, after[name])
+        else:
+            yield f"{kind} '{name}' is missing"
+    for name in after:
+        if name not in before:
+            yield f"{kind} '{name}' is extra"
 
 
 def _in_variable(before: Variable, after: Variable) -> Iterator[str]:
@@ -51,3 +62,20 @@ def _in_variable(before: Variable, after: Variable) -> Iterator[str]:
     ):
         if ours != theirs:
             yield f"variable '{before.name}': {what} {theirs} instead of {ours}"
+
+
+def _in_table(before: TableSpec, after: TableSpec) -> Iterator[str]:
+    for what, ours, theirs in (
+        ("dim", before.dim, after.dim),
+        ("buckets", before.buckets, after.buckets),
+        ("seed", before.seed, after.seed),
+        ("init", _init_text(before.init), _init_text(after.init)),
+        ("optimizer", before.optimizer, after.optimizer),
+    ):
+        if ours != theirs:
+            yield f"table '{before.name}': {what} {theirs} instead of {ours}"
+
+
+def _init_text(init: RowInit) -> str:
+    numbers = [init.low] if init.kind == "constant" else [init.low, init.high]
+    return f"{init.kind}({', '.join(f'{number!r}' for number in numbers)})"

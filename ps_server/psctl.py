@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
@@ -18,10 +18,11 @@ from ps_protocol.view import ClusterStatus
 from ps_server.checkpoint import Checkpoint
 from ps_server.checkpoint import export as export_model
 from ps_server.cli import clean_errors
-from ps_server.launcher.status_text import status_line, status_tables
+from ps_server.launcher.status_text import TableTotals, status_line, status_tables
 from ps_server.mode_options import MODES, bound_options, consistency_of
 from ps_server.psctl_moves import drain, move
 from ps_server.psctl_options import coordinator_option
+from ps_server.psctl_tables import table_totals
 
 CALL_SECONDS = 5.0
 WATCH_SECONDS = 1.0
@@ -60,44 +61,36 @@ main.add_command(drain)
 @click.option("--watch", is_flag=True, help="Show it again and again, until Ctrl-C or the end of the job.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs; with --watch one per line.")
 def status(coordinator: str, watch: bool, as_json: bool) -> None:
-    """Members, their speed, models and mode."""
+    """Members, their speed, models and mode; rows and bytes of tables, as their shards tell."""
     console = Console(highlight=False)
     with clean_errors(), CoordinatorClient(coordinator) as client:
+        pause = LOG_SECONDS if watch and not as_json and not console.is_terminal else WATCH_SECONDS
+        looks = _looks(client, pause if watch else None)
         if as_json:
-            _print_json(client, watch)
+            for seen, tables in looks:
+                click.echo(json.dumps(to_json({"view": seen.view, "members": seen.members, "tables": tables})))
         elif watch and console.is_terminal:
-            _watch(client, console)
+            with Live(console=console, auto_refresh=False) as live:
+                for seen, tables in looks:
+                    live.update(status_tables(seen, console.width, tables=tables), refresh=True)
         elif watch:
-            _print_lines(client)
+            for seen, tables in looks:
+                click.echo(status_line(seen, tables))
         else:
-            console.print(status_tables(client.get_status(CALL_SECONDS), console.width))
+            for seen, tables in looks:
+                console.print(status_tables(seen, console.width, tables=tables))
 
 
-def _print_json(client: CoordinatorClient, watch: bool) -> None:
-    current = client.get_status(CALL_SECONDS)
-    click.echo(json.dumps(to_json(current)))
-    while watch and not current.view.finished:
-        time.sleep(WATCH_SECONDS)
-        current = client.get_status(CALL_SECONDS)
-        click.echo(json.dumps(to_json(current)))
-
-
-def _print_lines(client: CoordinatorClient) -> None:
-    current = client.get_status(CALL_SECONDS)
-    click.echo(status_line(current))
-    while not current.view.finished:
-        time.sleep(LOG_SECONDS)
-        current = client.get_status(CALL_SECONDS)
-        click.echo(status_line(current))
-
-
-def _watch(client: CoordinatorClient, console: Console) -> None:
-    current: ClusterStatus = client.get_status(CALL_SECONDS)
-    with Live(status_tables(current, console.width), console=console, auto_refresh=False) as live:
-        while not current.view.finished:
-            time.sleep(WATCH_SECONDS)
-            current = client.get_status(CALL_SECONDS)
-            live.update(status_tables(current, console.width), refresh=True)
+def _looks(
+    client: CoordinatorClient, pause_seconds: float | None
+) -> Iterator[tuple[ClusterStatus, tuple[TableTotals, ...]]]:
+    """The job as it is now; with a pause again and again until it is finished."""
+    while True:
+        seen = client.get_status(CALL_SECONDS)
+        yield seen, table_totals(client, seen.view, CALL_SECONDS)
+        if pause_seconds is None or seen.view.finished:
+            return
+        time.sleep(pause_seconds)
 
 
 @main.command()

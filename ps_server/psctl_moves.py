@@ -28,12 +28,13 @@ batch_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
 )
 
 
-_MOVE = """Move slices of the models between shards, while the job trains.
+_MOVE = """Move slices and tables of the models between shards, while the job trains.
 
 Training holds still for a moment per batch, and no push is lost. Slices are not cut anew: a shard gets whole ones, up
-to its share. Ctrl-C ends it after the batch under way; what was moved stays, and the same command goes on.
+to its share, and as many buckets of each table as the others have. Ctrl-C ends it after the batch under way; what was
+moved stays, and the same command goes on.
 
-A shard more in a running job, and one variable on a shard:
+A shard more in a running job, and one variable or table on a shard:
 
 \b
     ps-server --shard 2 --add --coordinator HOST:PORT
@@ -43,9 +44,9 @@ A shard more in a running job, and one variable on a shard:
 
 _DRAIN = """Move everything off the shards N, while the job trains; then they may be stopped.
 
-Their slices go to those of the others that hold least. A drained shard is spare: nobody waits for it, new models are
-not placed on it, and psctl move --to uses it again. Ctrl-C ends it after the batch under way; what was moved stays, and
-the same command goes on.
+What they hold goes to those of the others that hold least. A drained shard is spare: nobody waits for it, new models
+are not placed on it, and psctl move --to uses it again. Ctrl-C ends it after the batch under way; what was moved stays,
+and the same command goes on.
 
 Another machine in the place of shard 1:
 
@@ -56,10 +57,10 @@ Another machine in the place of shard 1:
 
 
 @click.command(help=_MOVE)
-@click.option("--to", multiple=True, type=click.IntRange(0), metavar="N", help="Shard that gets slices; repeatable.")
-@click.option("--balance", is_flag=True, help="Balance anew the shards that hold slices now.")
+@click.option("--to", multiple=True, type=click.IntRange(0), metavar="N", help="Shard that gets its share; repeatable.")
+@click.option("--balance", is_flag=True, help="Balance anew the shards that hold something now.")
 @click.option("--model", help="The model of --variable.")
-@click.option("--variable", help="Move only this one, to the one shard in --to.")
+@click.option("--variable", help="Move only this variable or table, to the one shard in --to.")
 @batch_option
 @coordinator_option
 def move(

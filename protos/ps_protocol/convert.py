@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from enum import Enum
-from typing import TypeVar
 
+from ps_protocol.convert_tables import table_from_pb, table_to_pb
+from ps_protocol.enums import enum_member
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model import (
     Buffers,
@@ -24,8 +23,6 @@ from ps_protocol.model import (
 )
 from ps_protocol.v1 import common_pb2 as pb
 
-E = TypeVar("E", bound=Enum)
-
 # Both sides of each enum list the same names; the wire's have a prefix and a zero for "unspecified".
 _DTYPES: dict[DType, pb.DType] = {d: getattr(pb, f"DTYPE_{d.name}") for d in DType}
 _KINDS: dict[Kind, pb.Kind] = {k: getattr(pb, f"KIND_{k.name}") for k in Kind}
@@ -33,19 +30,6 @@ _NONFINITE: dict[NonFinite, pb.NonFinite] = {n: getattr(pb, f"NON_FINITE_{n.name
 _BUFFERS: dict[Buffers, pb.Buffers] = {b: getattr(pb, f"BUFFERS_{b.name}") for b in Buffers}
 _MODES: dict[Mode, pb.Mode] = {m: getattr(pb, f"MODE_{m.name}") for m in Mode}
 _STALE: dict[StalePolicy, pb.StalePolicy] = {s: getattr(pb, f"STALE_POLICY_{s.name}") for s in StalePolicy}
-
-
-def enum_member(table: Mapping[E, int], number: int, what: str) -> E:
-    """The member ``number`` stands for in ``table``; raises InvalidRequest for one this version does not know."""
-    for member, value in table.items():
-        if value == number:
-            return member
-    raise InvalidRequest(
-        f"{what} {number} is not known here",
-        expected=", ".join(f"{value} ({member.value})" for member, value in table.items()),
-        actual=str(number),
-        remedy="use the same torch-ps on both sides",
-    )
 
 
 def dtype_to_pb(dtype: DType) -> pb.DType:
@@ -92,6 +76,7 @@ def spec_to_pb(spec: ModelSpec) -> pb.ModelSpec:
         nonfinite=_NONFINITE[spec.nonfinite],
         buffers=_BUFFERS[spec.buffers],
         unsplit=spec.unsplit,
+        tables=map(table_to_pb, spec.tables),
     )
 
 
@@ -114,6 +99,7 @@ def spec_from_pb(message: pb.ModelSpec) -> ModelSpec:
         nonfinite=enum_member(_NONFINITE, message.nonfinite, "non-finite policy"),
         buffers=enum_member(_BUFFERS, message.buffers, "buffer policy"),
         unsplit=message.unsplit,
+        tables=tuple(map(table_from_pb, message.tables)),
     )
 
 
@@ -128,6 +114,7 @@ def shard_map_to_pb(shard_map: ShardMap) -> pb.ShardMap:
             for s in shard_map.slices
         ],
         restored_from=shard_map.restored_from,
+        tables=[pb.TablePlacement(shards=owners) for owners in shard_map.tables],
     )
 
 
@@ -139,6 +126,7 @@ def shard_map_from_pb(message: pb.ShardMap) -> ShardMap:
         shards=message.shards,
         slices=tuple(Slice(s.variable, s.row_begin, s.row_end, s.shard) for s in message.slices),
         restored_from=message.restored_from,
+        tables=tuple(tuple(placement.shards) for placement in message.tables),
     )
 
 

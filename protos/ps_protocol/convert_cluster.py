@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ps_protocol.convert import consistency_from_pb, consistency_to_pb, enum_member
+from ps_protocol.convert import consistency_from_pb, consistency_to_pb
+from ps_protocol.enums import enum_member
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.view import (
     BarrierState,

@@ -130,6 +130,12 @@ class ModelMoved(PsError):
     code = pb.ERROR_CODE_MODEL_MOVED
 
 
+class TableFull(PsError):
+    """A table has as many rows as it may, and its policy is to refuse new ones; nothing was applied."""
+
+    code = pb.ERROR_CODE_TABLE_FULL
+
+
 class ConfigError(PsError):
     """Flags, environment or arguments contradict each other or are incomplete. Never crosses the wire."""
 
@@ -152,6 +158,7 @@ by_code: dict[int, type[PsError]] = {
         StorageFull,
         DamagedData,
         ModelMoved,
+        TableFull,
     )
 }
 

@@ -71,6 +71,8 @@ class Layout:
     #: Bytes of the parameter arenas, which come first.
     parameter_bytes: int
     region_bytes: int
+    #: For each of the model's tables, its buckets on the shard, rising.
+    buckets: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def of(cls, shard_map: ShardMap, shard: int) -> Layout:
@@ -95,7 +97,13 @@ class Layout:
             arenas.append(ArenaSpan(key, begin, position))
             if key.kind is Kind.PARAMETER:
                 parameter_bytes = position
-        return cls(shard_map, shard, tuple(arenas), tuple(spans), parameter_bytes, position)
+        buckets = tuple(tuple(shard_map.buckets(table, shard)) for table in range(len(shard_map.tables)))
+        return cls(shard_map, shard, tuple(arenas), tuple(spans), parameter_bytes, position, buckets)
+
+    @property
+    def holds_any(self) -> bool:
+        """Whether the shard holds anything of the model."""
+        return bool(self.slices) or any(self.buckets)
 
     @cached_property
     def parameter_slices(self) -> int:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from ps_protocol.tables import TableSpec
+
 _ITEM_BYTES = MappingProxyType(
     {
         "float32": 4,
@@ -117,6 +119,7 @@ class ModelSpec:
     buffers: Buffers = Buffers.RANK0
     #: The optimizer reads shapes (Adafactor, Muon): variables are placed whole.
     unsplit: bool = False
+    tables: tuple[TableSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,17 @@ class ShardMap:
     slices: tuple[Slice, ...]
     #: Folder of the checkpoint that its first values come from, as the shards see it; empty: from the first worker.
     restored_from: str = ""
+    #: For each of the model's tables, the shard of each bucket.
+    tables: tuple[tuple[int, ...], ...] = ()
+
+    def buckets(self, table: int, shard: int) -> list[int]:
+        """The buckets of one table that live on ``shard``, rising."""
+        return [bucket for bucket, owner in enumerate(self.tables[table]) if owner == shard]
+
+    @property
+    def holders(self) -> list[int]:
+        """Shards that hold anything of the model, rising."""
+        return sorted({piece.shard for piece in self.slices}.union(*self.tables))
 
 
 class Mode(enum.Enum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from ps_protocol.convert import enum_member
+from ps_protocol.enums import enum_member
 from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_protocol.v1 import common_pb2 as pb
 

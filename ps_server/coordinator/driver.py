@@ -19,7 +19,7 @@ from ps_server.coordinator.applicant import Applicant
 from ps_server.coordinator.data_leases import DataLeases
 from ps_server.coordinator.journal import Journal
 from ps_server.coordinator.memento import Memento, changed_rows, from_rows
-from ps_server.coordinator.placement import holders
+from ps_server.coordinator.placement import as_before
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.coordinator.state import ClusterState, Decision
 
@@ -227,13 +227,7 @@ class Driver:
         assert self._saved is not None
         self._saved.check_matches(shard_map.spec)
         known = self._saved.model(shard_map.spec.name).shard_map
-        then, now = sorted(holders(known)), sorted(holders(shard_map))
-        if len(then) == len(now) and known.spec.variables == shard_map.spec.variables:
-            numbers = dict(zip(then, now, strict=True))
-            slices = tuple(replace(piece, shard=numbers[piece.shard]) for piece in known.slices)
-            placed = replace(shard_map, slices=slices)
-        else:
-            placed = self._saved.aligned(shard_map)
+        placed = as_before(shard_map, known) or self._saved.aligned(shard_map)
         return replace(placed, restored_from=str(self._saved.folder))
 
     def _settle(self, decision: Decision[T]) -> T:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from ps_protocol.errors import InvalidRequest, NotReady, Unavailable, UnknownModel
 from ps_protocol.model import ModelSpec, ShardMap
 from ps_server.coordinator.declaration import check_model, check_same
-from ps_server.coordinator.placement import PartitionRule, first_map, holders
+from ps_server.coordinator.placement import PartitionRule, first_map
 
 
 class Models:
@@ -29,8 +29,8 @@ class Models:
 
     @property
     def holders(self) -> frozenset[int]:
-        """The shards that hold slices of any model."""
-        return frozenset().union(*map(holders, self._maps.values()))
+        """The shards that hold anything of any model."""
+        return frozenset().union(*(shard_map.holders for shard_map in self._maps.values()))
 
     def restore(self, maps: Mapping[str, ShardMap]) -> None:
         """Lie as ``maps`` say."""
@@ -57,7 +57,7 @@ class Models:
         present: Collection[int],
         as_saved: Callable[[ShardMap], ShardMap] | None,
     ) -> ShardMap:
-        """Place a new model on ``shards``. Raises NotReady unless all are ``present``, InvalidRequest."""
+        """Place a new model on ``shards``. Raises NotReady unless all are ``present``; what check_model raises."""
         check_model(spec)
         if missing := [number for number in shards if number not in present]:
             raise NotReady(
@@ -70,7 +70,7 @@ class Models:
         return shard_map
 
     def spare(self, used: Collection[int], shards: int) -> frozenset[int]:
-        """The others of so many ``shards``. Raises InvalidRequest, NotReady when one of them holds slices."""
+        """The others of so many ``shards``. Raises InvalidRequest, NotReady when one of them holds anything."""
         every = frozenset(range(shards))
         if not used or not every.issuperset(used):
             named = ", ".join(map(str, sorted(used))) or "none"
@@ -79,20 +79,22 @@ class Models:
             )
         spare = every.difference(used)
         if full := spare & self.holders:
-            raise NotReady("a shard still holds slices", shard=", ".join(map(str, sorted(full))), remedy="drain it")
+            raise NotReady(
+                "a shard still holds part of a model", shard=", ".join(map(str, sorted(full))), remedy="drain it"
+            )
         return spare
 
     def move(self, maps: Iterable[ShardMap], prepared: Mapping[int, int], live: Mapping[int, int]) -> None:
         """Lie as ``maps`` say, each one epoch on.
 
         ``prepared``, ``live``: incarnations by shard number. Raises Unavailable when a shard that prepared, or holds
-        slices before or after, does not live any more, UnknownModel, InvalidRequest.
+        something before or after, does not live any more, UnknownModel, InvalidRequest.
         """
         following = {shard_map.spec.name: shard_map for shard_map in maps}
         needed = set(prepared)
         for name, shard_map in following.items():
             known = self.get(name)
-            needed |= holders(known) | holders(shard_map)
+            needed.update(known.holders, shard_map.holders)
             if shard_map.epoch != known.epoch + 1:
                 raise InvalidRequest(
                     f"this is not the next shard map of model '{name}'",

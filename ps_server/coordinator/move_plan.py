@@ -1,29 +1,39 @@
-"""Decides which slices move to which shard, and in which steps: few moves, the same for the same input; no I/O."""
+"""Decides which slices and buckets move to which shard, in which steps: few moves, the same for the same input."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from ps_protocol.errors import InvalidRequest, NotReady, UnknownModel, UnknownShard
 from ps_protocol.model import ShardMap, Slice
 from ps_protocol.view import ClusterView, Role
 from ps_server.coordinator.placement import LIMIT_PERCENT, in_arena_order
+from ps_server.coordinator.table_placement import Bucket, bucket_moves
 
 BATCH_BYTES = 64 << 20
-"""Slices that move while training holds still once, where nobody says otherwise."""
+"""What moves while training holds still once, where nobody says otherwise."""
+
+BUCKET_BYTES = 4096
+"""What a bucket counts at least, and where nobody knows its size: an empty one has to be asked for and logged, too."""
+
+BucketBytes = Mapping[tuple[str, str], int]
+"""About how many bytes one bucket of a table takes, by names of model and table."""
+
+_UNKNOWN: BucketBytes = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
     """What somebody wants moved; all of it empty: balance anew."""
 
-    #: Shards that hold slices from then on.
+    #: Shards that hold slices and buckets from then on.
     to: tuple[int, ...] = ()
     #: Shards that hold none from then on.
     drain: tuple[int, ...] = ()
-    #: With ``variable``: only that one moves, to the one shard in ``to``.
+    #: With ``variable``, the name of a variable or a table: only that one moves, to the one shard in ``to``.
     model: str = ""
     variable: str = ""
 
@@ -32,29 +42,29 @@ class Wish:
 class Goal:
     """A wish that can be fulfilled."""
 
-    #: The shards that hold slices then, in order.
+    #: The shards that hold something then, in order.
     shards: tuple[int, ...]
     #: Even out what is uneven; else only what has to leave its shard moves.
     balance: bool
-    #: Set: only this variable of this model moves, to ``to``.
+    #: Set: only this variable or table of this model moves, to ``to``.
     model: str = ""
-    variable: int = 0
+    variable: str = ""
     to: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One slice that goes to another shard."""
+    """One slice or bucket that goes to another shard. ``nbytes`` of a bucket are an estimate."""
 
     model: str
-    piece: Slice
+    piece: Slice | Bucket
     to: int
     nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Slices that move together, as the next shard map of each model that has one of them."""
+    """What moves together, as the next shard map of each model that has some of it."""
 
     maps: tuple[ShardMap, ...]
     receivers: frozenset[int]
@@ -64,8 +74,8 @@ class Batch:
 def goal_of(wish: Wish, view: ClusterView, maps: Mapping[str, ShardMap]) -> Goal:
     """What ``wish`` means for the job as it is.
 
-    Raises UnknownShard, NotReady for a shard that is away, UnknownModel, and InvalidRequest for a variable that is not
-    there, or when no shard would be left.
+    Raises UnknownShard, NotReady for a shard that is away, UnknownModel, and InvalidRequest for a variable or table
+    that is not there, or when no shard would be left.
     """
     for number in (*wish.to, *wish.drain):
         if number >= view.expected_shards:
@@ -77,7 +87,7 @@ def goal_of(wish: Wish, view: ClusterView, maps: Mapping[str, ShardMap]) -> Goal
             )
     shards = tuple(sorted({*view.used_shards, *wish.to} - set(wish.drain)))
     if both := sorted({*wish.to} & {*wish.drain}):
-        raise InvalidRequest(f"slices cannot move both to shard {both[0]} and away from it", shard=str(both[0]))
+        raise InvalidRequest(f"nothing can move both to shard {both[0]} and away from it", shard=str(both[0]))
     if not shards:
         raise InvalidRequest(
             "somebody has to hold the model",
@@ -101,38 +111,68 @@ def _goal_of_variable(wish: Wish, shards: tuple[int, ...], maps: Mapping[str, Sh
     if wish.model not in maps:
         known = ", ".join(f"'{name}'" for name in sorted(maps)) or "none yet"
         raise UnknownModel(f"no model '{wish.model}' has been declared", expected=known)
-    names = [variable.name for variable in maps[wish.model].spec.variables]
+    spec = maps[wish.model].spec
+    names = [v.name for v in spec.variables] + [table.name for table in spec.tables]
     if wish.variable not in names:
         raise InvalidRequest(
-            f"model '{wish.model}' has no such variable",
+            f"model '{wish.model}' has no such variable or table",
             variable=wish.variable,
             expected=", ".join(names[:5]) + (f" or one of {len(names) - 5} more" if len(names) > 5 else ""),
-            remedy="give the name it has in the model, as named_parameters() tells it",
+            remedy="give the name it has in the model, as named_parameters() and cluster.embedding() have it",
         )
-    return Goal(shards, False, wish.model, names.index(wish.variable), wish.to[0])
+    return Goal(shards, False, wish.model, wish.variable, wish.to[0])
 
 
-def plan(maps: Mapping[str, ShardMap], goal: Goal) -> list[Move]:
+def plan(maps: Mapping[str, ShardMap], goal: Goal, bucket_bytes: BucketBytes = _UNKNOWN) -> list[Move]:
     """What has to move for ``goal``, in order. Nothing more, once all of it has.
 
     What must leave its shard goes to the one that holds least of its model, largest first. Balancing takes slices
     from shards above the mean for the one that holds least, until all are within 5 % of the mean or no single slice
-    would help. So a drain moves the bytes of the drained shards, and a new shard gets its share and no more.
+    would help. So a drain moves the bytes of the drained shards, and a new shard gets its share and no more. Buckets of
+    tables are spread by count, table by table, beside that; their bytes decide about nothing but batches.
     """
     if goal.model:
-        pieces = [s for s in maps[goal.model].slices if s.variable == goal.variable and s.shard != goal.to]
-        return [Move(goal.model, piece, goal.to, _nbytes(maps[goal.model], piece)) for piece in pieces]
+        return [
+            _bucket_move(maps[goal.model], piece, goal.to, bucket_bytes)
+            if isinstance(piece, Bucket)
+            else Move(goal.model, piece, goal.to, _nbytes(maps[goal.model], piece))
+            for piece in _pieces(maps[goal.model], goal.variable)
+            if piece.shard != goal.to
+        ]
     everything: Counter[int] = Counter()
     for shard_map in maps.values():
         everything.update(_loads(shard_map))
     moves: list[Move] = []
     for name in sorted(maps):
         moves += _Planner(maps[name], goal.shards, everything).moves(goal.balance)
+        moves += [
+            _bucket_move(maps[name], bucket, to, bucket_bytes)
+            for bucket, to in bucket_moves(maps[name], goal.shards, goal.balance)
+        ]
     return moves
 
 
+def _pieces(shard_map: ShardMap, name: str) -> list[Slice | Bucket]:
+    """All of the variable or table of this name, in order; no two of a model have the same."""
+    spec = shard_map.spec
+    slices = [piece for piece in shard_map.slices if spec.variables[piece.variable].name == name]
+    buckets = [
+        Bucket(table, number, owner)
+        for table, owners in enumerate(shard_map.tables)
+        if spec.tables[table].name == name
+        for number, owner in enumerate(owners)
+    ]
+    return [*slices, *buckets]
+
+
+def _bucket_move(shard_map: ShardMap, bucket: Bucket, to: int, bucket_bytes: BucketBytes) -> Move:
+    spec = shard_map.spec
+    nbytes = bucket_bytes.get((spec.name, spec.tables[bucket.table].name), 0)
+    return Move(spec.name, bucket, to, max(BUCKET_BYTES, nbytes))
+
+
 class _Planner:
-    """One model's moves. ``everything`` holds the bytes of all models by shard, and is brought forward."""
+    """The moves of one model's slices. ``everything``: bytes of all models by shard, and is brought forward."""
 
     def __init__(self, shard_map: ShardMap, shards: Sequence[int], everything: Counter[int]) -> None:
         self._map = shard_map
@@ -223,11 +263,16 @@ def _batch(current: dict[str, ShardMap], moves: Sequence[Move]) -> Batch:
 def _moved(shard_map: ShardMap, moves: Sequence[Move]) -> ShardMap:
     to = {move.piece: move.to for move in moves}
     slices = [replace(piece, shard=to.get(piece, piece.shard)) for piece in shard_map.slices]
+    tables = (
+        tuple(to.get(Bucket(table, number, owner), owner) for number, owner in enumerate(owners))
+        for table, owners in enumerate(shard_map.tables)
+    )
     return replace(
         shard_map,
         epoch=shard_map.epoch + 1,
         shards=max(shard_map.shards, *(number + 1 for number in to.values())),
         slices=in_arena_order(shard_map.spec, slices),
+        tables=tuple(tables),
     )
 
 

@@ -1,4 +1,4 @@
-"""Has slices moved between shards while the job trains: one batch after another, each at one point of all shards."""
+"""Has slices and buckets moved while the job trains: one batch after another, each at one point of all shards."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from ps_protocol.errors import NotReady, PsError, Unavailable
 from ps_protocol.model import ShardMap
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.view import MoveProgress, Role
+from ps_server.coordinator.bucket_bytes import bucket_bytes
 from ps_server.coordinator.driver import Driver
-from ps_server.coordinator.move_plan import BATCH_BYTES, Batch, Goal, Wish, batches, goal_of, plan
+from ps_server.coordinator.move_plan import BATCH_BYTES, Batch, BucketBytes, Goal, Wish, batches, goal_of, plan
 from ps_server.coordinator.still import ShardCalls, Stillness, all_of, check_one_cut, held_still
 
 logger = logging.getLogger(__name__)
@@ -41,8 +42,8 @@ class Moves:
 
     A batch is a commit in two phases (Gray, "Notes on Data Base Operating Systems", 1978): shards that have answered
     Prepare hold still until a view says how it was decided, and the driver decides by one entry in its journal. So a
-    slice is on the shard that the shard map says, whoever dies when. A batch that was begun is made or undone, whoever
-    asked for it has gone; what comes behind it is not begun.
+    slice or bucket is on the shard that the shard map says, whoever dies when. A batch that was begun is made or
+    undone, whoever asked for it has gone; what comes behind it is not begun.
     """
 
     def __init__(self, driver: Driver, busy: asyncio.Lock) -> None:
@@ -66,8 +67,9 @@ class Moves:
         self._running = True
         progress = MoveProgress()
         try:
+            sizes = await bucket_bytes(self._driver.view, self._driver.shard_maps)
             # Planned again at the end, for models that were declared meanwhile.
-            while found := self._plan(goal, batch_bytes or BATCH_BYTES):
+            while found := self._plan(goal, sizes, batch_bytes or BATCH_BYTES):
                 total = progress.moved_bytes + sum(batch.nbytes for batch in found)
                 if not progress.batches:
                     yield MoveProgress(total_bytes=total)
@@ -91,9 +93,9 @@ class Moves:
         if self._batch:
             await asyncio.wait([self._batch])
 
-    def _plan(self, goal: Goal, batch_bytes: int) -> list[Batch]:
+    def _plan(self, goal: Goal, sizes: BucketBytes, batch_bytes: int) -> list[Batch]:
         maps = self._driver.shard_maps
-        return list(batches(maps, plan(maps, goal), batch_bytes))
+        return list(batches(maps, plan(maps, goal, sizes), batch_bytes))
 
     async def _shielded(self, batch: Batch) -> float:
         """Make ``batch``; when whoever waits for it is cancelled, it goes on."""
@@ -162,7 +164,7 @@ class Moves:
 
 
 def _held_of(reply: pb.ReachReply, targets: list[pb.ModelCut]) -> list[pb.ModelCut]:
-    """The models of ``reply`` of which that shard holds slices."""
+    """The models of ``reply`` of which that shard holds anything."""
     names = {model.model for model in targets}
     return [model for model in reply.models if model.model in names]
 

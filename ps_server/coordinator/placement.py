@@ -1,4 +1,4 @@
-"""Decides which shard holds which rows of a model: balanced by bytes, in few slices, the same for the same input."""
+"""Decides which shard holds what of a model at first: rows balanced by bytes, in few slices, and tables by buckets."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ps_protocol.model import ModelSpec, ShardMap, Slice
+from ps_server.coordinator.table_placement import place_tables
 
 LIMIT_PERCENT = 105
 """The largest shard is at most this many percent of the mean, unless single rows are too large for it."""
@@ -51,7 +52,24 @@ PartitionRule = Balanced | FixedShards | MinSize | MaxSize
 def first_map(spec: ModelSpec, shards: Sequence[int], rule: PartitionRule) -> ShardMap:
     """The first shard map of ``spec``, over the shards of these numbers, which rise."""
     slices = (replace(piece, shard=shards[piece.shard]) for piece in place(spec, len(shards), rule))
-    return ShardMap(1, spec, shards[-1] + 1, tuple(slices))
+    return ShardMap(1, spec, shards[-1] + 1, tuple(slices), tables=place_tables(spec.tables, shards))
+
+
+def as_before(shard_map: ShardMap, known: ShardMap) -> ShardMap | None:
+    """``shard_map`` with everything where ``known`` has it; None when variables differ, or the number of shards does.
+
+    Shards may have other numbers: the lowest stands for the lowest. Tables are the same ones, in any order.
+    """
+    then, now = known.holders, shard_map.holders
+    if len(then) != len(now) or known.spec.variables != shard_map.spec.variables:
+        return None
+    numbers = dict(zip(then, now, strict=True))
+    owners = {table.name: held for table, held in zip(known.spec.tables, known.tables, strict=True)}
+    return replace(
+        shard_map,
+        slices=tuple(replace(piece, shard=numbers[piece.shard]) for piece in known.slices),
+        tables=tuple(tuple(numbers[shard] for shard in owners[table.name]) for table in shard_map.spec.tables),
+    )
 
 
 def place(spec: ModelSpec, shards: int, rule: PartitionRule) -> tuple[Slice, ...]:
@@ -72,11 +90,6 @@ def in_arena_order(spec: ModelSpec, slices: Iterable[Slice]) -> tuple[Slice, ...
         return piece.shard, split, piece.variable, piece.row_begin
 
     return tuple(sorted(slices, key=key))
-
-
-def holders(shard_map: ShardMap) -> frozenset[int]:
-    """The shards that hold slices of a model."""
-    return frozenset(piece.shard for piece in shard_map.slices)
 
 
 class _Loads:

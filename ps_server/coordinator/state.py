@@ -253,7 +253,8 @@ class ClusterState:
 
         ``as_saved``: how a new one is placed whose values come from a checkpoint.
 
-        Raises NotReady while shards are missing, ModelMismatch with every difference, InvalidRequest or Fenced.
+        Raises NotReady while shards are missing, ModelMismatch with every difference, InvalidRequest,
+        UnsupportedOptimizer for a table's, or Fenced.
         """
         member = self._lives.find(Role.WORKER, rank, incarnation).member
         if known := self._models.declared(spec, str(member)):
@@ -261,8 +262,8 @@ class ClusterState:
         used = self.view.used_shards
         shard_map = self._models.place(spec, used, self.view.live(Role.SHARD), as_saved)
         self._change(models=self._models.epochs)
-        nbytes = sum(v.nbytes for v in spec.variables)
-        return Decision(shard_map, f"{member} declared model '{spec.name}': {nbytes} bytes on {len(used)} shards")
+        size = f"{sum(v.nbytes for v in spec.variables)} bytes and {len(spec.tables)} tables"
+        return Decision(shard_map, f"{member} declared model '{spec.name}': {size} on {len(used)} shards")
 
     def shard_map(self, model: str) -> ShardMap:
         """Where ``model`` lives. Raises UnknownModel."""
@@ -282,7 +283,7 @@ class ClusterState:
         self._change(consistency=consistency)
         return Decision(self.view, f"consistency changed from {before} to {consistency}")
 
-    # Moves of slices
+    # Moves of slices and buckets
 
     def begin_move(self, cut: str) -> Decision[int]:
         """A move named ``cut`` is under way from the revision returned until it is committed or aborted.
@@ -297,10 +298,10 @@ class ClusterState:
         return Decision(self.view.revision, f"move {cut} begins")
 
     def commit_move(self, cut: str, maps: Sequence[ShardMap], prepared: Mapping[int, int]) -> Decision[None]:
-        """From now on models lie as ``maps`` say, each one epoch on; shards that get slices are spare no more.
+        """From now on models lie as ``maps`` say, each one epoch on; shards that get something are spare no more.
 
         ``prepared``: the incarnation of each shard that has everything it needs for that on disk. Raises Unavailable
-        when the move was given up, or one of these, or a shard that holds slices before or after, is not there any
+        when the move was given up, or one of these, or a shard that holds something before or after, is not there any
         more; UnknownModel, InvalidRequest for other maps than the next.
         """
         if self.view.moving != cut:
@@ -321,7 +322,7 @@ class ClusterState:
     def use_shards(self, numbers: Collection[int]) -> Decision[None]:
         """New models are placed on these shards, and all others are spare: nobody waits for them.
 
-        Raises InvalidRequest for numbers that the job does not have, NotReady when another shard holds slices.
+        Raises InvalidRequest for numbers that the job does not have, NotReady when another shard holds anything.
         """
         spare = self._models.spare(numbers, self.view.expected_shards)
         if spare == self.view.spare:

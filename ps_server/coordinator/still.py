@@ -17,7 +17,6 @@ from ps_protocol.model import ShardMap
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
 from ps_protocol.view import ClusterView, Member, Role
-from ps_server.coordinator.placement import holders
 
 FREEZE_SECONDS = 10.0
 """How long a shard holds still without hearing more of a cut, and how long it may take to answer."""
@@ -62,24 +61,22 @@ class Stillness:
     decided: bool = False
 
     def complete(self, maps: Mapping[str, ShardMap]) -> dict[str, ShardMap]:
-        """Those of ``maps`` whose models have values on every shard that holds slices of them."""
+        """Those of ``maps`` whose models have values on every shard that holds anything of them."""
         having = {number: {model.model for model in reply.models} for number, reply in self.frozen.items()}
         return {
             name: maps[name]
             for name in sorted(maps)
-            if all(name in having.get(number, ()) for number in holders(maps[name]))
+            if all(name in having.get(number, ()) for number in maps[name].holders)
         }
 
     def targets(self, maps: Mapping[str, ShardMap]) -> dict[int, list[pb.ModelCut]]:
-        """For each shard, up to where the models are to go of which it holds slices."""
+        """For each shard, up to where the models are to go of which it holds anything."""
         models = {name: _furthest(name, self._standings(name, shard_map)) for name, shard_map in maps.items()}
-        return {
-            number: [models[name] for name, shard_map in maps.items() if number in holders(shard_map)]
-            for number in self.shards
-        }
+        holding = {name: set(shard_map.holders) for name, shard_map in maps.items()}
+        return {number: [models[name] for name in maps if number in holding[name]] for number in self.shards}
 
     def _standings(self, name: str, shard_map: ShardMap) -> list[pb.ModelCut]:
-        return [model for number in holders(shard_map) for model in self.frozen[number].models if model.model == name]
+        return [model for number in shard_map.holders for model in self.frozen[number].models if model.model == name]
 
 
 @asynccontextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
 from rich.console import Group
@@ -24,6 +24,31 @@ class Column:
     numeric: bool = True
     #: Shown in narrow terminals too.
     essential: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TableTotals:
+    """A table of one model, summed over the shards that answered."""
+
+    model: str
+    table: str
+    rows: int
+    #: Ids that have been used and have no row yet.
+    waiting: int
+    size_bytes: int
+    #: Of the table, and not summed.
+    updates: int
+    #: Since each of the shards began.
+    inserted: int
+    expired: int
+    evicted: int
+    #: How many hold a part of the model, and how many of them told of the table.
+    shards: int
+    answered: int
+
+    def __str__(self) -> str:
+        unheard = "" if self.answered == self.shards else f" ({self.answered} of {self.shards} shards)"
+        return f"table {self.table}{unheard}"
 
 
 def metrics_text(entry: MemberStatus) -> str:
@@ -96,17 +121,35 @@ def elapsed_text(seconds: float) -> str:
 
 
 def _table(columns: tuple[Column, ...], members: list[MemberStatus], narrow: bool) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     shown = [column for column in columns if column.essential or not narrow]
-    for column in shown:
-        table.add_column(column.title, justify="right" if column.numeric else "left", no_wrap=True)
-    for entry in members:
-        table.add_row(*(column.cell(entry) for column in shown), style="dim" if entry.gone else None)
-    return table
+    rows = (([column.cell(entry) for column in shown], bool(entry.gone)) for entry in members)
+    return _grid([(column.title, column.numeric) for column in shown], rows)
 
 
-def status_tables(status: ClusterStatus, width: int, elapsed_seconds: float | None = None) -> Group:
-    """The whole status for a terminal of ``width`` columns."""
+def _table_of_tables(tables: Sequence[TableTotals], narrow: bool) -> Table:
+    titles = ["", "rows", "MB", "updates", "waiting", "expired", "evicted", "model"][: 4 if narrow else None]
+    rows = []
+    for each in tables:
+        numbers = (each.rows, f"{each.size_bytes / 1e6:.1f}", each.updates, each.waiting, each.expired, each.evicted)
+        cells = [str(each), *map(str, numbers), each.model]
+        rows.append((cells[: len(titles)], each.answered < each.shards))
+    return _grid([(title, title not in ("", "model")) for title in titles], rows)
+
+
+def _grid(titles: Iterable[tuple[str, bool]], rows: Iterable[tuple[Sequence[str], bool]]) -> Table:
+    """``titles`` with whether numbers are below; ``rows`` with whether they are dim."""
+    grid = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for title, numeric in titles:
+        grid.add_column(title, justify="right" if numeric else "left", no_wrap=True)
+    for cells, dim in rows:
+        grid.add_row(*cells, style="dim" if dim else None)
+    return grid
+
+
+def status_tables(
+    status: ClusterStatus, width: int, elapsed_seconds: float | None = None, tables: Sequence[TableTotals] = ()
+) -> Group:
+    """The whole status for a terminal of ``width`` columns; ``tables`` of its models come last."""
     time = "" if elapsed_seconds is None else f" · {elapsed_text(elapsed_seconds)}"
     scripts = current_members(status, Role.WORKER) + current_members(status, Role.EVALUATOR)
     servers = current_members(status, Role.SHARD) + current_members(status, Role.STANDBY)
@@ -115,10 +158,11 @@ def status_tables(status: ClusterStatus, width: int, elapsed_seconds: float | No
         Text(headline(status) + time, style="bold", no_wrap=True, overflow="ellipsis"),
         _table(WORKER_COLUMNS, scripts, narrow),
         _table(shard_columns(status.view.spare), servers, narrow),
+        *([_table_of_tables(tables, narrow)] if tables else ()),
     )
 
 
-def status_line(status: ClusterStatus) -> str:
+def status_line(status: ClusterStatus, tables: Sequence[TableTotals] = ()) -> str:
     """The same in one line, without the time."""
     parts = [str(status.view.consistency)]
     for entry in current_members(status, Role.WORKER):
@@ -128,4 +172,5 @@ def status_line(status: ClusterStatus) -> str:
     for entry in current_members(status, Role.SHARD):
         numbers = f"version {entry.stats.version} {entry.stats.steps_per_second:.0f} pushes/s {SPEED.cell(entry)} MB/s"
         parts.append(f"{entry.member} {numbers}")
+    parts += [f"{each} {each.rows} rows {each.size_bytes / 1e6:.1f} MB" for each in tables]
     return " | ".join(parts)

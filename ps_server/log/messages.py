@@ -12,7 +12,8 @@ from ps_protocol.layout import Layout
 from ps_protocol.model import Options
 from ps_protocol.v1 import log_pb2, shard_pb2
 from ps_server.consistency import Position, PushInfo, TrackerMemento, WorkerKey
-from ps_server.log.updates import Entry, Loaded, Placed, Prepared, Switched, Update
+from ps_server.log.row_messages import decode_steps, describe_buckets, encode_rows, encode_steps, read_buckets
+from ps_server.log.updates import BucketsPut, Entry, Loaded, Placed, Prepared, RowsDropped, RowsLoaded, Switched, Update
 from ps_server.optimizers import Region, Step, describe, read_state, taken, tensor_bytes
 
 
@@ -45,11 +46,15 @@ class EntryWriter:
                 return _prepared(entry)
             case Switched(model, epoch):
                 return log_pb2.LogRecord(switch=log_pb2.SwitchRecord(model=model, epoch=epoch)).SerializeToString(), []
+            case RowsLoaded() | RowsDropped() | BucketsPut():
+                record, pieces = encode_rows(entry)
+                return record.SerializeToString(), pieces
 
     def _update(self, update: Update) -> tuple[bytes, list[memoryview]]:
         step = update.step
         if step.options is not self._options[0]:
             self._options = step.options, [convert.options_to_json(options) for options in step.options]
+        tables, rows = encode_steps(step.tables)
         message = log_pb2.UpdateRecord(
             model=update.model,
             version=update.version,
@@ -59,10 +64,11 @@ class EntryWriter:
             scale=step.scale,
             buffer_weight=step.buffer_weight,
             is_round=update.is_round,
+            tables=tables,
         )
         layout = step.gradients.layout
         ranges = layout.ranges(step.absent, buffers=step.buffer_weight != 0)
-        return log_pb2.LogRecord(update=message).SerializeToString(), pieces_of(step.gradients.bytes, ranges)
+        return log_pb2.LogRecord(update=message).SerializeToString(), pieces_of(step.gradients.bytes, ranges) + rows
 
 
 def _prepared(entry: Prepared) -> tuple[bytes, list[memoryview]]:
@@ -71,8 +77,10 @@ def _prepared(entry: Prepared) -> tuple[bytes, list[memoryview]]:
         incoming=entry.incoming,
         state=describe(entry.entries),
         tracker=json.dumps(entry.tracker.to_json()) if entry.tracker else "",
+        buckets=describe_buckets(entry.buckets),
     )
     pieces = [entry.values, *(tensor_bytes(tensor) for _, tensor in entry.entries)]
+    pieces += [piece for _, contents in entry.buckets for piece in contents.pieces()]
     return log_pb2.LogRecord(prepare=prepare).SerializeToString(), pieces
 
 
@@ -85,7 +93,10 @@ def decode_prepare(record: log_pb2.PrepareRecord, payload: memoryview, shard: in
     size = sum(slices[index].end - slices[index].begin for index in record.incoming)
     values = memoryview(bytearray(taken(payload, 0, size)))
     tracker = TrackerMemento.from_json(json.loads(record.tracker)) if record.tracker else None
-    return Prepared(shard_map, tuple(record.incoming), values, read_state(record.state, payload[size:]), tracker)
+    rows = len(payload) - sum(bucket.payload_bytes for bucket in record.buckets)
+    buckets = read_buckets(record.buckets, payload[rows:], shard_map.spec)
+    state = read_state(record.state, payload[size:rows])
+    return Prepared(shard_map, tuple(record.incoming), values, state, tracker, buckets)
 
 
 def decode_place(record: log_pb2.PlaceRecord) -> Placed:
@@ -119,13 +130,13 @@ def decode_update(
     for begin, end in layout.ranges(record.absent, buffers=record.buffer_weight != 0):
         gradients.bytes[begin:end] = taken(payload, position, end - begin)
         position += end - begin
-    taken(payload, position, 0, whole=True)
     step = Step(
         gradients,
         frozenset(record.absent),
         options[tuple(record.group_options)],
         record.scale,
         record.buffer_weight,
+        decode_steps(record.tables, payload[position:], layout.shard_map.spec),
     )
     return Update(record.model, record.version, tuple(map(_push_from_pb, record.pushes)), record.is_round, step)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
 
 from ps_protocol.layout import Layout
 from ps_protocol.model import Consistency, ShardMap
 from ps_server.consistency import Tracker
 from ps_server.log.messages import OptionTexts
 from ps_server.log.updates import Prepared
-from ps_server.optimizers import Block, Region, Replica
+from ps_server.optimizers import Block, Region, Replica, Skipped
 
 
 @dataclass(slots=True, eq=False)
@@ -23,6 +26,9 @@ class RecoveredModel:
     initialised: bool = False
     #: Blocks that came from a snapshot, with the last record each contains.
     blocks: Sequence[tuple[Block, int]] = ()
+    #: Where buckets came from a snapshot: by table, the last record that each contains; the highest number there is for
+    #: one that lies elsewhere.
+    buckets: Mapping[int, npt.NDArray[np.int64]] = field(default_factory=dict)
     #: The last record that ``tracker`` contains.
     tracker_number: int = 0
     options: OptionTexts = field(default_factory=OptionTexts)
@@ -42,10 +48,15 @@ class RecoveredModel:
 
     def contains(self, number: int) -> bool:
         """Whether every part of it, taken from a snapshot, was made after record ``number``."""
-        return number <= self.tracker_number and all(number <= known for _, known in self.blocks)
+        known = all(number <= known for _, known in self.blocks)
+        return number <= self.tracker_number and known and all(bool((n >= number).all()) for n in self.buckets.values())
+
+    def skipped(self, number: int) -> Skipped:
+        """The buckets that contain record ``number`` already."""
+        return {table: numbers >= number for table, numbers in self.buckets.items()}
 
 
 def new_model(shard_map: ShardMap, shard: int) -> RecoveredModel:
-    """A model that has just been placed. One without a slice here has all the values it will have."""
+    """A model that has just been placed. One of which nothing is here has all the values it will have."""
     layout = Layout.of(shard_map, shard)
-    return RecoveredModel(shard_map, Replica(layout), Tracker(Consistency()), initialised=not layout.slices)
+    return RecoveredModel(shard_map, Replica(layout), Tracker(Consistency()), initialised=not layout.holds_any)

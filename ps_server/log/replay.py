@@ -7,6 +7,7 @@ from ps_protocol.model import ShardMap
 from ps_protocol.v1 import log_pb2
 from ps_server.log.messages import decode_load, decode_place, decode_prepare, decode_update
 from ps_server.log.models import RecoveredModel, new_model
+from ps_server.log.row_messages import apply_rows, decode_rows
 from ps_server.log.switch import switched
 
 
@@ -35,6 +36,8 @@ class Replay:
                 model = self._model(prepared.shard_map.spec.name)
                 if prepared.shard_map.epoch > model.shard_map.epoch:
                     model.pending = prepared
+            case "load_rows" | "drop_rows" | "buckets" as kind:
+                self._rows(self._model(getattr(record, kind).model), number, record, payload)
             case "switch":
                 self._switch(self._model(record.switch.model), record.switch.epoch)
             case other:
@@ -85,9 +88,19 @@ class Replay:
         if len(done) < len(model.blocks) or not model.blocks:
             without = frozenset[int]().union(*(block.slices for block in done))
             buffers = not any(block.first >= layout.parameter_slices for block in done)
-            model.replica.apply(update.step, without=without, buffers=buffers)
+            model.replica.apply(update.step, without=without, buffers=buffers, skipped=model.skipped(number))
+        elif update.step.tables:
+            model.replica.apply_rows(update.step, model.skipped(number))
         if number > model.tracker_number:
             model.tracker.replay(update.pushes, update.version, is_round=update.is_round)
+
+    def _rows(self, model: RecoveredModel, number: int, record: log_pb2.LogRecord, payload: memoryview) -> None:
+        model.pending = None
+        # Such a record may be of an earlier layout.
+        if not model.contains(number):
+            entry = decode_rows(record, payload, model.shard_map.spec)
+            model.initialised |= record.WhichOneof("body") == "buckets"
+            apply_rows(model.replica, entry, model.skipped(number))
 
     def _model(self, name: str) -> RecoveredModel:
         if name not in self.models:

@@ -9,9 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from ps_protocol.model import ShardMap
+from ps_protocol.tables import Ids
 from ps_server.consistency import PushInfo, TrackerMemento
 from ps_server.optimizers import Region, StateEntry, Step
+from ps_server.tables import BucketContents
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +66,14 @@ class Prepared:
     entries: Sequence[StateEntry]
     #: What the shards they come from know of pushes; None: nothing comes.
     tracker: TrackerMemento | None = None
+    #: Buckets that come, by number of their table.
+    buckets: Sequence[tuple[int, BucketContents]] = ()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of values and state."""
-        return len(self.values) + sum(tensor.nbytes for _, tensor in self.entries)
+        """Bytes of values, state and rows."""
+        rows = sum(contents.nbytes for _, contents in self.buckets)
+        return len(self.values) + sum(tensor.nbytes for _, tensor in self.entries) + rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,41 @@ class Switched:
     epoch: int
 
 
-Entry = Placed | Loaded | Update | Prepared | Switched
+@dataclass(frozen=True, slots=True)
+class RowsLoaded:
+    """Rows of a table were written from outside of training."""
+
+    model: str
+    table: int
+    ids: Ids
+    #: float32 [n, dim], or [n, width] with the optimizer's state.
+    rows: npt.NDArray[np.float32]
+    with_state: bool
+    #: Rows that are there are left alone.
+    only_new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RowsDropped:
+    """Rows of a table went, and ids that waited for one."""
+
+    model: str
+    table: int
+    ids: Ids
+    waiting: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class BucketsPut:
+    """Buckets of tables hold what is told, and nothing else."""
+
+    model: str
+    #: By number of a table.
+    contents: Sequence[tuple[int, BucketContents]]
+
+
+RowsEntry = RowsLoaded | RowsDropped | BucketsPut
+Entry = Placed | Loaded | Update | Prepared | Switched | RowsEntry
 
 
 class UpdateLog(Protocol):

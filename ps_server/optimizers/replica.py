@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from ps_protocol.layout import Layout
 from ps_protocol.model import Options
+from ps_server import tables as row_tables
 from ps_server.optimizers.combine import assign_buffers, blend_buffers
 from ps_server.optimizers.region import Region
 from ps_server.optimizers.shard_optimizer import ShardOptimizer
 from ps_server.optimizers.state import StateEntry, StateKey
+from ps_server.tables import RowStep
+
+#: By number of a table: whether each of its buckets is left alone.
+Skipped = Mapping[int, npt.NDArray[np.bool_]]
+
+_NOTHING: Skipped = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +37,8 @@ class Step:
     scale: float = 1.0
     #: How far kept buffers move to those in ``gradients``: 1 replaces them, 0 leaves them.
     buffer_weight: float = 0.0
+    #: Rows of the tables that take part.
+    tables: Sequence[RowStep] = ()
 
 
 class Replica:
@@ -37,19 +49,31 @@ class Replica:
         self.layout = layout
         self.region = Region(layout)
         self._optimizer = ShardOptimizer(layout, self.region)
+        specs = layout.shard_map.spec.tables
+        #: One for each of the model's tables, with the buckets that lie here.
+        self.tables = [row_tables.Table(spec, buckets) for spec, buckets in zip(specs, layout.buckets, strict=True)]
 
-    def apply(self, step: Step, *, without: frozenset[int] = frozenset(), buffers: bool = True) -> None:
-        """Make one step. ``without`` names slices, and ``buffers=False`` the buffers, that have made it already.
+    def apply(
+        self, step: Step, *, without: frozenset[int] = frozenset(), buffers: bool = True, skipped: Skipped = _NOTHING
+    ) -> None:
+        """Make one step. ``without`` names slices, ``buffers=False`` the buffers, and ``skipped`` buckets of tables,
+        that have made it already.
 
         Raises what ``ShardOptimizer.apply`` raises.
         """
         self._optimizer.apply(step.gradients, step.absent | without, step.options, step.scale)
+        self.apply_rows(step, skipped)
         if not step.buffer_weight or not buffers:
             return
         if step.buffer_weight == 1.0:
             assign_buffers(self.region, step.gradients)
         else:
             blend_buffers(self.region, step.gradients, step.buffer_weight)
+
+    def apply_rows(self, step: Step, skipped: Skipped = _NOTHING) -> None:
+        """The part of ``apply`` that is the tables'."""
+        for rows in step.tables:
+            self.tables[rows.table].apply(rows, step.scale, skipped.get(rows.table))
 
     def load(self, region: Region | None, entries: Sequence[StateEntry] | None) -> None:
         """Replace values, optimizer state, or both. Raises InvalidRequest, with nothing changed."""

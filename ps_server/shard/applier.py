@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from ps_protocol.errors import PsError
+from ps_protocol.tables import Ids
 from ps_server.failpoints import Failpoints
-from ps_server.log import Loaded, Update, UpdateLog
+from ps_server.log import Loaded, RowsDropped, RowsEntry, Update, UpdateLog, apply_rows
 from ps_server.optimizers import Region, Replica
 from ps_server.shard.combining import Push, combined
 from ps_server.shard.live import LiveReplica
+
+AGING_BYTES = 1 << 20
+"""More than the record of one lot of rows that go takes."""
 
 
 class Applier:
@@ -36,18 +42,19 @@ class Applier:
         def work(replica: Replica) -> None:
             infos = tuple(push.info for push in pushes)
             try:
-                with combined(pushes, scale, live_workers, self._live.pool) as step:
+                with combined(pushes, scale, live_workers, self._live.pool, replica.tables) as step:
                     self._make(replica, Update(model, version, infos, is_round, step))
             finally:
                 for push in pushes:
                     self.give_memory(push)
 
         def done(queued: asyncio.Future[Region]) -> None:
-            for _ in pushes:
-                self._log.release(self._layout.region_bytes)
+            for push in pushes:
+                self._log.release(self.nbytes(push))
             self._ended(queued)
 
-        self._live.change(version, work).add_done_callback(done)
+        cost = sum(push.rows.cost for push in pushes if push.rows)
+        self._live.change(version, work, cost).add_done_callback(done)
 
     def _make(self, replica: Replica, update: Update) -> None:
         """In the lane. First the log: what is applied has been logged, and what cannot be logged is not applied."""
@@ -55,6 +62,43 @@ class Applier:
         self._log.append(update)
         self._failpoints.hit("after_log_before_apply")
         replica.apply(update.step)
+
+    def write_rows(self, entry: RowsEntry, nbytes: int, version: int) -> asyncio.Future[Region]:
+        """Queue that rows are written or go, for which ``nbytes`` are reserved; logged first."""
+
+        def work(replica: Replica) -> None:
+            self._log.append(entry)
+            apply_rows(replica, entry)
+
+        def done(queued: asyncio.Future[Region]) -> None:
+            self._log.release(nbytes)
+            self._ended(queued)
+
+        written = self._live.change(version, work, nbytes)
+        written.add_done_callback(done)
+        return written
+
+    async def age(self, table: int, now: float, held: Sequence[Ids], version: int) -> bool:
+        """Queue that rows go, but none of ``held``; ``AGING_BYTES`` are reserved. Returns whether any went."""
+        went = False
+
+        def work(replica: Replica) -> None:
+            nonlocal went
+            keep = np.concatenate(held) if held else np.empty(0, np.int64)
+            ids, waiting = replica.tables[table].to_drop(now, keep)
+            if went := bool(ids.size or waiting.size):
+                entry = RowsDropped(self._layout.shard_map.spec.name, table, ids, waiting)
+                self._log.append(entry)
+                apply_rows(replica, entry)
+
+        def done(queued: asyncio.Future[Region]) -> None:
+            self._log.release(AGING_BYTES)
+            self._ended(queued)
+
+        aged = self._live.change(version, work, AGING_BYTES)
+        aged.add_done_callback(done)
+        await asyncio.wait([aged])
+        return went
 
     def load(self, loaded: Loaded, nbytes: int, version: int) -> asyncio.Future[Region]:
         """Queue that values and state are written, for which ``nbytes`` are reserved, and logged.
@@ -85,9 +129,13 @@ class Applier:
         self._live.change(version, work).add_done_callback(done)
         return told
 
+    def nbytes(self, push: Push) -> int:
+        """What has to be reserved for ``push`` in the log."""
+        return self._layout.region_bytes + push.rows_bytes
+
     def give(self, push: Push) -> None:
         """A push that had been reserved for is done with."""
-        self._log.release(self._layout.region_bytes)
+        self._log.release(self.nbytes(push))
         self.give_memory(push)
 
     def give_memory(self, push: Push) -> None:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 from ps_protocol.errors import NonFiniteGradient
 from ps_protocol.model import Buffers, NonFinite, Options
+from ps_server import tables as row_tables
 from ps_server.consistency import PushInfo
 from ps_server.optimizers import Region, Step, assign_buffers, average, average_buffers, first_nonfinite
 from ps_server.shard.lane import Lane
 from ps_server.shard.pool import RegionPool
+from ps_server.shard.pushed_rows import PushedRows, combined_rows, inspect, nonfinite_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +40,32 @@ class Push:
     finite: bool = False
     #: Steps that the parameters wanted back are used later than usual.
     ahead: int = 0
+    #: None: no table takes part.
+    rows: PushedRows | None = None
+
+    @property
+    def rows_bytes(self) -> int:
+        """Bytes of ids and gradients of rows."""
+        return len(self.rows.buffer) if self.rows else 0
 
 
-async def must_skip(push: Push, lane: Lane) -> bool:
-    """Whether the push has nothing to apply. Raises NonFiniteGradient where the model's policy is to refuse."""
-    if push.gradients is None or push.finite:
+async def must_skip(push: Push, lane: Lane, tables: Sequence[row_tables.Table]) -> bool:
+    """Whether the push has nothing to apply. Raises NonFiniteGradient where the model's policy is to refuse.
+
+    Raises InvalidRequest and TableFull for rows that cannot be taken.
+    """
+    if push.gradients is None:
+        return push.info.skipped
+    rows, layout = push.rows, push.gradients.region.layout
+    if rows is not None:
+        name = await lane.submit(lambda: inspect(rows, tables, layout, finite=push.finite), rows.cost)
+        if name is not None and layout.shard_map.spec.nonfinite is NonFinite.REFUSE:
+            raise nonfinite_rows(name, push.info.worker.rank, layout.shard)
+        if name is not None:
+            return True
+    if push.finite:
         return push.info.skipped
     region = push.gradients.region
-    layout = region.layout
     policy = layout.shard_map.spec.nonfinite
     if policy is NonFinite.ALLOW:
         return push.info.skipped
@@ -61,7 +81,9 @@ async def must_skip(push: Push, lane: Lane) -> bool:
 
 
 @contextmanager
-def combined(pushes: Sequence[Push], scale: float, live_workers: int, pool: RegionPool) -> Iterator[Step]:
+def combined(
+    pushes: Sequence[Push], scale: float, live_workers: int, pool: RegionPool, tables: Sequence[row_tables.Table]
+) -> Iterator[Step]:
     """In the lane: the step that ``pushes`` make together, in rank order. Valid until the end of the block."""
     parts = [push.gradients for push in pushes if push.gradients is not None]
     into, owned = parts[0].region, len(pushes) == 1 or not parts[0].lent
@@ -72,7 +94,8 @@ def combined(pushes: Sequence[Push], scale: float, live_workers: int, pool: Regi
         if len(pushes) > 1:
             absent = average(into, [part.region for part in parts], [push.absent for push in pushes])
         weight = _combine_buffers(into, [push for push in pushes if push.with_buffers], live_workers)
-        yield Step(into, absent, pushes[0].options, scale, weight)
+        rows = combined_rows([push.rows for push in pushes], tables, len(pushes))
+        yield Step(into, absent, pushes[0].options, scale, weight, rows)
     finally:
         if not owned:
             pool.give(into)

@@ -16,6 +16,7 @@ from ps_protocol.model import ShardMap
 from ps_protocol.view import ClusterView, Role
 from ps_server import serving
 from ps_server.failpoints import Failpoints
+from ps_server.shard.aging import Aging
 from ps_server.shard.counters import Counters
 from ps_server.shard.feed import Feed
 from ps_server.shard.follower import Follower
@@ -180,6 +181,7 @@ class Life:
     ) -> None:
         """Serve until told to stop. Raises Fenced when another process took this shard's place."""
         config = self._config
+        aging: asyncio.Task[None] | None = None
         try:
             registry.recover(storage.recovered)
             incarnation = membership.member.incarnation
@@ -189,6 +191,7 @@ class Life:
                     await self._announce_state()
                 if feed:
                     feed.begin(incarnation, lambda word: membership.say_sync(word, SAY_SECONDS))
+            aging = asyncio.create_task(Aging(lambda: registry.models).run(), name="aging")
             logger.info("shard %d serves on %s", config.shard, address)
             if config.ready_file:
                 serving.write_ready_file(config.ready_file, address)
@@ -204,6 +207,8 @@ class Life:
                 await feed.close(gone)
             raise
         finally:
+            if aging:
+                aging.cancel()
             await asyncio.to_thread(membership.leave, "stopped")
 
     async def _follow(self, membership: Membership, registry: Registry, feed: Feed | None) -> None:

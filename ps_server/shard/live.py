@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from ps_protocol.errors import InternalError
+from ps_protocol.tables import Ids
 from ps_server.log import UpdateLog
 from ps_server.optimizers import Block, Region, Replica, StateEntry
+from ps_server.shard.bucket_groups import Group, Wanted, copy_group
 from ps_server.shard.lane import INLINE_BYTES, Lane
 from ps_server.shard.pool import RegionPool
 from ps_server.shard.published import Copies, Published
+from ps_server.shard.pushed_rows import ROW_COST_BYTES
+from ps_server.tables import BucketContents
 
 
 class LiveReplica:
@@ -48,8 +55,11 @@ class LiveReplica:
         self._replica = self._newest = None
         return replica
 
-    def change(self, version: int, work: Callable[[Replica], None]) -> asyncio.Future[Region]:
-        """Queue work that makes ``version``; whoever reads what was there before goes on reading it undisturbed."""
+    def change(self, version: int, work: Callable[[Replica], None], cost: int = 0) -> asyncio.Future[Region]:
+        """Queue work that makes ``version``; whoever reads what was there before goes on reading it undisturbed.
+
+        ``cost``: bytes that could be moved in the time it takes, beside those of the region.
+        """
         before, replica, loop = self.newest, self.replica, asyncio.get_running_loop()
 
         def change() -> Region:
@@ -64,7 +74,7 @@ class LiveReplica:
             work(replica)
             return replica.region
 
-        made = self._lane.submit(change, max(self.layout.region_bytes, INLINE_BYTES * self._log.waits))
+        made = self._lane.submit(change, max(self.layout.region_bytes + cost, INLINE_BYTES * self._log.waits))
         self._newest = Published(version, made, self.pool)
         return made
 
@@ -80,6 +90,26 @@ class LiveReplica:
         replica = self.replica
         return self._lane.submit(lambda: replica.state(slices), self.layout.region_bytes)
 
+    def look_up(self, wanted: Sequence[tuple[int, Ids]]) -> asyncio.Future[npt.NDArray[np.float32]]:
+        """Rows of some tables, in the order of the ids, one behind the other, after everything decided so far.
+
+        The future holds InvalidRequest for an id of another shard.
+        """
+        tables = self.replica.tables
+
+        def work() -> npt.NDArray[np.float32]:
+            values = np.empty(sum(ids.size * tables[table].spec.dim for table, ids in wanted), np.float32)
+            at = 0
+            for table, ids in wanted:
+                end = at + ids.size * tables[table].spec.dim
+                tables[table].check_here(ids)
+                tables[table].look_up(ids, values[at:end].reshape(ids.size, tables[table].spec.dim))
+                at = end
+            return values
+
+        rows = sum(ids.size for _, ids in wanted)
+        return self._lane.submit(work, rows * ROW_COST_BYTES)
+
     def number(self) -> asyncio.Future[int]:
         """The last record of the log when everything decided so far has been done."""
         return self._lane.submit(lambda: self._log.number, 0)
@@ -94,6 +124,24 @@ class LiveReplica:
             return self._log.number, values, replica.state(block.slices)
 
         return self._lane.submit(work, block.end - block.begin)
+
+    def copy_bucket(self, table: int, bucket: int) -> asyncio.Future[tuple[int, BucketContents]]:
+        """A copy of one bucket, made between two updates: the last record it contains, and what it holds."""
+        held = self.replica.tables[table]
+
+        def work() -> tuple[int, BucketContents]:
+            return self._log.number, held.contents(bucket)
+
+        return self._lane.submit(work, INLINE_BYTES)
+
+    def copy_buckets(self, wanted: Wanted) -> asyncio.Future[tuple[int, Group]]:
+        """Copies of the next buckets of ``wanted``, made between two updates: the last record in them, and these."""
+        tables = self.replica.tables
+
+        def work() -> tuple[int, Group]:
+            return self._log.number, copy_group(tables, wanted)
+
+        return self._lane.submit(work, INLINE_BYTES)
 
     def _taken(self) -> InternalError:
         name = self.layout.shard_map.spec.name

@@ -8,16 +8,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ps_protocol.errors import InternalError, ModelMoved, PsError, StateLost
 from ps_protocol.model import Consistency, Mode
+from ps_protocol.tables import Ids
 from ps_protocol.v1 import common_pb2
 from ps_server.consistency import Decision, ParkedPulls, Position, Tracker, TrackerMemento, Verdict, WorkerKey
 from ps_server.failpoints import Failpoints
-from ps_server.log import Loaded, ModelPart, Prepared, RecoveredModel, UpdateLog
+from ps_server.log import Loaded, ModelPart, Prepared, RecoveredModel, RowsEntry, UpdateLog, bytes_of
 from ps_server.optimizers import Block, Region, StateEntry
 from ps_server.shard.alarm import Alarm
-from ps_server.shard.applier import Applier
+from ps_server.shard.applier import AGING_BYTES, Applier
 from ps_server.shard.combining import Gradients, Push, must_skip
 from ps_server.shard.gate import Gate
 from ps_server.shard.lane import Lane
@@ -25,6 +27,10 @@ from ps_server.shard.live import LiveReplica
 from ps_server.shard.published import Published
 from ps_server.shard.replication import Replication
 from ps_server.shard.travels import Travels
+
+if TYPE_CHECKING:
+    from ps_server.shard.bucket_groups import Group, Wanted
+    from ps_server.tables import BucketContents, Table
 
 __all__ = ["Gradients", "Push", "ShardModel"]
 
@@ -164,13 +170,13 @@ class ShardModel:
     async def push(self, push: Push) -> Decision:
         """Decide about a push and queue its work.
 
-        Raises Fenced, InvalidRequest, NonFiniteGradient, StateLost, or StorageFull; then nothing was decided.
+        Raises Fenced, InvalidRequest, NonFiniteGradient, StateLost, TableFull or StorageFull; then nothing was decided.
         """
         try:
             self.check()
             self.require_values()
-            skipped = await must_skip(push, self._lane)
-            await self._log.reserve(self.layout.region_bytes)
+            skipped = await must_skip(push, self._lane, self._live.replica.tables)
+            await self._log.reserve(self._applier.nbytes(push))
         except BaseException:
             self._applier.give_memory(push)
             raise
@@ -319,6 +325,60 @@ class ShardModel:
         finally:
             published.give_back(quick=quick)
 
+    # -- rows of tables
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        """One for each of the model's tables; changed in the lane only."""
+        return self._live.replica.tables
+
+    def held_ids(self, table: int) -> list[Ids]:
+        """The ids of one table in pushes whose step is still open."""
+        rows = (push.rows for push in self._held.values() if push.rows)
+        return [part.ids for pushed in rows for part in pushed.parts if part.table == table]
+
+    async def look_up(self, wanted: Sequence[tuple[int, Ids]]) -> tuple[int, memoryview]:
+        """The version after everything decided so far, and of that the rows wanted, float32, table by table.
+
+        Raises InvalidRequest for an id of another shard.
+        """
+        self.check()
+        version, values = self.tracker.version, self._live.look_up(wanted)
+        rows = await values
+        await self._covered()
+        self.check()
+        return version, bytes_of(rows)
+
+    async def write_rows(self, entry: RowsEntry, nbytes: int, *, at_cut: bool = False) -> None:
+        """Write or drop rows, for about ``nbytes`` of log. Raises StorageFull, or what stopped the model.
+
+        ``at_cut``: whoever holds the model at a cut wants this; others wait until it goes on.
+        """
+        await self._log.reserve(nbytes)
+        try:
+            if not at_cut:
+                await self.gate.opened()
+            self.check()
+        except BaseException:
+            self._log.release(nbytes)
+            raise
+        await asyncio.shield(self._applier.write_rows(entry, nbytes, self.tracker.version))
+        await self._covered()
+        self.check()
+
+    async def age(self, table: int, now: float) -> bool:
+        """Let a lot of rows of ``table`` go, where some have to; whether any did. Raises StorageFull.
+
+        ``now``: seconds of the day's clock.
+        """
+        if not self.tables[table].ages:
+            return False
+        await self._log.reserve(AGING_BYTES)
+        if self.gate.still or self.bound or self._failure:
+            self._log.release(AGING_BYTES)
+            return False
+        return await self._applier.age(table, now, self.held_ids(table), self.tracker.version)
+
     # -- parameters and state as a whole
 
     async def load(
@@ -386,5 +446,19 @@ class ShardModel:
         """A copy of one block, made between two updates: the last record it contains, values, optimizer state."""
         self.check()
         copied = await self._live.copy_block(block, into)
+        self.check()
+        return copied
+
+    async def copy_bucket(self, table: int, bucket: int) -> tuple[int, BucketContents]:
+        """A copy of one bucket, made between two updates: the last record it contains, and what it holds."""
+        self.check()
+        copied = await self._live.copy_bucket(table, bucket)
+        self.check()
+        return copied
+
+    async def copy_buckets(self, wanted: Wanted) -> tuple[int, Group]:
+        """The last record in copies of the next buckets of ``wanted``, and these; none: there are no more."""
+        self.check()
+        copied = await self._live.copy_buckets(wanted)
         self.check()
         return copied

@@ -6,9 +6,11 @@ import math
 from collections.abc import Sequence
 
 from ps_protocol.convert import options_from_json
+from ps_protocol.convert_tables import row_options_from_json
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model import ModelSpec, Option, Options
 from ps_protocol.optimizers import EXECUTION_HINTS
+from ps_protocol.tables import RowOptions, validate_options
 from ps_server.optimizers import check_options
 
 
@@ -29,6 +31,22 @@ def merge_options(spec: ModelSpec, texts: Sequence[str]) -> tuple[Options, ...]:
         for group, (declared, text) in enumerate(zip(spec.group_options, texts, strict=True))
     )
     check_options(spec, merged)
+    return merged
+
+
+def merge_row_options(spec: ModelSpec, texts: Sequence[str]) -> tuple[RowOptions, ...]:
+    """Per table, the declared arguments overlaid with the pushed ones. Raises InvalidRequest, UnsupportedOptimizer."""
+    if len(texts) != len(spec.tables):
+        raise InvalidRequest(
+            f"options for the wrong number of tables of model '{spec.name}'",
+            expected=str(len(spec.tables)),
+            actual=str(len(texts)),
+        )
+    merged = tuple(
+        {**table.options, **row_options_from_json(text)} for table, text in zip(spec.tables, texts, strict=True)
+    )
+    for table, options in zip(spec.tables, merged, strict=True):
+        validate_options(table, options)
     return merged
 
 

@@ -18,8 +18,9 @@ from ps_protocol.errors import (
     UnknownModel,
 )
 from ps_protocol.layout import Layout
-from ps_protocol.model import ShardMap
+from ps_protocol.model import ModelSpec, ShardMap
 from ps_protocol.view import ClusterView, Role
+from ps_server import tables
 from ps_server.checkpoint import Checkpoint
 from ps_server.log import Placed, RecoveredModel, Switched, new_model, switched
 from ps_server.shard.followed import FollowedModel
@@ -177,12 +178,13 @@ class Registry:
         StorageFull, and what reading a checkpoint raises.
         """
         name = shard_map.spec.name
+        await self._warm_up(shard_map.spec)
         if name in self._recovered:
             start = await self._go_on(self._recovered[name], shard_map)
             del self._recovered[name]
         else:
             held = self._models.get(name)
-            if held is not None and (held.layout.slices or Layout.of(shard_map, self._parts.shard).slices):
+            if held is not None and (held.layout.holds_any or Layout.of(shard_map, self._parts.shard).holds_any):
                 raise self._left_out(held, shard_map)
             start = await self._begin(shard_map)
         model = self._made(start)
@@ -248,6 +250,11 @@ class Registry:
         tracker = saved_tracker(checkpoint, model.name)
         await model.load(region, entries, tracker, only_first=True, at_cut=True)
         logger.info("model '%s': restored from %s", model.name, folder)
+
+    async def _warm_up(self, spec: ModelSpec) -> None:
+        """Compile what the model's tables need, before anybody waits for it."""
+        for table in spec.tables:
+            await asyncio.to_thread(tables.warm_up, table)
 
     def _show(self, model: ShardModel) -> None:
         layout, shard_map = model.layout, model.layout.shard_map

@@ -26,6 +26,7 @@ from ps_server.shard.feed import Feed
 from ps_server.shard.model import ShardModel
 from ps_server.shard.moves import Moves
 from ps_server.shard.registry import Registry
+from ps_server.shard.rows_service import RowsService
 from ps_server.shard.side_channels import SideChannels
 from ps_server.shard.state import LoadReader, check_slices, parse_load
 from ps_server.shard.stream import StepStream, send_published
@@ -50,6 +51,7 @@ class ShardService:
         self._cuts = Cuts(shard, registry)
         self._moves = Moves(registry, self._cuts)
         self._registry = registry
+        self._rows = RowsService(registry)
         self._counters = counters
         self._side_channels = side_channels
 
@@ -63,6 +65,13 @@ class ShardService:
                 "Push": grpc.stream_unary_rpc_method_handler(_translated(self.push)),
                 "Load": grpc.stream_unary_rpc_method_handler(_translated(self.load)),
                 "Save": grpc.unary_stream_rpc_method_handler(_translated(self.save), pb.SaveRequest.FromString),
+                "GetRows": grpc.unary_stream_rpc_method_handler(
+                    _translated(self._rows.get_rows), pb.GetRowsRequest.FromString
+                ),
+                "LoadRows": grpc.stream_unary_rpc_method_handler(_translated(self.load_rows)),
+                "SaveBuckets": grpc.unary_stream_rpc_method_handler(
+                    _translated(self._rows.save_buckets), pb.SaveBucketsRequest.FromString
+                ),
                 "GetModel": grpc.unary_unary_rpc_method_handler(
                     _translated(self.get_model), pb.GetModelRequest.FromString, pb.ModelStatus.SerializeToString
                 ),
@@ -196,6 +205,10 @@ class ShardService:
             for position, chunk in cut(pieces):
                 await context.write(encode_chunk(STATE_CHUNK_FIELD, position, chunk))
 
+    async def load_rows(self, _: AsyncIterator[bytes], context: Context) -> bytes:
+        """Write rows of a table."""
+        return (await self._rows.load_rows(context)).SerializeToString()
+
     async def get_model(self, request: pb.GetModelRequest, context: Context) -> pb.ModelStatus:
         """Where the model stands on this shard."""
         model = await self._registry.model(request.model)
@@ -219,6 +232,19 @@ class ShardService:
             staleness_counts=tracker.counts.staleness,
             outcomes=tracker.counts.outcomes,
             parked_pulls=model.parked_pulls,
+            tables=[
+                pb.TableStatus(
+                    name=table.spec.name,
+                    rows=table.rows,
+                    waiting=table.waiting,
+                    size_bytes=table.size_bytes,
+                    updates=table.updates,
+                    inserted=table.inserted,
+                    expired=table.expired,
+                    evicted=table.evicted,
+                )
+                for table in model.tables
+            ],
         )
 
     async def follow(self, _: AsyncIterator[bytes], context: Context) -> None:

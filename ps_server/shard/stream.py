@@ -8,10 +8,11 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ps_protocol.errors import InvalidRequest, NonFiniteGradient, PsError, StorageFull, to_detail
+from ps_protocol.errors import InvalidRequest, NonFiniteGradient, PsError, StorageFull, TableFull, to_detail
 from ps_protocol.frames import pieces_of
 from ps_protocol.layout import Range, subtract
 from ps_protocol.model import Options
+from ps_protocol.tables import RowOptions
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire import RAW, Wire
@@ -21,8 +22,9 @@ from ps_server.shard.carriers.carrier import Carrier, scatter
 from ps_server.shard.coding import Coding
 from ps_server.shard.counters import Counters
 from ps_server.shard.model import Gradients, Push, ShardModel
-from ps_server.shard.options import merge_options
+from ps_server.shard.options import merge_options, merge_row_options
 from ps_server.shard.published import Published
+from ps_server.shard.pushed_rows import PushedRows, Wanted, announced, wanted
 from ps_server.shard.staging import Staging
 
 logger = logging.getLogger(__name__)
@@ -65,6 +67,16 @@ class Fetched:
     """What the writer still has to send to a worker that asked for the newest parameters."""
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the writer still has to send to a worker that asked for rows."""
+
+    number: int
+    wanted: Wanted
+    #: Where the worker stands before the push that the rows are for; None: whatever the mode.
+    position: Position | None
+
+
 @dataclass(slots=True)
 class Incoming:
     """A push whose header has come."""
@@ -73,6 +85,7 @@ class Incoming:
     absent: frozenset[int]
     options: Sequence[Options]
     ranges: list[Range]
+    rows: PushedRows | None
 
 
 class StepStream:
@@ -89,11 +102,12 @@ class StepStream:
         shared = carrier.transport == common_pb2.TRANSPORT_SHM
         self._coding = None if shared or wire == RAW else Coding(wire, model.layout)
         self._options: Sequence[Options] = model.layout.shard_map.spec.group_options
+        self._row_options: Sequence[RowOptions] = [table.options for table in model.layout.shard_map.spec.tables]
         #: Set while no reply reads a region.
         self._replied = asyncio.Event()
         self._replied.set()
         self._staging = Staging(model.layout, model.pool)
-        self._answers: asyncio.Queue[Answer | Fetched | None] = asyncio.Queue(PIPELINE_DEPTH)
+        self._answers: asyncio.Queue[Answer | Fetched | Asked | None] = asyncio.Queue(PIPELINE_DEPTH)
 
     async def run(self, *others: Coroutine[Any, Any, None]) -> None:
         """Serve until the worker sends its last, goes away, or one of ``others`` ends. Raises PsError."""
@@ -152,11 +166,14 @@ class StepStream:
             case "fetch":
                 self._model.require_values()
                 await self._answers.put(Fetched())
+            case "lookup":
+                self._model.require_values()
+                await self._answers.put(await self._asked(message.lookup))
             case other:
                 raise InvalidRequest(
                     "not a message of an open step stream",
                     actual=str(other),
-                    expected="push, stage, fetch, arrive or release",
+                    expected="push, lookup, stage, fetch, arrive or release",
                 )
         return None
 
@@ -181,10 +198,15 @@ class StepStream:
             )
         if header.group_options:
             self._options = merge_options(layout.shard_map.spec, header.group_options)
+        if header.table_options:
+            self._row_options = merge_row_options(layout.shard_map.spec, header.table_options)
+        rows = None
+        if header.tables and not header.skipped:
+            rows = announced(header.tables, layout, self._row_options)
         ranges = [] if header.skipped else layout.ranges(absent, buffers=header.with_buffers)
         if header.staged:
             ranges = subtract(ranges, self._staging.checked(header.staged))
-        return Incoming(header, absent, self._options, ranges)
+        return Incoming(header, absent, self._options, ranges, rows)
 
     async def _receive(self, incoming: Incoming) -> Push:
         """Take the payload of a push from wherever it is. Raises InvalidRequest, ConnectionError."""
@@ -192,6 +214,7 @@ class StepStream:
         gradients = None
         if header.segment and not header.skipped:
             gradients = Gradients(self._carrier.gradients(header.segment), lent=True)
+            await self._fill_pieces(header, _rows_pieces(incoming))
         elif not header.skipped:
             await self._one_region()
             gradients = Gradients(self._staging.take())
@@ -219,7 +242,23 @@ class StepStream:
             push_only=header.push_only,
             finite=header.finite,
             ahead=header.ahead,
+            rows=incoming.rows,
         )
+
+    async def _asked(self, lookup: pb.Lookup) -> Asked:
+        """Take the ids of a lookup. Raises InvalidRequest, ConnectionError."""
+        layout = self._model.layout
+        asked = wanted(lookup.tables, layout)
+        if lookup.payload or not len(asked.buffer):
+            scatter(lookup.payload, [asked.buffer])
+        else:
+            await self._carrier.receive_payload([asked.buffer])
+        self._counters.bytes += len(asked.buffer)
+        if lookup.now:
+            return Asked(lookup.number, asked, None)
+        if lookup.clock < 1:
+            raise InvalidRequest("a lookup is for no push", expected="a clock from 1", actual=str(lookup.clock))
+        return Asked(lookup.number, asked, Position(lookup.phase, lookup.clock - 1))
 
     async def _one_region(self) -> None:
         """Before memory is taken: see the last reply out, so that a stream needs one region at a time.
@@ -250,18 +289,22 @@ class StepStream:
         header, absent = incoming.header, incoming.absent
         encoded = self._coding.buffer(absent, buffers=header.with_buffers) if self._coding else None
         pieces = pieces_of(region.bytes, incoming.ranges) if encoded is None else [encoded]
+        await self._fill_pieces(header, pieces + _rows_pieces(incoming))
+        if self._coding and encoded is not None:
+            await self._coding.decode(encoded, region, absent, buffers=header.with_buffers)
+
+    async def _fill_pieces(self, header: pb.PushHeader, pieces: Sequence[memoryview]) -> None:
+        """Read a payload that is in the header or behind it. Raises as ``_receive``."""
         if header.payload or not any(map(len, pieces)):
             scatter(header.payload, pieces)
         else:
             await self._carrier.receive_payload(pieces)
-        if self._coding and encoded is not None:
-            await self._coding.decode(encoded, region, absent, buffers=header.with_buffers)
         self._counters.bytes += sum(map(len, pieces))
 
     async def _decide(self, push: Push) -> Answer:
         try:
             decision = await self._model.push(push)
-        except (NonFiniteGradient, InvalidRequest, StorageFull) as error:
+        except (NonFiniteGradient, InvalidRequest, StorageFull, TableFull) as error:
             return Answer(push.info, push.push_only, error=error)
         self._counters.version = self._model.tracker.version
         self._counters.staleness = decision.staleness
@@ -271,6 +314,8 @@ class StepStream:
         while (answer := await self._answers.get()) is not None:
             if isinstance(answer, Fetched):
                 await self._reply(pb.StepResult(outcome=pb.OUTCOME_APPLIED, with_buffers=True))
+            elif isinstance(answer, Asked):
+                await self._rows(answer)
             elif answer.decision is None or answer.push_only:
                 await self._model.settled()
                 await self._carrier.send(pb.StepReply(result=result_of(answer, self._model)))
@@ -291,6 +336,13 @@ class StepStream:
                 if not parked.done() or parked.cancelled():
                     self._model.unpark(parked)
 
+    async def _rows(self, asked: Asked) -> None:
+        if asked.position is not None:
+            await self._gate(asked.position, 0)
+        version, rows = await self._model.look_up(asked.wanted.parts)
+        await self._carrier.send_payload(pb.Rows(number=asked.number, version=version), [rows])
+        self._counters.bytes += len(rows)
+
     async def _reply(self, result: pb.StepResult) -> None:
         quick = self._carrier.transport == common_pb2.TRANSPORT_SHM
         self._replied.clear()
@@ -302,6 +354,10 @@ class StepStream:
                 await send_published(self._carrier, result, published, self._model, self._counters, self._coding)
         finally:
             self._replied.set()
+
+
+def _rows_pieces(incoming: Incoming) -> list[memoryview]:
+    return [incoming.rows.buffer] if incoming.rows else []
 
 
 async def _end(tasks: Sequence[asyncio.Future[None]]) -> None:

@@ -39,6 +39,8 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
         self.empty: set[str] = set()
         #: The last push of a worker that this shard has.
         self.sequence = number
+        #: Rows in each bucket it holds, by table; 100 bytes each.
+        self.bucket_rows: dict[str, int] = {}
         self._server: serving.RunningServer | None = None
 
     async def start(self, *, add: bool = False) -> None:
@@ -140,7 +142,12 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
     async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.ModelStatus:
         async with translated(context):
             self._begin("GetModel")
-            return pb.ModelStatus(shard_map=common_pb2.ShardMap(epoch=self.epochs[request.model]))
+            shard_map = self.driver.shard_map(request.model)
+            tables = []
+            for table, owners in zip(shard_map.spec.tables, shard_map.tables, strict=True):
+                rows = owners.count(self.number) * self.bucket_rows.get(table.name, 0)
+                tables.append(pb.TableStatus(name=table.name, rows=rows, size_bytes=100 * rows, updates=5, evicted=1))
+            return pb.ModelStatus(shard_map=common_pb2.ShardMap(epoch=self.epochs[request.model]), tables=tables)
 
     def _check(self, cut: str) -> None:
         if cut != self.cut:

@@ -10,7 +10,6 @@ from ps_protocol.view import Joined, Role
 from ps_server.coordinator.applicant import Applicant
 from ps_server.coordinator.memento import changed_rows, from_rows
 from ps_server.coordinator.move_plan import Goal, batches, plan
-from ps_server.coordinator.placement import holders
 from tests.coordinator.cluster import SPEC, Cluster
 from tests.coordinator.test_memento import restarted
 
@@ -77,7 +76,7 @@ def test_nobody_waits_for_a_spare_shard() -> None:
     c.worker()
     assert c.state.view.started
     c.leave(added(c, 2))
-    assert holders(c.declare(c.worker())) == {0}
+    assert c.declare(c.worker()).holders == [0]
 
 
 def test_a_job_begins_when_the_shard_it_waits_for_is_drained_instead() -> None:
@@ -94,12 +93,12 @@ def test_new_models_are_placed_on_the_shards_in_use_by_their_own_numbers() -> No
     c.state.use_shards({0, 1, 2})
     spec = replace(SPEC, name="other", variables=SPEC.variables[:1])
     c.declare(c.worker(), spec)
-    assert holders(c.state.shard_map("other")) == {0, 1, 2}
+    assert c.state.shard_map("other").holders == [0, 1, 2]
     again = Cluster(expected_shards=3)
     again.shard(0), again.shard(1), again.shard(2)
     again.state.use_shards({0, 2})
     shard_map = again.declare(again.worker(), spec)
-    assert holders(shard_map) == {0, 2}
+    assert shard_map.holders == [0, 2]
     assert shard_map.shards == 3
 
 
@@ -113,7 +112,7 @@ def test_a_missing_spare_shard_is_no_reason_to_refuse_a_model_and_a_used_one_is(
 
 def test_a_shard_that_holds_slices_is_not_spare() -> None:
     c, _ = two_shards()
-    with pytest.raises(NotReady, match="still holds slices; shard: 1; remedy: drain it"):
+    with pytest.raises(NotReady, match="still holds part of a model; shard: 1; remedy: drain it"):
         c.state.use_shards({0, 2})
 
 

@@ -87,7 +87,7 @@ def test_status_shows_spare_shards_apart(job):
         (("move", "--to", "3"), "the job has no shard 3; .*remedy: add it first: ps-server --shard 3 --add"),
         (("drain", "0", "1"), "somebody has to hold the model; .*remedy: add one first"),
         (("move", "--to", "0", "--model", "other", "--variable", "v0"), "no model 'other'.*expected: 'net'"),
-        (("move", "--to", "0", "--model", "net", "--variable", "x"), "has no such variable; variable: x"),
+        (("move", "--to", "0", "--model", "net", "--variable", "x"), "has no such variable or table; variable: x"),
         (("drain", "1", "--to", "1"), "both to shard 1 and away from it"),
     ],
 )

@@ -13,7 +13,7 @@ from ps_protocol.view import ClusterStatus, ClusterView, Member, MemberStats, Me
 from ps_server.launcher.events import Part, ProcessName
 from ps_server.launcher.lines import MAX_LINE_BYTES, LineSplitter
 from ps_server.launcher.screen import Screen
-from ps_server.launcher.status_text import elapsed_text, status_line, status_tables
+from ps_server.launcher.status_text import TableTotals, elapsed_text, status_line, status_tables
 
 
 def member(role: Role, index: int, incarnation: int = 1, gone: str = "", **stats) -> MemberStatus:
@@ -28,9 +28,24 @@ STATUS = ClusterStatus(
 )
 
 
-def shown(status: ClusterStatus, width: int) -> list[str]:
+EMB = TableTotals(
+    "net",
+    "emb",
+    rows=1000,
+    waiting=7,
+    size_bytes=72_000,
+    updates=90,
+    inserted=1020,
+    expired=15,
+    evicted=5,
+    shards=2,
+    answered=2,
+)
+
+
+def shown(status: ClusterStatus, width: int, *tables: TableTotals) -> list[str]:
     console = Console(file=io.StringIO(), width=width, no_color=True)
-    console.print(status_tables(status, width, 75))
+    console.print(status_tables(status, width, 75, tables))
     return console.file.getvalue().splitlines()
 
 
@@ -55,7 +70,16 @@ def test_a_narrow_terminal_gets_a_table_that_fits(width):
     assert "120" in lines[2]
 
 
+def test_tables_stand_last_and_whether_all_their_shards_have_told():
+    *_, titles, whole, part = shown(STATUS, 100, EMB, replace(EMB, table="ids", answered=1))
+    assert titles.split() == ["rows", "MB", "updates", "waiting", "expired", "evicted", "model"]
+    assert whole.split() == ["table", "emb", "1000", "0.1", "90", "7", "15", "5", "net"]
+    assert part.startswith("table ids (1 of 2 shards) ")
+    assert shown(STATUS, 40, EMB)[-1].split() == ["table", "emb", "1000", "0.1", "90"]
+
+
 def test_the_log_line_holds_the_same_numbers():
+    assert status_line(STATUS, [EMB]).endswith(" MB/s | table emb 1000 rows 0.1 MB")
     assert status_line(STATUS) == (
         "ssp(4) | worker 0 step 120 2310 samples/s stale 2 loss 0.21 | shard 0 version 240 20 pushes/s 4.3 MB/s"
     )

@@ -24,43 +24,53 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bps_protocol/v1/common.proto\x12\x0eps_protocol.v1\"\x80\x01\n\x08Variable\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12$\n\x05\x64type\x18\x03 \x01(\x0e\x32\x15.ps_protocol.v1.DType\x12\"\n\x04kind\x18\x04 \x01(\x0e\x32\x14.ps_protocol.v1.Kind\x12\r\n\x05group\x18\x05 \x01(\r\"\xd9\x01\n\tModelSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\toptimizer\x18\x02 \x01(\t\x12+\n\tvariables\x18\x03 \x03(\x0b\x32\x18.ps_protocol.v1.Variable\x12\x15\n\rgroup_options\x18\x04 \x03(\t\x12,\n\tnonfinite\x18\x05 \x01(\x0e\x32\x19.ps_protocol.v1.NonFinite\x12(\n\x07\x62uffers\x18\x06 \x01(\x0e\x32\x17.ps_protocol.v1.Buffers\x12\x0f\n\x07unsplit\x18\x07 \x01(\x08\"L\n\x05Slice\x12\x10\n\x08variable\x18\x01 \x01(\r\x12\x11\n\trow_begin\x18\x02 \x01(\x03\x12\x0f\n\x07row_end\x18\x03 \x01(\x03\x12\r\n\x05shard\x18\x04 \x01(\r\"\x90\x01\n\x08ShardMap\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\'\n\x04spec\x18\x02 \x01(\x0b\x32\x19.ps_protocol.v1.ModelSpec\x12\x0e\n\x06shards\x18\x03 \x01(\r\x12%\n\x06slices\x18\x04 \x03(\x0b\x32\x15.ps_protocol.v1.Slice\x12\x15\n\rrestored_from\x18\x05 \x01(\t\"\xb7\x01\n\x0b\x43onsistency\x12\"\n\x04mode\x18\x01 \x01(\x0e\x32\x14.ps_protocol.v1.Mode\x12\x11\n\tstaleness\x18\x02 \x01(\r\x12\x0e\n\x06\x62\x61\x63kup\x18\x03 \x01(\r\x12\x31\n\x0cstale_policy\x18\x04 \x01(\x0e\x32\x1b.ps_protocol.v1.StalePolicy\x12\x17\n\x0fstale_threshold\x18\x05 \x01(\x04\x12\x15\n\rgrace_seconds\x18\x06 \x01(\x01\"\x9a\x01\n\x0b\x45rrorDetail\x12\'\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x19.ps_protocol.v1.ErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x10\n\x08variable\x18\x03 \x01(\t\x12\r\n\x05shard\x18\x04 \x01(\t\x12\x10\n\x08\x65xpected\x18\x05 \x01(\t\x12\x0e\n\x06\x61\x63tual\x18\x06 \x01(\t\x12\x0e\n\x06remedy\x18\x07 \x01(\t\"A\n\x04Wire\x12*\n\x06\x66ormat\x18\x01 \x01(\x0e\x32\x1a.ps_protocol.v1.WireFormat\x12\r\n\x05ratio\x18\x02 \x01(\x01*\xcf\x01\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x11\n\rDTYPE_FLOAT64\x10\x02\x12\x11\n\rDTYPE_FLOAT16\x10\x03\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\x04\x12\x0f\n\x0b\x44TYPE_INT64\x10\x05\x12\x0f\n\x0b\x44TYPE_INT32\x10\x06\x12\x0f\n\x0b\x44TYPE_INT16\x10\x07\x12\x0e\n\nDTYPE_INT8\x10\x08\x12\x0f\n\x0b\x44TYPE_UINT8\x10\t\x12\x0e\n\nDTYPE_BOOL\x10\n*A\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x12\n\x0eKIND_PARAMETER\x10\x01\x12\x0f\n\x0bKIND_BUFFER\x10\x02*i\n\tNonFinite\x12\x1a\n\x16NON_FINITE_UNSPECIFIED\x10\x00\x12\x15\n\x11NON_FINITE_REFUSE\x10\x01\x12\x13\n\x0fNON_FINITE_SKIP\x10\x02\x12\x14\n\x10NON_FINITE_ALLOW\x10\x03*]\n\x07\x42uffers\x12\x17\n\x13\x42UFFERS_UNSPECIFIED\x10\x00\x12\x11\n\rBUFFERS_RANK0\x10\x01\x12\x13\n\x0f\x42UFFERS_AVERAGE\x10\x02\x12\x11\n\rBUFFERS_LOCAL\x10\x03*I\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x0e\n\nMODE_ASYNC\x10\x01\x12\x0c\n\x08MODE_SSP\x10\x02\x12\r\n\tMODE_SYNC\x10\x03*u\n\x0bStalePolicy\x12\x1c\n\x18STALE_POLICY_UNSPECIFIED\x10\x00\x12\x17\n\x13STALE_POLICY_ACCEPT\x10\x01\x12\x17\n\x13STALE_POLICY_REJECT\x10\x02\x12\x16\n\x12STALE_POLICY_SCALE\x10\x03*\xdb\x03\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45RROR_CODE_INTERNAL\x10\x01\x12\x1a\n\x16\x45RROR_CODE_UNAVAILABLE\x10\x02\x12\x15\n\x11\x45RROR_CODE_FENCED\x10\x03\x12\x1d\n\x19\x45RROR_CODE_MODEL_MISMATCH\x10\x04\x12\x1c\n\x18\x45RROR_CODE_UNKNOWN_MODEL\x10\x05\x12\x1c\n\x18\x45RROR_CODE_UNKNOWN_SHARD\x10\x06\x12\x1e\n\x1a\x45RROR_CODE_INVALID_REQUEST\x10\x07\x12\x19\n\x15\x45RROR_CODE_NON_FINITE\x10\x08\x12\x1f\n\x1b\x45RROR_CODE_PROTOCOL_VERSION\x10\t\x12$\n ERROR_CODE_UNSUPPORTED_OPTIMIZER\x10\n\x12\x18\n\x14\x45RROR_CODE_NOT_READY\x10\x0b\x12\x19\n\x15\x45RROR_CODE_STATE_LOST\x10\x0c\x12\x1b\n\x17\x45RROR_CODE_STORAGE_FULL\x10\r\x12\x1b\n\x17\x45RROR_CODE_DAMAGED_DATA\x10\x0e\x12\x1a\n\x16\x45RROR_CODE_MODEL_MOVED\x10\x0f*a\n\tTransport\x12\x19\n\x15TRANSPORT_UNSPECIFIED\x10\x00\x12\x12\n\x0eTRANSPORT_GRPC\x10\x01\x12\x11\n\rTRANSPORT_SHM\x10\x02\x12\x12\n\x0eTRANSPORT_BULK\x10\x03*\x96\x01\n\nWireFormat\x12\x1b\n\x17WIRE_FORMAT_UNSPECIFIED\x10\x00\x12\x13\n\x0fWIRE_FORMAT_RAW\x10\x01\x12\x14\n\x10WIRE_FORMAT_BF16\x10\x02\x12\x14\n\x10WIRE_FORMAT_FP16\x10\x03\x12\x14\n\x10WIRE_FORMAT_INT8\x10\x04\x12\x14\n\x10WIRE_FORMAT_TOPK\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bps_protocol/v1/common.proto\x12\x0eps_protocol.v1\"\x80\x01\n\x08Variable\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12$\n\x05\x64type\x18\x03 \x01(\x0e\x32\x15.ps_protocol.v1.DType\x12\"\n\x04kind\x18\x04 \x01(\x0e\x32\x14.ps_protocol.v1.Kind\x12\r\n\x05group\x18\x05 \x01(\r\"2\n\x07RowInit\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0b\n\x03low\x18\x02 \x01(\x01\x12\x0c\n\x04high\x18\x03 \x01(\x01\"\xb3\x01\n\x07RowLife\x12\x13\n\x0b\x61\x64mit_after\x18\x01 \x01(\x04\x12\x19\n\x11\x61\x64mit_probability\x18\x02 \x01(\x01\x12\x1c\n\x14\x65xpire_after_updates\x18\x03 \x01(\x04\x12\x1c\n\x14\x65xpire_after_seconds\x18\x04 \x01(\x01\x12\x10\n\x08max_rows\x18\x05 \x01(\x04\x12*\n\x08\x65viction\x18\x06 \x01(\x0e\x32\x18.ps_protocol.v1.Eviction\"\xb7\x01\n\tTableSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03\x64im\x18\x02 \x01(\r\x12\x0f\n\x07\x62uckets\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12%\n\x04init\x18\x05 \x01(\x0b\x32\x17.ps_protocol.v1.RowInit\x12\x11\n\toptimizer\x18\x06 \x01(\t\x12\x0f\n\x07options\x18\x07 \x01(\t\x12%\n\x04life\x18\x08 \x01(\x0b\x32\x17.ps_protocol.v1.RowLife\" \n\x0eTablePlacement\x12\x0e\n\x06shards\x18\x01 \x03(\r\"\x84\x02\n\tModelSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\toptimizer\x18\x02 \x01(\t\x12+\n\tvariables\x18\x03 \x03(\x0b\x32\x18.ps_protocol.v1.Variable\x12\x15\n\rgroup_options\x18\x04 \x03(\t\x12,\n\tnonfinite\x18\x05 \x01(\x0e\x32\x19.ps_protocol.v1.NonFinite\x12(\n\x07\x62uffers\x18\x06 \x01(\x0e\x32\x17.ps_protocol.v1.Buffers\x12\x0f\n\x07unsplit\x18\x07 \x01(\x08\x12)\n\x06tables\x18\x08 \x03(\x0b\x32\x19.ps_protocol.v1.TableSpec\"L\n\x05Slice\x12\x10\n\x08variable\x18\x01 \x01(\r\x12\x11\n\trow_begin\x18\x02 \x01(\x03\x12\x0f\n\x07row_end\x18\x03 \x01(\x03\x12\r\n\x05shard\x18\x04 \x01(\r\"\xc0\x01\n\x08ShardMap\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\'\n\x04spec\x18\x02 \x01(\x0b\x32\x19.ps_protocol.v1.ModelSpec\x12\x0e\n\x06shards\x18\x03 \x01(\r\x12%\n\x06slices\x18\x04 \x03(\x0b\x32\x15.ps_protocol.v1.Slice\x12\x15\n\rrestored_from\x18\x05 \x01(\t\x12.\n\x06tables\x18\x06 \x03(\x0b\x32\x1e.ps_protocol.v1.TablePlacement\"\xb7\x01\n\x0b\x43onsistency\x12\"\n\x04mode\x18\x01 \x01(\x0e\x32\x14.ps_protocol.v1.Mode\x12\x11\n\tstaleness\x18\x02 \x01(\r\x12\x0e\n\x06\x62\x61\x63kup\x18\x03 \x01(\r\x12\x31\n\x0cstale_policy\x18\x04 \x01(\x0e\x32\x1b.ps_protocol.v1.StalePolicy\x12\x17\n\x0fstale_threshold\x18\x05 \x01(\x04\x12\x15\n\rgrace_seconds\x18\x06 \x01(\x01\"\x9a\x01\n\x0b\x45rrorDetail\x12\'\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x19.ps_protocol.v1.ErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x10\n\x08variable\x18\x03 \x01(\t\x12\r\n\x05shard\x18\x04 \x01(\t\x12\x10\n\x08\x65xpected\x18\x05 \x01(\t\x12\x0e\n\x06\x61\x63tual\x18\x06 \x01(\t\x12\x0e\n\x06remedy\x18\x07 \x01(\t\"A\n\x04Wire\x12*\n\x06\x66ormat\x18\x01 \x01(\x0e\x32\x1a.ps_protocol.v1.WireFormat\x12\r\n\x05ratio\x18\x02 \x01(\x01*\xcf\x01\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x11\n\rDTYPE_FLOAT64\x10\x02\x12\x11\n\rDTYPE_FLOAT16\x10\x03\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\x04\x12\x0f\n\x0b\x44TYPE_INT64\x10\x05\x12\x0f\n\x0b\x44TYPE_INT32\x10\x06\x12\x0f\n\x0b\x44TYPE_INT16\x10\x07\x12\x0e\n\nDTYPE_INT8\x10\x08\x12\x0f\n\x0b\x44TYPE_UINT8\x10\t\x12\x0e\n\nDTYPE_BOOL\x10\n*A\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x12\n\x0eKIND_PARAMETER\x10\x01\x12\x0f\n\x0bKIND_BUFFER\x10\x02*i\n\tNonFinite\x12\x1a\n\x16NON_FINITE_UNSPECIFIED\x10\x00\x12\x15\n\x11NON_FINITE_REFUSE\x10\x01\x12\x13\n\x0fNON_FINITE_SKIP\x10\x02\x12\x14\n\x10NON_FINITE_ALLOW\x10\x03*]\n\x07\x42uffers\x12\x17\n\x13\x42UFFERS_UNSPECIFIED\x10\x00\x12\x11\n\rBUFFERS_RANK0\x10\x01\x12\x13\n\x0f\x42UFFERS_AVERAGE\x10\x02\x12\x11\n\rBUFFERS_LOCAL\x10\x03*]\n\x08\x45viction\x12\x18\n\x14\x45VICTION_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x45VICTION_REFUSE\x10\x01\x12\x10\n\x0c\x45VICTION_LRU\x10\x02\x12\x10\n\x0c\x45VICTION_LFU\x10\x03*I\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x0e\n\nMODE_ASYNC\x10\x01\x12\x0c\n\x08MODE_SSP\x10\x02\x12\r\n\tMODE_SYNC\x10\x03*u\n\x0bStalePolicy\x12\x1c\n\x18STALE_POLICY_UNSPECIFIED\x10\x00\x12\x17\n\x13STALE_POLICY_ACCEPT\x10\x01\x12\x17\n\x13STALE_POLICY_REJECT\x10\x02\x12\x16\n\x12STALE_POLICY_SCALE\x10\x03*\xf6\x03\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45RROR_CODE_INTERNAL\x10\x01\x12\x1a\n\x16\x45RROR_CODE_UNAVAILABLE\x10\x02\x12\x15\n\x11\x45RROR_CODE_FENCED\x10\x03\x12\x1d\n\x19\x45RROR_CODE_MODEL_MISMATCH\x10\x04\x12\x1c\n\x18\x45RROR_CODE_UNKNOWN_MODEL\x10\x05\x12\x1c\n\x18\x45RROR_CODE_UNKNOWN_SHARD\x10\x06\x12\x1e\n\x1a\x45RROR_CODE_INVALID_REQUEST\x10\x07\x12\x19\n\x15\x45RROR_CODE_NON_FINITE\x10\x08\x12\x1f\n\x1b\x45RROR_CODE_PROTOCOL_VERSION\x10\t\x12$\n ERROR_CODE_UNSUPPORTED_OPTIMIZER\x10\n\x12\x18\n\x14\x45RROR_CODE_NOT_READY\x10\x0b\x12\x19\n\x15\x45RROR_CODE_STATE_LOST\x10\x0c\x12\x1b\n\x17\x45RROR_CODE_STORAGE_FULL\x10\r\x12\x1b\n\x17\x45RROR_CODE_DAMAGED_DATA\x10\x0e\x12\x1a\n\x16\x45RROR_CODE_MODEL_MOVED\x10\x0f\x12\x19\n\x15\x45RROR_CODE_TABLE_FULL\x10\x10*a\n\tTransport\x12\x19\n\x15TRANSPORT_UNSPECIFIED\x10\x00\x12\x12\n\x0eTRANSPORT_GRPC\x10\x01\x12\x11\n\rTRANSPORT_SHM\x10\x02\x12\x12\n\x0eTRANSPORT_BULK\x10\x03*\x96\x01\n\nWireFormat\x12\x1b\n\x17WIRE_FORMAT_UNSPECIFIED\x10\x00\x12\x13\n\x0fWIRE_FORMAT_RAW\x10\x01\x12\x14\n\x10WIRE_FORMAT_BF16\x10\x02\x12\x14\n\x10WIRE_FORMAT_FP16\x10\x03\x12\x14\n\x10WIRE_FORMAT_INT8\x10\x04\x12\x14\n\x10WIRE_FORMAT_TOPK\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ps_protocol.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DTYPE']._serialized_start=1034
-  _globals['_DTYPE']._serialized_end=1241
-  _globals['_KIND']._serialized_start=1243
-  _globals['_KIND']._serialized_end=1308
-  _globals['_NONFINITE']._serialized_start=1310
-  _globals['_NONFINITE']._serialized_end=1415
-  _globals['_BUFFERS']._serialized_start=1417
-  _globals['_BUFFERS']._serialized_end=1510
-  _globals['_MODE']._serialized_start=1512
-  _globals['_MODE']._serialized_end=1585
-  _globals['_STALEPOLICY']._serialized_start=1587
-  _globals['_STALEPOLICY']._serialized_end=1704
-  _globals['_ERRORCODE']._serialized_start=1707
-  _globals['_ERRORCODE']._serialized_end=2182
-  _globals['_TRANSPORT']._serialized_start=2184
-  _globals['_TRANSPORT']._serialized_end=2281
-  _globals['_WIREFORMAT']._serialized_start=2284
-  _globals['_WIREFORMAT']._serialized_end=2434
+  _globals['_DTYPE']._serialized_start=1579
+  _globals['_DTYPE']._serialized_end=1786
+  _globals['_KIND']._serialized_start=1788
+  _globals['_KIND']._serialized_end=1853
+  _globals['_NONFINITE']._serialized_start=1855
+  _globals['_NONFINITE']._serialized_end=1960
+  _globals['_BUFFERS']._serialized_start=1962
+  _globals['_BUFFERS']._serialized_end=2055
+  _globals['_EVICTION']._serialized_start=2057
+  _globals['_EVICTION']._serialized_end=2150
+  _globals['_MODE']._serialized_start=2152
+  _globals['_MODE']._serialized_end=2225
+  _globals['_STALEPOLICY']._serialized_start=2227
+  _globals['_STALEPOLICY']._serialized_end=2344
+  _globals['_ERRORCODE']._serialized_start=2347
+  _globals['_ERRORCODE']._serialized_end=2849
+  _globals['_TRANSPORT']._serialized_start=2851
+  _globals['_TRANSPORT']._serialized_end=2948
+  _globals['_WIREFORMAT']._serialized_start=2951
+  _globals['_WIREFORMAT']._serialized_end=3101
   _globals['_VARIABLE']._serialized_start=48
   _globals['_VARIABLE']._serialized_end=176
-  _globals['_MODELSPEC']._serialized_start=179
-  _globals['_MODELSPEC']._serialized_end=396
-  _globals['_SLICE']._serialized_start=398
-  _globals['_SLICE']._serialized_end=474
-  _globals['_SHARDMAP']._serialized_start=477
-  _globals['_SHARDMAP']._serialized_end=621
-  _globals['_CONSISTENCY']._serialized_start=624
-  _globals['_CONSISTENCY']._serialized_end=807
-  _globals['_ERRORDETAIL']._serialized_start=810
-  _globals['_ERRORDETAIL']._serialized_end=964
-  _globals['_WIRE']._serialized_start=966
-  _globals['_WIRE']._serialized_end=1031
+  _globals['_ROWINIT']._serialized_start=178
+  _globals['_ROWINIT']._serialized_end=228
+  _globals['_ROWLIFE']._serialized_start=231
+  _globals['_ROWLIFE']._serialized_end=410
+  _globals['_TABLESPEC']._serialized_start=413
+  _globals['_TABLESPEC']._serialized_end=596
+  _globals['_TABLEPLACEMENT']._serialized_start=598
+  _globals['_TABLEPLACEMENT']._serialized_end=630
+  _globals['_MODELSPEC']._serialized_start=633
+  _globals['_MODELSPEC']._serialized_end=893
+  _globals['_SLICE']._serialized_start=895
+  _globals['_SLICE']._serialized_end=971
+  _globals['_SHARDMAP']._serialized_start=974
+  _globals['_SHARDMAP']._serialized_end=1166
+  _globals['_CONSISTENCY']._serialized_start=1169
+  _globals['_CONSISTENCY']._serialized_end=1352
+  _globals['_ERRORDETAIL']._serialized_start=1355
+  _globals['_ERRORDETAIL']._serialized_end=1509
+  _globals['_WIRE']._serialized_start=1511
+  _globals['_WIRE']._serialized_end=1576
 # @@protoc_insertion_point(module_scope)

@@ -41,6 +41,13 @@ class Buffers(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BUFFERS_AVERAGE: _ClassVar[Buffers]
     BUFFERS_LOCAL: _ClassVar[Buffers]
 
+class Eviction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EVICTION_UNSPECIFIED: _ClassVar[Eviction]
+    EVICTION_REFUSE: _ClassVar[Eviction]
+    EVICTION_LRU: _ClassVar[Eviction]
+    EVICTION_LFU: _ClassVar[Eviction]
+
 class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     MODE_UNSPECIFIED: _ClassVar[Mode]
@@ -73,6 +80,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_STORAGE_FULL: _ClassVar[ErrorCode]
     ERROR_CODE_DAMAGED_DATA: _ClassVar[ErrorCode]
     ERROR_CODE_MODEL_MOVED: _ClassVar[ErrorCode]
+    ERROR_CODE_TABLE_FULL: _ClassVar[ErrorCode]
 
 class Transport(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -111,6 +119,10 @@ BUFFERS_UNSPECIFIED: Buffers
 BUFFERS_RANK0: Buffers
 BUFFERS_AVERAGE: Buffers
 BUFFERS_LOCAL: Buffers
+EVICTION_UNSPECIFIED: Eviction
+EVICTION_REFUSE: Eviction
+EVICTION_LRU: Eviction
+EVICTION_LFU: Eviction
 MODE_UNSPECIFIED: Mode
 MODE_ASYNC: Mode
 MODE_SSP: Mode
@@ -135,6 +147,7 @@ ERROR_CODE_STATE_LOST: ErrorCode
 ERROR_CODE_STORAGE_FULL: ErrorCode
 ERROR_CODE_DAMAGED_DATA: ErrorCode
 ERROR_CODE_MODEL_MOVED: ErrorCode
+ERROR_CODE_TABLE_FULL: ErrorCode
 TRANSPORT_UNSPECIFIED: Transport
 TRANSPORT_GRPC: Transport
 TRANSPORT_SHM: Transport
@@ -160,8 +173,60 @@ class Variable(_message.Message):
     group: int
     def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[_Union[DType, str]] = ..., kind: _Optional[_Union[Kind, str]] = ..., group: _Optional[int] = ...) -> None: ...
 
+class RowInit(_message.Message):
+    __slots__ = ("kind", "low", "high")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    low: float
+    high: float
+    def __init__(self, kind: _Optional[str] = ..., low: _Optional[float] = ..., high: _Optional[float] = ...) -> None: ...
+
+class RowLife(_message.Message):
+    __slots__ = ("admit_after", "admit_probability", "expire_after_updates", "expire_after_seconds", "max_rows", "eviction")
+    ADMIT_AFTER_FIELD_NUMBER: _ClassVar[int]
+    ADMIT_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    EXPIRE_AFTER_UPDATES_FIELD_NUMBER: _ClassVar[int]
+    EXPIRE_AFTER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
+    EVICTION_FIELD_NUMBER: _ClassVar[int]
+    admit_after: int
+    admit_probability: float
+    expire_after_updates: int
+    expire_after_seconds: float
+    max_rows: int
+    eviction: Eviction
+    def __init__(self, admit_after: _Optional[int] = ..., admit_probability: _Optional[float] = ..., expire_after_updates: _Optional[int] = ..., expire_after_seconds: _Optional[float] = ..., max_rows: _Optional[int] = ..., eviction: _Optional[_Union[Eviction, str]] = ...) -> None: ...
+
+class TableSpec(_message.Message):
+    __slots__ = ("name", "dim", "buckets", "seed", "init", "optimizer", "options", "life")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIM_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    INIT_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dim: int
+    buckets: int
+    seed: int
+    init: RowInit
+    optimizer: str
+    options: str
+    life: RowLife
+    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., buckets: _Optional[int] = ..., seed: _Optional[int] = ..., init: _Optional[_Union[RowInit, _Mapping]] = ..., optimizer: _Optional[str] = ..., options: _Optional[str] = ..., life: _Optional[_Union[RowLife, _Mapping]] = ...) -> None: ...
+
+class TablePlacement(_message.Message):
+    __slots__ = ("shards",)
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    shards: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, shards: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class ModelSpec(_message.Message):
-    __slots__ = ("name", "optimizer", "variables", "group_options", "nonfinite", "buffers", "unsplit")
+    __slots__ = ("name", "optimizer", "variables", "group_options", "nonfinite", "buffers", "unsplit", "tables")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     VARIABLES_FIELD_NUMBER: _ClassVar[int]
@@ -169,6 +234,7 @@ class ModelSpec(_message.Message):
     NONFINITE_FIELD_NUMBER: _ClassVar[int]
     BUFFERS_FIELD_NUMBER: _ClassVar[int]
     UNSPLIT_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
     name: str
     optimizer: str
     variables: _containers.RepeatedCompositeFieldContainer[Variable]
@@ -176,7 +242,8 @@ class ModelSpec(_message.Message):
     nonfinite: NonFinite
     buffers: Buffers
     unsplit: bool
-    def __init__(self, name: _Optional[str] = ..., optimizer: _Optional[str] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ..., group_options: _Optional[_Iterable[str]] = ..., nonfinite: _Optional[_Union[NonFinite, str]] = ..., buffers: _Optional[_Union[Buffers, str]] = ..., unsplit: bool = ...) -> None: ...
+    tables: _containers.RepeatedCompositeFieldContainer[TableSpec]
+    def __init__(self, name: _Optional[str] = ..., optimizer: _Optional[str] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ..., group_options: _Optional[_Iterable[str]] = ..., nonfinite: _Optional[_Union[NonFinite, str]] = ..., buffers: _Optional[_Union[Buffers, str]] = ..., unsplit: bool = ..., tables: _Optional[_Iterable[_Union[TableSpec, _Mapping]]] = ...) -> None: ...
 
 class Slice(_message.Message):
     __slots__ = ("variable", "row_begin", "row_end", "shard")
@@ -191,18 +258,20 @@ class Slice(_message.Message):
     def __init__(self, variable: _Optional[int] = ..., row_begin: _Optional[int] = ..., row_end: _Optional[int] = ..., shard: _Optional[int] = ...) -> None: ...
 
 class ShardMap(_message.Message):
-    __slots__ = ("epoch", "spec", "shards", "slices", "restored_from")
+    __slots__ = ("epoch", "spec", "shards", "slices", "restored_from", "tables")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     SLICES_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FROM_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     spec: ModelSpec
     shards: int
     slices: _containers.RepeatedCompositeFieldContainer[Slice]
     restored_from: str
-    def __init__(self, epoch: _Optional[int] = ..., spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., shards: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[Slice, _Mapping]]] = ..., restored_from: _Optional[str] = ...) -> None: ...
+    tables: _containers.RepeatedCompositeFieldContainer[TablePlacement]
+    def __init__(self, epoch: _Optional[int] = ..., spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., shards: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[Slice, _Mapping]]] = ..., restored_from: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TablePlacement, _Mapping]]] = ...) -> None: ...
 
 class Consistency(_message.Message):
     __slots__ = ("mode", "staleness", "backup", "stale_policy", "stale_threshold", "grace_seconds")

@@ -43,7 +43,7 @@ class LoadRecord(_message.Message):
     def __init__(self, model: _Optional[str] = ..., with_region: bool = ..., state: _Optional[_Iterable[_Union[_shard_pb2.StateTensor, _Mapping]]] = ..., with_state: bool = ..., tracker: _Optional[str] = ...) -> None: ...
 
 class UpdateRecord(_message.Message):
-    __slots__ = ("model", "version", "pushes", "absent", "group_options", "scale", "buffer_weight", "is_round")
+    __slots__ = ("model", "version", "pushes", "absent", "group_options", "scale", "buffer_weight", "is_round", "tables")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PUSHES_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class UpdateRecord(_message.Message):
     SCALE_FIELD_NUMBER: _ClassVar[int]
     BUFFER_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     IS_ROUND_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
     model: str
     version: int
     pushes: _containers.RepeatedCompositeFieldContainer[LoggedPush]
@@ -60,19 +61,68 @@ class UpdateRecord(_message.Message):
     scale: float
     buffer_weight: float
     is_round: bool
-    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ..., pushes: _Optional[_Iterable[_Union[LoggedPush, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ..., group_options: _Optional[_Iterable[str]] = ..., scale: _Optional[float] = ..., buffer_weight: _Optional[float] = ..., is_round: bool = ...) -> None: ...
+    tables: _containers.RepeatedCompositeFieldContainer[TableUpdate]
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ..., pushes: _Optional[_Iterable[_Union[LoggedPush, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ..., group_options: _Optional[_Iterable[str]] = ..., scale: _Optional[float] = ..., buffer_weight: _Optional[float] = ..., is_round: bool = ..., tables: _Optional[_Iterable[_Union[TableUpdate, _Mapping]]] = ...) -> None: ...
+
+class TableUpdate(_message.Message):
+    __slots__ = ("table", "rows", "updates", "options")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    UPDATES_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    table: int
+    rows: int
+    updates: int
+    options: str
+    def __init__(self, table: _Optional[int] = ..., rows: _Optional[int] = ..., updates: _Optional[int] = ..., options: _Optional[str] = ...) -> None: ...
+
+class LoadRowsRecord(_message.Message):
+    __slots__ = ("model", "table", "rows", "with_state", "only_new")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    WITH_STATE_FIELD_NUMBER: _ClassVar[int]
+    ONLY_NEW_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    table: int
+    rows: int
+    with_state: bool
+    only_new: bool
+    def __init__(self, model: _Optional[str] = ..., table: _Optional[int] = ..., rows: _Optional[int] = ..., with_state: bool = ..., only_new: bool = ...) -> None: ...
+
+class DropRowsRecord(_message.Message):
+    __slots__ = ("model", "table", "rows", "waiting")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    table: int
+    rows: int
+    waiting: int
+    def __init__(self, model: _Optional[str] = ..., table: _Optional[int] = ..., rows: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+
+class BucketsRecord(_message.Message):
+    __slots__ = ("model", "buckets")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    buckets: _containers.RepeatedCompositeFieldContainer[_shard_pb2.Bucket]
+    def __init__(self, model: _Optional[str] = ..., buckets: _Optional[_Iterable[_Union[_shard_pb2.Bucket, _Mapping]]] = ...) -> None: ...
 
 class PrepareRecord(_message.Message):
-    __slots__ = ("shard_map", "incoming", "state", "tracker")
+    __slots__ = ("shard_map", "incoming", "state", "tracker", "buckets")
     SHARD_MAP_FIELD_NUMBER: _ClassVar[int]
     INCOMING_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     TRACKER_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
     shard_map: _common_pb2.ShardMap
     incoming: _containers.RepeatedScalarFieldContainer[int]
     state: _containers.RepeatedCompositeFieldContainer[_shard_pb2.StateTensor]
     tracker: str
-    def __init__(self, shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ..., incoming: _Optional[_Iterable[int]] = ..., state: _Optional[_Iterable[_Union[_shard_pb2.StateTensor, _Mapping]]] = ..., tracker: _Optional[str] = ...) -> None: ...
+    buckets: _containers.RepeatedCompositeFieldContainer[_shard_pb2.Bucket]
+    def __init__(self, shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ..., incoming: _Optional[_Iterable[int]] = ..., state: _Optional[_Iterable[_Union[_shard_pb2.StateTensor, _Mapping]]] = ..., tracker: _Optional[str] = ..., buckets: _Optional[_Iterable[_Union[_shard_pb2.Bucket, _Mapping]]] = ...) -> None: ...
 
 class SwitchRecord(_message.Message):
     __slots__ = ("model", "epoch")
@@ -83,15 +133,21 @@ class SwitchRecord(_message.Message):
     def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class LogRecord(_message.Message):
-    __slots__ = ("place", "load", "update", "prepare", "switch")
+    __slots__ = ("place", "load", "update", "prepare", "switch", "load_rows", "drop_rows", "buckets")
     PLACE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     UPDATE_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     SWITCH_FIELD_NUMBER: _ClassVar[int]
+    LOAD_ROWS_FIELD_NUMBER: _ClassVar[int]
+    DROP_ROWS_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
     place: PlaceRecord
     load: LoadRecord
     update: UpdateRecord
     prepare: PrepareRecord
     switch: SwitchRecord
-    def __init__(self, place: _Optional[_Union[PlaceRecord, _Mapping]] = ..., load: _Optional[_Union[LoadRecord, _Mapping]] = ..., update: _Optional[_Union[UpdateRecord, _Mapping]] = ..., prepare: _Optional[_Union[PrepareRecord, _Mapping]] = ..., switch: _Optional[_Union[SwitchRecord, _Mapping]] = ...) -> None: ...
+    load_rows: LoadRowsRecord
+    drop_rows: DropRowsRecord
+    buckets: BucketsRecord
+    def __init__(self, place: _Optional[_Union[PlaceRecord, _Mapping]] = ..., load: _Optional[_Union[LoadRecord, _Mapping]] = ..., update: _Optional[_Union[UpdateRecord, _Mapping]] = ..., prepare: _Optional[_Union[PrepareRecord, _Mapping]] = ..., switch: _Optional[_Union[SwitchRecord, _Mapping]] = ..., load_rows: _Optional[_Union[LoadRowsRecord, _Mapping]] = ..., drop_rows: _Optional[_Union[DropRowsRecord, _Mapping]] = ..., buckets: _Optional[_Union[BucketsRecord, _Mapping]] = ...) -> None: ...

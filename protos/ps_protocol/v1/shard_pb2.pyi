@@ -35,6 +35,14 @@ class WorkerId(_message.Message):
     incarnation: int
     def __init__(self, rank: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
+class TableRows(_message.Message):
+    __slots__ = ("table", "rows")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    table: int
+    rows: int
+    def __init__(self, table: _Optional[int] = ..., rows: _Optional[int] = ...) -> None: ...
+
 class Chunk(_message.Message):
     __slots__ = ("position", "payload")
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -122,7 +130,7 @@ class Stage(_message.Message):
     def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("sequence", "phase", "clock", "pulled_version", "absent", "group_options", "with_buffers", "skipped", "push_only", "finite", "payload", "segment", "ahead", "staged")
+    __slots__ = ("sequence", "phase", "clock", "pulled_version", "absent", "group_options", "with_buffers", "skipped", "push_only", "finite", "payload", "segment", "ahead", "staged", "tables", "table_options")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +145,8 @@ class PushHeader(_message.Message):
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
     AHEAD_FIELD_NUMBER: _ClassVar[int]
     STAGED_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    TABLE_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     phase: int
     clock: int
@@ -151,7 +161,39 @@ class PushHeader(_message.Message):
     segment: int
     ahead: int
     staged: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, sequence: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., pulled_version: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., group_options: _Optional[_Iterable[str]] = ..., with_buffers: bool = ..., skipped: bool = ..., push_only: bool = ..., finite: bool = ..., payload: _Optional[bytes] = ..., segment: _Optional[int] = ..., ahead: _Optional[int] = ..., staged: _Optional[_Iterable[int]] = ...) -> None: ...
+    tables: _containers.RepeatedCompositeFieldContainer[TableRows]
+    table_options: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, sequence: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., pulled_version: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., group_options: _Optional[_Iterable[str]] = ..., with_buffers: bool = ..., skipped: bool = ..., push_only: bool = ..., finite: bool = ..., payload: _Optional[bytes] = ..., segment: _Optional[int] = ..., ahead: _Optional[int] = ..., staged: _Optional[_Iterable[int]] = ..., tables: _Optional[_Iterable[_Union[TableRows, _Mapping]]] = ..., table_options: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Lookup(_message.Message):
+    __slots__ = ("number", "tables", "phase", "clock", "now", "payload")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    NOW_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    tables: _containers.RepeatedCompositeFieldContainer[TableRows]
+    phase: int
+    clock: int
+    now: bool
+    payload: bytes
+    def __init__(self, number: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableRows, _Mapping]]] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., now: bool = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class Rows(_message.Message):
+    __slots__ = ("number", "version", "payload_bytes", "payload", "error")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    version: int
+    payload_bytes: int
+    payload: bytes
+    error: _common_pb2.ErrorDetail
+    def __init__(self, number: _Optional[int] = ..., version: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ..., error: _Optional[_Union[_common_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ()
@@ -168,7 +210,7 @@ class Arrive(_message.Message):
     def __init__(self, phase: _Optional[int] = ...) -> None: ...
 
 class StepRequest(_message.Message):
-    __slots__ = ("open", "push", "chunk", "arrive", "release", "attach", "confirm", "fetch", "stage")
+    __slots__ = ("open", "push", "chunk", "arrive", "release", "attach", "confirm", "fetch", "stage", "lookup")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +220,7 @@ class StepRequest(_message.Message):
     CONFIRM_FIELD_NUMBER: _ClassVar[int]
     FETCH_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
+    LOOKUP_FIELD_NUMBER: _ClassVar[int]
     open: Open
     push: PushHeader
     chunk: Chunk
@@ -187,7 +230,8 @@ class StepRequest(_message.Message):
     confirm: Confirm
     fetch: Fetch
     stage: Stage
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., push: _Optional[_Union[PushHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ...) -> None: ...
+    lookup: Lookup
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., push: _Optional[_Union[PushHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ...) -> None: ...
 
 class StepResult(_message.Message):
     __slots__ = ("sequence", "outcome", "version", "staleness", "clock", "absent", "with_buffers", "payload_bytes", "error", "payload", "segment", "encoded")
@@ -224,20 +268,156 @@ class Waiting(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class StepReply(_message.Message):
-    __slots__ = ("opened", "result", "chunk", "waiting", "attached", "refused")
+    __slots__ = ("opened", "result", "chunk", "waiting", "attached", "refused", "rows")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
     opened: Opened
     result: StepResult
     chunk: Chunk
     waiting: Waiting
     attached: Attached
     refused: _common_pb2.ErrorDetail
-    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., result: _Optional[_Union[StepResult, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., refused: _Optional[_Union[_common_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+    rows: Rows
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., result: _Optional[_Union[StepResult, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., refused: _Optional[_Union[_common_pb2.ErrorDetail, _Mapping]] = ..., rows: _Optional[_Union[Rows, _Mapping]] = ...) -> None: ...
+
+class GetRowsRequest(_message.Message):
+    __slots__ = ("model", "epoch", "table", "ids")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    epoch: int
+    table: int
+    ids: bytes
+    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ..., table: _Optional[int] = ..., ids: _Optional[bytes] = ...) -> None: ...
+
+class LoadRowsHeader(_message.Message):
+    __slots__ = ("model", "epoch", "table", "rows", "with_state", "only_new")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    WITH_STATE_FIELD_NUMBER: _ClassVar[int]
+    ONLY_NEW_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    epoch: int
+    table: int
+    rows: int
+    with_state: bool
+    only_new: bool
+    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ..., table: _Optional[int] = ..., rows: _Optional[int] = ..., with_state: bool = ..., only_new: bool = ...) -> None: ...
+
+class LoadRowsRequest(_message.Message):
+    __slots__ = ("header", "chunk")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    header: LoadRowsHeader
+    chunk: Chunk
+    def __init__(self, header: _Optional[_Union[LoadRowsHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+
+class LoadRowsReply(_message.Message):
+    __slots__ = ("written",)
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    written: int
+    def __init__(self, written: _Optional[int] = ...) -> None: ...
+
+class SaveBucketsRequest(_message.Message):
+    __slots__ = ("model", "epoch", "table", "buckets")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    epoch: int
+    table: int
+    buckets: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ..., table: _Optional[int] = ..., buckets: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Bucket(_message.Message):
+    __slots__ = ("table", "bucket", "rows", "waiting", "width", "updates", "payload_bytes")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    UPDATES_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    table: int
+    bucket: int
+    rows: int
+    waiting: int
+    width: int
+    updates: int
+    payload_bytes: int
+    def __init__(self, table: _Optional[int] = ..., bucket: _Optional[int] = ..., rows: _Optional[int] = ..., waiting: _Optional[int] = ..., width: _Optional[int] = ..., updates: _Optional[int] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
+
+class SaveBucketsReply(_message.Message):
+    __slots__ = ("bucket", "chunk", "tracker")
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    TRACKER_FIELD_NUMBER: _ClassVar[int]
+    bucket: Bucket
+    chunk: Chunk
+    tracker: str
+    def __init__(self, bucket: _Optional[_Union[Bucket, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., tracker: _Optional[str] = ...) -> None: ...
+
+class FeedCursor(_message.Message):
+    __slots__ = ("lineage", "updates", "changes", "epoch")
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    UPDATES_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    lineage: str
+    updates: int
+    changes: int
+    epoch: int
+    def __init__(self, lineage: _Optional[str] = ..., updates: _Optional[int] = ..., changes: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class FeedRequest(_message.Message):
+    __slots__ = ("model", "table", "cursor", "follow", "with_state")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    WITH_STATE_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    table: int
+    cursor: FeedCursor
+    follow: bool
+    with_state: bool
+    def __init__(self, model: _Optional[str] = ..., table: _Optional[int] = ..., cursor: _Optional[_Union[FeedCursor, _Mapping]] = ..., follow: bool = ..., with_state: bool = ...) -> None: ...
+
+class FeedReply(_message.Message):
+    __slots__ = ("batch", "chunk")
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    batch: FeedBatch
+    chunk: Chunk
+    def __init__(self, batch: _Optional[_Union[FeedBatch, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+
+class FeedBatch(_message.Message):
+    __slots__ = ("cursor", "buckets", "deleted", "rows", "width", "payload_bytes", "current")
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_FIELD_NUMBER: _ClassVar[int]
+    cursor: FeedCursor
+    buckets: _containers.RepeatedScalarFieldContainer[int]
+    deleted: bytes
+    rows: int
+    width: int
+    payload_bytes: int
+    current: bool
+    def __init__(self, cursor: _Optional[_Union[FeedCursor, _Mapping]] = ..., buckets: _Optional[_Iterable[int]] = ..., deleted: _Optional[bytes] = ..., rows: _Optional[int] = ..., width: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., current: bool = ...) -> None: ...
 
 class PullRequest(_message.Message):
     __slots__ = ("model", "epoch")
@@ -358,14 +538,16 @@ class FreezeReply(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[ModelCut, _Mapping]]] = ...) -> None: ...
 
 class CutRequest(_message.Message):
-    __slots__ = ("cut", "models", "folder")
+    __slots__ = ("cut", "models", "folder", "full_every")
     CUT_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     FOLDER_FIELD_NUMBER: _ClassVar[int]
+    FULL_EVERY_FIELD_NUMBER: _ClassVar[int]
     cut: str
     models: _containers.RepeatedCompositeFieldContainer[ModelCut]
     folder: str
-    def __init__(self, cut: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelCut, _Mapping]]] = ..., folder: _Optional[str] = ...) -> None: ...
+    full_every: int
+    def __init__(self, cut: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelCut, _Mapping]]] = ..., folder: _Optional[str] = ..., full_every: _Optional[int] = ...) -> None: ...
 
 class CutReply(_message.Message):
     __slots__ = ("models", "parts")
@@ -504,6 +686,14 @@ class BlockCopy(_message.Message):
     payload_bytes: int
     def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., begin: _Optional[int] = ..., end: _Optional[int] = ..., number: _Optional[int] = ..., state: _Optional[_Iterable[_Union[StateTensor, _Mapping]]] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
 
+class BucketsCopy(_message.Message):
+    __slots__ = ("buckets", "number")
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    buckets: _containers.RepeatedCompositeFieldContainer[Bucket]
+    number: int
+    def __init__(self, buckets: _Optional[_Iterable[_Union[Bucket, _Mapping]]] = ..., number: _Optional[int] = ...) -> None: ...
+
 class Copied(_message.Message):
     __slots__ = ("through",)
     THROUGH_FIELD_NUMBER: _ClassVar[int]
@@ -511,18 +701,20 @@ class Copied(_message.Message):
     def __init__(self, through: _Optional[int] = ...) -> None: ...
 
 class FollowReply(_message.Message):
-    __slots__ = ("following", "chunk", "model", "block", "copied")
+    __slots__ = ("following", "chunk", "model", "block", "copied", "buckets")
     FOLLOWING_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     COPIED_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
     following: Following
     chunk: Chunk
     model: ModelCopy
     block: BlockCopy
     copied: Copied
-    def __init__(self, following: _Optional[_Union[Following, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., model: _Optional[_Union[ModelCopy, _Mapping]] = ..., block: _Optional[_Union[BlockCopy, _Mapping]] = ..., copied: _Optional[_Union[Copied, _Mapping]] = ...) -> None: ...
+    buckets: BucketsCopy
+    def __init__(self, following: _Optional[_Union[Following, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., model: _Optional[_Union[ModelCopy, _Mapping]] = ..., block: _Optional[_Union[BlockCopy, _Mapping]] = ..., copied: _Optional[_Union[Copied, _Mapping]] = ..., buckets: _Optional[_Union[BucketsCopy, _Mapping]] = ...) -> None: ...
 
 class GetModelRequest(_message.Message):
     __slots__ = ("model",)
@@ -547,7 +739,7 @@ class WorkerClock(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., last_sequence: _Optional[int] = ..., transport: _Optional[_Union[_common_pb2.Transport, str]] = ...) -> None: ...
 
 class ModelStatus(_message.Message):
-    __slots__ = ("shard_map", "version", "initialised", "consistency", "clocks", "staleness_counts", "outcomes", "parked_pulls")
+    __slots__ = ("shard_map", "version", "initialised", "consistency", "clocks", "staleness_counts", "outcomes", "parked_pulls", "tables")
     class OutcomesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -563,6 +755,7 @@ class ModelStatus(_message.Message):
     STALENESS_COUNTS_FIELD_NUMBER: _ClassVar[int]
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     PARKED_PULLS_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
     shard_map: _common_pb2.ShardMap
     version: int
     initialised: bool
@@ -571,4 +764,25 @@ class ModelStatus(_message.Message):
     staleness_counts: _containers.RepeatedScalarFieldContainer[int]
     outcomes: _containers.ScalarMap[str, int]
     parked_pulls: int
-    def __init__(self, shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ..., version: _Optional[int] = ..., initialised: bool = ..., consistency: _Optional[_Union[_common_pb2.Consistency, _Mapping]] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., outcomes: _Optional[_Mapping[str, int]] = ..., parked_pulls: _Optional[int] = ...) -> None: ...
+    tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
+    def __init__(self, shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ..., version: _Optional[int] = ..., initialised: bool = ..., consistency: _Optional[_Union[_common_pb2.Consistency, _Mapping]] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., outcomes: _Optional[_Mapping[str, int]] = ..., parked_pulls: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ...) -> None: ...
+
+class TableStatus(_message.Message):
+    __slots__ = ("name", "rows", "waiting", "size_bytes", "updates", "inserted", "expired", "evicted")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UPDATES_FIELD_NUMBER: _ClassVar[int]
+    INSERTED_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    rows: int
+    waiting: int
+    size_bytes: int
+    updates: int
+    inserted: int
+    expired: int
+    evicted: int
+    def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ..., waiting: _Optional[int] = ..., size_bytes: _Optional[int] = ..., updates: _Optional[int] = ..., inserted: _Optional[int] = ..., expired: _Optional[int] = ..., evicted: _Optional[int] = ...) -> None: ...

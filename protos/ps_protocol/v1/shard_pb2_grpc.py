@@ -64,6 +64,26 @@ class ShardStub(object):
                 request_serializer=ps__protocol_dot_v1_dot_shard__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.ModelStatus.FromString,
                 _registered_method=True)
+        self.GetRows = channel.unary_stream(
+                '/ps_protocol.v1.Shard/GetRows',
+                request_serializer=ps__protocol_dot_v1_dot_shard__pb2.GetRowsRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.StepReply.FromString,
+                _registered_method=True)
+        self.LoadRows = channel.stream_unary(
+                '/ps_protocol.v1.Shard/LoadRows',
+                request_serializer=ps__protocol_dot_v1_dot_shard__pb2.LoadRowsRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.LoadRowsReply.FromString,
+                _registered_method=True)
+        self.SaveBuckets = channel.unary_stream(
+                '/ps_protocol.v1.Shard/SaveBuckets',
+                request_serializer=ps__protocol_dot_v1_dot_shard__pb2.SaveBucketsRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.SaveBucketsReply.FromString,
+                _registered_method=True)
+        self.Feed = channel.unary_stream(
+                '/ps_protocol.v1.Shard/Feed',
+                request_serializer=ps__protocol_dot_v1_dot_shard__pb2.FeedRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.FeedReply.FromString,
+                _registered_method=True)
         self.Follow = channel.stream_stream(
                 '/ps_protocol.v1.Shard/Follow',
                 request_serializer=ps__protocol_dot_v1_dot_shard__pb2.FollowRequest.SerializeToString,
@@ -142,6 +162,35 @@ class ShardServicer(object):
 
     def GetModel(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRows(self, request, context):
+        """Rows as they are now, whatever the mode: Rows, then chunks. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LoadRows(self, request_iterator, context):
+        """Write rows, new ones or over those there: header, chunks. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SaveBuckets(self, request, context):
+        """Everything a shard has of some buckets, bucket by bucket: header, chunks. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Feed(self, request, context):
+        """What changed in a table since a cursor, and then what changes: batches of touched and deleted rows, in the order of
+        their last use, each at least once. Not repeated as a call; after a break the reader goes on from its last cursor.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -231,6 +280,26 @@ def add_ShardServicer_to_server(servicer, server):
                     servicer.GetModel,
                     request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.GetModelRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_shard__pb2.ModelStatus.SerializeToString,
+            ),
+            'GetRows': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetRows,
+                    request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.GetRowsRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_shard__pb2.StepReply.SerializeToString,
+            ),
+            'LoadRows': grpc.stream_unary_rpc_method_handler(
+                    servicer.LoadRows,
+                    request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.LoadRowsRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_shard__pb2.LoadRowsReply.SerializeToString,
+            ),
+            'SaveBuckets': grpc.unary_stream_rpc_method_handler(
+                    servicer.SaveBuckets,
+                    request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.SaveBucketsRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_shard__pb2.SaveBucketsReply.SerializeToString,
+            ),
+            'Feed': grpc.unary_stream_rpc_method_handler(
+                    servicer.Feed,
+                    request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.FeedRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_shard__pb2.FeedReply.SerializeToString,
             ),
             'Follow': grpc.stream_stream_rpc_method_handler(
                     servicer.Follow,
@@ -430,6 +499,114 @@ class Shard(object):
             '/ps_protocol.v1.Shard/GetModel',
             ps__protocol_dot_v1_dot_shard__pb2.GetModelRequest.SerializeToString,
             ps__protocol_dot_v1_dot_shard__pb2.ModelStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRows(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/ps_protocol.v1.Shard/GetRows',
+            ps__protocol_dot_v1_dot_shard__pb2.GetRowsRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_shard__pb2.StepReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadRows(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/ps_protocol.v1.Shard/LoadRows',
+            ps__protocol_dot_v1_dot_shard__pb2.LoadRowsRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_shard__pb2.LoadRowsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SaveBuckets(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/ps_protocol.v1.Shard/SaveBuckets',
+            ps__protocol_dot_v1_dot_shard__pb2.SaveBucketsRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_shard__pb2.SaveBucketsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Feed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/ps_protocol.v1.Shard/Feed',
+            ps__protocol_dot_v1_dot_shard__pb2.FeedRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_shard__pb2.FeedReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -14,6 +14,9 @@ from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_server.optimizers import Region
 
+#: Messages that a payload comes with.
+Payload = pb.StepResult | pb.Rows
+
 
 class Carrier(Protocol):
     """One stream's messages both ways. Used on the event loop by one reader and one writer at a time.
@@ -43,7 +46,7 @@ class Carrier(Protocol):
         """Send ``result`` and ``ranges`` of ``region``; returns when the region is not read any more."""
         ...
 
-    async def send_payload(self, result: pb.StepResult, payload: Sequence[memoryview]) -> None:
+    async def send_payload(self, result: Payload, payload: Sequence[memoryview]) -> None:
         """Send ``result`` and ``payload``; returns when the payload is not read any more."""
         ...
 
@@ -75,7 +78,12 @@ def scatter(payload: bytes, pieces: Sequence[memoryview]) -> None:
         at += len(piece)
 
 
-def put_inline(result: pb.StepResult, payload: Sequence[memoryview]) -> bool:
+def reply_of(message: Payload) -> pb.StepReply:
+    """The reply that carries ``message``."""
+    return pb.StepReply(rows=message) if isinstance(message, pb.Rows) else pb.StepReply(result=message)
+
+
+def put_inline(result: Payload, payload: Sequence[memoryview]) -> bool:
     """Announce the payload, and put it into ``result`` when it is small; whether it was."""
     result.payload_bytes = sum(map(len, payload))
     if result.payload_bytes > INLINE_BYTES:

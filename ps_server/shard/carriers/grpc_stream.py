@@ -15,7 +15,7 @@ from ps_protocol.messages import STALL_SECONDS
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_server.optimizers import Region
-from ps_server.shard.carriers.carrier import no_segments, parse_request, put_inline
+from ps_server.shard.carriers.carrier import Payload, no_segments, parse_request, put_inline, reply_of
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -80,10 +80,10 @@ class GrpcCarrier:
         """As any payload."""
         await self.send_payload(result, pieces_of(region.bytes, ranges))
 
-    async def send_payload(self, result: pb.StepResult, payload: Sequence[memoryview]) -> None:
+    async def send_payload(self, result: Payload, payload: Sequence[memoryview]) -> None:
         """The result, and chunks behind it unless the payload is small."""
         inline = put_inline(result, payload)
-        await self._write(pb.StepReply(result=result).SerializeToString())
+        await self._write(reply_of(result).SerializeToString())
         if not inline:
             for position, pieces in cut(payload):
                 await self._write(encode_chunk(STEP_CHUNK_FIELD, position, pieces))

@@ -25,7 +25,7 @@ from ps_protocol.segments import Recent, Segment
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_server.optimizers import Region
-from ps_server.shard.carriers.carrier import no_segments, parse_request, put_inline
+from ps_server.shard.carriers.carrier import Payload, no_segments, parse_request, put_inline, reply_of
 from ps_server.shard.threads import in_thread
 
 INLINE_TRANSFER_BYTES = 1 << 20
@@ -158,10 +158,10 @@ class SocketCarrier:
         else:
             await self.send_payload(result, pieces)
 
-    async def send_payload(self, result: pb.StepResult, payload: Sequence[memoryview]) -> None:
+    async def send_payload(self, result: Payload, payload: Sequence[memoryview]) -> None:
         """The result with its payload in it or behind it."""
         inline = put_inline(result, payload)
-        await self._send(pb.StepReply(result=result), () if inline else payload)
+        await self._send(reply_of(result), () if inline else payload)
 
     def released(self) -> None:
         """The worker has read the parameters sent last."""

@@ -1,0 +1,46 @@
+"""Lets rows go whose time is over, or for which there is no room: decided beside the training, logged as any change."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from ps_protocol.errors import PsError, StorageFull
+from ps_server.shard.model import ShardModel
+
+logger = logging.getLogger(__name__)
+
+EVERY_SECONDS = 0.5
+"""How often it is looked whether rows have to go."""
+
+
+class Aging:
+    """One task of the shard's event loop. ``models()`` are those that are served.
+
+    A row is never let go while a push that holds its id waits for its round. Which rows go is written down by their
+    ids, so that a replay needs no clock; they go in small lots, between updates.
+    """
+
+    def __init__(self, models: Callable[[], Sequence[ShardModel]], clock: Callable[[], float] = time.time) -> None:
+        self._models = models
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(EVERY_SECONDS)
+            for model in self._models():
+                try:
+                    await self.look(model)
+                except StorageFull as error:
+                    logger.warning("rows of model '%s' stay for now: %s", model.name, error)
+                except PsError as error:
+                    logger.debug("rows of model '%s' stay for now: %s", model.name, error)
+
+    async def look(self, model: ShardModel) -> None:
+        """Let rows of ``model`` go, lot by lot, until all that have to are gone. Raises PsError."""
+        for number in range(len(model.tables)):
+            while await model.age(number, self._clock()):
+                pass

@@ -1,0 +1,126 @@
+"""The calls of a shard about rows of tables: read some, write some, read whole buckets."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.message import DecodeError
+
+from ps_protocol.errors import InvalidRequest
+from ps_protocol.frames import STATE_CHUNK_FIELD, Scatter, cut, encode_chunk, parse_chunk
+from ps_protocol.layout import Layout
+from ps_protocol.tables import Ids
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_server.log import RowsLoaded, bytes_of
+from ps_server.shard.carriers.grpc_stream import Context, GrpcCarrier, read
+from ps_server.shard.pushed_rows import MAX_ROWS_BYTES
+from ps_server.shard.registry import Registry
+
+
+class RowsService:
+    """Called by ShardService on the shard's event loop."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    async def get_rows(self, request: pb.GetRowsRequest, context: Context) -> None:
+        """Rows as they are now, whatever the mode."""
+        model = await self._registry.model(request.model, request.epoch)
+        model.require_values()
+        _table(model.layout, request.table)
+        if len(request.ids) % 8:
+            raise InvalidRequest("ids are not int64", expected="a multiple of 8 bytes", actual=f"{len(request.ids)}")
+        ids = np.frombuffer(request.ids, np.int64).copy()
+        version, rows = await model.look_up([(request.table, ids)])
+        await GrpcCarrier(context).send_payload(pb.Rows(version=version), [rows])
+
+    async def load_rows(self, context: Context) -> pb.LoadRowsReply:
+        """Write rows, new ones or over those there."""
+        message = _parse(await read(context) or b"")
+        if message.WhichOneof("body") != "header":
+            raise InvalidRequest("LoadRows begins with its header", actual=str(message.WhichOneof("body")))
+        header = message.header
+        model = await self._registry.model(header.model, header.epoch)
+        ids, rows = _room(header, model.layout)
+        await _receive(context, [bytes_of(ids), bytes_of(rows)])
+        if not np.isfinite(rows).all():
+            raise InvalidRequest(
+                "rows hold NaN or infinity; nothing was written",
+                variable=model.layout.shard_map.spec.tables[header.table].name,
+                shard=str(model.layout.shard),
+            )
+        model.tables[header.table].check_here(ids)
+        entry = RowsLoaded(model.name, header.table, ids, rows, header.with_state, header.only_new)
+        await model.write_rows(entry, ids.nbytes + rows.nbytes)
+        return pb.LoadRowsReply(written=ids.size)
+
+    async def save_buckets(self, request: pb.SaveBucketsRequest, context: Context) -> None:
+        """Everything of some buckets, each as it is at one moment."""
+        model = await self._registry.model(request.model, request.epoch)
+        model.require_values()
+        _table(model.layout, request.table)
+        here = set(model.layout.buckets[request.table])
+        if elsewhere := [bucket for bucket in request.buckets if bucket not in here]:
+            raise InvalidRequest(
+                "a bucket is not on this shard",
+                variable=model.layout.shard_map.spec.tables[request.table].name,
+                shard=str(model.layout.shard),
+                actual=str(elsewhere[0]),
+            )
+        tracker = json.dumps(model.known_pushes().to_json())
+        for bucket in request.buckets:
+            _, contents = await model.copy_bucket(request.table, bucket)
+            pieces = contents.pieces()
+            reply = pb.SaveBucketsReply(bucket=contents.message(request.table), tracker=tracker)
+            await context.write(reply.SerializeToString())
+            tracker = ""
+            for position, chunk in cut(pieces):
+                await context.write(encode_chunk(STATE_CHUNK_FIELD, position, chunk))
+
+
+def _table(layout: Layout, number: int) -> None:
+    known = len(layout.shard_map.spec.tables)
+    if number >= known:
+        raise InvalidRequest(
+            "a table does not exist", shard=str(layout.shard), expected=f"a number below {known}", actual=str(number)
+        )
+
+
+def _room(header: pb.LoadRowsHeader, layout: Layout) -> tuple[Ids, npt.NDArray[np.float32]]:
+    _table(layout, header.table)
+    spec = layout.shard_map.spec.tables[header.table]
+    width = spec.width if header.with_state else spec.dim
+    if header.rows * (8 + 4 * width) > MAX_ROWS_BYTES:
+        raise InvalidRequest(
+            "more rows than one call may bring",
+            variable=spec.name,
+            expected=f"at most {MAX_ROWS_BYTES // (8 + 4 * width)} rows",
+            actual=str(header.rows),
+            remedy="send them in several calls",
+        )
+    return np.empty(header.rows, np.int64), np.empty((header.rows, width), np.float32)
+
+
+async def _receive(context: Context, pieces: list[memoryview]) -> None:
+    """Chunks until ``pieces`` are full. Raises InvalidRequest."""
+    scatter = Scatter(pieces)
+    while not scatter.complete:
+        if (data := await read(context)) is None:
+            missing = scatter.expected_bytes - scatter.received_bytes
+            raise InvalidRequest("LoadRows ended before its payload", expected=f"{missing} more bytes")
+        chunk = parse_chunk(STATE_CHUNK_FIELD, data)
+        if chunk is None:
+            message = _parse(data)
+            if message.WhichOneof("body") != "chunk":
+                raise InvalidRequest("only chunks may follow the header of LoadRows")
+            chunk = message.chunk.position, memoryview(message.chunk.payload)
+        scatter.write(*chunk)
+
+
+def _parse(data: bytes) -> pb.LoadRowsRequest:
+    try:
+        return pb.LoadRowsRequest.FromString(data)
+    except DecodeError as error:
+        raise InvalidRequest("a message is not a LoadRowsRequest", actual=f"{len(data)} bytes") from error

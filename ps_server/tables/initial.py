@@ -1,0 +1,39 @@
+"""Decides the values that a row has before its first update: a function of seed, table, id and column alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from ps_protocol.tables import Ids, TableSpec
+from ps_server.tables import init_kernels
+
+_KINDS = {"constant": init_kernels.CONSTANT, "uniform": init_kernels.UNIFORM, "normal": init_kernels.NORMAL}
+
+
+class InitialRows:
+    """First values of one table's rows, and of their optimizer state. Immutable."""
+
+    def __init__(self, spec: TableSpec) -> None:
+        key = np.uint64(xxhash.xxh3_64_intdigest(spec.name.encode(), spec.seed))
+        self._values = key, _KINDS[spec.init.kind], spec.init.low, spec.init.high, spec.dim
+        self._dim = spec.dim
+        self._state = first_state(spec)
+
+    def values(self, ids: Ids, rows: npt.NDArray[np.int64], out: npt.NDArray[np.float32]) -> None:
+        """Write the values of ``ids`` to these ``rows`` of ``out``, float32 [any, dim or wider]."""
+        init_kernels.write(ids, rows, *self._values, out)
+
+    def state(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.float32]) -> None:
+        """Write the state to these ``rows`` of ``out``, float32 [any, width]."""
+        if self._state.size:
+            out[rows, self._dim :] = self._state
+
+
+def first_state(spec: TableSpec) -> npt.NDArray[np.float32]:
+    """A row's optimizer state before its first update, float32 [state width]."""
+    state = np.zeros(spec.state_width, np.float32)
+    sums = {"adagrad": spec.dim, "rowwise_adagrad": 1, "ftrl": spec.dim}.get(spec.optimizer, 0)
+    state[:sums] = spec.options.get("initial", 0.0)
+    return state

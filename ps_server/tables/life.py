@@ -1,0 +1,124 @@
+"""Decides which ids get a row, and which rows go: pure, over the columns of a store; ``now`` is told."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from ps_protocol.tables import Eviction, Ids, RowLife
+from ps_server.tables.life_kernels import chosen
+from ps_server.tables.store import RowStore
+
+#: The most rows that go at once.
+LOT_ROWS = 20_000
+#: The most rows looked at in one piece, which takes a few milliseconds.
+WINDOW_ROWS = 1 << 19
+#: Pieces looked at in one call while nothing is found.
+_WINDOWS = 8
+_SAMPLES = 64
+_NEVER = np.iinfo(np.int64).max
+Rows = npt.NDArray[np.int64]
+
+
+def admitted(life: RowLife, seed: int, ids: Ids, uses: npt.NDArray[np.uint32], updates: int) -> npt.NDArray[np.bool_]:
+    """Which ids without a row get one at their present use, in update ``updates``, before which they had ``uses``.
+
+    Chance is a function of seed, id and update, so a replay decides alike.
+    """
+    if life.admit_after > 1:
+        return np.asarray(uses + np.uint64(1) >= life.admit_after)
+    if 0 < life.admit_probability < 1:
+        return np.asarray(chosen(ids, np.uint64(seed), updates, life.admit_probability))
+    return np.ones(ids.size, np.bool_)
+
+
+class Calendar:
+    """Turns seconds into updates of a table. Owned by one Table.
+
+    It knows what it was told since the process began: rows from before have been used then at the latest.
+    """
+
+    def __init__(self, life: RowLife) -> None:
+        self._updates = life.expire_after_updates
+        self._seconds = life.expire_after_seconds
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def expired_through(self, now_seconds: float, updates: int) -> int:
+        """Rows last used in this update or before have expired; -1: none. ``updates``: the table's so far."""
+        by_updates = updates - self._updates if self._updates else -1
+        return max(by_updates, self._by_seconds(now_seconds, updates) if self._seconds else -1)
+
+    def _by_seconds(self, now: float, updates: int) -> int:
+        samples = self._samples
+        if not samples or now - samples[-1][0] >= self._seconds / _SAMPLES:
+            samples.append((now, updates))
+        while len(samples) > 1 and samples[1][0] <= now - self._seconds:
+            samples.popleft()
+        seconds, known = samples[0]
+        return known if seconds <= now - self._seconds else -1
+
+
+class Sweep:
+    """Goes round the rows of one store and picks those to go, a bounded piece at a time. Owned by one Table."""
+
+    def __init__(self, store: RowStore, eviction: Eviction) -> None:
+        self._store = store
+        self._by_uses = eviction is Eviction.LFU and bool(store.uses.size)
+        self._next = 0
+
+    def expired(self, through: int, keep: Rows) -> Rows:
+        """Rows last used in update ``through`` or before, none of ``keep``, at most LOT_ROWS."""
+        if through >= 0:
+            for begin, end in self._windows():
+                rows = begin + np.flatnonzero(self._store.touched[begin:end] <= through)
+                if (rows := rows[~np.isin(rows, keep)]).size:
+                    return self._lot(rows, begin)
+        return np.empty(0, np.int64)
+
+    def evicted(self, most: int, keep: Rows) -> Rows:
+        """When there are more than ``most`` rows, some so that a 64th of that becomes free, none of ``keep``.
+
+        The least recently or least frequently used of all rows; of very many, of the window looked at, by a threshold
+        that a sample of all gives.
+        """
+        count = self._store.count
+        if count <= most:
+            return np.empty(0, np.int64)
+        excess = min(count, count - most + most // 64)
+        stride = -(-count // WINDOW_ROWS)
+        sample = self._keys(slice(0, count, stride))
+        for begin, end in self._windows():
+            keys = self._keys(slice(begin, end))
+            here = keep[(keep >= begin) & (keep < end)] - begin
+            keys[here] = _NEVER
+            if stride == 1:
+                wanted = min(LOT_ROWS, excess, keys.size - here.size)
+                return np.argpartition(keys, wanted - 1)[:wanted] if wanted else np.empty(0, np.int64)
+            place = min(sample.size - 1, excess * sample.size // count)
+            rows = begin + np.flatnonzero(keys <= min(np.partition(sample, place)[place], _NEVER - 1))
+            if rows.size:
+                return self._lot(rows, begin)
+        return np.empty(0, np.int64)
+
+    def _windows(self) -> Iterator[tuple[int, int]]:
+        """The next pieces to look at, each row once; a row that moves meanwhile is met the next time round."""
+        count = self._store.count
+        for _ in range(min(_WINDOWS, -(-count // WINDOW_ROWS))):
+            begin = self._next if self._next < count else 0
+            self._next = min(count, begin + WINDOW_ROWS)
+            yield begin, self._next
+
+    def _lot(self, rows: Rows, begin: int) -> Rows:
+        if rows.size > LOT_ROWS:
+            self._next = begin
+        return rows[:LOT_ROWS]
+
+    def _keys(self, rows: slice) -> npt.NDArray[np.int64]:
+        touched = self._store.touched[rows]
+        if not self._by_uses:
+            return touched.copy()
+        uses = np.minimum(self._store.uses[rows], (1 << 23) - 1).astype(np.int64)
+        return uses << 40 | touched & (1 << 40) - 1

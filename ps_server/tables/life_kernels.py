@@ -1,0 +1,22 @@
+"""Compiled chance: which uses give an id a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+
+from ps_protocol.ids import mix
+from ps_server.tables.memory_kernels import IDS
+
+
+@njit(types.boolean[::1](IDS, types.uint64, types.int64, types.float64), nogil=True, cache=True)
+def chosen(ids: Any, seed: Any, update: Any, probability: Any) -> Any:
+    """Whether each id is, in this update, with this probability; bool [n]."""
+    found = np.empty(ids.size, np.bool_)
+    start = mix(np.int64(mix(np.int64(seed)) + np.uint64(update)))
+    for i in range(ids.size):
+        bits = mix(np.int64(mix(ids[i]) ^ start))
+        found[i] = np.float64(bits >> np.uint64(11)) * (1.0 / (1 << 53)) < probability
+    return found

@@ -1,0 +1,227 @@
+"""Compiled maps from id to row: one open-addressing table per bucket, all in memory given by address.
+
+A bucket's map is a block of ``capacity`` row numbers (uint32) and behind them ``capacity`` tags (uint8): 0 where
+nothing is, else 8 bits of the id's hash. Its keys are not stored again: they are the ids of the rows. Places are
+hash * capacity >> 32, so a capacity may be any number; collisions go to the next place (linear probing); a removal
+shifts back what is behind (Knuth, TAOCP 3, 6.4, algorithm R), so there are no tombstones. A map is never full.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+from numba.np.numpy_support import carray
+
+from ps_protocol.ids import mix
+from ps_server.tables.memory_kernels import IDS, pointer, prefetch
+
+#: Ids whose memory is asked for at once.
+_BLOCK = 128
+
+_I64 = types.int64[::1]
+_U32 = types.uint32[::1]
+_F32_2 = types.float32[:, ::1]
+
+
+@njit(inline="always")
+def _rows(address: Any, capacity: Any) -> Any:
+    return carray(pointer(address), capacity, np.uint32)
+
+
+@njit(inline="always")
+def _tags(address: Any, capacity: Any) -> Any:
+    return carray(pointer(address + 4 * capacity), capacity, np.uint8)
+
+
+@njit(inline="always")
+def _place(bits: Any, capacity: Any) -> Any:
+    return np.int64(((bits >> np.uint64(32)) * np.uint64(capacity)) >> np.uint64(32))
+
+
+@njit(inline="always")
+def _tag(bits: Any) -> Any:
+    return max(np.uint8(bits >> np.uint64(24)), np.uint8(1))
+
+
+@njit(inline="always")
+def _prefetch_place(bits: Any, address: Any, capacity: Any) -> None:
+    place = _place(bits, capacity)
+    prefetch(_tags(address, capacity), place)
+    prefetch(_rows(address, capacity), place)
+
+
+@njit(inline="always")
+def _next(place: Any, tag: Any, tags: Any) -> Any:
+    """The first place from ``place`` on with this tag, -1 when nothing is before it."""
+    while tags[place] != tag:
+        if tags[place] == 0:
+            return -1
+        place += 1
+        if place == tags.size:
+            place = 0
+    return place
+
+
+@njit(types.void(IDS, _I64, _I64, _I64, _I64), nogil=True, cache=True)
+def find(ids: Any, addresses: Any, capacities: Any, keys: Any, found: Any) -> None:
+    """The row of each id into ``found``, -1 where it has none. Block by block, so that the reads of memory overlap."""
+    mask = np.uint64(capacities.size - 1)
+    hashes = np.empty(_BLOCK, np.uint64)
+    places = np.empty(_BLOCK, np.int64)
+    for begin in range(0, ids.size, _BLOCK):
+        end = min(ids.size, begin + _BLOCK)
+        for i in range(begin, end):
+            bits = mix(ids[i])
+            hashes[i - begin] = bits
+            bucket = np.int64(bits & mask)
+            _prefetch_place(bits, addresses[bucket], capacities[bucket])
+        for i in range(begin, end):
+            bits = hashes[i - begin]
+            bucket = np.int64(bits & mask)
+            capacity = capacities[bucket]
+            place = _next(_place(bits, capacity), _tag(bits), _tags(addresses[bucket], capacity))
+            places[i - begin] = place
+            found[i] = -1
+            if place >= 0:
+                found[i] = _rows(addresses[bucket], capacity)[place]
+                prefetch(keys, found[i])
+        for i in range(begin, end):
+            while found[i] >= 0 and keys[found[i]] != ids[i]:
+                bits = hashes[i - begin]
+                bucket = np.int64(bits & mask)
+                capacity = capacities[bucket]
+                place = (places[i - begin] + 1) % capacity
+                place = _next(place, _tag(bits), _tags(addresses[bucket], capacity))
+                places[i - begin] = place
+                found[i] = _rows(addresses[bucket], capacity)[place] if place >= 0 else -1
+
+
+@njit(inline="always")
+def _put(bits: Any, row: Any, rows: Any, tags: Any) -> None:
+    place = _place(bits, tags.size)
+    while tags[place] != 0:
+        place += 1
+        if place == tags.size:
+            place = 0
+    tags[place] = _tag(bits)
+    rows[place] = row
+
+
+@njit(types.void(IDS, types.int64, _I64, _I64, _I64, _I64), nogil=True, cache=True)
+def insert(ids: Any, first: Any, addresses: Any, capacities: Any, counts: Any, keys: Any) -> None:
+    """Rows ``first``, ``first`` + 1, … for ids that have none; their maps have room."""
+    mask = np.uint64(capacities.size - 1)
+    hashes = np.empty(_BLOCK, np.uint64)
+    for begin in range(0, ids.size, _BLOCK):
+        end = min(ids.size, begin + _BLOCK)
+        for i in range(begin, end):
+            bits = mix(ids[i])
+            hashes[i - begin] = bits
+            bucket = np.int64(bits & mask)
+            _prefetch_place(bits, addresses[bucket], capacities[bucket])
+            keys[first + i] = ids[i]
+        for i in range(begin, end):
+            bits = hashes[i - begin]
+            bucket = np.int64(bits & mask)
+            address, capacity = addresses[bucket], capacities[bucket]
+            _put(bits, np.uint32(first + i), _rows(address, capacity), _tags(address, capacity))
+            counts[bucket] += 1
+
+
+@njit(types.void(types.int64, types.int64, types.int64, types.int64, _I64), nogil=True, cache=True)
+def rehash(old: Any, old_capacity: Any, address: Any, capacity: Any, keys: Any) -> None:
+    """All entries of one map into a new, empty one."""
+    old_rows = _rows(old, old_capacity)
+    old_tags = _tags(old, old_capacity)
+    rows = _rows(address, capacity)
+    tags = _tags(address, capacity)
+    moved = np.empty(_BLOCK + 1, np.int64)
+    for begin in range(0, old_capacity, _BLOCK):
+        count = 0
+        for place in range(begin, min(old_capacity, begin + _BLOCK)):
+            moved[count] = old_rows[place]
+            count += old_tags[place] != 0
+        for i in range(count):
+            prefetch(keys, moved[i])
+        for i in range(count):
+            _put(mix(keys[moved[i]]), np.uint32(moved[i]), rows, tags)
+
+
+@njit(types.void(types.int64, types.int64, _I64), nogil=True, cache=True)
+def rows_of(address: Any, capacity: Any, found: Any) -> None:
+    """The rows of one map, in its order, into ``found``."""
+    rows = _rows(address, capacity)
+    tags = _tags(address, capacity)
+    count = 0
+    for place in range(capacity):
+        if tags[place] != 0:
+            found[count] = rows[place]
+            count += 1
+
+
+@njit(inline="always")
+def _place_of(bits: Any, row: Any, rows: Any, tags: Any) -> Any:
+    """Where a row is that is there."""
+    place = _place(bits, tags.size)
+    while tags[place] == 0 or rows[place] != row:
+        place += 1
+        if place == tags.size:
+            place = 0
+    return place
+
+
+@njit(inline="always")
+def _take_out(hole: Any, rows: Any, tags: Any, keys: Any) -> None:
+    """Empty a place, and shift back what was behind it because of it."""
+    capacity = tags.size
+    place = hole
+    while True:
+        place += 1
+        if place == capacity:
+            place = 0
+        if tags[place] == 0:
+            break
+        home = _place(mix(keys[rows[place]]), capacity)
+        if (place - home) % capacity >= (place - hole) % capacity:
+            rows[hole] = rows[place]
+            tags[hole] = tags[place]
+            hole = place
+    tags[hole] = 0
+
+
+@njit(types.void(IDS, types.int64, _I64, _I64, _I64, _I64, _I64, _U32, _F32_2), nogil=True, cache=True)
+def remove(
+    ids: Any, count: Any, addresses: Any, capacities: Any, counts: Any, keys: Any, touched: Any, uses: Any, values: Any
+) -> None:
+    """Take out the rows of ids that have one, each once; the last of ``count`` rows moves into the hole each time."""
+    mask = np.uint64(capacities.size - 1)
+    for i in range(ids.size):
+        bits = mix(ids[i])
+        bucket = np.int64(bits & mask)
+        capacity = capacities[bucket]
+        rows = _rows(addresses[bucket], capacity)
+        tags = _tags(addresses[bucket], capacity)
+        place = _place(bits, capacity)
+        while tags[place] == 0 or keys[rows[place]] != ids[i]:
+            place += 1
+            if place == capacity:
+                place = 0
+        row = np.int64(rows[place])
+        _take_out(place, rows, tags, keys)
+        counts[bucket] -= 1
+        count -= 1
+        if row == count:
+            continue
+        bits = mix(keys[count])
+        bucket = np.int64(bits & mask)
+        capacity = capacities[bucket]
+        rows = _rows(addresses[bucket], capacity)
+        rows[_place_of(bits, count, rows, _tags(addresses[bucket], capacity))] = np.uint32(row)
+        keys[row] = keys[count]
+        touched[row] = touched[count]
+        if uses.size > 0:
+            uses[row] = uses[count]
+        for column in range(values.shape[1]):
+            values[row, column] = values[count, column]

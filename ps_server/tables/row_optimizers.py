@@ -1,0 +1,61 @@
+"""Decides what a row optimizer's arguments mean in one update, and runs it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ps_protocol.tables import RowOptions, TableSpec
+from ps_server.tables import row_kernels
+from ps_server.tables.step import RowStep
+
+_Kernel = Callable[..., Any]
+
+
+def update(
+    spec: TableSpec, rows: npt.NDArray[np.float32], found: npt.NDArray[np.int64], step: RowStep, scale: float
+) -> None:
+    """One step of the table's optimizer on the rows ``found`` of ``rows``; those below 0 are left out.
+
+    ``scale`` multiplies the learning rate; for FTRL, whose learning rate weighs all of the past, the gradients.
+    """
+    options = {**spec.options, **step.options}
+    kernel, arguments = _PREPARE[spec.optimizer](options, step.updates, scale)
+    kernel(rows, found, step.gradients, options["max_norm"], np.array(arguments, np.float64))
+
+
+def _sgd(options: RowOptions, updates: int, scale: float) -> tuple[_Kernel, list[float]]:
+    return row_kernels.sgd, [options["lr"] * scale, options["weight_decay"]]
+
+
+def _adagrad(options: RowOptions, updates: int, scale: float) -> tuple[_Kernel, list[float]]:
+    lr = options["lr"] / (1 + (updates - 1) * options["lr_decay"])
+    return row_kernels.adagrad, [lr * scale, options["eps"]]
+
+
+def _rowwise_adagrad(options: RowOptions, updates: int, scale: float) -> tuple[_Kernel, list[float]]:
+    return row_kernels.rowwise_adagrad, [options["lr"] * scale, options["eps"]]
+
+
+def _adam(options: RowOptions, updates: int, scale: float) -> tuple[_Kernel, list[float]]:
+    corrected = math.sqrt(1 - options["beta2"] ** updates) / (1 - options["beta1"] ** updates)
+    new = 1 - options["beta1"], 1 - options["beta2"]
+    return row_kernels.adam, [options["lr"] * scale * corrected, *new, options["eps"]]
+
+
+def _ftrl(options: RowOptions, updates: int, scale: float) -> tuple[_Kernel, list[float]]:
+    names = "lr", "power", "l1", "l2", "beta"
+    return row_kernels.ftrl, [*(options[name] for name in names), scale]
+
+
+_PREPARE: dict[str, Callable[[RowOptions, int, float], tuple[_Kernel, list[float]]]] = {
+    "sgd": _sgd,
+    "adagrad": _adagrad,
+    "rowwise_adagrad": _rowwise_adagrad,
+    "adam": _adam,
+    "ftrl": _ftrl,
+}

@@ -1,0 +1,186 @@
+"""Owns rows by id: dense columns of ids, last uses, values and uses, and the maps that find a row."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ps_protocol.errors import TableFull
+from ps_protocol.ids import buckets_of
+from ps_protocol.tables import Ids
+from ps_server.tables import map_kernels
+from ps_server.tables.arrays import Reserved, machine_bytes, zeroed
+
+#: Room for a row that lies nowhere is given back when so many rows, and an eighth of the most there were, have gone.
+_KEPT_ROWS = 4096
+_FULLEST = 0.85
+_EMPTIEST = 0.3
+_GROWTH = 1.5
+_SMALLEST = 8
+#: A map of so many places is never made smaller.
+_ALWAYS_KEPT = 64
+#: Multiples of it, modulo 1, lie evenly in [0, 1), however many.
+_GOLDEN = 0.6180339887498949
+_MAX_ROWS = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Some rows, copied. Arrays of as many items; ``rows`` [n, width]; ``uses`` zeros where they are not kept."""
+
+    ids: Ids
+    touched: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.float32]
+    uses: npt.NDArray[np.uint32]
+
+
+class RowStore:
+    """Rows [0, count) by id. Owned by one Table, used in the lane, one call at a time.
+
+    Columns are never copied to grow. Maps grow one by one, buckets with as many ids at different numbers of them; so an
+    insertion waits for a few maps at most. Which row an id has depends on what came before; nothing else may depend on
+    it.
+    """
+
+    def __init__(self, buckets: int, width: int, *, with_uses: bool) -> None:
+        """``width`` is float32 numbers per row. Raises TableFull when the system has no address space."""
+        row_bytes = 8 + 8 + 4 * width + 4 * with_uses
+        self.count = 0
+        self.capacity = min(_MAX_ROWS, machine_bytes() // row_bytes)
+        self._most = 0
+        ids, touched = Reserved(self.capacity, 1, np.int64), Reserved(self.capacity, 1, np.int64)
+        values = Reserved(self.capacity, width, np.float32) if width else None
+        uses = Reserved(self.capacity, 1, np.uint32) if with_uses else None
+        self._reserved = [column for column in (ids, touched, values, uses) if column]
+        #: int64 [capacity], of which [:count] live, as in all columns.
+        self.ids: npt.NDArray[np.int64] = ids.array[:, 0]
+        self.touched: npt.NDArray[np.int64] = touched.array[:, 0]
+        #: float32 [capacity, width]
+        self.rows: npt.NDArray[np.float32] = values.array if values else np.empty((0, 0), np.float32)
+        #: uint32 [capacity], or [0] where uses are not kept.
+        self.uses: npt.NDArray[np.uint32] = uses.array[:, 0] if uses else np.empty(0, np.uint32)
+        #: Rows of each bucket.
+        self.counts = np.zeros(buckets, np.int64)
+        self._nothing = zeroed(5)
+        self._blocks: dict[int, npt.NDArray[Any]] = {}
+        self._addresses = np.full(buckets, self._nothing.ctypes.data, np.int64)
+        self._capacities = np.ones(buckets, np.int64)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of living rows and of the maps."""
+        return int(self.count) * self._row_bytes + sum(block.nbytes for block in self._blocks.values())
+
+    @property
+    def _row_bytes(self) -> int:
+        return 16 + 4 * self.rows.shape[1] + 4 * bool(self.uses.size)
+
+    def find(self, ids: Ids) -> npt.NDArray[np.int64]:
+        """The row of each id, -1 where it has none."""
+        found = np.empty(ids.size, np.int64)
+        map_kernels.find(ids, self._addresses, self._capacities, self.ids, found)
+        return found
+
+    def insert(self, ids: Ids, touched: int | npt.NDArray[np.int64]) -> int:
+        """Rows for ids that have none, each once: the first of them, the others follow.
+
+        Values are what lay there: the caller writes them. Uses are 0. Raises TableFull before anything changes.
+        """
+        first = self.count
+        self.room_for(ids.size)
+        self._make_room(ids)
+        map_kernels.insert(ids, first, self._addresses, self._capacities, self.counts, self.ids)
+        self.count += ids.size
+        self._most = max(self._most, self.count)
+        self.touched[first : self.count] = touched
+        if self.uses.size:
+            self.uses[first : self.count] = 0
+        return first
+
+    def write(self, columns: Columns) -> None:
+        """Rows for ids that have none, as they were copied. Raises TableFull before anything changes."""
+        first = self.insert(columns.ids, columns.touched)
+        if self.rows.size:
+            self.rows[first : self.count] = columns.rows
+        if self.uses.size:
+            self.uses[first : self.count] = columns.uses
+
+    def touch(self, rows: npt.NDArray[np.int64], update: int) -> None:
+        """These rows, each once, are used in this update."""
+        self.touched[rows] = update
+        if self.uses.size:
+            self.uses[rows] += np.uint32(1)
+
+    def room_for(self, rows: int) -> None:
+        """Raises TableFull where so many more would not fit into the memory of this machine."""
+        if self.count + rows > self.capacity:
+            raise TableFull(
+                "a table has no room for more rows in the memory of this machine",
+                expected=f"at most {self.capacity} rows of {self._row_bytes} bytes",
+                actual=f"{self.count} and {rows} new ones",
+                remedy="use more shards, or limit the table by max_rows",
+            )
+
+    def remove(self, ids: Ids) -> None:
+        """Take out ids that have a row, each once. Memory goes back once much is free."""
+        map_kernels.remove(
+            ids,
+            self.count,
+            self._addresses,
+            self._capacities,
+            self.counts,
+            self.ids,
+            self.touched,
+            self.uses,
+            self.rows,
+        )
+        self.count -= ids.size
+        for bucket in np.flatnonzero(self.counts < _EMPTIEST * self._capacities):
+            if self._capacities[bucket] > _ALWAYS_KEPT:
+                self._resize(int(bucket), int(self.counts[bucket]))
+        if self._most - self.count > max(_KEPT_ROWS, self._most // 8):
+            for column in self._reserved:
+                column.give_back(self.count, self._most)
+            self._most = self.count
+
+    def of_bucket(self, bucket: int) -> npt.NDArray[np.int64]:
+        """The rows of one bucket, rising by id: the same order whatever happened before."""
+        found = np.empty(self.counts[bucket], np.int64)
+        if found.size:
+            map_kernels.rows_of(self._addresses[bucket], self._capacities[bucket], found)
+        return found[np.argsort(self.ids[found])]
+
+    def copy(self, rows: npt.NDArray[np.int64]) -> Columns:
+        """These rows as they are now."""
+        return Columns(
+            self.ids[rows],
+            self.touched[rows],
+            self.rows[rows] if self.rows.size else np.empty((rows.size, 0), np.float32),
+            self.uses[rows] if self.uses.size else np.zeros(rows.size, np.uint32),
+        )
+
+    def _make_room(self, ids: Ids) -> None:
+        needed = self.counts + np.bincount(buckets_of(ids, self.counts.size), minlength=self.counts.size)
+        for bucket in np.flatnonzero(needed > _FULLEST * self._capacities):
+            self._resize(int(bucket), int(needed[bucket]))
+
+    def _resize(self, bucket: int, rows: int) -> None:
+        capacity = map_capacity(bucket, rows)
+        block = zeroed(5 * capacity)
+        if self.counts[bucket]:
+            old = self._addresses[bucket], self._capacities[bucket]
+            map_kernels.rehash(*old, block.ctypes.data, capacity, self.ids)
+        self._blocks[bucket] = block
+        self._addresses[bucket] = block.ctypes.data
+        self._capacities[bucket] = capacity
+
+
+def map_capacity(bucket: int, rows: int) -> int:
+    """Places of a bucket's map for so many rows: one of a series of its own, so that buckets grow one after another."""
+    smallest = _SMALLEST * math.pow(_GROWTH, bucket * _GOLDEN % 1)
+    steps = max(0, math.ceil(math.log(max(1, rows) / _FULLEST / smallest) / math.log(_GROWTH)))
+    return max(math.ceil(smallest * math.pow(_GROWTH, steps)), math.ceil(rows / _FULLEST) + 1)

@@ -1,0 +1,317 @@
+"""Owns one table on one shard: its rows, the ids that wait for one, and what has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ps_protocol.errors import InvalidRequest, TableFull
+from ps_protocol.ids import buckets_of, unique
+from ps_protocol.tables import Eviction, Ids, TableSpec
+from ps_server.tables import row_kernels
+from ps_server.tables.changes import Changes
+from ps_server.tables.contents import BucketContents
+from ps_server.tables.initial import InitialRows
+from ps_server.tables.life import Calendar, Sweep, admitted
+from ps_server.tables.row_optimizers import update
+from ps_server.tables.step import RowStep
+from ps_server.tables.store import Columns, RowStore
+
+Floats = npt.NDArray[np.float32]
+#: For each bucket of the table, whether its ids are left alone.
+Skip = npt.NDArray[np.bool_] | None
+
+_NO_IDS: Ids = np.empty(0, np.int64)
+
+
+class Table:
+    """One table on one shard. Owned by optimizers.Replica; called in the lane only, one call at a time.
+
+    The same calls in the same order on the same state give the same rows, bit by bit. A row depends on its id and on
+    what was done to it; not on where it lies, on other rows, or on which buckets are here. Nothing is checked where
+    something is changed: ``check_here``, ``room_for`` and the functions of ``merge`` come before.
+    """
+
+    def __init__(self, spec: TableSpec, buckets: Sequence[int]) -> None:
+        """``buckets``: those that are here; ``spec`` is valid. Raises TableFull when there is no address space."""
+        life = spec.life
+        self.spec = spec
+        #: The number of the last update in which the table took part, here or elsewhere.
+        self.updates = 0
+        #: Rows that came by updates and loads, and that were told to go, in the life of this object.
+        self.inserted = self.expired = self.evicted = 0
+        self._here = np.zeros(spec.buckets, np.bool_)
+        self._here[list(buckets)] = True
+        by_uses = bool(life.max_rows) and life.eviction is Eviction.LFU
+        self._store = RowStore(spec.buckets, spec.width, with_uses=by_uses)
+        self._waiting = RowStore(spec.buckets, 0, with_uses=True) if life.admit_after > 1 else None
+        self._initial = InitialRows(spec)
+        self._changes = Changes(spec.buckets)
+        self._calendar = Calendar(life)
+        self._sweep = Sweep(self._store, life.eviction)
+        self._waiting_sweep = Sweep(self._waiting, Eviction.LRU) if self._waiting else None
+
+    # -- what there is
+
+    @property
+    def rows(self) -> int:
+        """Rows that are here."""
+        return self._store.count
+
+    @property
+    def waiting(self) -> int:
+        """Ids that have been used and have no row yet."""
+        return self._waiting.count if self._waiting else 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of rows, ids and maps."""
+        return self._store.size_bytes + (self._waiting.size_bytes if self._waiting else 0)
+
+    @property
+    def share(self) -> int:
+        """The most rows that the buckets here may have together; 0: as many as fit."""
+        return self.spec.life.max_rows * int(self._here.sum()) // self.spec.buckets
+
+    @property
+    def ages(self) -> bool:
+        """Whether rows or waiting ids may ever have to go by themselves."""
+        life = self.spec.life
+        limited = life.max_rows and (life.eviction is not Eviction.REFUSE or self._waiting)
+        return bool(life.expire_after_updates or life.expire_after_seconds or limited)
+
+    # -- checks, before anything changes
+
+    def check_here(self, ids: Ids) -> None:
+        """Raises InvalidRequest for an id whose bucket is on another shard."""
+        here = self._here[buckets_of(ids, self.spec.buckets)]
+        if not here.all():
+            wrong = ids[np.flatnonzero(~here)[:1]]
+            raise InvalidRequest(
+                "an id is of a bucket that another shard holds",
+                variable=self.spec.name,
+                expected=f"ids of the {int(self._here.sum())} buckets that are here, of {self.spec.buckets}",
+                actual=f"id {wrong[0]}, bucket {buckets_of(wrong, self.spec.buckets)[0]}",
+                remedy="send ids to the shard that the shard map says",
+            )
+
+    def room_for(self, ids: Ids, *, loading: bool = False) -> None:
+        """Raises TableFull when a push, or a load, of ``ids`` would bring more rows than there may be.
+
+        They may with every policy but REFUSE, as long as they fit into memory.
+        """
+        refuses = self.spec.life.max_rows and self.spec.life.eviction is Eviction.REFUSE
+        if not refuses and self._store.count + ids.size <= self._store.capacity:
+            return
+        new = ids[self._store.find(ids) < 0]
+        coming = new.size if loading else int(self._admitted(new, self.updates + 1).sum())
+        self._store.room_for(coming)
+        if refuses and coming and self._store.count + coming > self.share:
+            raise TableFull(
+                "a table has as many rows as it may, and refuses new ones; nothing was applied",
+                variable=self.spec.name,
+                expected=f"at most {self.share} rows in the buckets of this shard, of {self.spec.life.max_rows}",
+                actual=f"{self._store.count} and {coming} new ones",
+                remedy="raise max_rows, let rows expire, or choose an eviction policy",
+            )
+
+    # -- reading
+
+    def look_up(self, ids: Ids, out: Floats) -> None:
+        """The values of ``ids``, float32 [n, dim], into ``out``; where there is no row, those it would begin with."""
+        found = self._store.find(ids)
+        row_kernels.read(self._store.rows, found, out)
+        if (missing := np.flatnonzero(found < 0)).size:
+            self._initial.values(ids[missing], missing, out)
+
+    # -- changing
+
+    def apply(self, step: RowStep, scale: float = 1.0, skip: Skip = None) -> None:
+        """Make one update: rows come where ids are admitted, then the optimizer runs on those that are there.
+
+        ``scale`` multiplies the learning rate. ``skip``: buckets that contain the update already.
+        """
+        self.updates = step.updates
+        if skip is not None:
+            left = ~skip[buckets_of(step.ids, self.spec.buckets)]
+            step = replace(step, ids=step.ids[left], gradients=step.gradients[left])
+        ids = step.ids
+        found = self._store.find(ids)
+        missing = np.flatnonzero(found < 0)
+        if missing.size:
+            come = self._admitted(ids[missing], step.updates)
+            coming, waits = missing[come], missing[~come]
+            self._insert(ids[coming], found, coming)
+            self._wait(ids[waits])
+            rows = found[found >= 0] if waits.size else found
+        else:
+            rows = found
+        self._store.touch(rows, step.updates)
+        update(self.spec, self._store.rows, found, step, scale)
+
+    def load(self, ids: Ids, rows: Floats, with_state: bool, only_new: bool, skip: Skip = None) -> int:
+        """Write rows, float32 [n, dim], or [n, width] ``with_state``; returns how many.
+
+        Of an id that comes twice the last one holds. ``only_new``: rows that are there stay as they are. State that is
+        not given begins anew. Admission is not asked.
+        """
+        if skip is not None:
+            left = ~skip[buckets_of(ids, self.spec.buckets)]
+            ids, rows = ids[left], rows[left]
+        different, places = unique(ids)
+        if different.size != ids.size:
+            last = np.empty(different.size, np.int64)
+            last[places] = np.arange(ids.size)
+            ids, rows = different, rows[last]
+        found = self._store.find(ids)
+        if only_new:
+            new = found < 0
+            ids, rows, found = ids[new], rows[new], found[new]
+        missing = np.flatnonzero(found < 0)
+        self._insert(ids[missing], found, missing)
+        self._initial.state(found, self._store.rows)
+        self._store.rows[found, : rows.shape[1]] = rows
+        self._store.touched[found] = self.updates
+        self._changes.arrive(np.unique(buckets_of(ids, self.spec.buckets)))
+        return int(ids.size)
+
+    def drop(self, ids: Ids, waiting_ids: Ids, skip: Skip = None) -> None:
+        """Rows go, and ids that wait go; those that are not there are passed over."""
+        if skip is not None:
+            ids = ids[~skip[buckets_of(ids, self.spec.buckets)]]
+            waiting_ids = waiting_ids[~skip[buckets_of(waiting_ids, self.spec.buckets)]]
+        ids = ids[self._store.find(ids) >= 0]
+        self._store.remove(ids)
+        self._changes.delete(ids)
+        if self._waiting:
+            self._waiting.remove(waiting_ids[self._waiting.find(waiting_ids) >= 0])
+
+    def to_drop(self, now_seconds: float, keep: Ids) -> tuple[Ids, Ids]:
+        """Some rows and some waiting ids that should go now, a bounded number, none of ``keep``; counted as gone.
+
+        To be called again until nothing is left. ``now_seconds`` is of any one clock.
+        """
+        through = self._calendar.expired_through(now_seconds, self.updates)
+        kept = self._store.find(keep)
+        rows = self._sweep.expired(through, kept)
+        self.expired += rows.size
+        if not rows.size and self.share and self.spec.life.eviction is not Eviction.REFUSE:
+            rows = self._sweep.evicted(self.share, kept)
+            self.evicted += rows.size
+        return self._store.ids[rows], self._waiting_to_drop(through, keep)
+
+    def _waiting_to_drop(self, through: int, keep: Ids) -> Ids:
+        if not self._waiting or not self._waiting_sweep:
+            return _NO_IDS
+        kept = self._waiting.find(keep)
+        rows = self._waiting_sweep.expired(through, kept)
+        if not rows.size and self.share:
+            rows = self._waiting_sweep.evicted(self.share, kept)
+        return self._waiting.ids[rows]
+
+    def _admitted(self, ids: Ids, updates: int) -> npt.NDArray[np.bool_]:
+        uses = np.zeros(ids.size, np.uint32)
+        if self._waiting:
+            found = self._waiting.find(ids)
+            known = found >= 0
+            uses[known] = self._waiting.uses[found[known]]
+        return admitted(self.spec.life, self.spec.seed, ids, uses, updates)
+
+    def _insert(self, ids: Ids, found: npt.NDArray[np.int64], places: npt.NDArray[np.int64]) -> None:
+        """Rows for ``ids``, which have none, and their numbers to these ``places`` of ``found``."""
+        if not ids.size:
+            return
+        first = self._store.insert(ids, self.updates)
+        rows = np.arange(first, first + ids.size)
+        found[places] = rows
+        self._initial.values(ids, rows, self._store.rows)
+        self._initial.state(rows, self._store.rows)
+        self.inserted += ids.size
+        if self._waiting:
+            waited = self._waiting.find(ids)
+            known = waited >= 0
+            if self._store.uses.size:
+                self._store.uses[rows[known]] = self._waiting.uses[waited[known]]
+            self._waiting.remove(ids[known])
+
+    def _wait(self, ids: Ids) -> None:
+        """One more use of ids that have no row and get none."""
+        if not self._waiting or not ids.size:
+            return
+        found = self._waiting.find(ids)
+        missing = np.flatnonzero(found < 0)
+        first = self._waiting.insert(ids[missing], self.updates)
+        found[missing] = np.arange(first, first + missing.size)
+        self._waiting.touch(found, self.updates)
+
+    # -- whole buckets
+
+    def contents(self, bucket: int) -> BucketContents:
+        """A copy of what a bucket holds, all of one moment, the same whatever happened before to other rows."""
+        held = self._store.copy(self._store.of_bucket(bucket))
+        waiting = self._waiting.copy(self._waiting.of_bucket(bucket)) if self._waiting else None
+        others = (waiting.ids, waiting.touched, waiting.uses) if waiting else (_NO_IDS, _NO_IDS, np.empty(0, np.uint32))
+        return BucketContents(bucket, self.updates, held.ids, held.touched, held.rows, held.uses, *others)
+
+    def put(self, contents: BucketContents) -> None:
+        """A bucket holds this from now on, and nothing else. The table's updates are as many as told, at least."""
+        self.forget(contents.bucket)
+        self._here[contents.bucket] = True
+        self.updates = max(self.updates, contents.updates)
+        self._store.write(Columns(contents.ids, contents.touched, contents.rows, contents.uses))
+        if self._waiting:
+            rows = np.empty((contents.waiting_ids.size, 0), np.float32)
+            self._waiting.write(Columns(contents.waiting_ids, contents.waiting_touched, rows, contents.waiting_uses))
+        self._changes.arrive([contents.bucket])
+
+    def forget(self, bucket: int) -> None:
+        """A bucket is not here any more, nor what it held."""
+        for store in (self._store, self._waiting):
+            if store:
+                store.remove(store.ids[store.of_bucket(bucket)])
+        self._here[bucket] = False
+
+    # -- what changed, for feeds and incremental checkpoints
+
+    @property
+    def changes(self) -> int:
+        """Number of the last deletion of a row or arrival of a bucket."""
+        return self._changes.number
+
+    @property
+    def arrived(self) -> npt.NDArray[np.int64]:
+        """Of each bucket: the change by which it was last written from outside, 0: never. int64 [buckets]."""
+        return self._changes.arrived
+
+    def deletions_since(self, change: int) -> Ids | None:
+        """Ids of rows that went after this change, in order; None when that cannot be told any more."""
+        return self._changes.deletions_since(change)
+
+    def changed(self, begin: int, end: int, since: int) -> npt.NDArray[np.int64]:
+        """Of rows [begin, end) those used after update ``since``, rising.
+
+        A row's number holds until the next change of the table. A row that goes is replaced by the last one: whoever
+        looks through pieces from the last row to the first, with changes between, misses none that is there throughout.
+        """
+        return begin + np.flatnonzero(self._store.touched[begin : min(end, self.rows)] > since)
+
+    def copy_rows(self, rows: npt.NDArray[np.int64]) -> Columns:
+        """Ids, last uses, values with state, and uses of these rows."""
+        return self._store.copy(rows)
+
+
+def warm_up(spec: TableSpec) -> None:
+    """Compile and load everything a table like this needs, so that serving never waits for it. Takes seconds once."""
+    table = Table(spec, range(spec.buckets))
+    ids = np.arange(2)
+    table.room_for(ids)
+    table.apply(RowStep(0, ids, np.zeros((2, spec.dim), np.float32), 1, spec.options))
+    table.look_up(ids, np.empty((2, spec.dim), np.float32))
+    table.load(ids, np.zeros((2, spec.dim), np.float32), with_state=False, only_new=False)
+    bucket = int(buckets_of(ids, spec.buckets)[0])
+    table.put(table.contents(bucket))
+    table.drop(ids, ids)
+    table.to_drop(0.0, ids)

@@ -1,0 +1,93 @@
+"""psctl on a job with tables: status sums what shards tell, and says who did not; tables move by their names."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.errors import Unavailable
+from ps_protocol.view import Role
+from ps_server import psctl
+from ps_server.coordinator.settings import ClusterSettings
+from tests.coordinator.fake_shards import FakeShard
+from tests.coordinator.tables import model, table
+from tests.support.coordinators import running_coordinator
+
+SPEC = model(table("emb", 8), table("small", 2), name="ads")
+
+
+class Job:
+    """A coordinator with two shards that hold tables, and a spare one."""
+
+    def __init__(self, coordinator, client):
+        self.address = coordinator.address
+        self.client = client
+        self.shards = [FakeShard(number, coordinator._driver) for number in range(3)]
+        for shard in self.shards:
+            shard.bucket_rows = {"emb": 5000}
+
+    def owners(self):
+        return self.client.get_shard_map("ads").tables
+
+    def psctl(self, *arguments):
+        return CliRunner().invoke(psctl.main, arguments, env={"PS_COORDINATOR": self.address, "COLUMNS": "120"})
+
+    def shown(self):
+        """The cells of each table's line in psctl status."""
+        return [line.split() for line in self.psctl("status").output.splitlines() if line.startswith("table")]
+
+
+@pytest.fixture
+def job():
+    settings = ClusterSettings(expected_shards=2, lease_seconds=600)
+    with running_coordinator(settings) as coordinator, CoordinatorClient(coordinator.address) as client:
+        job = Job(coordinator, client)
+        for shard in job.shards:
+            coordinator._loop.run(shard.start(add=True))
+        worker = client.join(JoinSpec(Role.WORKER), "w").member
+        client.declare_model(worker, SPEC)
+        yield job
+        for shard in job.shards:
+            coordinator._loop.run(shard.stop())
+
+
+def test_status_shows_each_table_summed_over_its_shards(job):
+    assert job.shown() == [
+        ["table", "emb", "40000", "4.0", "5", "0", "0", "2", "ads"],
+        ["table", "small", "0", "0.0", "5", "0", "0", "2", "ads"],
+    ]
+
+
+def test_status_as_json_has_the_same_numbers(job):
+    emb, _ = json.loads(job.psctl("status", "--json").output)["tables"]
+    assert emb == {
+        "model": "ads",
+        "table": "emb",
+        "rows": 40_000,
+        "waiting": 0,
+        "size_bytes": 4_000_000,
+        "updates": 5,
+        "inserted": 0,
+        "expired": 0,
+        "evicted": 2,
+        "shards": 2,
+        "answered": 2,
+    }
+
+
+def test_a_shard_that_does_not_answer_is_left_out_and_that_is_said(job):
+    job.shards[1].fails["GetModel"] = [Unavailable("busy")]
+    assert job.shown()[0][:8] == ["table", "emb", "(1", "of", "2", "shards)", "20000", "2.0"]
+
+
+def test_a_table_is_moved_by_name_and_a_drain_takes_its_buckets_along(job):
+    done = job.psctl("move", "--model", "ads", "--variable", "emb", "--to", "2")
+    assert done.exit_code == 0, done.output
+    assert done.output.splitlines()[-1].startswith("moved 4.0 MB in 1 batch")
+    assert job.owners() == ((2,) * 8, (0, 1))
+    done = job.psctl("drain", "0", "2")
+    assert done.exit_code == 0, done.output
+    assert job.owners() == ((1,) * 8, (1, 1))
