@@ -26,7 +26,7 @@ TOKEN_BYTES = 32
 STALL_SECONDS = 60.0
 """How long a peer may take or give nothing in the middle of a transfer."""
 
-MAX_DESCRIPTORS = 2
+MAX_DESCRIPTORS = 4
 """No message comes with more."""
 
 _DESCRIPTORS_SIZE = socket.CMSG_LEN(MAX_DESCRIPTORS * array("i").itemsize)

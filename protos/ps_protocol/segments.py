@@ -26,39 +26,39 @@ _F_SEAL_FUTURE_WRITE = 0x10
 class Segment:
     """One block of shared memory, mapped here. The mapping ends with the last view of ``bytes``."""
 
-    def __init__(self, fd: int, size_bytes: int, *, writable: bool) -> None:
-        """Map ``fd`` and take it over. Raises OSError, ValueError."""
+    def __init__(self, fd: int, size_bytes: int, *, writable: bool, whole: bool = True) -> None:
+        """Map ``fd`` and take it over. ``whole``: with all its pages. Raises OSError, ValueError."""
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         # Prefaulted, so that no step pays for the page table.
-        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+        flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if whole else 0)
         #: All bytes; read-only unless mapped ``writable``.
         self.bytes = memoryview(mmap.mmap(fd, size_bytes, flags=flags, prot=protection))
         self.fd = fd
         weakref.finalize(self, os.close, fd)
 
     @classmethod
-    def create(cls, size_bytes: int) -> Segment:
-        """A new zeroed segment with all its pages; ``size_bytes`` is not 0.
+    def create(cls, size_bytes: int, *, whole: bool = True) -> Segment:
+        """A new zeroed segment; ``size_bytes`` is not 0. ``whole``: with all its pages, else they come as written.
 
         Raises OSError when there is no room or no such system call.
         """
         fd = os.memfd_create("torch-ps", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.posix_fallocate(fd, 0, size_bytes)
+            os.posix_fallocate(fd, 0, size_bytes) if whole else os.ftruncate(fd, size_bytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-            return cls(fd, size_bytes, writable=True)
+            return cls(fd, size_bytes, writable=True, whole=whole)
         except BaseException:
             os.close(fd)
             raise
 
     @classmethod
-    def attach(cls, fd: int, size_bytes: int, *, writable: bool) -> Segment:
+    def attach(cls, fd: int, size_bytes: int, *, writable: bool, whole: bool = True) -> Segment:
         """Map what another process created. Raises OSError or ValueError when it is smaller than that."""
         try:
             actual = os.fstat(fd).st_size
             if actual < size_bytes:
                 raise ValueError(f"a segment of {actual} bytes where {size_bytes} were promised")
-            return cls(fd, size_bytes, writable=writable)
+            return cls(fd, size_bytes, writable=writable, whole=whole)
         except BaseException:
             os.close(fd)
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,14 +52,19 @@ class PushedRows:
         return len(self.buffer) + ROW_COST_BYTES * self.rows
 
 
-def announced(tables: Iterable[pb.TableRows], layout: Layout, options: Sequence[RowOptions]) -> PushedRows:
-    """Memory for the rows that a push announces. Raises InvalidRequest."""
+def announced(
+    tables: Iterable[pb.TableRows],
+    layout: Layout,
+    options: Sequence[RowOptions],
+    lent: Callable[[int], memoryview] | None = None,
+) -> PushedRows:
+    """Memory for the rows that a push announces; ``lent`` gives memory of a size where they lie. Raises InvalidRequest."""
     counts = checked_counts(tables, layout)
     dims = [layout.shard_map.spec.tables[table].dim for table, _ in counts]
     ids_bytes = 8 * sum(rows for _, rows in counts)
     size = ids_bytes + sum(4 * rows * dim for (_, rows), dim in zip(counts, dims, strict=True))
     _check_size(size, layout)
-    data = np.empty(size, np.uint8)
+    data = np.frombuffer(lent(size), np.uint8, size) if lent else np.empty(size, np.uint8)
     ids, values = data[:ids_bytes].view(np.int64), data[ids_bytes:].view(np.float32)
     parts, row, at = [], 0, 0
     for (table, rows), dim in zip(counts, dims, strict=True):
@@ -130,23 +135,26 @@ def nonfinite_rows(name: str, rank: int, shard: int) -> NonFiniteGradient:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedRows:
     """Rows that a worker wants, by table; the buffer is where their ids go."""
 
     parts: tuple[tuple[int, Ids], ...]
     buffer: memoryview
+    #: Bytes of the rows.
+    rows_bytes: int
 
 
-def wanted(tables: Iterable[pb.TableRows], layout: Layout) -> Wanted:
+def wanted(tables: Iterable[pb.TableRows], layout: Layout) -> WantedRows:
     """Memory for the ids that a lookup announces. Raises InvalidRequest."""
     counts = checked_counts(tables, layout)
-    _check_size(4 * sum(rows * layout.shard_map.spec.tables[table].dim for table, rows in counts), layout)
+    rows_bytes = 4 * sum(rows * layout.shard_map.spec.tables[table].dim for table, rows in counts)
+    _check_size(rows_bytes, layout)
     ids = np.empty(sum(rows for _, rows in counts), np.int64)
     parts, row = [], 0
     for table, rows in counts:
         parts.append((table, ids[row : row + rows]))
         row += rows
-    return Wanted(tuple(parts), memoryview(ids.view(np.uint8).data))
+    return WantedRows(tuple(parts), memoryview(ids.view(np.uint8).data), rows_bytes)
 
 
 def combined_rows(pushes: Sequence[PushedRows | None], tables: Sequence[row_tables.Table], count: int) -> list[RowStep]:

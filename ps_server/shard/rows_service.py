@@ -15,7 +15,7 @@ from ps_protocol.tables import Ids
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_server.log import RowsLoaded, bytes_of
 from ps_server.shard.carriers.grpc_stream import Context, GrpcCarrier, read
-from ps_server.shard.pushed_rows import MAX_ROWS_BYTES
+from ps_server.shard.pushed_rows import MAX_ROWS_BYTES, wanted
 from ps_server.shard.registry import Registry
 
 
@@ -29,11 +29,11 @@ class RowsService:
         """Rows as they are now, whatever the mode."""
         model = await self._registry.model(request.model, request.epoch)
         model.require_values()
-        _table(model.layout, request.table)
         if len(request.ids) % 8:
             raise InvalidRequest("ids are not int64", expected="a multiple of 8 bytes", actual=f"{len(request.ids)}")
-        ids = np.frombuffer(request.ids, np.int64).copy()
-        version, rows = await model.look_up([(request.table, ids)])
+        asked = wanted([pb.TableRows(table=request.table, rows=len(request.ids) // 8)], model.layout)
+        asked.buffer[:] = request.ids
+        version, rows = await model.look_up(asked)
         await GrpcCarrier(context).send_payload(pb.Rows(version=version), [rows])
 
     async def load_rows(self, context: Context) -> pb.LoadRowsReply:

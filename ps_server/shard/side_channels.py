@@ -15,6 +15,7 @@ from typing import Any
 from ps_protocol.errors import ConfigError, InvalidRequest, PsError, to_detail
 from ps_protocol.layout import Layout
 from ps_protocol.messages import STALL_SECONDS, TOKEN_BYTES
+from ps_protocol.segments import Segment
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_server.optimizers import Region
@@ -29,6 +30,9 @@ TOKEN_SECONDS = 10.0
 
 MAX_GRADIENT_SEGMENTS = 2
 """A worker needs one, or two when it fills one while the other is applied."""
+
+ROOM_BYTES = 128 << 20
+"""Address space for rows in shared memory, each way; pages come as they are written. What is larger is sent."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,7 @@ class SideChannels:
 
     def _channel(self, transport: int, layout: Layout) -> pb.SideChannel | None:
         token = secrets.token_bytes(TOKEN_BYTES)
-        if transport == common_pb2.TRANSPORT_SHM and self._unix is not None and layout.region_bytes:
+        if transport == common_pb2.TRANSPORT_SHM and self._unix is not None and layout.holds_any:
             return pb.SideChannel(transport=common_pb2.TRANSPORT_SHM, name=self._name, token=token)
         if transport == common_pb2.TRANSPORT_BULK and self.port is not None:
             return pb.SideChannel(transport=common_pb2.TRANSPORT_BULK, port=self.port, token=token)
@@ -187,13 +191,14 @@ class SideChannels:
         if transport == common_pb2.TRANSPORT_BULK:
             await carrier.send(pb.StepReply(attached=pb.Attached()))
             return offer
-        await carrier.share(await asyncio.to_thread(_gradient_segments, offer.layout, message.attach.segments or 1))
+        segments = await asyncio.to_thread(_gradient_segments, offer.layout, message.attach.segments or 1)
+        await carrier.share(segments, _rooms(offer.layout))
         return offer
 
 
 def _gradient_segments(layout: Layout, count: int) -> list[Region]:
     """Regions that a worker can map. Raises InvalidRequest when there is no room for them."""
-    regions = [Region(layout) for _ in range(min(count, MAX_GRADIENT_SEGMENTS))]
+    regions = [Region(layout) for _ in range(min(count, MAX_GRADIENT_SEGMENTS) if layout.region_bytes else 0)]
     if any(region.segment is None for region in regions):
         raise InvalidRequest(
             "there is not enough shared memory for this worker's gradients",
@@ -202,6 +207,16 @@ def _gradient_segments(layout: Layout, count: int) -> list[Region]:
             remedy="nothing needs to be done: the worker goes on over TCP",
         )
     return regions
+
+
+def _rooms(layout: Layout) -> list[Segment]:
+    """Memory for rows of pushes, and for rows asked for; none where the model has no tables, or there is none."""
+    if not layout.shard_map.spec.tables:
+        return []
+    try:
+        return [Segment.create(ROOM_BYTES, whole=False) for _ in range(2)]
+    except OSError:
+        return []
 
 
 async def _say(carrier: SocketCarrier, error: PsError) -> None:

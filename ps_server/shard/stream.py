@@ -24,7 +24,7 @@ from ps_server.shard.counters import Counters
 from ps_server.shard.model import Gradients, Push, ShardModel
 from ps_server.shard.options import merge_options, merge_row_options
 from ps_server.shard.published import Published
-from ps_server.shard.pushed_rows import PushedRows, Wanted, announced, wanted
+from ps_server.shard.pushed_rows import PushedRows, WantedRows, announced, wanted
 from ps_server.shard.staging import Staging
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Asked:
     """What the writer still has to send to a worker that asked for rows."""
 
     number: int
-    wanted: Wanted
+    wanted: WantedRows
     #: Where the worker stands before the push that the rows are for; None: whatever the mode.
     position: Position | None
 
@@ -202,7 +202,8 @@ class StepStream:
             self._row_options = merge_row_options(layout.shard_map.spec, header.table_options)
         rows = None
         if header.tables and not header.skipped:
-            rows = announced(header.tables, layout, self._row_options)
+            lent = self._carrier.pushed_rows if header.rows_in_room else None
+            rows = announced(header.tables, layout, self._row_options, lent)
         ranges = [] if header.skipped else layout.ranges(absent, buffers=header.with_buffers)
         if header.staged:
             ranges = subtract(ranges, self._staging.checked(header.staged))
@@ -339,8 +340,9 @@ class StepStream:
     async def _rows(self, asked: Asked) -> None:
         if asked.position is not None:
             await self._gate(asked.position, 0)
-        version, rows = await self._model.look_up(asked.wanted.parts)
-        await self._carrier.send_payload(pb.Rows(number=asked.number, version=version), [rows])
+        room = self._carrier.room(asked.wanted.rows_bytes)
+        version, rows = await self._model.look_up(asked.wanted, room)
+        await self._carrier.send_rows(pb.Rows(number=asked.number, version=version), rows, in_room=room is not None)
         self._counters.bytes += len(rows)
 
     async def _reply(self, result: pb.StepResult) -> None:
@@ -357,7 +359,7 @@ class StepStream:
 
 
 def _rows_pieces(incoming: Incoming) -> list[memoryview]:
-    return [incoming.rows.buffer] if incoming.rows else []
+    return [incoming.rows.buffer] if incoming.rows and not incoming.header.rows_in_room else []
 
 
 async def _end(tasks: Sequence[asyncio.Future[None]]) -> None:

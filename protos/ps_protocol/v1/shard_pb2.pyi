@@ -94,10 +94,12 @@ class Attach(_message.Message):
     def __init__(self, token: _Optional[bytes] = ..., segments: _Optional[int] = ...) -> None: ...
 
 class Attached(_message.Message):
-    __slots__ = ("segment_bytes",)
+    __slots__ = ("segment_bytes", "room_bytes")
     SEGMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ROOM_BYTES_FIELD_NUMBER: _ClassVar[int]
     segment_bytes: int
-    def __init__(self, segment_bytes: _Optional[int] = ...) -> None: ...
+    room_bytes: int
+    def __init__(self, segment_bytes: _Optional[int] = ..., room_bytes: _Optional[int] = ...) -> None: ...
 
 class Confirm(_message.Message):
     __slots__ = ()
@@ -130,7 +132,7 @@ class Stage(_message.Message):
     def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("sequence", "phase", "clock", "pulled_version", "absent", "group_options", "with_buffers", "skipped", "push_only", "finite", "payload", "segment", "ahead", "staged", "tables", "table_options")
+    __slots__ = ("sequence", "phase", "clock", "pulled_version", "absent", "group_options", "with_buffers", "skipped", "push_only", "finite", "payload", "segment", "ahead", "staged", "tables", "table_options", "rows_in_room")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +149,7 @@ class PushHeader(_message.Message):
     STAGED_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     TABLE_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_IN_ROOM_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     phase: int
     clock: int
@@ -163,7 +166,8 @@ class PushHeader(_message.Message):
     staged: _containers.RepeatedScalarFieldContainer[int]
     tables: _containers.RepeatedCompositeFieldContainer[TableRows]
     table_options: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, sequence: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., pulled_version: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., group_options: _Optional[_Iterable[str]] = ..., with_buffers: bool = ..., skipped: bool = ..., push_only: bool = ..., finite: bool = ..., payload: _Optional[bytes] = ..., segment: _Optional[int] = ..., ahead: _Optional[int] = ..., staged: _Optional[_Iterable[int]] = ..., tables: _Optional[_Iterable[_Union[TableRows, _Mapping]]] = ..., table_options: _Optional[_Iterable[str]] = ...) -> None: ...
+    rows_in_room: bool
+    def __init__(self, sequence: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., pulled_version: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., group_options: _Optional[_Iterable[str]] = ..., with_buffers: bool = ..., skipped: bool = ..., push_only: bool = ..., finite: bool = ..., payload: _Optional[bytes] = ..., segment: _Optional[int] = ..., ahead: _Optional[int] = ..., staged: _Optional[_Iterable[int]] = ..., tables: _Optional[_Iterable[_Union[TableRows, _Mapping]]] = ..., table_options: _Optional[_Iterable[str]] = ..., rows_in_room: bool = ...) -> None: ...
 
 class Lookup(_message.Message):
     __slots__ = ("number", "tables", "phase", "clock", "now", "payload")
@@ -182,18 +186,20 @@ class Lookup(_message.Message):
     def __init__(self, number: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableRows, _Mapping]]] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., now: bool = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class Rows(_message.Message):
-    __slots__ = ("number", "version", "payload_bytes", "payload", "error")
+    __slots__ = ("number", "version", "payload_bytes", "payload", "error", "in_room")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    IN_ROOM_FIELD_NUMBER: _ClassVar[int]
     number: int
     version: int
     payload_bytes: int
     payload: bytes
     error: _common_pb2.ErrorDetail
-    def __init__(self, number: _Optional[int] = ..., version: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ..., error: _Optional[_Union[_common_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+    in_room: bool
+    def __init__(self, number: _Optional[int] = ..., version: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ..., error: _Optional[_Union[_common_pb2.ErrorDetail, _Mapping]] = ..., in_room: bool = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ()
@@ -380,18 +386,20 @@ class FeedCursor(_message.Message):
     def __init__(self, lineage: _Optional[str] = ..., updates: _Optional[int] = ..., changes: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class FeedRequest(_message.Message):
-    __slots__ = ("model", "table", "cursor", "follow", "with_state")
+    __slots__ = ("model", "table", "cursor", "follow", "with_state", "epoch")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
     WITH_STATE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     model: str
     table: int
     cursor: FeedCursor
     follow: bool
     with_state: bool
-    def __init__(self, model: _Optional[str] = ..., table: _Optional[int] = ..., cursor: _Optional[_Union[FeedCursor, _Mapping]] = ..., follow: bool = ..., with_state: bool = ...) -> None: ...
+    epoch: int
+    def __init__(self, model: _Optional[str] = ..., table: _Optional[int] = ..., cursor: _Optional[_Union[FeedCursor, _Mapping]] = ..., follow: bool = ..., with_state: bool = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class FeedReply(_message.Message):
     __slots__ = ("batch", "chunk")

@@ -50,8 +50,20 @@ class Carrier(Protocol):
         """Send ``result`` and ``payload``; returns when the payload is not read any more."""
         ...
 
+    def pushed_rows(self, size: int) -> memoryview:
+        """Rows of a push that lie in shared memory. Raises InvalidRequest when there is none, or not so much."""
+        ...
+
+    def room(self, size: int) -> memoryview | None:
+        """Memory shared with the worker that rows asked for may be written to; nobody reads it now."""
+        ...
+
+    async def send_rows(self, rows: pb.Rows, values: memoryview, *, in_room: bool) -> None:
+        """Send ``rows`` and their ``values``, which lie ``in_room``; returns when they are not read any more."""
+        ...
+
     def released(self) -> None:
-        """The worker has read the parameters sent last."""
+        """The worker has read what was lent to it last."""
         ...
 
 

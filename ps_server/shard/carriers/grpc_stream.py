@@ -72,6 +72,18 @@ class GrpcCarrier:
         """There is no shared memory here."""
         raise no_segments(self.transport)
 
+    def pushed_rows(self, size: int) -> memoryview:
+        """There is no shared memory here."""
+        raise no_segments(self.transport)
+
+    def room(self, size: int) -> memoryview | None:
+        """There is no shared memory here."""
+        return None
+
+    async def send_rows(self, rows: pb.Rows, values: memoryview, *, in_room: bool) -> None:
+        """As any payload."""
+        await self.send_payload(rows, [values])
+
     async def send(self, reply: pb.StepReply) -> None:
         """One message."""
         await self._write(reply.SerializeToString())

@@ -12,6 +12,7 @@ from ps_protocol.errors import InvalidRequest
 from ps_protocol.frames import pieces_of
 from ps_protocol.layout import Range
 from ps_protocol.messages import (
+    INLINE_BYTES,
     LENGTH,
     STALL_SECONDS,
     checked_length,
@@ -50,18 +51,31 @@ class SocketCarrier:
         self._watched = False
         self._closed = False
         self._segments: Sequence[Region] = ()
+        #: Where the worker writes rows that it pushes, and where rows that it asked for are written.
+        self._pushed_room: Segment | None = None
+        self._rows_room: Segment | None = None
         #: Regions whose memory the worker has; it is not kept alive here.
         self._sent: Recent[weakref.ref[Region]] = Recent()
         self._numbers = 0
         self._release: asyncio.Future[None] | None = None
 
-    async def share(self, segments: Sequence[Region]) -> None:
-        """Become an shm carrier: answer Attach with the worker's gradient ``segments``, which nobody else uses."""
+    async def share(self, segments: Sequence[Region], rooms: Sequence[Segment] = ()) -> None:
+        """Become an shm carrier: answer Attach with the worker's gradient ``segments``, which nobody else uses.
+
+        ``rooms``: memory for rows of its pushes, and for rows it asks for.
+        """
         self.transport = common_pb2.TRANSPORT_SHM
         self._segments = segments
         descriptors = [region.segment.fd for region in segments if region.segment]
-        size = segments[0].layout.region_bytes
-        await self._send(pb.StepReply(attached=pb.Attached(segment_bytes=size)), descriptors=descriptors)
+        attached = pb.Attached(segment_bytes=segments[0].layout.region_bytes if segments else 0)
+        if rooms:
+            self._pushed_room, self._rows_room = rooms
+            attached.room_bytes = len(rooms[0].bytes)
+            descriptors += [room.fd for room in rooms]
+        if descriptors:
+            await self._send(pb.StepReply(attached=attached), descriptors=descriptors)
+        else:
+            await self._send(pb.StepReply(attached=attached))
 
     # -- reading
 
@@ -96,6 +110,17 @@ class SocketCarrier:
                 actual=str(segment),
             )
         return self._segments[segment - 1]
+
+    def pushed_rows(self, size: int) -> memoryview:
+        """What the worker has written at the beginning of its memory for rows."""
+        room = self._pushed_room.bytes if self._pushed_room else memoryview(b"")
+        if size > len(room):
+            raise InvalidRequest(
+                "a push has more rows in shared memory than fit there",
+                expected=f"at most {len(room)} bytes",
+                actual=f"{size} bytes",
+            )
+        return room[:size]
 
     async def _fill(self, view: memoryview, *, may_end: bool = False) -> bool:
         """Read ``view`` full; False when the connection ends before its first byte and ``may_end``."""
@@ -163,8 +188,24 @@ class SocketCarrier:
         inline = put_inline(result, payload)
         await self._send(reply_of(result), () if inline else payload)
 
+    def room(self, size: int) -> memoryview | None:
+        """The memory for rows, for the next ``send_rows``."""
+        if self._rows_room is None or size > len(self._rows_room.bytes) or size <= INLINE_BYTES:
+            return None
+        return self._rows_room.bytes[:size]
+
+    async def send_rows(self, rows: pb.Rows, values: memoryview, *, in_room: bool) -> None:
+        """As any payload; what lies in shared memory is lent until the worker has read it."""
+        if not in_room:
+            await self.send_payload(rows, [values])
+            return
+        rows.payload_bytes, rows.in_room = len(values), True
+        self._release = self._loop.create_future()
+        await self._send(reply_of(rows))
+        await self._release
+
     def released(self) -> None:
-        """The worker has read the parameters sent last."""
+        """The worker has read what was lent to it last."""
         if self._release is not None and not self._release.done():
             self._release.set_result(None)
 
@@ -209,7 +250,7 @@ class SocketCarrier:
                 waiting.set_exception(ConnectionAbortedError("the connection is closed"))
                 waiting.exception()  # seen, should nobody wait for it any more
         # Whatever still refers to this carrier, as the traceback of an error does, keeps no memory of the worker.
-        self._segments = ()
+        self._segments, self._pushed_room, self._rows_room = (), None, None
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
