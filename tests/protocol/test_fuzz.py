@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import logging
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import replace
 
 import grpc
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from ps_protocol import PROTOCOL_VERSION
-from ps_protocol.errors import InternalError, InvalidRequest, PsError, UnsupportedOptimizer
+from ps_protocol.errors import InternalError, InvalidRequest, UnsupportedOptimizer
 from ps_protocol.frames import STEP_CHUNK_FIELD, Scatter, parse_chunk
 from ps_protocol.messages import LENGTH, framed
 from ps_protocol.v1 import common_pb2
@@ -24,26 +22,9 @@ from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire import wire_from_pb
 from ps_server.optimizers import Region, ShardOptimizer
 from ps_server.shard.carriers.carrier import parse_request, scatter
-from ps_server.shard.model import ShardModel
 from ps_server.shard.options import merge_options
-from tests.support.shards import (
-    Layout,
-    StubStream,
-    TestShard,
-    error_of,
-    flat,
-    gradients,
-    running_shard,
-    simple_spec,
-    start,
-    wait_until,
-    whole_map,
-)
-from tests.transports.support import UvloopThread
-
-SERVICE = "/ps_protocol.v1.Shard/"
-PAYLOAD_BYTES = 68
-"""The parameters of the model that ``start`` makes."""
+from tests.protocol.attacked import PAYLOAD_BYTES, Target, call, target, whole_streams
+from tests.support.shards import Layout, StubStream, TestShard, error_of, simple_spec, whole_map
 
 U64 = st.integers(0, 3) | st.sampled_from([(1 << 31) - 1, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
 U32 = st.integers(0, 3) | st.sampled_from([(1 << 31) - 1, (1 << 32) - 1])
@@ -234,93 +215,11 @@ def test_options_are_refused_or_make_a_step(optimizer: str, text: str):
 # -- a real shard
 
 
-@dataclass(repr=False)
-class Target:
-    """A shard, a worker that trains on it in peace, and the errors it has logged."""
-
-    shard: TestShard
-    model: ShardModel
-    bystander: StubStream
-    logged: list[str] = field(default_factory=list)
-    #: All are as long on the wire: hypothesis wants examples of the same length when it repeats one.
-    incarnation: int = 1 << 56
-
-    def newcomer(self) -> int:
-        """The incarnation of a worker of rank 0 that nobody has heard of."""
-        self.incarnation += 1
-        self.shard.set_view({0: self.incarnation, 1: 2})
-        return self.incarnation
-
-    def opening(self) -> bytes:
-        worker = pb.WorkerId(rank=0, incarnation=self.newcomer())
-        message = pb.Open(model="model", worker=worker, protocol_version=PROTOCOL_VERSION)
-        return pb.StepRequest(open=message).SerializeToString()
-
-    def assert_unharmed(self) -> None:
-        wait_until(lambda: self.model.pool.in_use == 0)
-        version = self.model.tracker.version
-        payload = flat(self.model.layout, *gradients(self.model, 1))
-        result, parameters = self.bystander.exchange(payload)
-        assert (result.outcome, result.version) == (pb.OUTCOME_APPLIED, version + 1)
-        assert len(parameters) == PAYLOAD_BYTES
-        wait_until(lambda: self.model.pool.in_use == 0)
-        logged = self.logged[:]
-        self.logged.clear()
-        assert logged == []
-
-
-class Errors(logging.Handler):
-    """Keeps what was logged as an error: of the server's, or of an event loop about a task nobody looked after."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.found: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.found.append(f"{record.name}: {record.getMessage()} {record.exc_info[1] if record.exc_info else ''}")
-
-
-@contextmanager
-def target() -> Iterator[Target]:
-    handler = Errors()
-    logging.getLogger().addHandler(handler)
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tests.support.shards.LoopThread", UvloopThread)
-            patch.setattr("ps_server.shard.registry.PATIENCE_SECONDS", 0.02)
-            with running_shard({0: 1, 1: 2}) as shard:
-                model, _ = start(shard)
-                bystander = StubStream(shard, rank=1, incarnation=2)
-                yield Target(shard, model, bystander, handler.found)
-                bystander.end()
-    finally:
-        logging.getLogger().removeHandler(handler)
-
-
 @pytest.fixture(scope="module")
 def attacked() -> Iterator[Target]:
     """One shard for all examples: what harms it in one is seen in that or in the next."""
     with target() as made:
         yield made
-
-
-whole_streams = settings(
-    deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
-
-
-def call(attacked: Target, method: str, messages: list[bytes]) -> PsError | None:
-    """Send all on one call and end it; the typed error it ended with. Fails when there is none."""
-    multi = attacked.shard.channel.stream_stream if method == "Step" else attacked.shard.channel.stream_unary
-    try:
-        answer = multi(SERVICE + method)(iter(messages), timeout=20)
-        for _ in answer if method == "Step" else ():
-            pass
-    except grpc.RpcError as failure:
-        error = error_of(failure)
-        assert not isinstance(error, InternalError), error
-        return error
-    return None
 
 
 @whole_streams
