@@ -9,12 +9,10 @@ from typing import Any
 
 import numba
 import numpy as np
-from numba import types
 
 _EMPTY = -1
 #: int64 [n]; memory that may only be read will do.
-_IDS = types.Array(types.int64, 1, "C", readonly=True)
-_I64, _I32 = types.int64[::1], types.int32[::1]
+_IDS = "Array(int64, 1, 'C', readonly=True)"
 
 
 @numba.njit("uint64(int64)", nogil=True, cache=True, inline="always")
@@ -29,7 +27,7 @@ def mix(value: Any) -> Any:
     return bits ^ (bits >> np.uint64(31))
 
 
-@numba.njit(_I32(_IDS, types.int64), nogil=True, cache=True)
+@numba.njit(f"int32[::1]({_IDS}, int64)", nogil=True, cache=True)
 def buckets_of(ids: Any, buckets: Any) -> Any:
     """The bucket of each id; ``buckets`` is a power of two. int32 [n]."""
     found = np.empty(ids.size, np.int32)
@@ -39,7 +37,7 @@ def buckets_of(ids: Any, buckets: Any) -> Any:
     return found
 
 
-@numba.njit(types.Tuple((_I64, _I64))(_IDS), nogil=True, cache=True)
+@numba.njit(f"Tuple((int64[::1], int64[::1]))({_IDS})", nogil=True, cache=True)
 def unique(ids: Any) -> Any:
     """Each id once, in order of appearance, and for each id of the batch its place among them. int64 [u], int64 [n]."""
     size = 16
@@ -66,7 +64,7 @@ def unique(ids: Any) -> Any:
     return found[:count].copy(), inverse
 
 
-@numba.njit(types.Tuple((_I64, _I64))(_IDS, _I32, types.int64), nogil=True, cache=True)
+@numba.njit(f"Tuple((int64[::1], int64[::1]))({_IDS}, int32[::1], int64)", nogil=True, cache=True)
 def split(ids: Any, shard_of_bucket: Any, shards: Any) -> Any:
     """Where ids go: their indexes ordered by shard, within a shard as they came, and how many each gets.
 

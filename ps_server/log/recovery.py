@@ -6,13 +6,17 @@ import logging
 import time
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from ps_protocol.errors import DamagedData
 from ps_server.log.folder import DataFolder
+from ps_server.log.manifest import ModelPart
 from ps_server.log.models import RecoveredModel, new_model
 from ps_server.log.replay import Replay
 from ps_server.log.scan import End, Record, Scan
 from ps_server.log.segments import Segment, SegmentFolder
-from ps_server.log.snapshots import ModelPart, Snapshot, let_log_go_on, newest_snapshot
+from ps_server.log.snapshots import Snapshot, let_log_go_on, newest_snapshot
 from ps_server.optimizers import Region, StateEntry, read_state
 
 logger = logging.getLogger(__name__)
@@ -127,4 +131,24 @@ def _from_snapshot(snapshot: Snapshot, part: ModelPart, shard: int) -> Recovered
     model.tracker.restore(part.tracker)
     model.tracker_number, model.initialised = part.tracker_number, part.initialised
     model.blocks = [(place.block, place.number) for place in part.blocks]
+    model.buckets = _put_buckets(snapshot, part, model)
     return model
+
+
+def _put_buckets(snapshot: Snapshot, part: ModelPart, model: RecoveredModel) -> dict[int, npt.NDArray[np.int64]]:
+    """By table, the last record that each bucket contains. Raises DamagedData.
+
+    A table is then at the update of its oldest bucket: when it rose from there, the records say.
+    """
+    tables, updates = model.replica.tables, dict[int, int]()
+    numbers = {table: np.full(held.spec.buckets, np.iinfo(np.int64).max) for table, held in enumerate(tables)}
+    for table, here in enumerate(model.replica.layout.buckets):
+        numbers[table][list(here)] = 0
+    for number, group in snapshot.buckets(part):
+        for table, contents in group:
+            tables[table].put(contents)
+            numbers[table][contents.bucket] = number
+            updates[table] = min(contents.updates, updates.get(table, contents.updates))
+    for table, oldest in updates.items():
+        tables[table].updates = oldest
+    return numbers

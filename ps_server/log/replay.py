@@ -99,7 +99,6 @@ class Replay:
         # Such a record may be of an earlier layout.
         if not model.contains(number):
             entry = decode_rows(record, payload, model.shard_map.spec)
-            model.initialised |= record.WhichOneof("body") == "buckets"
             apply_rows(model.replica, entry, model.skipped(number))
 
     def _model(self, name: str) -> RecoveredModel:

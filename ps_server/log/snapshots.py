@@ -1,14 +1,13 @@
-"""Owns the snapshots of one shard on disk: blocks first, their manifest last, and never two that count."""
+"""Owns the snapshots of one shard on disk: their parts first, the manifest last, and never two that count."""
 
 from __future__ import annotations
 
-import base64
 import json
 import mmap
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,48 +15,33 @@ from typing import Any, Self
 import xxhash
 from google.protobuf.message import DecodeError
 
-from ps_protocol import convert
 from ps_protocol.errors import DamagedData, InvalidRequest
-from ps_protocol.model import ShardMap
-from ps_protocol.v1 import common_pb2, shard_pb2
-from ps_server.consistency import TrackerMemento
+from ps_protocol.v1 import log_pb2, shard_pb2
 from ps_server.log.files import replace_file, sync_folder, write_at
+from ps_server.log.manifest import (
+    FORMAT,
+    BlockPlace,
+    GroupPlace,
+    ModelPart,
+    Part,
+    decode_index,
+    encode_index,
+    models_from_json,
+    models_to_json,
+    part_of,
+)
+from ps_server.log.row_messages import read_buckets
 from ps_server.optimizers import Block, StateEntry, describe, tensor_bytes
+from ps_server.tables import BucketContents
 
-FORMAT = 1
 _MANIFEST = "manifest.json"
-_BLOCKS = "blocks.bin"
+_PARTS = "blocks.bin"
 _ALIGNMENT_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class BlockPlace:
-    """Where a copy of one block lies, and when it was made."""
-
-    block: Block
-    #: The last record of the log that is in it.
-    number: int
-    offset: int
-    size_bytes: int
-    checksum: int
-    state: tuple[shard_pb2.StateTensor, ...]
-
-
-@dataclass(slots=True)
-class ModelPart:
-    """One model in a snapshot."""
-
-    shard_map: ShardMap
-    initialised: bool
-    tracker: TrackerMemento
-    #: The last record of the log that is in ``tracker``.
-    tracker_number: int
-    blocks: list[BlockPlace] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A whole one. Its blocks are of different ages; with the records up to ``through`` they are one state."""
+    """A whole one. Its parts are of different ages; with the records up to ``through`` they are one state."""
 
     folder: Path
     #: Records after this one are needed to bring every part to the same age.
@@ -70,16 +54,17 @@ class Snapshot:
 
     def block_bytes(self, place: BlockPlace) -> memoryview:
         """The bytes of one block and its state. Raises DamagedData when they are not what was written."""
-        path = self.folder / _BLOCKS
-        try:
-            with path.open("rb") as file:
-                data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        except (OSError, ValueError) as error:
-            raise _damaged(path, str(error)) from error
-        found = data[place.offset : place.offset + place.size_bytes]
-        if len(found) < place.size_bytes or xxhash.xxh3_64_intdigest(found) != place.checksum:
-            raise _damaged(path, f"the block at byte {place.offset} is not what was written")
-        return found
+        return _bytes_of(self.folder, place.part)
+
+    def buckets(self, model: ModelPart) -> Iterator[tuple[int, Sequence[tuple[int, BucketContents]]]]:
+        """Group by group, the last record in some buckets of ``model``, and what they hold, by number of their table.
+
+        Raises DamagedData when that is not what was written.
+        """
+        for place in model.groups:
+            data = _bytes_of(self.folder, place.part)
+            record = log_pb2.BucketsRecord.FromString(bytes(data[: place.message_bytes]))
+            yield place.number, read_buckets(record.buckets, data[place.message_bytes :], model.shard_map.spec)
 
 
 class SnapshotWriter:
@@ -92,7 +77,7 @@ class SnapshotWriter:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
         spare = root / "spare.bin"
-        path = self._folder / _BLOCKS
+        path = self._folder / _PARTS
         # Overwriting is much faster than writing a new file; what is left of the last one is not referred to.
         if spare.exists():
             spare.rename(path)
@@ -112,11 +97,11 @@ class SnapshotWriter:
 
     @property
     def written_bytes(self) -> int:
-        """Bytes of the blocks so far."""
+        """Bytes of the parts so far."""
         return self._offset
 
     def begin_model(self, part: ModelPart) -> None:
-        """The blocks that follow are of this model."""
+        """The blocks and buckets that follow are of this model."""
         self._models.append(part)
 
     def write_block(self, block: Block, number: int, values: memoryview, entries: Sequence[StateEntry]) -> None:
@@ -128,25 +113,32 @@ class SnapshotWriter:
         self, block: Block, number: int, pieces: Sequence[memoryview], state: Sequence[shard_pb2.StateTensor]
     ) -> None:
         """Write one block as it lies elsewhere: values, then the tensors that ``state`` describes. Raises OSError."""
-        digest = xxhash.xxh3_64()
-        for piece in pieces:
-            digest.update(piece)
+        self._models[-1].blocks.append(BlockPlace(block, number, self._write(pieces), tuple(state)))
+
+    def write_buckets(self, number: int, buckets: Sequence[shard_pb2.Bucket], pieces: Sequence[memoryview]) -> None:
+        """Write some buckets as they are after record ``number``; ``pieces`` are their payloads. Raises OSError."""
+        message = log_pb2.BucketsRecord(buckets=buckets).SerializeToString()
+        part = self._write([memoryview(message), *pieces])
+        self._models[-1].groups.append(GroupPlace(number, part, len(message)))
+
+    def _write(self, pieces: Sequence[memoryview]) -> Part:
+        part = part_of(self._offset, pieces)
         end = write_at(self._descriptor, pieces, self._offset)
-        place = BlockPlace(block, number, self._offset, end - self._offset, digest.intdigest(), tuple(state))
-        self._models[-1].blocks.append(place)
         self._offset = -(-end // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        return part
 
     def commit(self, through: int, *, log_goes_on: bool) -> Snapshot:
         """Make it the snapshot that counts, and forget the one before. Raises OSError.
 
         The log must be on disk up to ``through`` before.
         """
+        for part in self._models:
+            if part.groups:
+                part.index = self._write([memoryview(encode_index(part.groups))])
         os.ftruncate(self._descriptor, self._offset)
         os.fdatasync(self._descriptor)
-        numbers = [part.tracker_number for part in self._models]
-        numbers += [place.number for part in self._models for place in part.blocks]
         # A model may have been placed after the copying began: the records that say so are needed.
-        number = min([self._begun, *numbers])
+        number = min([self._begun, *(part.number for part in self._models)])
         folder = self._root / f"{through:020}"
         snapshot = Snapshot(folder, number, through, log_goes_on, tuple(self._models))
         replace_file(self._folder / _MANIFEST, json.dumps(_to_json(snapshot)).encode())
@@ -161,9 +153,9 @@ class SnapshotWriter:
             if path in (newest, self._folder) or path.suffix:
                 continue
             (path / _MANIFEST).unlink(missing_ok=True)
-            blocks = path / _BLOCKS
-            if blocks.exists():
-                blocks.replace(self._root / "spare.bin")
+            parts = path / _PARTS
+            if parts.exists():
+                parts.replace(self._root / "spare.bin")
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -199,61 +191,30 @@ def _to_json(snapshot: Snapshot) -> Mapping[str, Any]:
         "number": snapshot.number,
         "through": snapshot.through,
         "log_goes_on": snapshot.log_goes_on,
-        "models": [
-            {
-                "shard_map": _text(convert.shard_map_to_pb(part.shard_map).SerializeToString()),
-                "initialised": part.initialised,
-                "tracker": part.tracker.to_json(),
-                "tracker_number": part.tracker_number,
-                "blocks": [
-                    {
-                        "first": place.block.first,
-                        "last": place.block.last,
-                        "begin": place.block.begin,
-                        "end": place.block.end,
-                        "number": place.number,
-                        "offset": place.offset,
-                        "size_bytes": place.size_bytes,
-                        "checksum": place.checksum,
-                        "state": [_text(tensor.SerializeToString()) for tensor in place.state],
-                    }
-                    for place in part.blocks
-                ],
-            }
-            for part in snapshot.models
-        ],
+        "models": models_to_json(snapshot.models),
     }
 
 
 def _from_json(folder: Path, data: Mapping[str, Any]) -> Snapshot:
-    models = tuple(
-        ModelPart(
-            convert.shard_map_from_pb(common_pb2.ShardMap.FromString(base64.b64decode(item["shard_map"]))),
-            item["initialised"],
-            TrackerMemento.from_json(item["tracker"]),
-            item["tracker_number"],
-            list(_places(item["blocks"])),
-        )
-        for item in data["models"]
-    )
+    models = models_from_json(data["models"])
+    for model in models:
+        if model.index:
+            model.groups = decode_index(_bytes_of(folder, model.index))
     return Snapshot(folder, data["number"], data["through"], data["log_goes_on"], models)
 
 
-def _places(items: Sequence[Mapping[str, Any]]) -> Iterator[BlockPlace]:
-    for item in items:
-        state = (shard_pb2.StateTensor.FromString(base64.b64decode(text)) for text in item["state"])
-        yield BlockPlace(
-            Block(item["first"], item["last"], item["begin"], item["end"]),
-            item["number"],
-            item["offset"],
-            item["size_bytes"],
-            item["checksum"],
-            tuple(state),
-        )
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
+def _bytes_of(folder: Path, part: Part) -> memoryview:
+    """Raises DamagedData when they are not what was written."""
+    path = folder / _PARTS
+    try:
+        with path.open("rb") as file:
+            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError) as error:
+        raise _damaged(path, str(error)) from error
+    found = data[part.offset : part.offset + part.size_bytes]
+    if len(found) < part.size_bytes or xxhash.xxh3_64_intdigest(found) != part.checksum:
+        raise _damaged(path, f"what begins at byte {part.offset} is not what was written")
+    return found
 
 
 def _damaged(path: Path, what: str) -> DamagedData:

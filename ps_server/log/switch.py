@@ -1,4 +1,4 @@
-"""Makes a model that lies by the next shard map out of the one before it and of what came for it."""
+"""Makes a model that lies by the next shard map out of the one before it and of the slices and buckets that came."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ def rows_of(span: SliceSpan) -> Rows:
 
 
 def switched(model: RecoveredModel, shard: int) -> RecoveredModel:
-    """``model`` as what is pending for it says; the bytes of every slice and its state are those it had.
+    """``model`` as what is pending for it says; the bytes of every slice, its state and every row are those it had.
 
     The same for the shard that switches and for whoever replays its log. ``model`` is not to be used any more: its
-    optimizer state is gone. Pushes held for an open step are forgotten, as by a restart: their workers repeat them.
-    Raises InvalidRequest when nothing is pending, or slices are missing; nothing was changed then.
+    optimizer state is gone, its tables are the new one's. Pushes held for an open step are forgotten, as by a restart:
+    their workers repeat them. Raises InvalidRequest when nothing is pending, or slices or buckets are missing; nothing
+    was changed then. Raises TableFull when rows that come do not fit into memory.
     """
     pending = model.pending
     if pending is None:
@@ -38,6 +39,7 @@ def switched(model: RecoveredModel, shard: int) -> RecoveredModel:
             if rows_of(span) not in places:
                 raise _missing(span, shard)
             staying[places[rows_of(span)]] = index
+    _check_buckets(before, layout, pending)
     replica = Replica(layout)
     for old, new in staying.items():
         replica.region.slice(new).copy_(model.replica.region.slice(old))
@@ -50,9 +52,29 @@ def switched(model: RecoveredModel, shard: int) -> RecoveredModel:
         if key.slice_index in staying
     ]
     replica.load(None, [*entries, *pending.entries])
+    # Not copied: rows that stay are of any size.
+    replica.tables = model.replica.tables
+    for table, was, stays in zip(replica.tables, before.buckets, layout.buckets, strict=True):
+        for bucket in sorted(set(was).difference(stays)):
+            table.forget(bucket)
+    for number, contents in pending.buckets:
+        replica.tables[number].put(contents)
     model.moved = True
     model.replica.forget_state()
     return RecoveredModel(pending.shard_map, replica, _tracker(model, layout, pending), model.initialised)
+
+
+def _check_buckets(before: Layout, layout: Layout, pending: Prepared) -> None:
+    coming = {(number, contents.bucket) for number, contents in pending.buckets}
+    for number, (was, wanted) in enumerate(zip(before.buckets, layout.buckets, strict=True)):
+        for bucket in sorted(set(wanted).difference(was)):
+            if (number, bucket) not in coming:
+                raise InvalidRequest(
+                    f"shard {layout.shard} was not given a bucket of the next shard map, and had none of it",
+                    variable=layout.shard_map.spec.tables[number].name,
+                    shard=str(layout.shard),
+                    expected=f"bucket {bucket}",
+                )
 
 
 def _cut(layout: Layout, pending: Prepared) -> list[memoryview]:
@@ -65,10 +87,10 @@ def _cut(layout: Layout, pending: Prepared) -> list[memoryview]:
 
 
 def _tracker(model: RecoveredModel, layout: Layout, pending: Prepared) -> Tracker:
-    """A shard without slices gets no pushes: what it knew of them would only grow old."""
+    """A shard that holds nothing gets no pushes: what it knew of them would only grow old."""
     tracker = Tracker(Consistency())
-    memento = model.tracker.memento() if model.replica.layout.slices else pending.tracker
-    if layout.slices and memento:
+    memento = model.tracker.memento() if model.replica.layout.holds_any else pending.tracker
+    if layout.holds_any and memento:
         tracker.restore(memento)
     return tracker
 

@@ -14,8 +14,9 @@ from ps_protocol.errors import InvalidRequest, ModelMoved, ProtocolVersionMismat
 from ps_protocol.frames import STATE_CHUNK_FIELD, cut, encode_chunk
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.view import ClusterView, Role
-from ps_server.log import DurableLog, LogReader
+from ps_server.log import DurableLog, LogReader, describe_buckets
 from ps_server.optimizers import blocks_of, describe, tensor_bytes
+from ps_server.shard.bucket_groups import buckets_of
 from ps_server.shard.carriers.grpc_stream import Context, read
 from ps_server.shard.model import ShardModel
 from ps_server.shard.registry import Registry
@@ -193,9 +194,9 @@ class Feed:
     # -- the copy
 
     async def _copy(self, context: Context) -> int:
-        """Send every model block by block beside the training; returns the last record before it began.
+        """Send every model piece by piece beside the training; returns the last record before it began.
 
-        The blocks are of different ages: the records that follow make them one state. Raises Unavailable when values
+        The pieces are of different ages: the records that follow make them one state. Raises Unavailable when values
         were loaded meanwhile, which makes the copy worthless.
         """
         if self._registry.waiting_models:
@@ -252,6 +253,13 @@ async def _copy_model(context: Context, model: ShardModel) -> None:
         )
         await _write(context, block=header)
         await _write_payload(context, pieces)
+    wanted = buckets_of(model.layout)
+    while True:
+        number, group = await model.copy_buckets(wanted)
+        if not group:
+            return
+        await _write(context, buckets=pb.BucketsCopy(buckets=describe_buckets(group), number=number))
+        await _write_payload(context, [piece for _, contents in group for piece in contents.pieces()])
 
 
 async def _write_payload(context: Context, pieces: Sequence[memoryview]) -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from ps_protocol.layout import Layout
 from ps_server.log import ModelPart, RecoveredModel
 from ps_server.optimizers import Block, StateEntry
-from ps_server.shard.lane import Lane
+from ps_server.shard.bucket_groups import Group, Wanted, copy_group
+from ps_server.shard.lane import INLINE_BYTES, Lane
 from ps_server.shard.placing import moved_on
 
 
@@ -57,6 +58,16 @@ class FollowedModel:
             return self.number(), values, replica.state(block.slices)
 
         return await self.lane.submit(work, block.end - block.begin)
+
+    async def copy_buckets(self, wanted: Wanted) -> tuple[int, Group]:
+        """The last record in copies of the next buckets of ``wanted``, and these."""
+        tables = self.model.replica.tables
+
+        def work() -> tuple[int, Group]:
+            self._check()
+            return self.number(), copy_group(tables, wanted)
+
+        return await self.lane.submit(work, INLINE_BYTES)
 
     def _check(self) -> None:
         if self.model.moved:

@@ -196,9 +196,9 @@ class Follower:
         self._log.begin_anew(number)
 
     async def _receive(self, call: Call, writer: SnapshotWriter) -> int:
-        """Take models and blocks; returns the record at which they are one state."""
+        """Take models, blocks and buckets; returns the record at which they are one state."""
         while True:
-            message = await self._read(call, "model", "block", "copied")
+            message = await self._read(call, "model", "block", "buckets", "copied")
             match message.WhichOneof("body"):
                 case "model":
                     tracker = TrackerMemento.from_json(json.loads(message.model.tracker))
@@ -207,16 +207,26 @@ class Follower:
                     writer.begin_model(ModelPart(shard_map, initialised, tracker, after))
                 case "block":
                     await self._block(call, writer, message.block)
+                case "buckets":
+                    await self._buckets(call, writer, message.buckets)
                 case _:
                     return message.copied.through
 
     async def _block(self, call: Call, writer: SnapshotWriter, header: pb.BlockCopy) -> None:
-        data = memoryview(bytearray(header.payload_bytes))
+        data = await self._payload(call, header.payload_bytes)
+        block = Block(header.first, header.last, header.begin, header.end)
+        await _finished(to_thread(writer.write_copy, block, header.number, [data], list(header.state)))
+
+    async def _buckets(self, call: Call, writer: SnapshotWriter, header: pb.BucketsCopy) -> None:
+        data = await self._payload(call, sum(bucket.payload_bytes for bucket in header.buckets))
+        await _finished(to_thread(writer.write_buckets, header.number, list(header.buckets), [data]))
+
+    async def _payload(self, call: Call, size_bytes: int) -> memoryview:
+        data = memoryview(bytearray(size_bytes))
         scatter = Scatter([data])
         while not scatter.complete:
             scatter.write(*self._parsed(await _next(call)))
-        block = Block(header.first, header.last, header.begin, header.end)
-        await _finished(to_thread(writer.write_copy, block, header.number, [data], list(header.state)))
+        return data
 
     # -- messages
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,11 @@ from ps_server.shard.pool import RegionPool
 from ps_server.shard.published import Copies, Published
 from ps_server.shard.pushed_rows import ROW_COST_BYTES
 from ps_server.tables import BucketContents
+
+if TYPE_CHECKING:
+    from ps_server.tables import Table
+
+T = TypeVar("T")
 
 
 class LiveReplica:
@@ -90,15 +96,16 @@ class LiveReplica:
         replica = self.replica
         return self._lane.submit(lambda: replica.state(slices), self.layout.region_bytes)
 
-    def look_up(self, wanted: Sequence[tuple[int, Ids]]) -> asyncio.Future[npt.NDArray[np.float32]]:
-        """Rows of some tables, in the order of the ids, one behind the other, after everything decided so far.
+    def look_up(
+        self, wanted: Sequence[tuple[int, Ids]], values: npt.NDArray[np.float32]
+    ) -> asyncio.Future[npt.NDArray[np.float32]]:
+        """Write rows of some tables to ``values``, in the order of the ids, after everything decided so far.
 
         The future holds InvalidRequest for an id of another shard.
         """
         tables = self.replica.tables
 
         def work() -> npt.NDArray[np.float32]:
-            values = np.empty(sum(ids.size * tables[table].spec.dim for table, ids in wanted), np.float32)
             at = 0
             for table, ids in wanted:
                 end = at + ids.size * tables[table].spec.dim
@@ -142,6 +149,11 @@ class LiveReplica:
             return self._log.number, copy_group(tables, wanted)
 
         return self._lane.submit(work, INLINE_BYTES)
+
+    def with_tables(self, work: Callable[[Sequence[Table]], T]) -> asyncio.Future[T]:
+        """Have something done with the tables between two updates: ``work`` reads them, and may take its time."""
+        tables = self.replica.tables
+        return self._lane.submit(lambda: work(tables), INLINE_BYTES)
 
     def _taken(self) -> InternalError:
         name = self.layout.shard_map.spec.name

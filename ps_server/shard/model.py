@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
 
 from ps_protocol.errors import InternalError, ModelMoved, PsError, StateLost
 from ps_protocol.model import Consistency, Mode
@@ -25,6 +27,7 @@ from ps_server.shard.gate import Gate
 from ps_server.shard.lane import Lane
 from ps_server.shard.live import LiveReplica
 from ps_server.shard.published import Published
+from ps_server.shard.pushed_rows import WantedRows
 from ps_server.shard.replication import Replication
 from ps_server.shard.travels import Travels
 
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["Gradients", "Push", "ShardModel"]
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class ShardModel:
@@ -337,13 +342,14 @@ class ShardModel:
         rows = (push.rows for push in self._held.values() if push.rows)
         return [part.ids for pushed in rows for part in pushed.parts if part.table == table]
 
-    async def look_up(self, wanted: Sequence[tuple[int, Ids]]) -> tuple[int, memoryview]:
+    async def look_up(self, wanted: WantedRows, room: memoryview | None = None) -> tuple[int, memoryview]:
         """The version after everything decided so far, and of that the rows wanted, float32, table by table.
 
-        Raises InvalidRequest for an id of another shard.
+        ``room``: where they are written; None: to memory of their own. Raises InvalidRequest for an id of another shard.
         """
         self.check()
-        version, values = self.tracker.version, self._live.look_up(wanted)
+        into = np.empty(wanted.rows_bytes // 4, np.float32) if room is None else np.frombuffer(room, np.float32)
+        version, values = self.tracker.version, self._live.look_up(wanted.parts, into)
         rows = await values
         await self._covered()
         self.check()
@@ -448,6 +454,13 @@ class ShardModel:
         copied = await self._live.copy_block(block, into)
         self.check()
         return copied
+
+    async def with_tables(self, work: Callable[[Sequence[Table]], T]) -> T:
+        """Have something done with the tables in the lane: ``work`` reads them, and may take its time."""
+        self.check()
+        done = await self._live.with_tables(work)
+        self.check()
+        return done
 
     async def copy_bucket(self, table: int, bucket: int) -> tuple[int, BucketContents]:
         """A copy of one bucket, made between two updates: the last record it contains, and what it holds."""

@@ -1,4 +1,4 @@
-"""Decides when a shard's state is copied to its disk, and does it block by block beside the training."""
+"""Decides when a shard's state is copied to its disk, and does it piece by piece beside the training."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Protocol
 
 from ps_protocol.errors import ModelMoved, PsError, Unavailable
 from ps_protocol.layout import Layout
-from ps_server.log import DataFolder, DurableLog, ModelPart, SnapshotWriter
+from ps_server.log import DataFolder, DurableLog, ModelPart, SnapshotWriter, describe_buckets
 from ps_server.optimizers import Block, StateEntry, blocks_of
+from ps_server.shard.bucket_groups import Group, Wanted, buckets_of
 from ps_server.shard.lane import Lane
 from ps_server.storage_options import SnapshotRule
 
@@ -44,11 +45,14 @@ class Source(Protocol):
     async def copy_block(self, block: Block, into: memoryview) -> tuple[int, memoryview, list[StateEntry]]:
         """The last record in a copy of one block, its values, its optimizer state."""
 
+    async def copy_buckets(self, wanted: Wanted) -> tuple[int, Group]:
+        """The last record in copies of the next buckets of ``wanted``, and these; none: there are no more."""
+
 
 class Snapshotter:
-    """Runs on the shard's event loop; copies are made in the lane, one block at a time between two updates.
+    """Runs on the shard's event loop; copies are made in the lane between two updates, a block or a group of buckets.
 
-    Blocks are of different ages, so the log is written meanwhile in any case: with "snapshot" it is the only time.
+    They are of different ages, so the log is written meanwhile in any case: with "snapshot" it is the only time.
     """
 
     def __init__(
@@ -172,7 +176,18 @@ class Snapshotter:
         if len(self._buffer) < largest:
             self._buffer = memoryview(bytearray(largest))
         for block in blocks:
-            if self._abandoned:
-                raise Unavailable("the snapshot was given up: the shard goes on in another role")
+            self._check()
             number, values, entries = await model.copy_block(block, self._buffer)
             await to_thread(writer.write_block, block, number, values, entries)
+        wanted = buckets_of(model.layout)
+        while True:
+            self._check()
+            number, group = await model.copy_buckets(wanted)
+            if not group:
+                return
+            pieces = [piece for _, contents in group for piece in contents.pieces()]
+            await to_thread(writer.write_buckets, number, describe_buckets(group), pieces)
+
+    def _check(self) -> None:
+        if self._abandoned:
+            raise Unavailable("the snapshot was given up: the shard goes on in another role")

@@ -35,7 +35,7 @@ class Reserved:
     def __init__(self, count: int, width: int, dtype: npt.DTypeLike) -> None:
         self._item_bytes = width * np.dtype(dtype).itemsize
         self._memory = _map(count * self._item_bytes)
-        #: [count, width]
+        #: [count, width]; ``width`` may be 0.
         self.array: npt.NDArray[Any] = np.frombuffer(self._memory, dtype, count * width).reshape(count, width)
 
     def give_back(self, begin: int, end: int) -> None:

@@ -27,7 +27,7 @@ def _bits(start: Any, number: Any) -> Any:
 
 @njit(inline="always")
 def _quarters(bits: Any) -> Any:
-    return np.int64(
+    return np.int32(
         (bits & _LOW_16)
         + ((bits >> np.uint64(16)) & _LOW_16)
         + ((bits >> np.uint64(32)) & _LOW_16)
@@ -63,7 +63,7 @@ def write(ids: Any, rows: Any, key: Any, kind: Any, low: Any, high: Any, dim: An
         start = mix(np.int64(np.uint64(ids[i]) ^ key)) + key
         if kind == UNIFORM:
             for column in range(dim):
-                unit = np.float64(_bits(start, column) >> np.uint64(40)) * (1.0 / (1 << 24))
+                unit = np.float64(np.int32(_bits(start, column) >> np.uint64(40))) * (1.0 / (1 << 24))
                 out[row, column] = np.float32(low + (high - low) * unit)
         elif kind == NORMAL:
             for column in range(dim):

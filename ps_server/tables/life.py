@@ -81,24 +81,23 @@ class Sweep:
     def evicted(self, most: int, keep: Rows) -> Rows:
         """When there are more than ``most`` rows, some so that a 64th of that becomes free, none of ``keep``.
 
-        The least recently or least frequently used of all rows; of very many, of the window looked at, by a threshold
-        that a sample of all gives.
+        The least recently or least frequently used ones, at most LOT_ROWS; of more rows than are looked at in one
+        piece, those of the piece below a threshold that a sample of all gives.
         """
         count = self._store.count
-        if count <= most:
+        others = count - keep.size
+        excess = min(others, count - most + most // 64)
+        if count <= most or not others:
             return np.empty(0, np.int64)
-        excess = min(count, count - most + most // 64)
-        stride = -(-count // WINDOW_ROWS)
-        sample = self._keys(slice(0, count, stride))
+        if count <= WINDOW_ROWS:
+            wanted = min(LOT_ROWS, excess)
+            return np.argpartition(self._keys(0, count, keep), wanted - 1)[:wanted]
+        sample = self._keys(0, count, keep, -(-count // WINDOW_ROWS))
+        sample = sample[sample < _NEVER]
+        place = min(sample.size - 1, excess * sample.size // others)
+        threshold = np.partition(sample, place)[place] if sample.size else _NEVER - 1
         for begin, end in self._windows():
-            keys = self._keys(slice(begin, end))
-            here = keep[(keep >= begin) & (keep < end)] - begin
-            keys[here] = _NEVER
-            if stride == 1:
-                wanted = min(LOT_ROWS, excess, keys.size - here.size)
-                return np.argpartition(keys, wanted - 1)[:wanted] if wanted else np.empty(0, np.int64)
-            place = min(sample.size - 1, excess * sample.size // count)
-            rows = begin + np.flatnonzero(keys <= min(np.partition(sample, place)[place], _NEVER - 1))
+            rows = begin + np.flatnonzero(self._keys(begin, end, keep) <= threshold)
             if rows.size:
                 return self._lot(rows, begin)
         return np.empty(0, np.int64)
@@ -106,6 +105,9 @@ class Sweep:
     def _windows(self) -> Iterator[tuple[int, int]]:
         """The next pieces to look at, each row once; a row that moves meanwhile is met the next time round."""
         count = self._store.count
+        if count <= WINDOW_ROWS:
+            yield 0, count
+            return
         for _ in range(min(_WINDOWS, -(-count // WINDOW_ROWS))):
             begin = self._next if self._next < count else 0
             self._next = min(count, begin + WINDOW_ROWS)
@@ -116,9 +118,12 @@ class Sweep:
             self._next = begin
         return rows[:LOT_ROWS]
 
-    def _keys(self, rows: slice) -> npt.NDArray[np.int64]:
-        touched = self._store.touched[rows]
-        if not self._by_uses:
-            return touched.copy()
-        uses = np.minimum(self._store.uses[rows], (1 << 23) - 1).astype(np.int64)
-        return uses << 40 | touched & (1 << 40) - 1
+    def _keys(self, begin: int, end: int, keep: Rows, stride: int = 1) -> npt.NDArray[np.int64]:
+        """Of every ``stride``-th row: the lower, the sooner it goes."""
+        keys = self._store.touched[begin:end:stride].copy()
+        if self._by_uses:
+            uses = np.minimum(self._store.uses[begin:end:stride], (1 << 23) - 1).astype(np.int64)
+            keys = uses << 40 | keys & (1 << 40) - 1
+        keep = keep[(keep >= begin) & (keep < end)] - begin
+        keys[keep[keep % stride == 0] // stride] = _NEVER
+        return keys

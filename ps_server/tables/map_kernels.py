@@ -54,14 +54,24 @@ def _prefetch_place(bits: Any, address: Any, capacity: Any) -> None:
 
 @njit(inline="always")
 def _next(place: Any, tag: Any, tags: Any) -> Any:
-    """The first place from ``place`` on with this tag, -1 when nothing is before it."""
-    while tags[place] != tag:
-        if tags[place] == 0:
-            return -1
+    """The first place from ``place`` on that has this tag or is empty."""
+    while tags[place] != tag and tags[place] != 0:
         place += 1
         if place == tags.size:
             place = 0
     return place
+
+
+@njit(inline="always")
+def _find_from(place: Any, wanted: Any, tag: Any, rows: Any, tags: Any, keys: Any) -> Any:
+    """The place of an id, or the empty one where the search for it ends."""
+    while True:
+        place = _next(place, tag, tags)
+        if tags[place] == 0 or keys[rows[place]] == wanted:
+            return place
+        place += 1
+        if place == tags.size:
+            place = 0
 
 
 @njit(types.void(IDS, _I64, _I64, _I64, _I64), nogil=True, cache=True)
@@ -81,39 +91,43 @@ def find(ids: Any, addresses: Any, capacities: Any, keys: Any, found: Any) -> No
             bits = hashes[i - begin]
             bucket = np.int64(bits & mask)
             capacity = capacities[bucket]
-            place = _next(_place(bits, capacity), _tag(bits), _tags(addresses[bucket], capacity))
+            tags = _tags(addresses[bucket], capacity)
+            place = _next(_place(bits, capacity), _tag(bits), tags)
             places[i - begin] = place
             found[i] = -1
-            if place >= 0:
+            if tags[place] != 0:
                 found[i] = _rows(addresses[bucket], capacity)[place]
                 prefetch(keys, found[i])
         for i in range(begin, end):
-            while found[i] >= 0 and keys[found[i]] != ids[i]:
+            if found[i] >= 0 and keys[found[i]] != ids[i]:
                 bits = hashes[i - begin]
                 bucket = np.int64(bits & mask)
-                capacity = capacities[bucket]
-                place = (places[i - begin] + 1) % capacity
-                place = _next(place, _tag(bits), _tags(addresses[bucket], capacity))
-                places[i - begin] = place
-                found[i] = _rows(addresses[bucket], capacity)[place] if place >= 0 else -1
+                rows = _rows(addresses[bucket], capacities[bucket])
+                tags = _tags(addresses[bucket], capacities[bucket])
+                place = _find_from(places[i - begin], ids[i], _tag(bits), rows, tags, keys)
+                found[i] = rows[place] if tags[place] != 0 else -1
 
 
 @njit(inline="always")
-def _put(bits: Any, row: Any, rows: Any, tags: Any) -> None:
-    place = _place(bits, tags.size)
+def _put(tag: Any, row: Any, place: Any, rows: Any, tags: Any) -> None:
+    """Into the first empty place from ``place`` on."""
     while tags[place] != 0:
         place += 1
         if place == tags.size:
             place = 0
-    tags[place] = _tag(bits)
+    tags[place] = tag
     rows[place] = row
 
 
-@njit(types.void(IDS, types.int64, _I64, _I64, _I64, _I64), nogil=True, cache=True)
-def insert(ids: Any, first: Any, addresses: Any, capacities: Any, counts: Any, keys: Any) -> None:
-    """Rows ``first``, ``first`` + 1, … for ids that have none; their maps have room."""
+@njit(types.int64(IDS, types.int64, _I64, _I64, _I64, _I64, _I64), nogil=True, cache=True)
+def insert(ids: Any, count: Any, addresses: Any, capacities: Any, counts: Any, keys: Any, found: Any) -> Any:
+    """The row of each id into ``found``; those without get ``count``, ``count`` + 1, … Returns how many rows there are.
+
+    No id comes twice; the maps have room.
+    """
     mask = np.uint64(capacities.size - 1)
     hashes = np.empty(_BLOCK, np.uint64)
+    places = np.empty(_BLOCK, np.int64)
     for begin in range(0, ids.size, _BLOCK):
         end = min(ids.size, begin + _BLOCK)
         for i in range(begin, end):
@@ -121,13 +135,30 @@ def insert(ids: Any, first: Any, addresses: Any, capacities: Any, counts: Any, k
             hashes[i - begin] = bits
             bucket = np.int64(bits & mask)
             _prefetch_place(bits, addresses[bucket], capacities[bucket])
-            keys[first + i] = ids[i]
         for i in range(begin, end):
             bits = hashes[i - begin]
             bucket = np.int64(bits & mask)
-            address, capacity = addresses[bucket], capacities[bucket]
-            _put(bits, np.uint32(first + i), _rows(address, capacity), _tags(address, capacity))
-            counts[bucket] += 1
+            capacity = capacities[bucket]
+            tags = _tags(addresses[bucket], capacity)
+            place = _next(_place(bits, capacity), _tag(bits), tags)
+            places[i - begin] = place
+            if tags[place] != 0:
+                prefetch(keys, np.int64(_rows(addresses[bucket], capacity)[place]))
+        for i in range(begin, end):
+            bits = hashes[i - begin]
+            bucket = np.int64(bits & mask)
+            rows = _rows(addresses[bucket], capacities[bucket])
+            tags = _tags(addresses[bucket], capacities[bucket])
+            place = _find_from(places[i - begin], ids[i], _tag(bits), rows, tags, keys)
+            if tags[place] == 0:
+                _put(_tag(bits), np.uint32(count), place, rows, tags)
+                keys[count] = ids[i]
+                counts[bucket] += 1
+                found[i] = count
+                count += 1
+            else:
+                found[i] = rows[place]
+    return count
 
 
 @njit(types.void(types.int64, types.int64, types.int64, types.int64, _I64), nogil=True, cache=True)
@@ -146,7 +177,8 @@ def rehash(old: Any, old_capacity: Any, address: Any, capacity: Any, keys: Any) 
         for i in range(count):
             prefetch(keys, moved[i])
         for i in range(count):
-            _put(mix(keys[moved[i]]), np.uint32(moved[i]), rows, tags)
+            bits = mix(keys[moved[i]])
+            _put(_tag(bits), np.uint32(moved[i]), _place(bits, capacity), rows, tags)
 
 
 @njit(types.void(types.int64, types.int64, _I64), nogil=True, cache=True)
@@ -198,16 +230,17 @@ def remove(
     """Take out the rows of ids that have one, each once; the last of ``count`` rows moves into the hole each time."""
     mask = np.uint64(capacities.size - 1)
     for i in range(ids.size):
+        if i % _BLOCK == 0:
+            for ahead in range(min(_BLOCK, ids.size - i)):
+                for each in (ids[i + ahead], keys[count - 1 - ahead]):
+                    bucket = np.int64(mix(each) & mask)
+                    _prefetch_place(mix(each), addresses[bucket], capacities[bucket])
         bits = mix(ids[i])
         bucket = np.int64(bits & mask)
         capacity = capacities[bucket]
         rows = _rows(addresses[bucket], capacity)
         tags = _tags(addresses[bucket], capacity)
-        place = _place(bits, capacity)
-        while tags[place] == 0 or keys[rows[place]] != ids[i]:
-            place += 1
-            if place == capacity:
-                place = 0
+        place = _find_from(_place(bits, capacity), ids[i], _tag(bits), rows, tags, keys)
         row = np.int64(rows[place])
         _take_out(place, rows, tags, keys)
         counts[bucket] -= 1

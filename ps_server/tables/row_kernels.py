@@ -31,6 +31,16 @@ def _next_row(rows: Any, found: Any, i: Any) -> Any:
     return found[i]
 
 
+@njit(types.void(_F32_2, IDS, _F32_2), nogil=True, cache=True)
+def read(rows: Any, found: Any, out: Any) -> None:
+    """As many columns of the rows as ``out`` has; what has no row stays as it is."""
+    for i in range(found.size):
+        row = _next_row(rows, found, i)
+        if row >= 0:
+            for column in range(out.shape[1]):
+                out[i, column] = rows[row, column]
+
+
 @njit(inline="always")
 def _sum_of_squares(gradient: Any) -> Any:
     """In four sums, which do not wait for each other."""
@@ -44,16 +54,6 @@ def _sum_of_squares(gradient: Any) -> Any:
     for column in range(whole, gradient.size):
         a += np.float64(gradient[column]) * gradient[column]
     return (a + b) + (c + d)
-
-
-@njit(types.void(_F32_2, IDS, _F32_2), nogil=True, cache=True)
-def read(rows: Any, found: Any, out: Any) -> None:
-    """As many columns of the rows as ``out`` has; what has no row stays as it is."""
-    for i in range(found.size):
-        row = _next_row(rows, found, i)
-        if row >= 0:
-            for column in range(out.shape[1]):
-                out[i, column] = rows[row, column]
 
 
 @njit(inline="always")

@@ -17,15 +17,21 @@ _Kernel = Callable[..., Any]
 
 
 def update(
-    spec: TableSpec, rows: npt.NDArray[np.float32], found: npt.NDArray[np.int64], step: RowStep, scale: float
+    spec: TableSpec,
+    rows: npt.NDArray[np.float32],
+    found: npt.NDArray[np.int64],
+    gradients: npt.NDArray[np.float32],
+    step: RowStep,
+    scale: float,
 ) -> None:
     """One step of the table's optimizer on the rows ``found`` of ``rows``; those below 0 are left out.
 
+    ``gradients``: float32 [n, dim], C-contiguous, one for each of ``found``; of ``step`` the rest counts.
     ``scale`` multiplies the learning rate; for FTRL, whose learning rate weighs all of the past, the gradients.
     """
     options = {**spec.options, **step.options}
     kernel, arguments = _PREPARE[spec.optimizer](options, step.updates, scale)
-    kernel(rows, found, step.gradients, options["max_norm"], np.array(arguments, np.float64))
+    kernel(rows, found, gradients, options["max_norm"], np.array(arguments, np.float64))
 
 
 def _sgd(options: RowOptions, updates: int, scale: float) -> tuple[_Kernel, list[float]]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ps_protocol.errors import TableFull
 from ps_protocol.ids import buckets_of
 from ps_protocol.tables import Ids
-from ps_server.tables import map_kernels
+from ps_server.tables import map_kernels, row_kernels
 from ps_server.tables.arrays import Reserved, machine_bytes, zeroed
 
 #: Room for a row that lies nowhere is given back when so many rows, and an eighth of the most there were, have gone.
@@ -26,6 +26,7 @@ _ALWAYS_KEPT = 64
 #: Multiples of it, modulo 1, lie evenly in [0, 1), however many.
 _GOLDEN = 0.6180339887498949
 _MAX_ROWS = (1 << 32) - 1
+_FEWEST_ROWS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +51,17 @@ class RowStore:
         """``width`` is float32 numbers per row. Raises TableFull when the system has no address space."""
         row_bytes = 8 + 8 + 4 * width + 4 * with_uses
         self.count = 0
-        self.capacity = min(_MAX_ROWS, machine_bytes() // row_bytes)
         self._most = 0
-        ids, touched = Reserved(self.capacity, 1, np.int64), Reserved(self.capacity, 1, np.int64)
-        values = Reserved(self.capacity, width, np.float32) if width else None
-        uses = Reserved(self.capacity, 1, np.uint32) if with_uses else None
-        self._reserved = [column for column in (ids, touched, values, uses) if column]
+        self._reserved = _reserve(min(_MAX_ROWS, machine_bytes() // row_bytes), width, with_uses)
+        ids, touched, values, uses = (column.array for column in self._reserved)
         #: int64 [capacity], of which [:count] live, as in all columns.
-        self.ids: npt.NDArray[np.int64] = ids.array[:, 0]
-        self.touched: npt.NDArray[np.int64] = touched.array[:, 0]
+        self.ids: npt.NDArray[np.int64] = ids[:, 0]
+        self.touched: npt.NDArray[np.int64] = touched[:, 0]
         #: float32 [capacity, width]
-        self.rows: npt.NDArray[np.float32] = values.array if values else np.empty((0, 0), np.float32)
+        self.rows: npt.NDArray[np.float32] = values
         #: uint32 [capacity], or [0] where uses are not kept.
-        self.uses: npt.NDArray[np.uint32] = uses.array[:, 0] if uses else np.empty(0, np.uint32)
+        self.uses: npt.NDArray[np.uint32] = uses.reshape(-1)
+        self.capacity = self.ids.size
         #: Rows of each bucket.
         self.counts = np.zeros(buckets, np.int64)
         self._nothing = zeroed(5)
@@ -73,11 +72,12 @@ class RowStore:
     @property
     def size_bytes(self) -> int:
         """Bytes of living rows and of the maps."""
-        return int(self.count) * self._row_bytes + sum(block.nbytes for block in self._blocks.values())
+        maps: int = sum(block.nbytes for block in self._blocks.values())
+        return self.count * self._row_bytes + maps
 
     @property
     def _row_bytes(self) -> int:
-        return 16 + 4 * self.rows.shape[1] + 4 * bool(self.uses.size)
+        return 16 + 4 * int(self.rows.shape[1]) + 4 * bool(self.uses.size)
 
     def find(self, ids: Ids) -> npt.NDArray[np.int64]:
         """The row of each id, -1 where it has none."""
@@ -85,29 +85,34 @@ class RowStore:
         map_kernels.find(ids, self._addresses, self._capacities, self.ids, found)
         return found
 
-    def insert(self, ids: Ids, touched: int | npt.NDArray[np.int64]) -> int:
-        """Rows for ids that have none, each once: the first of them, the others follow.
+    def insert(self, ids: Ids, touched: int) -> npt.NDArray[np.int64]:
+        """The row of each id, none of which comes twice; those without one get rows from ``count`` on, in order.
 
-        Values are what lay there: the caller writes them. Uses are 0. Raises TableFull before anything changes.
+        Of new rows the last use is ``touched``, uses are 0, and the caller writes the values. Raises TableFull before
+        anything changes, which it may when hardly any memory is left even if few ids are new.
         """
-        first = self.count
         self.room_for(ids.size)
         self._make_room(ids)
-        map_kernels.insert(ids, first, self._addresses, self._capacities, self.counts, self.ids)
-        self.count += ids.size
+        found = np.empty(ids.size, np.int64)
+        first = self.count
+        self.count = int(
+            map_kernels.insert(ids, first, self._addresses, self._capacities, self.counts, self.ids, found)
+        )
         self._most = max(self._most, self.count)
         self.touched[first : self.count] = touched
         if self.uses.size:
             self.uses[first : self.count] = 0
-        return first
+        return found
 
     def write(self, columns: Columns) -> None:
         """Rows for ids that have none, as they were copied. Raises TableFull before anything changes."""
-        first = self.insert(columns.ids, columns.touched)
+        rows = slice(self.count, self.count + columns.ids.size)
+        self.insert(columns.ids, 0)
+        self.touched[rows] = columns.touched
         if self.rows.size:
-            self.rows[first : self.count] = columns.rows
+            self.rows[rows] = columns.rows
         if self.uses.size:
-            self.uses[first : self.count] = columns.uses
+            self.uses[rows] = columns.uses
 
     def touch(self, rows: npt.NDArray[np.int64], update: int) -> None:
         """These rows, each once, are used in this update."""
@@ -147,6 +152,11 @@ class RowStore:
                 column.give_back(self.count, self._most)
             self._most = self.count
 
+    def view(self) -> Columns:
+        """All rows as they lie, not copied: valid until the next change."""
+        rows = self.rows[: self.count] if self.rows.size else np.empty((self.count, 0), np.float32)
+        return Columns(self.ids[: self.count], self.touched[: self.count], rows, self.uses[: self.count])
+
     def of_bucket(self, bucket: int) -> npt.NDArray[np.int64]:
         """The rows of one bucket, rising by id: the same order whatever happened before."""
         found = np.empty(self.counts[bucket], np.int64)
@@ -156,16 +166,26 @@ class RowStore:
 
     def copy(self, rows: npt.NDArray[np.int64]) -> Columns:
         """These rows as they are now."""
+        values = np.empty((rows.size, self.rows.shape[1]), np.float32)
+        row_kernels.read(self.rows, rows, values)
         return Columns(
             self.ids[rows],
             self.touched[rows],
-            self.rows[rows] if self.rows.size else np.empty((rows.size, 0), np.float32),
+            values,
             self.uses[rows] if self.uses.size else np.zeros(rows.size, np.uint32),
         )
 
     def _make_room(self, ids: Ids) -> None:
-        needed = self.counts + np.bincount(buckets_of(ids, self.counts.size), minlength=self.counts.size)
-        for bucket in np.flatnonzero(needed > _FULLEST * self._capacities):
+        """Of the maps that are too small if all ids are new, those grow that are too small for the new ones."""
+        buckets = buckets_of(ids, self.counts.size)
+        full = _FULLEST * self._capacities
+        tight = self.counts + np.bincount(buckets, minlength=full.size) > full
+        if not tight.any():
+            return
+        of_tight = np.flatnonzero(tight[buckets])
+        new = of_tight[self.find(ids[of_tight]) < 0]
+        needed = self.counts + np.bincount(buckets[new], minlength=full.size)
+        for bucket in np.flatnonzero(needed > full):
             self._resize(int(bucket), int(needed[bucket]))
 
     def _resize(self, bucket: int, rows: int) -> None:
@@ -177,6 +197,22 @@ class RowStore:
         self._blocks[bucket] = block
         self._addresses[bucket] = block.ctypes.data
         self._capacities[bucket] = capacity
+
+
+def _reserve(rows: int, width: int, with_uses: bool) -> list[Reserved]:
+    """Columns of ids, last uses, values and uses; for fewer rows where the system has not address space for all."""
+    while True:
+        try:
+            return [
+                Reserved(rows, 1, np.int64),
+                Reserved(rows, 1, np.int64),
+                Reserved(rows, width, np.float32),
+                Reserved(rows, int(with_uses), np.uint32),
+            ]
+        except TableFull:
+            if rows < _FEWEST_ROWS:
+                raise
+            rows //= 2
 
 
 def map_capacity(bucket: int, rows: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -47,9 +46,11 @@ class Table:
         self._here[list(buckets)] = True
         by_uses = bool(life.max_rows) and life.eviction is Eviction.LFU
         self._store = RowStore(spec.buckets, spec.width, with_uses=by_uses)
+        self._admits_all = life.admit_after <= 1 and life.admit_probability in (0, 1)
         self._waiting = RowStore(spec.buckets, 0, with_uses=True) if life.admit_after > 1 else None
         self._initial = InitialRows(spec)
         self._changes = Changes(spec.buckets)
+        self._waiting_changes = Changes(spec.buckets)
         self._calendar = Calendar(life)
         self._sweep = Sweep(self._store, life.eviction)
         self._waiting_sweep = Sweep(self._waiting, Eviction.LRU) if self._waiting else None
@@ -135,22 +136,14 @@ class Table:
         ``scale`` multiplies the learning rate. ``skip``: buckets that contain the update already.
         """
         self.updates = step.updates
+        ids, gradients = step.ids, step.gradients
         if skip is not None:
-            left = ~skip[buckets_of(step.ids, self.spec.buckets)]
-            step = replace(step, ids=step.ids[left], gradients=step.gradients[left])
-        ids = step.ids
-        found = self._store.find(ids)
-        missing = np.flatnonzero(found < 0)
-        if missing.size:
-            come = self._admitted(ids[missing], step.updates)
-            coming, waits = missing[come], missing[~come]
-            self._insert(ids[coming], found, coming)
-            self._wait(ids[waits])
-            rows = found[found >= 0] if waits.size else found
-        else:
-            rows = found
+            left = ~skip[buckets_of(ids, self.spec.buckets)]
+            ids, gradients = ids[left], gradients[left]
+        found = self._rows_for(ids) if self._admits_all else self._admit(ids)
+        rows = found if self._admits_all else found[found >= 0]
         self._store.touch(rows, step.updates)
-        update(self.spec, self._store.rows, found, step, scale)
+        update(self.spec, self._store.rows, found, gradients, step, scale)
 
     def load(self, ids: Ids, rows: Floats, with_state: bool, only_new: bool, skip: Skip = None) -> int:
         """Write rows, float32 [n, dim], or [n, width] ``with_state``; returns how many.
@@ -166,12 +159,10 @@ class Table:
             last = np.empty(different.size, np.int64)
             last[places] = np.arange(ids.size)
             ids, rows = different, rows[last]
-        found = self._store.find(ids)
         if only_new:
-            new = found < 0
-            ids, rows, found = ids[new], rows[new], found[new]
-        missing = np.flatnonzero(found < 0)
-        self._insert(ids[missing], found, missing)
+            new = self._store.find(ids) < 0
+            ids, rows = ids[new], rows[new]
+        found = self._rows_for(ids)
         self._initial.state(found, self._store.rows)
         self._store.rows[found, : rows.shape[1]] = rows
         self._store.touched[found] = self.updates
@@ -183,11 +174,15 @@ class Table:
         if skip is not None:
             ids = ids[~skip[buckets_of(ids, self.spec.buckets)]]
             waiting_ids = waiting_ids[~skip[buckets_of(waiting_ids, self.spec.buckets)]]
+        ids = unique(ids)[0]
         ids = ids[self._store.find(ids) >= 0]
         self._store.remove(ids)
         self._changes.delete(ids)
         if self._waiting:
-            self._waiting.remove(waiting_ids[self._waiting.find(waiting_ids) >= 0])
+            waiting_ids = unique(waiting_ids)[0]
+            waiting_ids = waiting_ids[self._waiting.find(waiting_ids) >= 0]
+            self._waiting.remove(waiting_ids)
+            self._waiting_changes.delete(waiting_ids)
 
     def to_drop(self, now_seconds: float, keep: Ids) -> tuple[Ids, Ids]:
         """Some rows and some waiting ids that should go now, a bounded number, none of ``keep``; counted as gone.
@@ -196,6 +191,7 @@ class Table:
         """
         through = self._calendar.expired_through(now_seconds, self.updates)
         kept = self._store.find(keep)
+        kept = kept[kept >= 0]
         rows = self._sweep.expired(through, kept)
         self.expired += rows.size
         if not rows.size and self.share and self.spec.life.eviction is not Eviction.REFUSE:
@@ -207,6 +203,7 @@ class Table:
         if not self._waiting or not self._waiting_sweep:
             return _NO_IDS
         kept = self._waiting.find(keep)
+        kept = kept[kept >= 0]
         rows = self._waiting_sweep.expired(through, kept)
         if not rows.size and self.share:
             rows = self._waiting_sweep.evicted(self.share, kept)
@@ -220,32 +217,39 @@ class Table:
             uses[known] = self._waiting.uses[found[known]]
         return admitted(self.spec.life, self.spec.seed, ids, uses, updates)
 
-    def _insert(self, ids: Ids, found: npt.NDArray[np.int64], places: npt.NDArray[np.int64]) -> None:
-        """Rows for ``ids``, which have none, and their numbers to these ``places`` of ``found``."""
-        if not ids.size:
-            return
-        first = self._store.insert(ids, self.updates)
-        rows = np.arange(first, first + ids.size)
-        found[places] = rows
-        self._initial.values(ids, rows, self._store.rows)
-        self._initial.state(rows, self._store.rows)
-        self.inserted += ids.size
-        if self._waiting:
-            waited = self._waiting.find(ids)
-            known = waited >= 0
-            if self._store.uses.size:
-                self._store.uses[rows[known]] = self._waiting.uses[waited[known]]
-            self._waiting.remove(ids[known])
-
-    def _wait(self, ids: Ids) -> None:
-        """One more use of ids that have no row and get none."""
-        if not self._waiting or not ids.size:
-            return
-        found = self._waiting.find(ids)
+    def _admit(self, ids: Ids) -> npt.NDArray[np.int64]:
+        """One use of ``ids``: the row of each, a new one where it is admitted, -1 where it is not."""
+        found = self._store.find(ids)
         missing = np.flatnonzero(found < 0)
-        first = self._waiting.insert(ids[missing], self.updates)
-        found[missing] = np.arange(first, first + missing.size)
-        self._waiting.touch(found, self.updates)
+        comes = self._admitted(ids[missing], self.updates)
+        coming = missing[comes]
+        found[coming] = self._rows_for(ids[coming])
+        if self._waiting:
+            waits = self._waiting.insert(ids[missing[~comes]], self.updates)
+            self._waiting.touch(waits, self.updates)
+        return found
+
+    def _rows_for(self, ids: Ids) -> npt.NDArray[np.int64]:
+        """The row of each id; one with its first values where there was none."""
+        first = self._store.count
+        found = self._store.insert(ids, self.updates)
+        rows = np.arange(first, self._store.count)
+        if rows.size:
+            new = self._store.ids[first : self._store.count]
+            self._initial.values(new, rows, self._store.rows)
+            self._initial.state(rows, self._store.rows)
+            self.inserted += rows.size
+            if self._waiting:
+                self._admit_waiting(self._waiting, new, rows)
+        return found
+
+    def _admit_waiting(self, waiting: RowStore, ids: Ids, rows: npt.NDArray[np.int64]) -> None:
+        """These ids do not wait any more; their uses go along."""
+        found = waiting.find(ids)
+        known = found >= 0
+        if self._store.uses.size:
+            self._store.uses[rows[known]] = waiting.uses[found[known]]
+        waiting.remove(ids[known])
 
     # -- whole buckets
 
@@ -290,6 +294,28 @@ class Table:
         """Ids of rows that went after this change, in order; None when that cannot be told any more."""
         return self._changes.deletions_since(change)
 
+    @property
+    def waiting_changes(self) -> int:
+        """Number of the last id that waited for a row and was told to go."""
+        return self._waiting_changes.number
+
+    def waiting_deletions_since(self, change: int) -> Ids | None:
+        """Ids that waited and were told to go after this change, in order; None when that cannot be told any more.
+
+        Not those that have got a row: these are among the rows, or the deletions.
+        """
+        return self._waiting_changes.deletions_since(change)
+
+    @property
+    def here(self) -> npt.NDArray[np.bool_]:
+        """Of each bucket: whether it is here."""
+        return self._here
+
+    def views(self) -> tuple[Columns, Columns]:
+        """All rows, and all ids that wait, as they lie: not copied, valid until the next change."""
+        nothing = Columns(_NO_IDS, _NO_IDS, np.empty((0, 0), np.float32), np.empty(0, np.uint32))
+        return self._store.view(), self._waiting.view() if self._waiting else nothing
+
     def changed(self, begin: int, end: int, since: int) -> npt.NDArray[np.int64]:
         """Of rows [begin, end) those used after update ``since``, rising.
 
@@ -301,6 +327,19 @@ class Table:
     def copy_rows(self, rows: npt.NDArray[np.int64]) -> Columns:
         """Ids, last uses, values with state, and uses of these rows."""
         return self._store.copy(rows)
+
+    def last_uses(self, rows: npt.NDArray[np.int64]) -> tuple[Ids, npt.NDArray[np.int64]]:
+        """Ids of these rows, and the update of each one's last use."""
+        return self._store.ids[rows], self._store.touched[rows]
+
+    def ids_of(self, bucket: int) -> Ids:
+        """Ids that have a row in a bucket, rising."""
+        return self._store.ids[self._store.of_bucket(bucket)]
+
+    def copy_ids(self, ids: Ids) -> Columns:
+        """As ``copy_rows``, of those of ``ids`` that have a row, in their order."""
+        found = self._store.find(ids)
+        return self._store.copy(found[found >= 0])
 
 
 def warm_up(spec: TableSpec) -> None:

@@ -115,11 +115,14 @@ def main() -> None:
     import ps_server.coordinator.main
     import ps_server.shard.main
     from ps_server.log import durable
+    from ps_server.shard import aging
     from tests.launcher import forked
     from tests.recovery import reference, scripts
 
     # Several segments, also of a model of some bytes.
     durable.SEGMENT_BYTES = 1 << 18
+    # Rows go all the time.
+    aging.EVERY_SECONDS = 0.01
     # torch imports a great deal at an optimizer's first step.
     for name in ("Adam", "SGD"):
         reference.alone(1, name)

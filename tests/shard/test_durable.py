@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
-import random
-import shutil
 import threading
-from contextlib import contextmanager
 
 import grpc
 import pytest
@@ -18,7 +14,8 @@ from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.errors import ModelMismatch, StorageFull
 from ps_protocol.model import Consistency, Mode
 from ps_protocol.v1 import shard_pb2, shard_pb2_grpc
-from ps_server.storage_options import Durability, SnapshotRule, StorageConfig
+from ps_server.storage_options import Durability
+from tests.shard.disks import NEVER, OFTEN, durable, held, seeded, shard_on
 from tests.shard.test_replay import OPTIMIZERS
 from tests.support.shards import (
     StubStream,
@@ -33,8 +30,7 @@ from tests.support.shards import (
     whole_map,
 )
 
-NEVER = SnapshotRule(seconds=1e9)
-OFTEN = SnapshotRule(seconds=0.01)
+pytestmark = pytest.mark.usefixtures("disk")
 
 
 @pytest.fixture(autouse=True)
@@ -43,64 +39,6 @@ def small(monkeypatch):
     monkeypatch.setattr("ps_server.optimizers.blocks.BLOCK_BYTES", 40)
     monkeypatch.setattr("ps_server.log.durable.SEGMENT_BYTES", 1 << 18)
     monkeypatch.setattr("ps_server.shard.snapshotter._LOOK_SECONDS", 0.001)
-
-
-def durable(path, rule=NEVER, durability=Durability.DURABLE, **fields):
-    return StorageConfig(durability, path, snapshots=rule, **fields)
-
-
-def shard_on(path, live=None, mode=None, **fields):
-    return running_shard(live, mode, storage_config=durable(path, **fields))
-
-
-@pytest.fixture(autouse=True)
-def disk(monkeypatch):
-    """Held while a helper thread writes, so that a copy of the directory is of one moment."""
-    lock = threading.Lock()
-
-    def work(function, *arguments, **keywords):
-        with lock:
-            return function(*arguments, **keywords)
-
-    async def locked(*arguments, **keywords):
-        return await asyncio.to_thread(work, *arguments, **keywords)
-
-    monkeypatch.setattr("ps_server.shard.snapshotter.to_thread", locked)
-    monkeypatch.setattr("ps_server.log.durable.to_thread", locked)
-    return lock
-
-
-@pytest.fixture
-def killed(tmp_path, disk):
-    """``killed(shard)``: a shard with what lies on the disk now, as ``kill -9`` leaves it; the first one lives on."""
-
-    @contextmanager
-    def start_again(shard, live=None, mode=None, **fields):
-        copy = tmp_path / "killed"
-        shutil.rmtree(copy, ignore_errors=True)
-
-        async def take():
-            with disk:
-                shutil.copytree(tmp_path / "a", copy)  # on the loop: nothing else happens meanwhile
-
-        shard.loop.run(take())
-        with shard_on(copy, live, mode, **fields) as again:
-            yield again
-
-    return start_again
-
-
-def held(shard, model):
-    published, give_back = shard.take(model)
-    data = published.region.data.clone()
-    give_back()
-    return data
-
-
-def seeded():
-    seed = random.SystemRandom().randrange(1 << 20)
-    print(f"seed {seed}")
-    return random.Random(seed)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -1,0 +1,52 @@
+"""Shards killed as ``kill -9`` leaves them, without a process of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from tests.shard.disks import shard_on
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """Held while a helper thread writes, so that a copy of the directory is of one moment."""
+    lock = threading.Lock()
+
+    def work(function, *arguments, **keywords):
+        with lock:
+            return function(*arguments, **keywords)
+
+    async def locked(*arguments, **keywords):
+        return await asyncio.to_thread(work, *arguments, **keywords)
+
+    monkeypatch.setattr("ps_server.shard.snapshotter.to_thread", locked)
+    monkeypatch.setattr("ps_server.log.durable.to_thread", locked)
+    return lock
+
+
+@pytest.fixture
+def killed(tmp_path, disk):
+    """``killed(shard)``: a shard with what lies on the disk now, as ``kill -9`` leaves it; the first one lives on."""
+
+    @contextmanager
+    def start_again(shard, live=None, mode=None, **fields):
+        copy = tmp_path / "killed"
+        shutil.rmtree(copy, ignore_errors=True)
+
+        def take():
+            with disk:
+                shutil.copytree(tmp_path / "a", copy)
+
+        async def in_lane():
+            await shard.registry.parts.lane.submit(take, 1 << 62)  # no record is written meanwhile
+
+        shard.loop.run(in_lane())
+        with shard_on(copy, live, mode, **fields) as again:
+            yield again
+
+    return start_again

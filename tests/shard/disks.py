@@ -1,0 +1,43 @@
+"""A shard that keeps its state in a folder, and how often it takes snapshots."""
+
+from __future__ import annotations
+
+import random
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import torch
+
+from ps_protocol.model import Consistency
+from ps_server.shard.model import ShardModel
+from ps_server.storage_options import Durability, SnapshotRule, StorageConfig
+from tests.support.shards import TestShard, running_shard
+
+NEVER = SnapshotRule(seconds=1e9)
+OFTEN = SnapshotRule(seconds=0.01)
+
+
+def durable(
+    path: Path, rule: SnapshotRule = NEVER, durability: Durability = Durability.DURABLE, **fields: bool
+) -> StorageConfig:
+    return StorageConfig(durability, path, snapshots=rule, **fields)
+
+
+def shard_on(
+    path: Path, live: dict[int, int] | None = None, mode: Consistency | None = None, **fields: object
+) -> AbstractContextManager[TestShard]:
+    return running_shard(live, mode, storage_config=durable(path, **fields))
+
+
+def held(shard: TestShard, model: ShardModel) -> torch.Tensor:
+    """The bytes of its variables."""
+    published, give_back = shard.take(model)
+    data = published.region.data.clone()
+    give_back()
+    return data
+
+
+def seeded() -> random.Random:
+    seed = random.SystemRandom().randrange(1 << 20)
+    print(f"seed {seed}")
+    return random.Random(seed)
