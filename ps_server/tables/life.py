@@ -15,9 +15,9 @@ from ps_server.tables.store import RowStore
 #: The most rows that go at once.
 LOT_ROWS = 20_000
 #: The most rows looked at in one piece, which takes a few milliseconds.
-WINDOW_ROWS = 1 << 19
+WINDOW_ROWS = 1 << 18
 #: Pieces looked at in one call while nothing is found.
-_WINDOWS = 8
+_WINDOWS = 16
 _SAMPLES = 64
 _NEVER = np.iinfo(np.int64).max
 Rows = npt.NDArray[np.int64]
