@@ -20,8 +20,10 @@ class CheckpointConfig:
     directory: Path | None = None
     #: Time between two; None: only when asked, and at the end.
     seconds: float | None = None
-    #: How many are kept.
+    #: How many are kept, beside those they go on from.
     keep: int = 3
+    #: Of so many one holds all rows of tables; the others those touched since the one before.
+    full_every: int = 1
 
 
 _OPTIONS = (
@@ -39,6 +41,13 @@ _OPTIONS = (
         help="Time between checkpoints.",
     ),
     click.option("--checkpoint-keep", type=click.IntRange(1), default=3, help="How many checkpoints are kept."),
+    click.option(
+        "--checkpoint-full-every",
+        type=click.IntRange(1),
+        default=1,
+        help="Of so many checkpoints one holds all rows of tables; the others those touched since the one before, "
+        "which is then kept, too.",
+    ),
     click.option(
         "--restore",
         metavar="FOLDER|latest",
@@ -62,4 +71,5 @@ def flags_of(config: CheckpointConfig, restore: str | None) -> list[str]:
     flags = [] if config.directory is None else ["--checkpoint-dir", str(config.directory)]
     flags += [] if config.seconds is None else ["--checkpoint-seconds", str(config.seconds)]
     flags += [] if config.directory is None else ["--checkpoint-keep", str(config.keep)]
+    flags += [] if config.directory is None else ["--checkpoint-full-every", str(config.full_every)]
     return [*flags, *(["--restore", restore] if restore else [])]

@@ -16,12 +16,15 @@ from rich.live import Live
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.view import ClusterStatus
 from ps_server.checkpoint import Checkpoint
-from ps_server.checkpoint import export as export_model
+from ps_server.checkpoint.export import export as export_model
+from ps_server.checkpoint.table_export import RowFormat
 from ps_server.cli import clean_errors
 from ps_server.launcher.status_text import TableTotals, status_line, status_tables
 from ps_server.mode_options import MODES, bound_options, consistency_of
+from ps_server.psctl_feed import feed
 from ps_server.psctl_moves import drain, move
 from ps_server.psctl_options import coordinator_option
+from ps_server.psctl_rows import import_rows
 from ps_server.psctl_tables import table_totals
 
 CALL_SECONDS = 5.0
@@ -49,11 +52,15 @@ def to_json(value: object) -> object:
     "--coordinator", envvar="PS_COORDINATOR", show_envvar=True, metavar="HOST:PORT", help="The job's coordinator."
 )
 def main(coordinator: str | None) -> None:
-    """Look at a running torch-ps job, change its consistency mode, make and use its checkpoints, move its slices."""
+    """Look at a running torch-ps job, change its consistency mode, make and use its checkpoints, move its slices, load
+    rows of its tables.
+    """
 
 
 main.add_command(move)
 main.add_command(drain)
+main.add_command(feed)
+main.add_command(import_rows)
 
 
 @main.command()
@@ -144,13 +151,22 @@ def restore(coordinator: str, folder: str) -> None:
 @click.option(
     "--max-file-mb", type=click.IntRange(1), default=5000, show_default=True, help="A larger model gets several files."
 )
-def export(folder: Path, target: Path, model: str, max_file_mb: int) -> None:
+@click.option(
+    "--format",
+    "rows",
+    type=click.Choice([each.value for each in RowFormat]),
+    default=RowFormat.SAFETENSORS.value,
+    show_default=True,
+    help="Of the rows of tables; parquet needs pyarrow.",
+)
+def export(folder: Path, target: Path, model: str, max_file_mb: int, rows: str) -> None:
     """Write one model of the checkpoint in FOLDER to TARGET as plain safetensors files, for any loader.
 
-    No job needs to run. TARGET is a new folder; nothing is overwritten.
+    Each table becomes a file (of a large one several) in TARGET/tables with ids, rows and state, the optimizer's; psctl
+    import-rows reads it. No job needs to run. TARGET is a new folder; nothing is overwritten.
     """
     with clean_errors():
-        files = export_model(Checkpoint.open(folder), target, model, max_file_mb * 1_000_000)
+        files = export_model(Checkpoint.open(folder), target, model, max_file_mb * 1_000_000, RowFormat(rows))
     click.echo(f"{target}: {len(files)} file{'s' if len(files) > 1 else ''}")
 
 

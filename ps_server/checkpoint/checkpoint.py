@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from ps_protocol.errors import ModelMismatch
+from ps_protocol.errors import ConfigError, DamagedData, ModelMismatch
 from ps_protocol.model import ModelSpec, ShardMap, Slice
-from ps_server.checkpoint.manifest import Manifest, read_manifest
+from ps_protocol.tables import TableSpec
+from ps_server.checkpoint.manifest import Manifest, read_manifest, read_seal
 from ps_server.checkpoint.match import check_same_model
-from ps_server.checkpoint.record import ModelRecord, Piece
+from ps_server.checkpoint.pieces import Piece
+from ps_server.checkpoint.record import ModelRecord
 from ps_server.checkpoint.source import opened
+from ps_server.checkpoint.table_part import Base
 
 #: What decides whether rows can be stepped as one slice: names of the state, and the values of its counters.
 History = frozenset[tuple[str, str]]
@@ -47,13 +50,68 @@ class Checkpoint:
         """Raises one ModelMismatch that lists every difference, when ``spec`` cannot go on from this checkpoint."""
         check_same_model(self.model(spec.name).shard_map.spec, spec, str(self.folder))
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its own files, but for the manifest."""
+        return sum(file.size_bytes for model in self.manifest.models.values() for file in model.files)
+
+    def table(self, model: str, table: str) -> TableSpec:
+        """One table of a model, as it was declared. Raises ModelMismatch."""
+        known = {spec.name: spec for spec in self.model(model).shard_map.spec.tables}
+        if table not in known:
+            raise ModelMismatch(
+                f"model '{model}' in {self.folder} has no table '{table}'",
+                expected=table,
+                actual=", ".join(sorted(known)) or "no table",
+            )
+        return known[table]
+
+    def lineage(self, model: str, table: str) -> list[Checkpoint]:
+        """The checkpoints that hold rows of ``table``, newest first: itself, and those beside it that it goes on from.
+
+        Raises ModelMismatch, and DamagedData when one of them is not there or another than it was.
+        """
+        found = [self]
+        while base := found[-1].model(model).base(table):
+            found.append(found[-1]._open_base(base))
+        return found
+
+    def _open_base(self, base: Base) -> Checkpoint:
+        folder = self.folder.parent / base.folder
+        try:
+            actual = read_seal(folder)
+        except ConfigError as error:
+            actual = str(error)
+        if actual != base.seal:
+            raise DamagedData(
+                f"{self.folder} holds only what was touched since {base.folder}, and that is not beside it as it was",
+                expected=f"{folder} with a manifest of checksum {base.seal}",
+                actual=actual,
+                remedy="put that folder back, or restore another checkpoint",
+            )
+        return Checkpoint.open(folder)
+
     def verify(self) -> None:
-        """Read every byte. Raises DamagedData that names the first file and tensor that are not as written."""
-        for model in self.manifest.models.values():
+        """Read every byte, also of the tables in checkpoints that this one goes on from.
+
+        Raises DamagedData that names the first file and tensor that are not as written.
+        """
+        for name, model in self.manifest.models.items():
             with opened(self.folder, model) as source:
                 for file in model.files:
                     source.check_file(file.name)
                 for piece in model.pieces:
+                    source.check(piece)
+            for table in model.shard_map.spec.tables:
+                for checkpoint in self.lineage(name, table.name):
+                    checkpoint._verify_table(name, table.name)
+
+    def _verify_table(self, model: str, table: str) -> None:
+        record = self.model(model)
+        with opened(self.folder, record) as source:
+            for part in record.parts_of(table):
+                source.check_file(part.file)
+                for piece in part.pieces:
                     source.check(piece)
 
     def aligned(self, shard_map: ShardMap) -> ShardMap:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -11,17 +12,18 @@ from ps_protocol.errors import ConfigError, DamagedData, InvalidRequest
 from ps_protocol.model import ShardMap
 from ps_server.checkpoint.files import checksum, publish, storage_errors, sync_folder, write_file
 from ps_server.checkpoint.header import index_json
-from ps_server.checkpoint.manifest import MANIFEST_NAME, Manifest
+from ps_server.checkpoint.manifest import MANIFEST_NAME, Manifest, read_seal
+from ps_server.checkpoint.pieces import FileRecord
 from ps_server.checkpoint.plan import INDEX_NAME, model_folder
-from ps_server.checkpoint.record import Facts, FileRecord, ModelRecord, Part
+from ps_server.checkpoint.record import Facts, ModelRecord, Part
 
 
 def commit(folder: Path, shard_maps: Sequence[ShardMap], parts: Sequence[Part], facts: Facts, now: float) -> Manifest:
     """Turn ``folder`` into a checkpoint of the models in ``shard_maps``; it is one when the last rename has happened.
 
-    ``parts`` holds one part of every model from every shard that holds slices of it, all written with these shard maps.
-    ``facts`` is what the job wants back; ``now`` is Unix time in seconds. Raises InvalidRequest when the parts do not
-    make whole models, DamagedData when a file is not there or has another size, ConfigError when the folder is a
+    ``parts`` holds one part of every model from every shard that holds anything of it, all written with these shard
+    maps. ``facts`` is what the job wants back; ``now`` is Unix time in seconds. Raises InvalidRequest when the parts do
+    not make whole models, DamagedData when a file is not there or has another size, ConfigError when the folder is a
     checkpoint already or cannot be written, StorageFull; then the folder is none.
     """
     if (folder / MANIFEST_NAME).exists():
@@ -31,6 +33,7 @@ def commit(folder: Path, shard_maps: Sequence[ShardMap], parts: Sequence[Part], 
         raise InvalidRequest("a part is of a model that is not in this checkpoint", actual=", ".join(sorted(strays)))
     with storage_errors(folder):
         for model in models.values():
+            _check_bases(folder, model)
             for file in model.files:
                 _check_size(folder / model.folder / file.name, file.size_bytes)
         models = {name: _with_index(folder, model) for name, model in models.items()}
@@ -43,29 +46,32 @@ def commit(folder: Path, shard_maps: Sequence[ShardMap], parts: Sequence[Part], 
 def assemble(shard_map: ShardMap, parts: Sequence[Part]) -> ModelRecord:
     """The model that ``parts`` make together; touches no file.
 
-    Raises InvalidRequest unless every shard that holds slices is there once, at the epoch of ``shard_map``, every slice
-    is in exactly one part, and every byte of every file belongs to a head or to one tensor. Empty parts of others mean
-    nothing.
+    Raises InvalidRequest unless every shard that holds anything is there once, at the epoch of ``shard_map``, every
+    slice is in exactly one part, every table of every shard that has buckets of it in one file, and every byte of every
+    file belongs to a head or to one tensor. Empty parts of others mean nothing.
     """
-    name = shard_map.spec.name
-    holders = sorted({piece.shard for piece in shard_map.slices})
-    ordered = sorted((part for part in parts if part.pieces or part.shard in holders), key=lambda part: part.shard)
+    name, holders = shard_map.spec.name, shard_map.holders
+    ordered = [p for p in sorted(parts, key=lambda p: p.shard) if p.pieces or p.tables or p.shard in holders]
     _same(name, "shards", holders, [part.shard for part in ordered])
     _same(name, "epochs of the shard map", [shard_map.epoch] * len(holders), [part.epoch for part in ordered])
     pieces = tuple(piece for part in ordered for piece in part.pieces)
     variables = shard_map.spec.variables
     slices = [(variables[s.variable].name, s.row_begin, s.row_end) for s in shard_map.slices]
     _same(name, "slices", sorted(slices), sorted((p.variable, *p.rows) for p in pieces if not p.state))
+    tables = tuple(table for part in ordered for table in part.tables)
+    held = zip(shard_map.spec.tables, shard_map.tables, strict=True)
+    wanted = [(spec.name, shard) for spec, shards in held for shard in set(shards)]
+    _same(name, "tables", sorted(wanted), sorted((table.table, table.shard) for table in tables))
     files: dict[str, FileRecord] = {}
     for part in ordered:
         for file in part.files:
             _same(name, f"forms of {file.name}", [files.setdefault(file.name, file)], [file])
     filled = Counter({file.name: file.head_bytes for file in files.values()})
-    for piece in pieces:
+    for piece in (*pieces, *(piece for table in tables for piece in table.pieces)):
         filled[piece.file] += piece.nbytes
     _same(name, "files and their bytes", sorted((f.name, f.size_bytes) for f in files.values()), sorted(filled.items()))
     facts = tuple(part.facts for part in ordered)
-    return ModelRecord(model_folder(name), shard_map, tuple(files.values()), facts, pieces)
+    return ModelRecord(model_folder(name), shard_map, tuple(files.values()), facts, pieces, tables)
 
 
 def _same(model: str, what: str, expected: Sequence[Hashable], actual: Sequence[Hashable]) -> None:
@@ -83,6 +89,15 @@ def _same(model: str, what: str, expected: Sequence[Hashable], actual: Sequence[
 
 def _shown(items: Sequence[Hashable]) -> str:
     return ", ".join(map(str, items[:5])) + (f" and {len(items) - 5} more" if len(items) > 5 else "") or "none"
+
+
+def _check_bases(folder: Path, model: ModelRecord) -> None:
+    """What it goes on from is there; nobody removes a checkpoint before the next is complete."""
+    for base in dict.fromkeys(table.base for table in model.tables if table.base):
+        if read_seal(folder.parent / base.folder) != base.seal:
+            raise InvalidRequest(
+                f"rows of {folder} go on from another checkpoint than {base.folder}", remedy="take the checkpoint again"
+            )
 
 
 def _check_size(path: Path, expected: int) -> None:
@@ -103,4 +118,4 @@ def _with_index(folder: Path, model: ModelRecord) -> ModelRecord:
     write_file(folder / model.folder / INDEX_NAME, index)
     sync_folder(folder / model.folder)
     record = FileRecord(INDEX_NAME, len(index), len(index), checksum(index))
-    return ModelRecord(model.folder, model.shard_map, (*model.files, record), model.facts, model.pieces)
+    return replace(model, files=(*model.files, record))

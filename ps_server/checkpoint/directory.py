@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from ps_protocol.errors import ConfigError, DamagedData, InvalidRequest
@@ -47,7 +48,8 @@ def discard(folder: Path) -> None:
 
 
 def prune(directory: Path, keep: int) -> list[Path]:
-    """Remove all but the newest ``keep`` checkpoints, and attempts older than the newest; returns what was removed.
+    """Remove all but the newest ``keep`` checkpoints and those they go on from, and attempts older than the newest;
+    returns what was removed.
 
     Called by the one process that commits. A checkpoint whose manifest cannot be read is neither counted nor removed.
     A crash on the way leaves each of them whole or without a manifest. Raises InvalidRequest when ``keep`` is below 1.
@@ -60,8 +62,10 @@ def prune(directory: Path, keep: int) -> list[Path]:
     attempts = [
         f for f in _folders(directory) if not (f / MANIFEST_NAME).exists() and _number(f) < _number(complete[-1])
     ]
-    gone = sorted(attempts + complete[:-keep], key=_number)
-    for folder in gone:
+    needed = _with_bases(complete[-keep:])
+    gone = sorted(attempts + [folder for folder in complete if folder.name not in needed], key=_number)
+    # The newest first: none goes on from a checkpoint that is not there.
+    for folder in reversed(gone):
         with storage_errors(folder):
             # Without its manifest it is no checkpoint; only then may its data go.
             remove_file(folder / MANIFEST_NAME)
@@ -70,6 +74,21 @@ def prune(directory: Path, keep: int) -> list[Path]:
         with storage_errors(directory):
             sync_folder(directory)
     return gone
+
+
+def _with_bases(kept: Iterable[Path]) -> set[str]:
+    """The names of ``kept``, and of every checkpoint that holds rows of one of these."""
+    needed: set[str] = set()
+    open_ends = list(kept)
+    while open_ends:
+        folder = open_ends.pop()
+        if folder.name in needed or not _readable(folder):
+            continue
+        needed.add(folder.name)
+        models = read_manifest(folder).models.values()
+        bases = [part.base for model in models for part in model.tables if part.base]
+        open_ends += [folder.parent / base.folder for base in bases]
+    return needed
 
 
 def _folders(directory: Path) -> list[Path]:

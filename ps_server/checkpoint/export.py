@@ -1,4 +1,4 @@
-"""Writes one model of a checkpoint as plain safetensors files that need nothing of torch-ps."""
+"""Writes one model of a checkpoint as plain files that need nothing of torch-ps."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from ps_server.checkpoint.files import (
     write_file,
 )
 from ps_server.checkpoint.header import FileForm, TensorForm, index_json
+from ps_server.checkpoint.parquet import libraries
 from ps_server.checkpoint.plan import INDEX_NAME, numbered
 from ps_server.checkpoint.record import ModelRecord
 from ps_server.checkpoint.source import Source, opened
+from ps_server.checkpoint.table_export import RowFormat, export_tables
 
 SINGLE_NAME = "model.safetensors"
 
@@ -29,14 +31,23 @@ SINGLE_NAME = "model.safetensors"
 MAX_FILE_BYTES = 5_000_000_000
 
 
-def export(checkpoint: Checkpoint, target: Path, model: str, max_file_bytes: int = MAX_FILE_BYTES) -> list[Path]:
-    """Write parameters and buffers of ``model`` into the new folder ``target``; returns the safetensors files.
+def export(
+    checkpoint: Checkpoint,
+    target: Path,
+    model: str,
+    max_file_bytes: int = MAX_FILE_BYTES,
+    rows: RowFormat = RowFormat.SAFETENSORS,
+) -> list[Path]:
+    """Write parameters, buffers and tables of ``model`` into the new folder ``target``; returns the files.
 
     As Hugging Face's save_pretrained: ``model.safetensors`` where all fits into ``max_file_bytes``, else numbered files
-    of at most that many bytes of tensors (one tensor may be larger) and an index. The folder appears with all of it or
-    not at all. Raises ConfigError when ``target`` exists, DamagedData, ModelMismatch, StorageFull.
+    of at most that many bytes of tensors (one tensor may be larger) and an index. Rows as ``export_tables`` says. The
+    folder appears with all of it or not at all. Raises ConfigError when ``target`` exists, or without pyarrow for
+    Parquet, DamagedData, ModelMismatch, StorageFull.
     """
     record = checkpoint.model(model)
+    if rows is RowFormat.PARQUET:
+        libraries()
     if target.exists():
         raise ConfigError(f"{target} exists", expected="a folder that is not there yet", remedy="name another one")
     partial = target.with_name(target.name + ".partial")
@@ -56,11 +67,14 @@ def export(checkpoint: Checkpoint, target: Path, model: str, max_file_bytes: int
             raise ConfigError(f"{partial} exists: another export runs, or died", remedy="remove it, or wait") from None
         try:
             _write(source, record, forms, partial)
+            files = [partial / form.name for form in forms]
+            files += export_tables(checkpoint, model, partial, max_file_bytes, rows)
+            sync_folder(partial)
         except BaseException:
             remove_tree(partial)
             raise
         rename_folder(partial, target)
-    return [target / form.name for form in forms]
+    return [target / file.relative_to(partial) for file in files]
 
 
 def _write(source: Source, record: ModelRecord, forms: Sequence[FileForm], folder: Path) -> None:
@@ -70,7 +84,6 @@ def _write(source: Source, record: ModelRecord, forms: Sequence[FileForm], folde
         files = {name: form.name for form in forms for name in form.at}
         total = sum(v.nbytes for v in record.shard_map.spec.variables)
         write_file(folder / INDEX_NAME, index_json(files, total))
-    sync_folder(folder)
 
 
 def _copy(source: Source, record: ModelRecord, form: FileForm, path: Path) -> None:
@@ -89,7 +102,9 @@ def _copy(source: Source, record: ModelRecord, form: FileForm, path: Path) -> No
 
 
 def _grouped(variables: Sequence[Variable], max_file_bytes: int) -> list[list[Variable]]:
-    """Variables in their order, a new group where the last would become too large."""
+    """Variables in their order, a new group where the last would become too large; none where there are none."""
+    if not variables:
+        return []
     groups: list[list[Variable]] = [[]]
     room = max_file_bytes
     for variable in variables:

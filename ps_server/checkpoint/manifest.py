@@ -13,8 +13,8 @@ from ps_server.checkpoint.record import Facts, ModelRecord
 
 MANIFEST_NAME = "manifest.json"
 
-#: Rises when an older torch-ps could misread a checkpoint.
-FORMAT = 1
+#: Rises when an older torch-ps could misread a checkpoint. 1 knew no tables: one without them still has it.
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Manifest:
     def encode(self) -> bytes:
         """The bytes of the file; they carry their own checksum."""
         body = {
-            "format": FORMAT,
+            "format": FORMAT if any(model.tables for model in self.models.values()) else 1,
             "checked_bytes": CHECKED_BYTES,
             "program": self.program,
             "committed_seconds": self.committed_seconds,
@@ -49,10 +49,10 @@ class Manifest:
             found, form = body["checksum"], body["format"]
         except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
             raise _damaged(path, expected="the JSON object that was written", actual=str(error)) from error
-        if form != FORMAT:
+        if form not in range(1, FORMAT + 1):
             raise DamagedData(
                 f"{path} has a format that this torch-ps does not read",
-                expected=f"format {FORMAT}",
+                expected=f"format {FORMAT} at most",
                 actual=f"format {form}, written by torch-ps {body.get('program', '?')}",
                 remedy="restore it with the version that wrote it, or a later one",
             )
@@ -65,7 +65,7 @@ class Manifest:
             models = {name: ModelRecord.from_json(model) for name, model in body["models"].items()}
             return cls(body["program"], body["committed_seconds"], body["facts"], models)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise _damaged(path, expected=f"a manifest of format {FORMAT}", actual=repr(error)) from error
+            raise _damaged(path, expected=f"a manifest of format {form}", actual=repr(error)) from error
 
 
 def sealed(body: bytes) -> bytes:
@@ -73,8 +73,9 @@ def sealed(body: bytes) -> bytes:
     return b'{"checksum": "' + checksum(body).encode() + b'", ' + body[1:]
 
 
-#: What ``sealed`` puts before the members of the object.
+#: What ``sealed`` puts before the members of the object, and where in that the checksum is.
 _SEAL_BYTES = len(sealed(b"{"))
+_SEAL_AT = len(b'{"checksum": "')
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -93,6 +94,16 @@ def read_manifest(folder: Path) -> Manifest:
             ) from error
         raise
     return Manifest.decode(data, path)
+
+
+def read_seal(folder: Path) -> str:
+    """What tells the checkpoint in ``folder`` from every other: the checksum of its manifest, as that says it.
+
+    Raises ConfigError where there is no manifest.
+    """
+    path = folder / MANIFEST_NAME
+    with storage_errors(path), path.open("rb") as file:
+        return file.read(_SEAL_BYTES)[_SEAL_AT:].split(b'"')[0].decode(errors="replace")
 
 
 def _damaged(path: Path, *, expected: str, actual: str) -> DamagedData:

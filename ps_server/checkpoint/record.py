@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,53 +10,13 @@ from google.protobuf import json_format
 
 from ps_protocol.convert import shard_map_from_pb, shard_map_to_pb
 from ps_protocol.errors import InvalidRequest, PsError
-from ps_protocol.model import DType, ShardMap
+from ps_protocol.model import ShardMap
 from ps_protocol.v1 import common_pb2 as pb
+from ps_server.checkpoint.pieces import FileRecord, Piece, piece_from_json, piece_to_json
+from ps_server.checkpoint.table_part import Base, TablePart
 
 #: What the caller wants back as it was: versions, clocks, sequences, data positions. JSON's types only.
 Facts = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One tensor in a file: rows [row_begin, row_end) of a variable, or optimizer state of these rows."""
-
-    variable: str
-    row_begin: int
-    row_end: int
-    #: Name of the optimizer state, as "exp_avg"; empty for the rows themselves.
-    state: str
-    dtype: DType
-    shape: tuple[int, ...]
-    file: str
-    #: First byte in the file.
-    at: int
-    #: xxh3_64 of each CHECKED_BYTES.
-    checksums: tuple[str, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensor."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    @property
-    def rows(self) -> tuple[int, int]:
-        """The rows, as [begin, end)."""
-        return self.row_begin, self.row_end
-
-    def __str__(self) -> str:
-        return f"{self.variable}[{self.row_begin}:{self.row_end}]" + (f", {self.state}" if self.state else "")
-
-
-@dataclass(frozen=True, slots=True)
-class FileRecord:
-    """One file of a model. What lies behind its head is tensors only."""
-
-    name: str
-    size_bytes: int
-    head_bytes: int
-    #: xxh3_64 of the head.
-    head_checksum: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +30,7 @@ class Part:
     facts: Facts
     files: tuple[FileRecord, ...]
     pieces: tuple[Piece, ...]
+    tables: tuple[TablePart, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """JSON's types only."""
@@ -80,7 +40,8 @@ class Part:
             "epoch": self.epoch,
             "facts": dict(self.facts),
             "files": [asdict(file) for file in self.files],
-            "pieces": [_piece_to_json(piece) for piece in self.pieces],
+            "pieces": [piece_to_json(piece) for piece in self.pieces],
+            "tables": [table.to_json() for table in self.tables],
         }
 
     @classmethod
@@ -93,7 +54,8 @@ class Part:
                 data["epoch"],
                 data["facts"],
                 tuple(FileRecord(**file) for file in data["files"]),
-                tuple(map(_piece_from_json, data["pieces"])),
+                tuple(map(piece_from_json, data["pieces"])),
+                tuple(map(TablePart.from_json, data["tables"])),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidRequest(
@@ -105,15 +67,28 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
-    """One model of a checkpoint. Every row of every variable is in exactly one piece."""
+    """One model of a checkpoint. Each row of each variable is in one piece, each bucket of each table in one part."""
 
     #: Folder inside the checkpoint.
     folder: str
     shard_map: ShardMap
     files: tuple[FileRecord, ...]
-    #: Per shard that holds slices, what its caller wants back.
+    #: Per shard that holds anything of it, what its caller wants back.
     facts: tuple[Facts, ...]
     pieces: tuple[Piece, ...]
+    tables: tuple[TablePart, ...] = ()
+
+    def parts_of(self, table: str) -> list[TablePart]:
+        """What holds the rows of one table here."""
+        return [part for part in self.tables if part.table == table]
+
+    def base(self, table: str) -> Base | None:
+        """The checkpoint with the rows of ``table`` that are not here; None: all are.
+
+        Where shards have different ones, the newest: what was touched since an earlier one is right on top of it, too.
+        """
+        bases = [part.base for part in self.parts_of(table) if part.base]
+        return max(bases, key=lambda base: (len(base.folder), base.folder), default=None)
 
     def to_json(self) -> dict[str, Any]:
         """JSON's types only."""
@@ -122,7 +97,8 @@ class ModelRecord:
             "shard_map": json_format.MessageToDict(shard_map_to_pb(self.shard_map), preserving_proto_field_name=True),
             "files": [asdict(file) for file in self.files],
             "facts": list(self.facts),
-            "pieces": [_piece_to_json(piece) for piece in self.pieces],
+            "pieces": [piece_to_json(piece) for piece in self.pieces],
+            "tables": [table.to_json() for table in self.tables],
         }
 
     @classmethod
@@ -137,14 +113,6 @@ class ModelRecord:
             shard_map,
             tuple(FileRecord(**file) for file in data["files"]),
             tuple(data["facts"]),
-            tuple(map(_piece_from_json, data["pieces"])),
+            tuple(map(piece_from_json, data["pieces"])),
+            tuple(map(TablePart.from_json, data.get("tables", ()))),  # format 1 has none
         )
-
-
-def _piece_to_json(piece: Piece) -> dict[str, Any]:
-    return {**{name: getattr(piece, name) for name in Piece.__slots__}, "dtype": piece.dtype.value}
-
-
-def _piece_from_json(data: Mapping[str, Any]) -> Piece:
-    lists: dict[str, Sequence[Any]] = {name: tuple(data[name]) for name in ("shape", "checksums")}
-    return Piece(**{**data, **lists, "dtype": DType(data["dtype"])})

@@ -9,7 +9,8 @@ import torch
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.layout import Layout, SliceSpan
 from ps_server.checkpoint.checkpoint import Checkpoint, row_histories
-from ps_server.checkpoint.record import ModelRecord, Piece
+from ps_server.checkpoint.pieces import Piece
+from ps_server.checkpoint.record import ModelRecord
 from ps_server.checkpoint.source import Source, opened
 from ps_server.optimizers import StateEntry, StateKey, torch_dtype
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ps_protocol.errors import DamagedData
 from ps_server.checkpoint.files import CHECKED_BYTES, checksum, storage_errors
-from ps_server.checkpoint.record import FileRecord, ModelRecord, Piece
+from ps_server.checkpoint.pieces import FileRecord, Piece
+from ps_server.checkpoint.record import ModelRecord
 
 
 @contextmanager

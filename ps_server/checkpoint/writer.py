@@ -8,6 +8,7 @@ from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,9 +18,14 @@ from ps_protocol.layout import Layout, SliceSpan
 from ps_protocol.model import DType
 from ps_server.checkpoint.files import Output, checksum, make_folder, output, storage_errors, sync_folder
 from ps_server.checkpoint.header import FileForm, TensorForm, in_file_order
+from ps_server.checkpoint.pieces import FileRecord, Piece
 from ps_server.checkpoint.plan import ValueFiles, model_folder, state_file, state_name
-from ps_server.checkpoint.record import Facts, FileRecord, Part, Piece
+from ps_server.checkpoint.record import Facts, Part
+from ps_server.checkpoint.table_part import TablePart
 from ps_server.optimizers import StateEntry, torch_dtype
+
+if TYPE_CHECKING:
+    from ps_server.checkpoint.table_copy import TableCopy
 
 _DTYPES = MappingProxyType({torch_dtype(dtype): dtype for dtype in DType})
 
@@ -34,10 +40,13 @@ def write_part(
     state: Sequence[StateEntry],
     facts: Facts,
     progress: Progress = lambda done, total: None,
+    tables: Sequence[TableCopy] = (),
 ) -> Part:
-    """Write a shard's slices and optimizer state below ``folder``, and sync them; returns what ``commit`` needs.
+    """Write a shard's slices, optimizer state and ``tables`` below ``folder``, and sync them; returns what ``commit``
+    needs.
 
     ``values`` is the whole region of ``layout`` in bytes; neither it nor ``state`` may change until this returns.
+    ``progress`` hears of both.
     ``facts`` is what the shard wants back with them: version, clocks, sequences. All shards of a model may write at the
     same time, from any thread: each writes files of its own, and its own rows in those of others. Nothing here makes
     the folder a checkpoint; what is left behind by an error is without meaning. Raises StorageFull, ConfigError for a
@@ -56,8 +65,19 @@ def write_part(
         make_folder(target)
         writer = _PartWriter(target, layout, progress)
         writer.write(values, state)
+        written = _write_tables(folder, layout, tables)
         sync_folder(target)
-    return Part(model, layout.shard, layout.shard_map.epoch, facts, tuple(writer.records), tuple(writer.pieces))
+    files = (*writer.records, *(record for _, record in written))
+    parts = tuple(part for part, _ in written)
+    return Part(model, layout.shard, layout.shard_map.epoch, facts, files, tuple(writer.pieces), parts)
+
+
+def _write_tables(folder: Path, layout: Layout, tables: Sequence[TableCopy]) -> list[tuple[TablePart, FileRecord]]:
+    if not tables:
+        return []
+    from ps_server.checkpoint.table_writer import write_table  # Compiled code: not for shards without tables.
+
+    return [write_table(folder, layout, table) for table in tables if table.here.any()]
 
 
 class _PartWriter:

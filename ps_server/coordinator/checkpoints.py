@@ -103,8 +103,8 @@ class Checkpoints:
     async def restore(self, folder: Path | None) -> tuple[Path, list[str]]:
         """Put ``folder``, else the newest checkpoint, into the running job. Returns it and the models it held.
 
-        Raises ConfigError, ModelMismatch, DamagedData, NotReady, Unavailable. A shard that refuses leaves the others as
-        they are only when it is the first: repeat it until it succeeds.
+        Raises ConfigError and ModelMismatch, and then nothing was changed; DamagedData, NotReady, Unavailable and
+        StorageFull: then some shards may be restored, so repeat it until it succeeds.
         """
         chosen = folder or await asyncio.to_thread(latest, self._directory())
         if chosen is None:
@@ -113,7 +113,9 @@ class Checkpoints:
             view = self._driver.view
             async with held_still(view, view.used_shards, uuid.uuid4().hex) as still:
                 request = pb.RestoreRequest(folder=str(chosen))
-                restored = [await shard.call("Restore", request) for shard in still.shards.values()]
+                restored = await all_of(
+                    shard.call("Restore", request, _WRITE_SECONDS) for shard in still.shards.values()
+                )
                 await all_of(shard.call("Thaw", pb.ThawRequest(cut=still.cut)) for shard in still.shards.values())
         logger.info("restored %s into the running job", chosen)
         return chosen, sorted({name for reply in restored for name in reply.models})
@@ -132,11 +134,14 @@ class Checkpoints:
             if not maps:
                 raise NotReady("no model has values yet", remedy="wait for the first worker to declare one")
             facts, targets = self._driver.facts(), still.targets(maps)
-            cuts = await all_of(
-                shard.call(
-                    "Cut", pb.CutRequest(cut=still.cut, folder=str(folder), models=targets[number]), _WRITE_SECONDS
+            requests = {
+                number: pb.CutRequest(
+                    cut=still.cut, folder=str(folder), models=targets[number], full_every=self._config.full_every
                 )
-                for number, shard in still.shards.items()
+                for number in still.shards
+            }
+            cuts = await all_of(
+                shard.call("Cut", requests[number], _WRITE_SECONDS) for number, shard in still.shards.items()
             )
         check_one_cut(reply.models for reply in cuts)
         parts = [Part.from_json(json.loads(text)) for reply in cuts for text in reply.parts]

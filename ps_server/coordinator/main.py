@@ -226,7 +226,12 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: Memento | None)
                 kept.consistency,
                 consistency,
             )
-    checkpoints = CheckpointConfig(options["checkpoint_dir"], options["checkpoint_seconds"], options["checkpoint_keep"])
+    checkpoints = CheckpointConfig(
+        options["checkpoint_dir"],
+        options["checkpoint_seconds"],
+        options["checkpoint_keep"],
+        options["checkpoint_full_every"],
+    )
     saved = _saved(options["restore"], checkpoints.directory)
     if saved and kept is None and "seed" not in given:
         # The order of the data depends on it.

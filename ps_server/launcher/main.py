@@ -127,6 +127,7 @@ def main(
     checkpoint_dir: Path | None,
     checkpoint_seconds: float | None,
     checkpoint_keep: int,
+    checkpoint_full_every: int,
     restore: str | None,
     **storage_flags: Any,
 ) -> None:
@@ -151,7 +152,7 @@ def main(
         seed=seed,
         log_level=log_level,
         storage=storage,
-        checkpoints=CheckpointConfig(checkpoint_dir, checkpoint_seconds, checkpoint_keep),
+        checkpoints=CheckpointConfig(checkpoint_dir, checkpoint_seconds, checkpoint_keep, checkpoint_full_every),
         restore=restore,
     )
     if log_dir is not None:

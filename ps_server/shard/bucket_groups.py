@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ps_protocol.layout import Layout
-from ps_server.tables import BucketContents, Table
+from ps_server.tables import BucketContents
+
+if TYPE_CHECKING:
+    from ps_server.tables import Table
 
 GROUP_BYTES = 1 << 20
 """After so much no bucket is added to a group: updates wait while it is copied."""

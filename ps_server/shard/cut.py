@@ -13,20 +13,31 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ps_protocol.errors import Unavailable
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_server.checkpoint import Checkpoint, Part
+from ps_server.checkpoint.table_part import Base, Mark
 from ps_server.checkpoint.writer import write_part
 from ps_server.consistency import WorkerKey
+from ps_server.shard.marks import Marks
 from ps_server.shard.model import ShardModel
 from ps_server.shard.registry import Registry
-from ps_server.shard.restore import read
+from ps_server.shard.restore import restore
+
+if TYPE_CHECKING:
+    from ps_server.checkpoint.table_copy import TableCopy
+    from ps_server.tables import Table
 
 logger = logging.getLogger(__name__)
 
 REACH_SECONDS = 30.0
 """How long a cut waits for pushes that another shard has accepted."""
+
+
+HOLD_SECONDS = 10.0
+"""How long a shard that has restored a checkpoint waits for the others."""
 
 
 class Cuts:
@@ -41,6 +52,7 @@ class Cuts:
         #: Who holds the cut waits for the cluster's decision, however long that takes.
         self._bound = False
         self._timer: asyncio.TimerHandle | None = None
+        self._marks = Marks()
 
     def freeze(self, name: str, seconds: float) -> list[pb.ModelCut]:
         """Decide about no push of any model until told, ``seconds`` at most. Returns where the models stand.
@@ -68,8 +80,8 @@ class Cuts:
     async def reach(self, name: str, targets: Sequence[pb.ModelCut], seconds: float) -> list[pb.ModelCut]:
         """Go as far as ``targets``, and stand still there, ``seconds`` at most. Returns where the models stand.
 
-        A model without slices here gets no pushes and is left out. Raises Unavailable when the cut is over or what the
-        others have does not come.
+        A model of which nothing is here gets no pushes and is left out. Raises Unavailable when the cut is over or what
+        the others have does not come.
         """
         with self._kept(name):
             models = await self._reach(name, targets)
@@ -77,35 +89,48 @@ class Cuts:
             self._hold(name, seconds)
         return [_standing(model) for model in models]
 
-    async def cut(self, name: str, targets: Sequence[pb.ModelCut], folder: Path) -> tuple[list[pb.ModelCut], list[str]]:
+    async def cut(
+        self, name: str, targets: Sequence[pb.ModelCut], folder: Path, full_every: int = 1
+    ) -> tuple[list[pb.ModelCut], list[str]]:
         """Go as far as ``targets``, copy, go on, and write the copy below ``folder``.
 
+        Of tables only what was touched since the last checkpoint, but all once in ``full_every`` checkpoints.
         Returns where the models stood, and what was written of each as JSON. Raises as ``reach``; StorageFull,
         ConfigError.
         """
         with self._kept(name):
             models = await self._reach(name, targets)
+            tables = [table for model in models for table in model.tables]
+            bases = await asyncio.to_thread(self._marks.bases, tables, folder, full_every)
             async with AsyncExitStack() as stack:
                 standings = [_standing(model) for model in models]
                 mementos = [model.tracker.memento() for model in models]
                 saved = [await stack.enter_async_context(model.save()) for model in models]
+                copied = [await self._copied(name, model, bases) for model in models]
                 self.thaw(name)
                 parts = []
-                for model, memento, (published, entries) in zip(models, mementos, saved, strict=True):
-                    facts = {"tracker": memento.to_json()}
+                for model, memento, (published, entries), copies in zip(models, mementos, saved, copied, strict=True):
+                    facts, values = {"tracker": memento.to_json()}, published.region.bytes
                     part: Part = await asyncio.to_thread(
-                        write_part, folder, model.layout, published.region.bytes, entries, facts
+                        write_part, folder, model.layout, values, entries, facts, tables=list(copies.values())
                     )
                     parts.append(json.dumps(part.to_json()))
+                    for table, copy in copies.items():
+                        self._marks.wrote(table, folder, copy)
         return standings, parts
 
     async def restore(self, folder: Path) -> list[str]:
         """Put the checkpoint in ``folder`` into the models it holds. Raises ModelMismatch, DamagedData, ConfigError."""
         checkpoint = await asyncio.to_thread(Checkpoint.open, folder)
         models = [model for model in self._models() if model.name in checkpoint.manifest.models]
-        for model in models:
-            region, entries = await asyncio.to_thread(read, checkpoint, model.layout)
-            await model.load(region, entries, only_first=False, at_cut=True)
+        if self._timer:
+            self._timer.cancel()
+        try:
+            for model in models:
+                await restore(checkpoint, model, only_first=False)
+        finally:
+            if self._name and not self._bound:
+                self._hold(self._name, HOLD_SECONDS)
         return [model.name for model in models]
 
     @contextmanager
@@ -125,7 +150,7 @@ class Cuts:
 
     async def _reach(self, name: str, targets: Sequence[pb.ModelCut]) -> list[ShardModel]:
         wanted = {target.model: target for target in targets}
-        models = [model for model in self._models() if model.name in wanted and model.layout.slices]
+        models = [model for model in self._models() if model.name in wanted and model.layout.holds_any]
         for model in models:
             await _reach(model, {_worker(a.worker): a.sequence for a in wanted[model.name].accepted})
             self._check(name, self._name)
@@ -133,6 +158,27 @@ class Cuts:
             model.gate.hold()
         self._reached = name
         return models
+
+    async def _copied(
+        self, name: str, model: ShardModel, bases: Mapping[Table, tuple[Mark, Base]]
+    ) -> dict[Table, TableCopy]:
+        """The tables of a model that stands still, copied piece by piece: who reads rows gets in between.
+
+        Raises Unavailable when it has not stood still all the time.
+        """
+        if not model.tables:
+            return {}
+        from ps_server.checkpoint.table_copy import TableCopy  # Compiled code: not for shards without tables.
+
+        copies = await model.with_tables(lambda tables: {each: TableCopy(each, bases.get(each)) for each in tables})
+
+        def step(_: Sequence[Table]) -> bool:
+            return any(copy.step() for copy in copies.values())
+
+        while await model.with_tables(step):
+            self._check(name, self._reached)
+        self._check(name, self._reached)
+        return copies
 
     def _hold(self, name: str, seconds: float) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""Decides when the slices of this shard lie otherwise: prepared at a cut, switched or forgotten as the cluster decides.
+"""Decides when parts of this shard lie otherwise: prepared at a cut, switched or forgotten as the cluster decides.
 
 Two-phase commit: Gray, "Notes on Data Base Operating Systems", 1978. The decision is in the coordinator's journal; a
 shard that has prepared waits for it.
@@ -19,8 +19,8 @@ from ps_protocol.model import ShardMap
 from ps_protocol.view import ClusterView
 from ps_server.log import Prepared, RecoveredModel, Switched, switched
 from ps_server.optimizers import describe
-from ps_server.shard.arrivals import fetch
 from ps_server.shard.cut import Cuts
+from ps_server.shard.fetching import fetch
 from ps_server.shard.lane import INLINE_BYTES
 from ps_server.shard.model import ShardModel
 from ps_server.shard.placing import moved_on
@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 _SWITCH_BYTES = 1 << 10
 """More than a SwitchRecord takes."""
+
+_BUCKET_BYTES = 64
+"""More than what announces a bucket takes."""
 
 SETTLE_SECONDS = 10.0
 """How long a new cut waits for the outcome of a move."""
@@ -103,7 +106,7 @@ class Moves:
         model = await self._registry.model(shard_map.spec.name, shard_map.epoch - 1)
         model.check()
         model.require_values()
-        if not model.gate.still and model.layout.slices:
+        if not model.gate.still and model.layout.holds_any:
             raise Unavailable(f"model '{model.name}' came to shard {self._parts.shard} too late", remedy="try again")
         model.gate.hold()
         return model
@@ -111,7 +114,7 @@ class Moves:
     async def _bind(self, cut: str, arrived: Sequence[tuple[ShardModel, Prepared]]) -> None:
         """From now on this shard can do both: go on as it is, and switch. Raises as ``prepare``."""
         parts, bound = self._parts, _Bound(cut, [model for model, _ in arrived])
-        if parts.announce and any(prepared.incoming for _, prepared in arrived):
+        if parts.announce and any(prepared.incoming or prepared.buckets for _, prepared in arrived):
             await parts.announce()
         await self._reserve(len(arrived))
         # Before the log has it: a snapshot that begins behind it would not hold what came.
@@ -139,6 +142,7 @@ class Moves:
         for _, prepared in arrived:
             message = shard_map_to_pb(prepared.shard_map).ByteSize()
             message += sum(tensor.ByteSize() + 8 for tensor in describe(prepared.entries)) + 8 * len(prepared.incoming)
+            message += _BUCKET_BYTES * len(prepared.buckets)
             await self._parts.write(prepared, prepared.nbytes + message, ("before_prepare_log", "after_prepare_log"))
 
     # -- the decision
@@ -181,7 +185,8 @@ class Moves:
 
         size = max(model.layout.region_bytes, INLINE_BYTES * parts.log.waits)
         if start.pending:
-            size = max(size, Layout.of(start.pending.shard_map, parts.shard).region_bytes)
+            coming = sum(contents.nbytes for _, contents in start.pending.buckets)
+            size = max(size, Layout.of(start.pending.shard_map, parts.shard).region_bytes + coming)
         try:
             self._registry.replace(model, await parts.lane.submit(work, size))
         except (PsError, OSError, RuntimeError, MemoryError) as error:

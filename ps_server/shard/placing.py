@@ -17,7 +17,7 @@ class Way(enum.Enum):
     KEEP = enum.auto()
     #: What was prepared for it holds: the shard was lost before it heard so.
     SWITCH = enum.auto()
-    #: All slices have left meanwhile: what was kept is of no use any more.
+    #: Everything has left meanwhile: what was kept is of no use any more.
     ANEW = enum.auto()
 
 
@@ -37,7 +37,7 @@ def way(shard: int, held: ShardMap, pending: ShardMap | None, placed: ShardMap) 
         return Way.KEEP
     if pending is not None and _same(pending, placed):
         return Way.SWITCH
-    if placed.epoch > held.epoch and not Layout.of(placed, shard).slices:
+    if placed.epoch > held.epoch and not Layout.of(placed, shard).holds_any:
         return Way.ANEW
     raise ModelMismatch(
         f"the data directory of shard {shard} holds model '{name}' cut for another cluster",
@@ -60,4 +60,9 @@ def moved_on(shard: int, model: str, known: int, asked: int) -> ModelMoved:
 
 
 def _same(first: ShardMap, second: ShardMap) -> bool:
-    return (first.shards, first.epoch, first.slices) == (second.shards, second.epoch, second.slices)
+    return (first.shards, first.epoch, first.slices, first.tables) == (
+        second.shards,
+        second.epoch,
+        second.slices,
+        second.tables,
+    )

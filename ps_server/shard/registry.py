@@ -27,7 +27,7 @@ from ps_server.shard.followed import FollowedModel
 from ps_server.shard.model import ShardModel
 from ps_server.shard.parts import ShardParts
 from ps_server.shard.placing import Way, moved_on, way
-from ps_server.shard.restore import read, saved_tracker
+from ps_server.shard.restore import restore, saved_tracker
 from ps_server.shard.snapshotter import Source
 
 __all__ = ["Registry", "ShardParts"]
@@ -246,9 +246,7 @@ class Registry:
     async def _restore(self, model: ShardModel, folder: Path) -> None:
         """Give a new model the values of a checkpoint, before anybody sees it. Raises PsError."""
         checkpoint = await asyncio.to_thread(Checkpoint.open, folder)
-        region, entries = await asyncio.to_thread(read, checkpoint, model.layout)
-        tracker = saved_tracker(checkpoint, model.name)
-        await model.load(region, entries, tracker, only_first=True, at_cut=True)
+        await restore(checkpoint, model, saved_tracker(checkpoint, model.name), only_first=True)
         logger.info("model '%s': restored from %s", model.name, folder)
 
     async def _warm_up(self, spec: ModelSpec) -> None:

@@ -1,12 +1,43 @@
-"""Reads what one shard needs of a checkpoint."""
+"""Brings a checkpoint back to one model on one shard: rows bucket by bucket, then values and state."""
 
 from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from contextlib import closing
 
 from ps_protocol.layout import Layout
 from ps_server.checkpoint import Checkpoint
 from ps_server.checkpoint.restore import read_state, read_values
+from ps_server.checkpoint.table_reader import saved_table
 from ps_server.consistency import TrackerMemento
+from ps_server.log import BucketsPut
 from ps_server.optimizers import Region, StateEntry
+from ps_server.shard.model import ShardModel
+from ps_server.tables import BucketContents
+
+LOT_BYTES = 64 << 20
+"""Buckets are logged together up to this size; one alone may be larger."""
+
+_BUCKET_BYTES = 64
+"""More than what announces a bucket takes."""
+
+Lot = list[tuple[int, BucketContents]]
+
+
+async def restore(
+    checkpoint: Checkpoint, model: ShardModel, tracker: TrackerMemento | None = None, *, only_first: bool
+) -> None:
+    """Replace what ``model`` has here. Raises ModelMismatch, DamagedData, ConfigError, InvalidRequest, StorageFull.
+
+    Values come last: a model that a crash has left without them is restored again.
+    """
+    region, entries = await asyncio.to_thread(read, checkpoint, model.layout)
+    with closing(lots(checkpoint, model.layout)) as pieces:
+        while lot := await asyncio.to_thread(next, pieces, None):
+            nbytes = sum(contents.nbytes + _BUCKET_BYTES for _, contents in lot)
+            await model.write_rows(BucketsPut(model.name, lot), nbytes, at_cut=True)
+    await model.load(region, entries, tracker, only_first=only_first, at_cut=True)
 
 
 def read(checkpoint: Checkpoint, layout: Layout) -> tuple[Region, list[StateEntry]]:
@@ -14,6 +45,24 @@ def read(checkpoint: Checkpoint, layout: Layout) -> tuple[Region, list[StateEntr
     region = Region(layout)
     read_values(checkpoint, layout, region.bytes)
     return region, read_state(checkpoint, layout)
+
+
+def lots(checkpoint: Checkpoint, layout: Layout) -> Generator[Lot]:
+    """The buckets of ``layout`` by number of their table, also empty ones, in lots of about LOT_BYTES.
+
+    The model matches. Raises DamagedData, ConfigError.
+    """
+    lot: Lot = []
+    spec = layout.shard_map.spec
+    for number, (table, buckets) in enumerate(zip(spec.tables, layout.buckets, strict=True)):
+        with saved_table(checkpoint, spec.name, table.name) as saved:
+            for bucket in buckets:
+                lot.append((number, saved.contents(bucket)))
+                if sum(contents.nbytes for _, contents in lot) >= LOT_BYTES:
+                    yield lot
+                    lot = []
+    if lot:
+        yield lot
 
 
 def saved_tracker(checkpoint: Checkpoint, model: str) -> TrackerMemento:

@@ -52,6 +52,7 @@ class RowsService:
                 shard=str(model.layout.shard),
             )
         model.tables[header.table].check_here(ids)
+        model.tables[header.table].room_for(ids, loading=True)
         entry = RowsLoaded(model.name, header.table, ids, rows, header.with_state, header.only_new)
         await model.write_rows(entry, ids.nbytes + rows.nbytes)
         return pb.LoadRowsReply(written=ids.size)

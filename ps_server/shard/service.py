@@ -20,6 +20,7 @@ from ps_server.optimizers import describe, tensor_bytes
 from ps_server.rpc_errors import translated
 from ps_server.shard.carriers.carrier import parse_request
 from ps_server.shard.carriers.grpc_stream import Context, GrpcCarrier, read
+from ps_server.shard.changes import ChangeFeed
 from ps_server.shard.counters import Counters
 from ps_server.shard.cut import Cuts
 from ps_server.shard.feed import Feed
@@ -52,6 +53,7 @@ class ShardService:
         self._moves = Moves(registry, self._cuts)
         self._registry = registry
         self._rows = RowsService(registry)
+        self._changes = ChangeFeed(registry)
         self._counters = counters
         self._side_channels = side_channels
 
@@ -74,6 +76,9 @@ class ShardService:
                 ),
                 "GetModel": grpc.unary_unary_rpc_method_handler(
                     _translated(self.get_model), pb.GetModelRequest.FromString, pb.ModelStatus.SerializeToString
+                ),
+                "Feed": grpc.unary_stream_rpc_method_handler(
+                    _translated(self._changes.serve), pb.FeedRequest.FromString
                 ),
                 "Follow": grpc.stream_stream_rpc_method_handler(_translated(self.follow)),
                 "Freeze": grpc.unary_unary_rpc_method_handler(
@@ -264,7 +269,9 @@ class ShardService:
 
     async def cut(self, request: pb.CutRequest, context: Context) -> pb.CutReply:
         """Copy the models at the cut, and write them."""
-        models, parts = await self._cuts.cut(request.cut, request.models, Path(request.folder))
+        models, parts = await self._cuts.cut(
+            request.cut, request.models, Path(request.folder), max(1, request.full_every)
+        )
         return pb.CutReply(models=models, parts=parts)
 
     async def reach(self, request: pb.ReachRequest, context: Context) -> pb.ReachReply:

@@ -13,7 +13,7 @@ from ps_server.tables.life_kernels import chosen
 from ps_server.tables.store import RowStore
 
 #: The most rows that go at once.
-LOT_ROWS = 20_000
+LOT_ROWS = 8192
 #: The most rows looked at in one piece, which takes a few milliseconds.
 WINDOW_ROWS = 1 << 18
 #: Pieces looked at in one call while nothing is found.

@@ -9,7 +9,8 @@ import pytest
 from safetensors.torch import load_file
 
 from ps_protocol.errors import ConfigError, StorageFull
-from ps_server.checkpoint import Checkpoint, begin, commit, committed, discard, export, latest, prune
+from ps_server.checkpoint import Checkpoint, begin, commit, committed, discard, latest, prune
+from ps_server.checkpoint.export import export
 from ps_server.checkpoint.writer import write_part
 
 from .faults import Unsynced, counted, dies_at, full_at, growing, watched

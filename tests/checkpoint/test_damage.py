@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from ps_protocol.errors import ConfigError, DamagedData
 from ps_protocol.layout import Layout
 from ps_protocol.model import DType, Variable
-from ps_server.checkpoint import Checkpoint, export
+from ps_server.checkpoint import Checkpoint
+from ps_server.checkpoint.export import export
 from ps_server.checkpoint.manifest import sealed
 from ps_server.checkpoint.restore import read_state, read_values
 from ps_server.optimizers import Region
@@ -150,8 +151,10 @@ def edited_manifest(folder: Path, tmp_path: Path, **changes: object) -> Path:
 
 
 def test_a_newer_format_is_refused_with_the_version_that_wrote_it(folder: Path, tmp_path: Path) -> None:
-    newer = edited_manifest(folder, tmp_path, format=2, program="9.0")
-    with pytest.raises(DamagedData, match=r"expected: format 1; actual: format 2, written by torch-ps 9.0; remedy: "):
+    newer = edited_manifest(folder, tmp_path, format=3, program="9.0")
+    with pytest.raises(
+        DamagedData, match=r"expected: format 2 at most; actual: format 3, written by torch-ps 9.0; remedy: "
+    ):
         Checkpoint.open(newer)
 
 

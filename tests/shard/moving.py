@@ -32,6 +32,7 @@ from ps_server.shard.service import SERVICE, ShardService
 from ps_server.shard.side_channels import SideChannelConfig, SideChannels
 from ps_server.shard.storage import Storage
 from ps_server.storage_options import Durability, SnapshotRule, StorageConfig
+from ps_server.tables import BucketContents
 from tests.support.loops import LoopThread
 from tests.support.shards import StubStream, TestShard, load
 
@@ -53,10 +54,12 @@ def spec_of(optimizer: str = "SGD", **options: Any) -> ModelSpec:
     return ModelSpec("model", f"torch.optim.{optimizer}", variables, ({"lr": 0.1} | options,))
 
 
-def map_of(spec: ModelSpec, places: Sequence[int], epoch: int = 1, shards: int = 3) -> ShardMap:
-    """The slices of ``ROWS`` on these shards."""
+def map_of(
+    spec: ModelSpec, places: Sequence[int], epoch: int = 1, shards: int = 3, tables: Sequence[Sequence[int]] = ()
+) -> ShardMap:
+    """The slices of ``ROWS``, and the buckets of every table, on these shards."""
     slices = tuple(Slice(*rows, shard) for rows, shard in zip(ROWS, places, strict=True))
-    return ShardMap(epoch, spec, shards, slices)
+    return ShardMap(epoch, spec, shards, slices, tables=tuple(map(tuple, tables)))
 
 
 def gradients_of(spec: ModelSpec, seed: int) -> list[torch.Tensor]:
@@ -180,7 +183,7 @@ class Job:
         values = gradients_of(shard_map.spec, 0)
         for number in self.nodes:
             model = self.model(number, name=shard_map.spec.name)
-            if model.layout.slices:
+            if model.layout.holds_any:
                 region = Region(model.layout)
                 for index, span in enumerate(model.layout.slices):
                     rows = values[span.slice.variable][span.slice.row_begin : span.slice.row_end]
@@ -196,7 +199,7 @@ class Job:
 
     @property
     def holders(self) -> list[int]:
-        return sorted({piece.shard for piece in self.maps["model"].slices})
+        return self.maps["model"].holders
 
     def values(self) -> dict[tuple[int, int], torch.Tensor]:
         """Every slice by variable and first row, wherever it lies."""
@@ -270,13 +273,22 @@ class Job:
         for node in self.nodes.values():
             node.stub.Thaw(pb.ThawRequest(cut=MOVE))
 
-    def next_map(self, places: Sequence[int]) -> ShardMap:
-        held = self.maps["model"]
-        return map_of(held.spec, places, held.epoch + 1, held.shards)
+    def rows(self) -> list[BucketContents]:
+        """Every bucket of every table, wherever it lies."""
+        return [
+            self.loop.run(self.model(number).copy_bucket(table, bucket))[1]
+            for table, places in enumerate(self.maps["model"].tables)
+            for bucket, number in enumerate(places)
+        ]
 
-    def move(self, places: Sequence[int]) -> ShardMap:
+    def next_map(self, places: Sequence[int], tables: Sequence[Sequence[int]] | None = None) -> ShardMap:
+        """``tables`` None: buckets stay."""
+        held = self.maps["model"]
+        return map_of(held.spec, places, held.epoch + 1, held.shards, held.tables if tables is None else tables)
+
+    def move(self, places: Sequence[int], tables: Sequence[Sequence[int]] | None = None) -> ShardMap:
         """All of it, undisturbed."""
-        wanted = self.next_map(places)
+        wanted = self.next_map(places, tables)
         self.begin_move()
         self.reach()
         for number in self.nodes:
@@ -337,6 +349,7 @@ def job(
     path: Path | None = None,
     live: Mapping[int, int] | None = None,
     consistency: Consistency | None = None,
+    tables: Sequence[Sequence[int]] = (),
     **storage: Any,
 ) -> Iterator[Job]:
     """A job of ``shards`` shards with this model on them; on disk where there is a ``path``."""
@@ -344,7 +357,7 @@ def job(
         made = Job(stack, live or {0: 1}, consistency or Consistency())
         for number in range(shards):
             made.start(number, path / f"of-{number}" if path else None, **storage)
-        made.declare(map_of(spec, places, shards=shards))
+        made.declare(map_of(spec, places, shards=shards, tables=tables))
         yield made
 
 

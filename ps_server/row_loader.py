@@ -1,0 +1,141 @@
+"""Sends rows from files to the shards of a running job, each to the shard of its bucket."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import grpc
+import numpy as np
+
+from ps_protocol.channel import CLIENT_OPTIONS
+from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.client.errors import translate
+from ps_protocol.errors import InvalidRequest, ModelMoved, NotReady, PsError, StorageFull, Unavailable
+from ps_protocol.frames import STATE_CHUNK_FIELD, cut, encode_chunk
+from ps_protocol.ids import split
+from ps_protocol.model import ShardMap
+from ps_protocol.tables import TableSpec
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.view import Role
+from ps_server.checkpoint.row_files import RowFile, Rows
+
+PIECE_BYTES = 8 << 20
+"""Rows that are on their way at a time: one record in the logs of the shards each, between two updates."""
+
+CALL_SECONDS = 60.0
+_PAUSE_SECONDS = 0.2
+_PATIENCE_SECONDS = 60.0
+
+_METHOD = "/ps_protocol.v1.Shard/LoadRows"
+
+
+class RowLoader:
+    """One table of a running job, for one thread. Rows may come again: the last ones hold."""
+
+    def __init__(self, client: CoordinatorClient, model: str, table: str, channels: ExitStack) -> None:
+        """Raises UnknownModel, InvalidRequest for a table it does not have, Unavailable."""
+        self._client = client
+        self._model = model
+        self._channels = channels
+        self._stubs: dict[str, grpc.StreamUnaryMultiCallable[bytes, pb.LoadRowsReply]] = {}
+        known = [spec.name for spec in self._look().spec.tables]
+        if table not in known:
+            raise InvalidRequest(
+                f"model '{model}' has no table '{table}'", expected=", ".join(known) or "no table", actual=table
+            )
+        self._table = known.index(table)
+
+    @property
+    def spec(self) -> TableSpec:
+        """The table as it was declared."""
+        return self._map.spec.tables[self._table]
+
+    def load(self, files: Sequence[RowFile], progress: Callable[[int], None], *, only_new: bool = False) -> int:
+        """Write the rows of ``files``; returns how many. ``progress`` hears of each piece, in rows.
+
+        ``only_new``: rows that are there stay as they are. Everything is read once before anything is written. Raises
+        InvalidRequest for NaN or infinity; what the shards raise, after a minute also Unavailable, NotReady and
+        StorageFull: what was written by then stays, and the same call goes on.
+        """
+        for file in files:
+            file.check_values()
+        written = 0
+        for file in files:
+            width = self.spec.width if file.with_state else self.spec.dim
+            for piece in file.pieces(max(1, PIECE_BYTES // (8 + 4 * width))):
+                self._persistently(piece, with_state=file.with_state, only_new=only_new)
+                written += piece.ids.size
+                progress(piece.ids.size)
+        return written
+
+    def _persistently(self, piece: Rows, **how: bool) -> None:
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            try:
+                return self._send(piece, **how)
+            except (ModelMoved, Unavailable, NotReady, StorageFull) as error:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_PAUSE_SECONDS)
+                if isinstance(error, ModelMoved | Unavailable):
+                    self._look()
+
+    def _look(self) -> ShardMap:
+        """Where buckets lie now, and where shards serve."""
+        self._map = self._client.get_shard_map(self._model)
+        self._members = self._client.get_status().view.live(Role.SHARD)
+        return self._map
+
+    def _send(self, piece: Rows, *, with_state: bool, only_new: bool) -> None:
+        """To every shard what it holds, all at once. Raises the first error when all have answered."""
+        places = np.array(self._map.tables[self._table], np.int32)
+        order, counts = split(piece.ids, places, int(places.max()) + 1)
+        calls, begin = [], 0
+        for shard, count in enumerate(counts.tolist()):
+            mine = order[begin : begin + count]
+            begin += count
+            if not count:
+                continue
+            header = pb.LoadRowsHeader(
+                model=self._model,
+                epoch=self._map.epoch,
+                table=self._table,
+                rows=count,
+                with_state=with_state,
+                only_new=only_new,
+            )
+            address = self._address(shard)
+            arrays = piece.ids[mine], piece.values[mine]
+            requests = _requests(header, [memoryview(a.reshape(-1).view(np.uint8).data) for a in arrays])
+            calls.append((f"shard {shard} at {address}", self._stub(address).future(requests, timeout=CALL_SECONDS)))
+        errors = [error for peer, call in calls if (error := _failure(peer, call))]
+        if errors:
+            raise errors[0]
+
+    def _address(self, shard: int) -> str:
+        if shard not in self._members:
+            raise Unavailable(f"shard {shard} is away", shard=str(shard), remedy="start it, then try again")
+        return self._members[shard].address
+
+    def _stub(self, address: str) -> Any:
+        if address not in self._stubs:
+            channel = self._channels.enter_context(grpc.insecure_channel(address, CLIENT_OPTIONS))
+            self._stubs[address] = channel.stream_unary(_METHOD, response_deserializer=pb.LoadRowsReply.FromString)
+        return self._stubs[address]
+
+
+def _requests(header: pb.LoadRowsHeader, pieces: Sequence[memoryview]) -> Iterator[bytes]:
+    yield pb.LoadRowsRequest(header=header).SerializeToString()
+    for position, chunk in cut(pieces):
+        yield encode_chunk(STATE_CHUNK_FIELD, position, chunk)
+
+
+def _failure(peer: str, call: Any) -> PsError | None:
+    try:
+        call.result()
+    except grpc.RpcError as error:
+        return translate(error, peer)
+    return None

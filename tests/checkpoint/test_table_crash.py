@@ -1,0 +1,76 @@
+"""Whatever stops a checkpoint with tables on its way leaves no checkpoint or a whole one, with all it goes on from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ps_server.checkpoint import Checkpoint, committed, latest, prune
+
+from .faults import Unsynced, counted, dies_at, watched
+from .tables import TableJob, same, table_spec
+
+
+def trained() -> TableJob:
+    job = TableJob.of(table_spec())
+    job.push(np.arange(50))
+    return job
+
+
+def checked(directory: Path, job: TableJob) -> int:
+    """How many complete checkpoints there are; the newest has everything."""
+    for folder in committed(directory):
+        Checkpoint.open(folder).verify()
+    newest = latest(directory)
+    assert newest is not None
+    assert same(TableJob.restored(Checkpoint.open(newest), 1).contents(), job.contents())
+    return len(committed(directory))
+
+
+def test_death_between_any_two_file_operations_of_an_increment_costs_nothing(tmp_path: Path) -> None:
+    job = trained()
+    job.save(tmp_path / "counted", full_every=3)
+    total = counted(lambda: job.save(tmp_path / "counted", full_every=3))
+    assert total > 20
+    found = []
+    for number in range(total):
+        job, directory = trained(), tmp_path / str(number)
+        job.save(directory, full_every=3)
+        with dies_at(number):
+            job.save(directory, full_every=3)
+        found.append(checked(directory, job))
+        job.push(np.arange(3), number)
+        job.save(directory, full_every=3)
+        checked(directory, job)
+    assert found == sorted(found)
+    assert set(found) == {1, 2}
+
+
+def test_everything_is_synced_before_the_manifest_appears(tmp_path: Path) -> None:
+    job, unsynced = trained(), Unsynced()
+    tmp_path.joinpath("new").mkdir()
+    with watched(unsynced.before):
+        job.save(tmp_path / "new")
+    assert unsynced.at_renames == [{tmp_path / "new" / "checkpoint-00000001"}]
+    assert unsynced.paths == set()
+
+
+def test_death_while_a_chain_is_removed_leaves_no_checkpoint_without_what_it_goes_on_from(tmp_path: Path) -> None:
+    def six(directory: Path) -> TableJob:
+        job = trained()
+        for number in range(6):
+            job.push(np.arange(number, number + 3), number)
+            job.save(directory, full_every=3)
+        return job
+
+    six(tmp_path / "counted")
+    total = counted(lambda: prune(tmp_path / "counted", 1))
+    for number in range(total):
+        directory = tmp_path / str(number)
+        job = six(directory)
+        with dies_at(number):
+            prune(directory, 1)
+        checked(directory, job)
+        prune(directory, 1)
+        assert checked(directory, job) == 3

@@ -1,0 +1,40 @@
+"""A shard that dies while the rows of a checkpoint are put into its tables does not take them for all it needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ps_server.log import BucketsPut
+from ps_server.tables import BucketContents
+from tests.shard.disks import shard_on
+from tests.support.shards import load
+from tests.support.tables import spec_with, table_spec, whole_table_map
+
+
+def bucket_of(model, number: int) -> BucketContents:
+    """One row: id 5, wherever it would belong."""
+    contents = model.tables[0].contents(number)
+    rows = np.full((1, contents.rows.shape[1]), 3.0, np.float32)
+    one = np.array([5])
+    nothing = np.empty(0, np.int64)
+    uses = np.zeros(1, np.uint32)
+    return BucketContents(number, 9, one, one, rows, uses, nothing, nothing, np.empty(0, np.uint32))
+
+
+def test_rows_without_values_are_no_restored_model_and_both_are(tmp_path: Path) -> None:
+    spec = spec_with(table_spec(buckets=1))
+    with shard_on(tmp_path) as shard:
+        model = shard.place(whole_table_map(spec))
+        entry = BucketsPut("model", [(0, bucket_of(model, 0))])
+        shard.loop.run(model.write_rows(entry, 1000, at_cut=True))
+    with shard_on(tmp_path) as shard:
+        model = shard.place(whole_table_map(spec))
+        assert not model.initialised
+        assert (model.tables[0].rows, model.tables[0].updates) == (1, 9)
+        assert load(shard, model, bytes(model.layout.region_bytes)).written
+    with shard_on(tmp_path) as shard:
+        model = shard.place(whole_table_map(spec))
+        assert model.initialised
+        assert model.tables[0].rows == 1
