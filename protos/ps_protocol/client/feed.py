@@ -107,7 +107,8 @@ class TableFeed:
     def _watch(self) -> None:
         """In a thread of its own: every new view, also after the coordinator has been away."""
         while not self._closed.is_set():
-            with suppress(PsError):
+            # ValueError: of a call on a channel that is closed just now.
+            with suppress(PsError, ValueError):
                 self._views = self._client.watch()
                 for view in self._views:
                     self._events.put(view)

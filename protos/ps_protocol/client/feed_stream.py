@@ -60,7 +60,7 @@ class ShardReader:
         tell: Callable[[ShardReader, Event], None],
         say: Callable[[str], None],
     ) -> None:
-        """``address`` tells where a shard is now, empty: nobody knows. ``tell`` and ``say`` are called in the thread."""
+        """``address`` tells where a shard is now, empty: nobody knows. The thread calls all three."""
         self.shard = shard
         self._request = request
         self._address = address

@@ -1,0 +1,129 @@
+"""Owns a copy of a table that follows its changes: rows by id in memory, and in a file together with the cursor."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Self
+from zipfile import BadZipFile
+
+import numpy as np
+import numpy.typing as npt
+
+from ps_protocol.client.feed import Change, Cursor
+from ps_protocol.errors import DamagedData, InvalidRequest
+from ps_protocol.ids import buckets_of
+from ps_protocol.tables import Ids
+from ps_worker import copy_kernels
+
+Floats = npt.NDArray[np.float32]
+
+_FIRST_ROWS = 1024
+
+
+class TableCopy:
+    """Used by one thread. Holds what the shards hold once a change that is ``whole`` was applied."""
+
+    def __init__(self) -> None:
+        #: Where to go on: of the last change applied. None: nothing was.
+        self.cursor: Cursor | None = None
+        self._count = 0
+        self._ids: Ids = np.empty(_FIRST_ROWS, np.int64)
+        self._rows: Floats = np.empty((_FIRST_ROWS, 0), np.float32)
+        self._slots = np.full(2 * _FIRST_ROWS, -1, np.int64)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def ids(self) -> Ids:
+        """Ids that have a row, in no order."""
+        return self._ids[: self._count].copy()
+
+    def apply(self, change: Change) -> None:
+        """Take one change, in the order in which changes come. Raises InvalidRequest for rows of another width."""
+        if change.reset_buckets and self._count:
+            held = self._ids[: self._count]
+            marked = np.zeros(change.table.buckets, np.bool_)
+            marked[list(change.reset_buckets)] = True
+            self._remove(held[marked[buckets_of(held, marked.size)]])
+        self._remove(change.deleted)
+        self._write(change.ids, change.rows)
+        self.cursor = change.cursor
+
+    def rows(self, ids: npt.ArrayLike, missing: float = 0.0) -> Floats:
+        """Rows of ``ids`` [n], float32 [n, width]; ``missing`` throughout where there is none."""
+        found = self._find(np.ascontiguousarray(ids, np.int64))
+        rows = self._rows[found]
+        rows[found < 0] = missing
+        return rows
+
+    def has(self, ids: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Whether each of ``ids`` [n] has a row."""
+        return self._find(np.ascontiguousarray(ids, np.int64)) >= 0
+
+    def save(self, path: Path) -> None:
+        """Put rows and cursor into one file, in one step."""
+        partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+        with partial.open("wb") as file:
+            cursor = np.frombuffer(json.dumps(self.cursor).encode(), np.uint8)
+            np.savez(file, ids=self._ids[: self._count], rows=self._rows[: self._count], cursor=cursor)
+        partial.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """What was saved there, else an empty copy. Raises DamagedData."""
+        copy = cls()
+        try:
+            with path.open("rb") as file, np.load(file) as arrays:
+                ids, rows, cursor = arrays["ids"], arrays["rows"], json.loads(arrays["cursor"].tobytes())
+        except FileNotFoundError:
+            return copy
+        except (OSError, EOFError, BadZipFile, ValueError, KeyError) as error:
+            raise DamagedData(
+                f"{path} is no copy of a table",
+                expected="a file that TableCopy.save wrote",
+                actual=str(error),
+                remedy="delete it: the copy then begins anew",
+            ) from error
+        copy._write(ids, rows)
+        copy.cursor = cursor
+        return copy
+
+    def _find(self, ids: Ids) -> npt.NDArray[np.int64]:
+        found = np.empty(ids.size, np.int64)
+        copy_kernels.find(ids, self._slots, self._ids, found)
+        return found
+
+    def _write(self, ids: Ids, rows: Floats) -> None:
+        if not ids.size:
+            return
+        self._make_room(self._count + ids.size, rows.shape[1])
+        found = np.empty(ids.size, np.int64)
+        self._count = copy_kernels.put(ids, self._slots, self._ids, self._count, found)
+        self._rows[found] = rows
+
+    def _remove(self, ids: Ids) -> None:
+        self._count = copy_kernels.remove(ids, self._slots, self._ids, self._count, self._rows)
+
+    def _make_room(self, count: int, width: int) -> None:
+        """Space for ``count`` rows, and slots of which a half stays free."""
+        held = self._count
+        if held and width != self._rows.shape[1]:
+            raise InvalidRequest(
+                "rows of another width than those that the copy holds",
+                expected=f"{self._rows.shape[1]} numbers",
+                actual=f"{width} numbers",
+                remedy="begin a new copy, without a cursor; or follow as before, with or without the optimizer's state",
+            )
+        if count > self._ids.size or width != self._rows.shape[1]:
+            size = max(count, 2 * held, _FIRST_ROWS)
+            before = self._ids, self._rows
+            self._ids, self._rows = np.empty(size, np.int64), np.empty((size, width), np.float32)
+            self._ids[:held] = before[0][:held]
+            if held:
+                self._rows[:held] = before[1][:held]
+        if 2 * count > self._slots.size:
+            self._slots = np.full(4 * (1 << (count - 1).bit_length()), -1, np.int64)
+            copy_kernels.fill(held, self._slots, self._ids)

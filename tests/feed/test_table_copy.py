@@ -1,0 +1,86 @@
+"""A copy of a table is a mapping from ids to rows, whatever changes it takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ps_protocol.client.feed import Change
+from ps_protocol.errors import DamagedData, InvalidRequest
+from ps_protocol.ids import buckets_of
+from ps_worker import table_copy
+from ps_worker.feed import TableCopy
+from tests.feed.following import rows_of
+from tests.support.tables import array, table_spec
+
+SPEC = table_spec(dim=2, buckets=4)
+IDS = st.lists(st.integers(-6, 60), max_size=40, unique=True)
+EVEN_ODDER = st.tuples(st.lists(st.integers(0, 3), max_size=2, unique=True), IDS, IDS)
+
+
+def change_of(number: int, buckets: list[int], deleted: list[int], ids: list[int]) -> Change:
+    rows = np.stack([np.array(ids, np.float32), np.full(len(ids), number, np.float32)], 1)
+    return Change(0, SPEC, tuple(buckets), array(*deleted), array(*ids), rows, whole=True, cursor={"number": number})
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(EVEN_ODDER, max_size=12))
+def test_it_holds_what_the_changes_say(changes):
+    copy, expected = TableCopy(), {}
+    for number, (buckets, deleted, ids) in enumerate(changes):
+        copy.apply(change_of(number, buckets, deleted, ids))
+        expected = {id_: row for id_, row in expected.items() if buckets_of(array(id_), 4)[0] not in buckets}
+        expected = {id_: row for id_, row in expected.items() if id_ not in deleted}
+        expected |= {id_: (float(id_), float(number)) for id_ in ids}
+        assert rows_of(copy) == expected
+        assert len(copy) == len(expected)
+        asked = np.arange(-6, 61)
+        assert copy.has(asked).tolist() == [id_ in expected for id_ in asked.tolist()]
+
+
+def test_it_grows_far_beyond_what_it_began_with(monkeypatch):
+    monkeypatch.setattr(table_copy, "_FIRST_ROWS", 4)
+    copy, random = TableCopy(), np.random.default_rng(3)
+    ids = np.unique(random.integers(-(2**63), 2**63 - 1, 30_000))
+    rows = random.standard_normal((ids.size, 2)).astype(np.float32)
+    change = change_of(0, [], [], [])
+    for begin in range(0, ids.size, 700):
+        copy.apply(replace(change, ids=ids[begin : begin + 700], rows=rows[begin : begin + 700]))
+    copy.apply(replace(change, deleted=ids[::3].copy()))
+    kept = np.delete(np.arange(ids.size), np.s_[::3])
+    assert np.array_equal(copy.rows(ids[kept]), rows[kept])
+    assert not copy.has(ids[::3]).any()
+    assert len(copy) == kept.size
+
+
+def test_an_id_without_a_row_gives_what_is_asked_for():
+    copy = TableCopy()
+    copy.apply(change_of(1, [], [], [5]))
+    assert copy.rows([5, 6]).tolist() == [[5, 1], [0, 0]]
+    assert copy.rows([6], missing=-1).tolist() == [[-1, -1]]
+
+
+def test_rows_of_another_width_are_refused():
+    copy = TableCopy()
+    copy.apply(change_of(1, [], [], [5]))
+    with pytest.raises(InvalidRequest, match="another width"):
+        copy.apply(replace(change_of(2, [], [], [6]), rows=np.ones((1, 3), np.float32)))
+    assert rows_of(copy) == {5: (5, 1)}
+
+
+def test_a_file_holds_rows_and_cursor(tmp_path):
+    copy, path = TableCopy(), tmp_path / "copy"
+    assert len(TableCopy.load(path)) == 0
+    copy.save(path)
+    assert TableCopy.load(path).cursor is None
+    copy.apply(change_of(7, [], [], [5, 6]))
+    copy.save(path)
+    again = TableCopy.load(path)
+    assert (rows_of(again), again.cursor) == (rows_of(copy), {"number": 7})
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(DamagedData, match="no copy of a table"):
+        TableCopy.load(path)
