@@ -18,7 +18,6 @@ from ps_server.shard.lane import INLINE_BYTES, Lane
 from ps_server.shard.pool import RegionPool
 from ps_server.shard.published import Copies, Published
 from ps_server.shard.pushed_rows import ROW_COST_BYTES
-from ps_server.tables import BucketContents
 
 if TYPE_CHECKING:
     from ps_server.tables import Table
@@ -131,15 +130,6 @@ class LiveReplica:
             return self._log.number, values, replica.state(block.slices)
 
         return self._lane.submit(work, block.end - block.begin)
-
-    def copy_bucket(self, table: int, bucket: int) -> asyncio.Future[tuple[int, BucketContents]]:
-        """A copy of one bucket, made between two updates: the last record it contains, and what it holds."""
-        held = self.replica.tables[table]
-
-        def work() -> tuple[int, BucketContents]:
-            return self._log.number, held.contents(bucket)
-
-        return self._lane.submit(work, INLINE_BYTES)
 
     def copy_buckets(self, wanted: Wanted) -> asyncio.Future[tuple[int, Group]]:
         """Copies of the next buckets of ``wanted``, made between two updates: the last record in them, and these."""

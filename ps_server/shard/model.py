@@ -33,7 +33,7 @@ from ps_server.shard.travels import Travels
 
 if TYPE_CHECKING:
     from ps_server.shard.bucket_groups import Group, Wanted
-    from ps_server.tables import BucketContents, Table
+    from ps_server.tables import Table
 
 __all__ = ["Gradients", "Push", "ShardModel"]
 
@@ -345,7 +345,7 @@ class ShardModel:
     async def look_up(self, wanted: WantedRows, room: memoryview | None = None) -> tuple[int, memoryview]:
         """The version after everything decided so far, and of that the rows wanted, float32, table by table.
 
-        ``room``: where they are written; None: to memory of their own. Raises InvalidRequest for an id of another shard.
+        ``room``: where they are written; None: in memory of their own. Raises InvalidRequest for ids of another shard.
         """
         self.check()
         into = np.empty(wanted.rows_bytes // 4, np.float32) if room is None else np.frombuffer(room, np.float32)
@@ -461,13 +461,6 @@ class ShardModel:
         done = await self._live.with_tables(work)
         self.check()
         return done
-
-    async def copy_bucket(self, table: int, bucket: int) -> tuple[int, BucketContents]:
-        """A copy of one bucket, made between two updates: the last record it contains, and what it holds."""
-        self.check()
-        copied = await self._live.copy_bucket(table, bucket)
-        self.check()
-        return copied
 
     async def copy_buckets(self, wanted: Wanted) -> tuple[int, Group]:
         """The last record in copies of the next buckets of ``wanted``, and these; none: there are no more."""

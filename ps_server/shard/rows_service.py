@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,9 @@ from ps_server.log import RowsLoaded, bytes_of
 from ps_server.shard.carriers.grpc_stream import Context, GrpcCarrier, read
 from ps_server.shard.pushed_rows import MAX_ROWS_BYTES, wanted
 from ps_server.shard.registry import Registry
+
+if TYPE_CHECKING:
+    from ps_server.tables import Table
 
 
 class RowsService:
@@ -51,8 +55,7 @@ class RowsService:
                 variable=model.layout.shard_map.spec.tables[header.table].name,
                 shard=str(model.layout.shard),
             )
-        model.tables[header.table].check_here(ids)
-        model.tables[header.table].room_for(ids, loading=True)
+        await model.with_tables(lambda tables: _check(tables[header.table], ids))
         entry = RowsLoaded(model.name, header.table, ids, rows, header.with_state, header.only_new)
         await model.write_rows(entry, ids.nbytes + rows.nbytes)
         return pb.LoadRowsReply(written=ids.size)
@@ -71,14 +74,20 @@ class RowsService:
                 actual=str(elsewhere[0]),
             )
         tracker = json.dumps(model.known_pushes().to_json())
-        for bucket in request.buckets:
-            _, contents = await model.copy_bucket(request.table, bucket)
-            pieces = contents.pieces()
-            reply = pb.SaveBucketsReply(bucket=contents.message(request.table), tracker=tracker)
-            await context.write(reply.SerializeToString())
-            tracker = ""
-            for position, chunk in cut(pieces):
-                await context.write(encode_chunk(STATE_CHUNK_FIELD, position, chunk))
+        buckets = ((request.table, bucket) for bucket in request.buckets)
+        while group := (await model.copy_buckets(buckets))[1]:
+            for table, contents in group:
+                reply = pb.SaveBucketsReply(bucket=contents.message(table), tracker=tracker)
+                await context.write(reply.SerializeToString())
+                tracker = ""
+                for position, chunk in cut(contents.pieces()):
+                    await context.write(encode_chunk(STATE_CHUNK_FIELD, position, chunk))
+
+
+def _check(table: Table, ids: Ids) -> None:
+    """In the lane. Raises InvalidRequest, TableFull."""
+    table.check_here(ids)
+    table.room_for(ids, loading=True)
 
 
 def _table(layout: Layout, number: int) -> None:

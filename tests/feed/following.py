@@ -81,7 +81,7 @@ def held(job: Job, table: int = 0, *, with_state: bool = False) -> dict[int, tup
     width = spec.width if with_state else spec.dim
     found: dict[int, tuple[float, ...]] = {}
     for bucket, number in enumerate(job.maps["model"].tables[table]):
-        contents = job.loop.run(job.model(number).copy_bucket(table, bucket))[1]
+        contents = job.loop.run(job.model(number).copy_buckets(iter([(table, bucket)])))[1][0][1]
         rows = contents.rows[:, :width].tolist()
         found |= {id_: tuple(row) for id_, row in zip(contents.ids.tolist(), rows, strict=True)}
     return found

@@ -276,7 +276,7 @@ class Job:
     def rows(self) -> list[BucketContents]:
         """Every bucket of every table, wherever it lies."""
         return [
-            self.loop.run(self.model(number).copy_bucket(table, bucket))[1]
+            self.loop.run(self.model(number).copy_buckets(iter([(table, bucket)])))[1][0][1]
             for table, places in enumerate(self.maps["model"].tables)
             for bucket, number in enumerate(places)
         ]

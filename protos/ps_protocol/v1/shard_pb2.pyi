@@ -374,16 +374,14 @@ class SaveBucketsReply(_message.Message):
     def __init__(self, bucket: _Optional[_Union[Bucket, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., tracker: _Optional[str] = ...) -> None: ...
 
 class FeedCursor(_message.Message):
-    __slots__ = ("lineage", "updates", "changes", "epoch")
+    __slots__ = ("lineage", "updates", "changes")
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     UPDATES_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
     lineage: str
     updates: int
     changes: int
-    epoch: int
-    def __init__(self, lineage: _Optional[str] = ..., updates: _Optional[int] = ..., changes: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, lineage: _Optional[str] = ..., updates: _Optional[int] = ..., changes: _Optional[int] = ...) -> None: ...
 
 class FeedRequest(_message.Message):
     __slots__ = ("model", "table", "cursor", "follow", "with_state", "epoch")
