@@ -13,9 +13,11 @@ from ps_protocol.errors import (
     NonFiniteGradient,
     PsError,
     StateLost,
+    TableFull,
     Unavailable,
     UnsupportedOptimizer,
 )
+from ps_worker import rows, tables
 from ps_worker.cluster import Cluster, connect
 from ps_worker.optimizer import PsOptimizer as Optimizer
 
@@ -28,7 +30,10 @@ __all__ = [
     "Optimizer",
     "PsError",
     "StateLost",
+    "TableFull",
     "Unavailable",
     "UnsupportedOptimizer",
     "connect",
+    "rows",
+    "tables",
 ]

@@ -59,8 +59,11 @@ class Group:
     named: bool
 
 
-def read_groups(source: Source) -> list[Group]:
-    """The parameter groups in ``source``. Raises InvalidRequest when it holds no parameter or no tensors."""
+def read_groups(source: Source, *, may_be_empty: bool = False) -> list[Group]:
+    """The parameter groups in ``source``, one at least. Raises InvalidRequest when it holds no tensors.
+
+    And when it holds no parameter, unless it ``may_be_empty``.
+    """
     if isinstance(source, torch.nn.Module):
         pairs = list(source.named_parameters())
         groups = [Group(tuple(n for n, _ in pairs), tuple(p for _, p in pairs), {}, False)] if pairs else []
@@ -73,9 +76,9 @@ def read_groups(source: Source) -> list[Group]:
         for item in given:
             groups.append(_read_group(item, count))
             count += len(groups[-1].parameters)
-    if not any(group.parameters for group in groups):
+    if not may_be_empty and not any(group.parameters for group in groups):
         raise InvalidRequest("the model has no parameters", remedy="give a module or list that holds at least one")
-    return groups
+    return groups or [Group((), (), {}, False)]
 
 
 def _read_group(given: Any, first: int) -> Group:

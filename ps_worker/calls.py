@@ -1,8 +1,8 @@
-"""The calls to a shard that are not part of the step stream: status, pull, load, save."""
+"""The calls to a shard that are not part of the step stream: status, pull, load, save, and rows of tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -18,13 +18,13 @@ from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_worker.incoming import Incoming, result_of
 from ps_worker.replies import (
+    Answer,
     GrpcReplies,
     Peer,
-    Place,
     encode_chunks,
+    read_answer,
     read_message,
     read_payload,
-    read_result,
     rpc_errors,
 )
 from ps_worker.state import StateEntry, tensor_bytes
@@ -55,14 +55,40 @@ class ShardCalls:
             data = call(pb.GetModelRequest(model=self.model).SerializeToString(), timeout=CALL_SECONDS)
         return pb.ModelStatus.FromString(data)
 
-    def pull(self, place: Place, region_bytes: int) -> int:
+    def pull(self, place: Callable[[pb.StepResult], Sequence[memoryview]], region_bytes: int) -> int:
         """Receive parameters and buffers into ``place``; returns their version. Safe to repeat."""
+
+        def place_result(answer: Answer) -> Sequence[memoryview]:
+            return place(answer) if isinstance(answer, pb.StepResult) else ()
+
         request = pb.PullRequest(model=self.model, epoch=self.epoch).SerializeToString()
         with rpc_errors(self.peer), self._stream("Pull", request, region_bytes) as replies:
-            result = read_result(GrpcReplies(replies, self.peer), place, _ignore, self.peer)
-        if result is None:
-            raise InternalError(f"{self.peer} lets a pull wait", shard=str(self.peer.shard))
+            result = read_answer(GrpcReplies(replies, self.peer), place_result, _ignore, self.peer)
+        if not isinstance(result, pb.StepResult):
+            raise InternalError(f"{self.peer} did not answer a pull with a result", shard=str(self.peer.shard))
         return result.version
+
+    def get_rows(self, table: int, ids: Sequence[memoryview], rows: Sequence[memoryview]) -> None:
+        """Read rows of table number ``table`` into ``rows``; at most 3 MB of ids. Safe to repeat."""
+        request = pb.GetRowsRequest(model=self.model, epoch=self.epoch, table=table, ids=b"".join(ids))
+        expected_bytes = sum(map(len, rows))
+        with (
+            rpc_errors(self.peer),
+            self._stream("GetRows", request.SerializeToString(), expected_bytes) as replies,
+        ):
+            answer = read_answer(GrpcReplies(replies, self.peer), lambda _: rows, _ignore, self.peer)
+        if not isinstance(answer, pb.Rows):
+            raise InternalError(f"{self.peer} did not answer GetRows with rows", shard=str(self.peer.shard))
+
+    def load_rows(self, header: pb.LoadRowsHeader, pieces: Sequence[memoryview]) -> int:
+        """Write rows: the bytes of all ids, then of all rows; returns how many. Safe to repeat."""
+        header.model, header.epoch = self.model, self.epoch
+
+        def requests() -> Iterator[bytes]:
+            yield pb.LoadRowsRequest(header=header).SerializeToString()
+            yield from encode_chunks(STATE_CHUNK_FIELD, pieces)
+
+        return pb.LoadRowsReply.FromString(self._send("LoadRows", requests(), sum(map(len, pieces)))).written
 
     def load_region(self, rank: int, incarnation: int, pieces: Sequence[memoryview]) -> bool:
         """Upload the whole region unless the shard holds values already; returns whether it took them."""
@@ -111,11 +137,15 @@ class ShardCalls:
             yield pb.LoadRequest(header=header).SerializeToString()
             yield from encode_chunks(STATE_CHUNK_FIELD, pieces)
 
-        call: grpc.StreamUnaryMultiCallable[bytes, bytes] = self.channel.stream_unary(_SERVICE + "Load")
+        return pb.LoadReply.FromString(self._send("Load", requests(), sum(map(len, pieces))))
+
+    def _send(self, method: str, requests: Iterator[bytes], size_bytes: int) -> bytes:
+        call: grpc.StreamUnaryMultiCallable[bytes, bytes] = self.channel.stream_unary(_SERVICE + method)
         with rpc_errors(self.peer):
-            future = call.future(requests(), timeout=_seconds(sum(map(len, pieces))))
+            future = call.future(requests, timeout=_seconds(size_bytes))
             try:
-                return pb.LoadReply.FromString(result_of(future))
+                reply: bytes = result_of(future)
+                return reply
             finally:
                 future.cancel()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from types import TracebackType
@@ -29,6 +29,8 @@ from ps_worker.optimizer import PsOptimizer
 from ps_worker.session import Session
 from ps_worker.stand_in import standing_in
 from ps_worker.summary import Style
+from ps_worker.tables.maker import TableMaker
+from ps_worker.tables.prefetch import BatchIds, Prefetch
 from ps_worker.terminate import TerminationGuard
 
 T = TypeVar("T")
@@ -70,7 +72,7 @@ def connect(
     return Cluster(Session.join(config))
 
 
-class Cluster:
+class Cluster(TableMaker):
     """A worker's or evaluator's connection to its job. Used from one thread, best as ``with connect() as cluster``.
 
     At the end of the ``with`` block it leaves the job, so that nobody waits for it, within seconds and without hiding
@@ -141,6 +143,7 @@ class Cluster:
         buffers: str = "rank0",
         wire: str | None = None,
         overlap: bool = False,
+        tables: Iterable[torch.nn.Module] = (),
         **arguments: Any,
     ) -> PsOptimizer:
         """Give ``model`` to the shards, which run ``torch_class(…, **arguments)`` on it.
@@ -154,6 +157,9 @@ class Cluster:
         (docs/codecs.md); over shared memory it is not used. With ``overlap`` a step returns at once, and the exchange
         with the shards goes on while the next gradients are computed: parameters then lack this worker's own last
         push, which ssp bounds count in. In sync, and in ssp(0), ``step`` waits as without it.
+
+        The tables of embeddings in ``model`` are part of it, with row optimizers of their own; where ``model`` is no
+        module, those are found in the modules ``tables``. ``overlap`` is not possible with tables; see ``prefetch``.
 
         Raises ModelMismatch when workers declare different models, UnsupportedOptimizer for what shards cannot run.
         """
@@ -173,11 +179,29 @@ class Cluster:
             nonfinite=nonfinite,
             buffers=buffers,
             style=Style(Wire.parse(wire), overlap),
+            tables=tables,
             reconnect_timeout_seconds=self._session.config.reconnect_timeout_seconds,
         )
         self._optimizers[chosen] = optimizer
         self._keep_in_step()
         return optimizer
+
+    def prefetch(self, loader: Iterable[T], ids_of: Callable[[T], BatchIds]) -> Prefetch[T]:
+        """Iterate over ``loader`` with the rows of each batch asked for early, of all tables in one message per shard.
+
+        ``ids_of(batch)`` gives the ids by module, for embedding_bags by feature in a mapping or by its name; the
+        module's forward finds its rows by the same tensors, or by the same ids. What is not found is looked up there.
+
+        In async, and in ssp from 1 on, the next batch is taken and asked for before this one is given out: the rows
+        then lack this worker's own push between, which the shard counts in the bound. In other modes, and for data
+        that is leased, a batch's rows are asked for when it is given out.
+        """
+        return Prefetch(
+            loader,
+            ids_of,
+            lambda: [module for optimizer in self._optimizers.values() for module in optimizer.table_modules],
+            lambda: self._session.lookahead,
+        )
 
     @overload
     def shard(self, loader: DataLoader[T], *, lease: bool | None = None, name: str | None = None) -> DataLoader[T]: ...

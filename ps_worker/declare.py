@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from ps_protocol.errors import ConfigError, UnsupportedOptimizer
 from ps_protocol.model import Buffers, ModelSpec, NonFinite, Option, Options
 from ps_protocol.optimizers import ELEMENTWISE, EXECUTION_HINTS, REFUSED, SHAPED
 from ps_worker.bindings import Bindings, Group, Source, bind, read_groups
+from ps_worker.tables.table import NO_TABLES, Declared, declared, modules_in
 
 E = TypeVar("E", bound=Enum)
 
@@ -27,6 +28,7 @@ class Declaration:
     #: As torch's optimizer would hold them: 'params' and every option, defaults filled in.
     groups: list[dict[str, Any]]
     defaults: dict[str, Any]
+    tables: Declared = NO_TABLES
 
 
 def build_spec(
@@ -37,15 +39,20 @@ def build_spec(
     name: str,
     nonfinite: str = "refuse",
     buffers: str = "rank0",
+    tables: Iterable[object] = (),
+    seed: Callable[[], int] = lambda: 0,
 ) -> Declaration:
-    """Declare ``source`` under ``name``; nothing is sent and no tensor is copied.
+    """Declare ``source`` under ``name``, with the tables of its modules and of the modules ``tables``.
 
-    Raises UnsupportedOptimizer for a class or argument that shards cannot run, InvalidRequest for parameters they
-    cannot hold, ConfigError for an unknown policy.
+    Nothing is sent and no tensor is copied. ``seed()`` is the job's. Raises UnsupportedOptimizer for a class or
+    argument that shards cannot run, InvalidRequest for parameters they cannot hold and for a table that is declared
+    twice, ConfigError for an unknown policy.
     """
     qualified = qualified_name(torch_class)
     kept = choice(Buffers, buffers, "buffers")
-    groups = read_groups(source)
+    modules = [*(source.modules() if isinstance(source, torch.nn.Module) else ()), *modules_in(tables)]
+    found = declared(modules, seed)
+    groups = read_groups(source, may_be_empty=bool(found.specs))
     module = source if isinstance(source, torch.nn.Module) and kept is not Buffers.LOCAL else None
     bindings = bind(groups, module)
     template = _instantiate(torch_class, groups, arguments)
@@ -58,9 +65,10 @@ def build_spec(
         nonfinite=choice(NonFinite, nonfinite, "nonfinite"),
         buffers=kept,
         unsplit=qualified in SHAPED,
+        tables=found.specs,
     )
     own_groups = [{**t, "params": list(g.parameters)} for t, g in zip(template.param_groups, groups, strict=True)]
-    return Declaration(spec, bindings, own_groups, template.defaults)
+    return Declaration(spec, bindings, own_groups, template.defaults, found)
 
 
 def qualified_name(torch_class: type[torch.optim.Optimizer]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -18,6 +19,11 @@ from ps_worker.flat import FlatModel
 from ps_worker.newer_map import check_newest, newer_map
 from ps_worker.replies import Peer
 from ps_worker.session import Session
+from ps_worker.tables.bound import BoundTables
+from ps_worker.tables.following import read_rows
+from ps_worker.tables.lookup import Lookup, Position
+from ps_worker.tables.places import RowPlaces
+from ps_worker.tables.table import NO_TABLES, Declared, declared, matched, table_differences
 
 T = TypeVar("T")
 
@@ -69,9 +75,13 @@ class Follower:
 
     def __init__(self, session: Session, source: Source, shard_map: ShardMap) -> None:
         module = source if isinstance(source, torch.nn.Module) else None
-        self._flat = FlatModel(match(shard_map, bind(read_groups(source), module)), shard_map)
+        own = declared(module.modules() if module else (), lambda: session.seed)
+        groups = read_groups(source, may_be_empty=bool(own.specs))
+        self._flat = FlatModel(match(shard_map, bind(groups, module), own), shard_map)
         self._session = session
         self._shard_map = shard_map
+        self._places = RowPlaces(shard_map)
+        BoundTables(matched(own, shard_map.spec.tables), lambda: self, trains=False).bind()
 
     def versions(self) -> tuple[int, ...] | None:
         """The version on every shard; None while one has no values yet. Raises Unavailable."""
@@ -85,15 +95,40 @@ class Follower:
         self._flat.publish_buffers()
         return versions
 
+    # -- where the model's tables get their rows from
+
+    @property
+    def next_position(self) -> Position:
+        """An evaluator makes no push."""
+        return 0, 1
+
+    def look_up(self, lookup: Lookup) -> None:
+        """All is asked for by ``finish``."""
+
+    def finish(self, lookup: Lookup) -> None:
+        """The newest rows, from every shard. Raises Unavailable."""
+        while not lookup.arrived:
+            lookup.lay_out(self._places)
+            try:
+                for shard, part in lookup.parts.items():
+                    self._persist(shard, partial(read_rows, part=part))
+            except ModelMoved as moved:
+                self._lay_out_anew(moved)
+        lookup.settle()
+
     def _of_all(self, read: Callable[[int], T]) -> tuple[T, ...]:
-        """``read`` of every shard that holds slices, of all anew when slices have moved meanwhile."""
+        """``read`` of every shard that holds anything, of all anew when slices have moved meanwhile."""
         while True:
             try:
                 return tuple(map(read, self._flat.plan.holders))
             except ModelMoved as moved:
-                seconds = self._session.config.reconnect_timeout_seconds
-                self._shard_map = newer_map(self._session, self._shard_map, moved, seconds)
-                self._flat.lay_out(self._shard_map)
+                self._lay_out_anew(moved)
+
+    def _lay_out_anew(self, moved: ModelMoved) -> None:
+        seconds = self._session.config.reconnect_timeout_seconds
+        self._shard_map = newer_map(self._session, self._shard_map, moved, seconds)
+        self._places = RowPlaces(self._shard_map)
+        self._flat.lay_out(self._shard_map)
 
     def _pull(self, shard: int) -> int:
         plan, memory = self._flat.plan, self._flat.parameters
@@ -120,7 +155,7 @@ class Follower:
                 (last if session.view.finished else backoff).pause(error)
 
 
-def match(shard_map: ShardMap, own: Bindings) -> Bindings:
+def match(shard_map: ShardMap, own: Bindings, tables: Declared = NO_TABLES) -> Bindings:
     """The user's tensors in the order of the declared model. Raises ModelMismatch that lists every difference."""
     declared = shard_map.spec.variables
     # A binding lists its parameters before its buffers.
@@ -134,6 +169,7 @@ def match(shard_map: ShardMap, own: Bindings) -> Bindings:
     # Buffers that the job leaves to each worker are no difference.
     extra = [v for v in own.variables if v.name not in names and v.kind in kinds]
     differences += [f"'{v.name}' is not in the declared model" for v in extra]
+    differences += table_differences(shard_map.spec.tables, tables.specs)
     if differences:
         raise ModelMismatch(
             f"this model is not the declared model '{shard_map.spec.name}': " + "; ".join(differences),

@@ -26,6 +26,11 @@ class TrainingSession(Protocol):
         ...
 
     @property
+    def seed(self) -> int:
+        """Common seed of the job."""
+        ...
+
+    @property
     def phase(self) -> int:
         """Barriers passed."""
         ...

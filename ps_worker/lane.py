@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from ps_protocol import PROTOCOL_VERSION, convert
 from ps_protocol.codecs import Run, payload_runs
+from ps_protocol.convert_tables import row_options_to_json
 from ps_protocol.errors import InternalError, PsError, Unavailable, from_detail
 from ps_protocol.layout import Range, subtract, total_bytes
-from ps_protocol.model import ShardMap
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire import RAW, wire_to_pb
 from ps_worker.calls import ShardCalls
@@ -20,9 +20,14 @@ from ps_worker.flat import FlatModel
 from ps_worker.gradients import Gradients
 from ps_worker.interfaces import TrainingSession
 from ps_worker.landing import Landing
-from ps_worker.replies import Peer
+from ps_worker.replies import Answer, Peer
 from ps_worker.state import StateEntry
 from ps_worker.summary import Outcome, Push, Style
+from ps_worker.tables.asked import Asked
+from ps_worker.tables.initial import RowsCall
+from ps_worker.tables.lookup import Part, Position
+from ps_worker.tables.places import RowPlaces
+from ps_worker.tables.update import NO_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +61,15 @@ def _outcome(number: int, peer: Peer) -> Outcome:
 
 
 class Lane:
-    """Used by one thread at a time. At most one push is under way; nothing here retries."""
+    """Used by one thread at a time. At most one push is under way; nothing here retries.
+
+    Lookups may be under way before it: answers come in the order of the questions, and rows wait in their lookup.
+    """
 
     def __init__(
         self,
         session: TrainingSession,
-        shard_map: ShardMap,
+        places: RowPlaces,
         shard: int,
         flat: FlatModel,
         gradients: Gradients,
@@ -69,7 +77,8 @@ class Lane:
     ) -> None:
         self.shard = shard
         self._session = session
-        self._shard_map = shard_map
+        self._shard_map = places.shard_map
+        self._places = places
         self._flat = flat
         self._gradients = gradients
         #: Where the slices lie on the shard.
@@ -81,14 +90,18 @@ class Lane:
         self._overlap = style.overlap
         #: Where parameters wait for ``land``; None: they are received into the model's memory.
         self._landing: Landing | None = None
-        self._declared = tuple(convert.options_to_json(options) for options in shard_map.spec.group_options)
+        spec = self._shard_map.spec
+        self._declared = tuple(convert.options_to_json(options) for options in spec.group_options)
+        self._declared_tables = tuple(row_options_to_json(table.options) for table in spec.tables)
         self._carrier: Carrier | None = None
         self._pushing = False
         self._opened_at = 0.0
         #: The shard's incarnation that the stream was opened to.
         self._opened_to = 0
         self._options = self._declared
+        self._table_options = self._declared_tables
         self._sent_bytes = 0
+        self._asked = Asked()
         #: Sent on this stream ahead of the next push.
         self._staged: list[Range] = []
         #: Version of the parameters held.
@@ -162,7 +175,7 @@ class Lane:
         if self._overlap or (self._wire != RAW and self._carrier.gradients is None):
             self._landing = self._landing or Landing(self.layout, self._wire)
         self._opened_at = time.monotonic()
-        self._options = self._declared
+        self._options, self._table_options = self._declared, self._declared_tables
         return Standing(opened.version, (opened.phase, opened.clock), opened.last_sequence, opened.initialised)
 
     def drop(self, *, for_good: bool = False) -> None:
@@ -173,6 +186,7 @@ class Lane:
                 # The shard may hold the push and read it later: what the user's backward writes must not reach it.
                 self._gradients.place(self.shard)
         self._carrier, self._opened_at, self._pushing, self._staged = None, 0.0, False, []
+        self._asked.forget()
 
     def stage(self, span: Range) -> bool:
         """Send bytes ``span`` of the region ahead of the next push; whether they are on their way."""
@@ -204,19 +218,45 @@ class Lane:
             finite=update.finite,
             ahead=update.ahead,
             staged=[position for span in came for position in span],
+            table_options=() if update.table_options == self._table_options else update.table_options,
         )
+        rows = NO_ROWS
+        if update.rows is not None and not update.skipped:
+            rows = update.rows.of(self._places, self.shard)
+            header.tables.extend(rows.tables)
         carrier = self._living()
         self._pushing, self._staged, self._runs = True, [], None
         pieces = self._gradients.pieces(self.shard, ranges)
         if self._encoder and pieces and carrier.gradients is None:
             self._runs = payload_runs(self.layout, absent, buffers=update.with_buffers)
             pieces = [self._encoder.encode(push.sequence, self._gradients.region(self.shard), self._runs)]
-        carrier.push(header, pieces)
-        self._options = update.options
-        self._sent_bytes = sum(map(len, pieces)) + total_bytes(came)
+        carrier.push(header, pieces, rows.pieces)
+        self._options, self._table_options = update.options, update.table_options
+        self._sent_bytes = sum(map(len, (*pieces, *rows.pieces))) + total_bytes(came)
+
+    def look_up(self, part: Part, position: Position, *, now: bool) -> None:
+        """Ask for ``part``, for the push of ``position``, or as the rows are now."""
+        self._living().look_up(self._asked.ask(part, position, now=now), part.ids)
+
+    def has_asked(self, part: Part) -> bool:
+        """Whether ``part`` has been asked for on this stream and is to come."""
+        return part in self._asked
+
+    def receive_rows(self) -> bool:
+        """Take the answer to the oldest lookup; whether it came, for the shard may wait. No push is under way.
+
+        Raises PsError.
+        """
+        answer = self._answer(self._living())
+        if isinstance(answer, pb.StepResult):
+            raise InternalError(f"{self.peer} answered a push that was not made", shard=str(self.shard))
+        return answer is not None
 
     def receive(self) -> Receipt | None:
-        """The answer to the push under way, its parameters in flat memory; None: the shard waits. Raises PsError."""
+        """The answer to the push under way, its parameters in flat memory; None: the shard waits. Raises PsError.
+
+        Lookups asked before it are answered first.
+        """
         result = self._receive(self._living())
         if result is None:
             return None
@@ -233,10 +273,22 @@ class Lane:
         )
 
     def _receive(self, carrier: Carrier) -> pb.StepResult | None:
-        result = carrier.receive(self._landing.place if self._landing else self._place)
+        while isinstance(result := self._answer(carrier), pb.Rows):
+            pass
         if self._landing and result:
             self._landing.settle(result)
         return result
+
+    def _answer(self, carrier: Carrier) -> Answer | None:
+        answer = carrier.receive(self._place_answer)
+        if isinstance(answer, pb.Rows):
+            self._asked.settle(answer, self.peer)
+        return answer
+
+    def _place_answer(self, answer: Answer) -> Sequence[memoryview]:
+        if isinstance(answer, pb.Rows):
+            return self._asked.place(answer, self.peer)
+        return self._landing.place(answer) if self._landing else self._place(answer)
 
     def land(self) -> None:
         """Make received parameters the model's, where ``receive`` has not."""
@@ -271,6 +323,10 @@ class Lane:
         """Upload parameters and buffers from flat memory; the first values of a model win. Raises PsError."""
         pieces = self._flat.parameters.pieces(self._flat.plan.ranges(self.shard))
         self._calls().load_region(self._session.rank, self._session.incarnation, pieces)
+
+    def load_rows(self, call: RowsCall) -> None:
+        """Upload first values of rows. Raises PsError."""
+        self._calls().load_rows(call.header(), call.pieces)
 
     def load_state(self, entries: list[StateEntry]) -> None:
         """Replace the optimizer state of this shard. Raises PsError."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from ps_protocol import convert
-from ps_protocol.errors import NonFiniteGradient, UnsupportedOptimizer
+from ps_protocol.errors import ConfigError, NonFiniteGradient, UnsupportedOptimizer
 from ps_protocol.model import Buffers, NonFinite, Options
 from ps_worker.bindings import Source
 from ps_worker.buckets import Buckets
@@ -23,6 +23,9 @@ from ps_worker.interfaces import TrainingSession
 from ps_worker.overlap import Overlap
 from ps_worker.pipeline import RECONNECT_TIMEOUT_SECONDS, StepPipeline
 from ps_worker.summary import PLAIN, StepSummary, Style, Update
+from ps_worker.tables.bound import BoundTables
+from ps_worker.tables.groups import TableGroups
+from ps_worker.tables.table import TableModule
 
 logger = logging.getLogger("ps_worker")
 
@@ -36,6 +39,10 @@ class PsOptimizer(torch.optim.Optimizer):
     ``step`` pushes every ``param.grad`` and puts the next parameters into the model, in place. Parameter groups,
     learning-rate schedulers, ``GradScaler``, ``clip_grad_norm_`` and gradient accumulation mean what they mean with the
     torch class itself. The constructor declares the model and returns when it holds the cluster's parameters.
+
+    Each table has a group at the end, with the options of its row optimizer and its name under "table". Its parameters
+    are the rows that have got gradients since the last step; ``step`` pushes these and forgets them. ``state_dict`` has
+    the options of tables; rows and their state are in checkpoints of the cluster alone.
     """
 
     _sealed = False
@@ -54,6 +61,8 @@ class PsOptimizer(torch.optim.Optimizer):
         self._session = session
         self._spec = declaration.spec
         super().__init__(declaration.groups, declaration.defaults)
+        self._tables = BoundTables(declaration.tables, lambda: self._pipeline, trains=True)
+        self._table_groups = TableGroups(self, self._tables)
         self._sealed = True
         self._accepted = [set(options) for options in self._spec.group_options]
         self._sent_options: tuple[list[Options], tuple[str, ...]] = [], ()
@@ -61,7 +70,13 @@ class PsOptimizer(torch.optim.Optimizer):
         self._flat = FlatModel(declaration.bindings, shard_map)
         self._gradients = Gradients(self._flat.plan, declaration.bindings)
         self._pipeline = StepPipeline(
-            session, shard_map, self._flat, self._gradients, style, reconnect_timeout_seconds=reconnect_timeout_seconds
+            session,
+            shard_map,
+            self._flat,
+            self._gradients,
+            style,
+            initial_rows=declaration.tables.initial_rows(),
+            reconnect_timeout_seconds=reconnect_timeout_seconds,
         )
         self._overlap = Overlap(self._pipeline) if style.overlap else None
         parameters = declaration.bindings.parameters
@@ -74,6 +89,8 @@ class PsOptimizer(torch.optim.Optimizer):
         #: Entered around what may wait for other workers.
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         self._pipeline.start()
+        declaration.tables.forget_initial_rows()
+        self._tables.bind()
 
     @classmethod
     def declare(
@@ -87,10 +104,26 @@ class PsOptimizer(torch.optim.Optimizer):
         nonfinite: str = "refuse",
         buffers: str = "rank0",
         style: Style = PLAIN,
+        tables: Iterable[object] = (),
         reconnect_timeout_seconds: float = RECONNECT_TIMEOUT_SECONDS,
     ) -> PsOptimizer:
         """What ``cluster.optimizer`` calls. Raises what ``build_spec`` and the constructor raise."""
-        declaration = build_spec(torch_class, source, arguments, name=name, nonfinite=nonfinite, buffers=buffers)
+        declaration = build_spec(
+            torch_class,
+            source,
+            arguments,
+            name=name,
+            nonfinite=nonfinite,
+            buffers=buffers,
+            tables=tables,
+            seed=lambda: session.seed,
+        )
+        if style.overlap and declaration.tables.specs:
+            raise ConfigError(
+                "overlap=True is not possible with tables",
+                actual=", ".join(table.name for table in declaration.tables.specs),
+                remedy="leave it out, and look rows up ahead with cluster.prefetch(...)",
+            )
         return cls(session, torch_class, declaration, style, reconnect_timeout_seconds=reconnect_timeout_seconds)
 
     @property
@@ -100,8 +133,13 @@ class PsOptimizer(torch.optim.Optimizer):
 
     @property
     def holders(self) -> Sequence[int]:
-        """Numbers of the shards that hold slices of the model."""
+        """Numbers of the shards that hold anything of the model."""
         return self._flat.plan.holders
+
+    @property
+    def table_modules(self) -> Sequence[TableModule]:
+        """The model's modules whose rows are in tables."""
+        return self._tables.modules
 
     @property
     def version(self) -> int:
@@ -110,7 +148,7 @@ class PsOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Push gradients, receive parameters. Returns what ``closure`` returned.
+        """Push gradients, of rows too, and receive parameters. Returns what ``closure`` returned.
 
         Raises NonFiniteGradient, with nothing sent, when a gradient holds NaN or infinity and the policy is "refuse".
         Raises Unavailable when a shard stayed away too long, StateLost, Fenced. Where exchanges overlap, what became of
@@ -128,7 +166,15 @@ class PsOptimizer(torch.optim.Optimizer):
         if self._sends_buffers:
             self._gradients.collect_buffers()
         ahead = self._session.lookahead if self._overlap else 0
-        update = Update(absent, self._options(), self._sends_buffers, ahead=ahead, staged=staged)
+        update = Update(
+            absent,
+            self._options(),
+            self._sends_buffers,
+            ahead=ahead,
+            staged=staged,
+            rows=self._tables.collect() if self._spec.tables else None,
+            table_options=self._table_groups.options(self.param_groups),
+        )
         if self._overlap and ahead:
             self._overlap.begin(partial(self._exchange, update))
             return loss
@@ -138,6 +184,7 @@ class PsOptimizer(torch.optim.Optimizer):
         finally:
             # Also after an error: what shards did send has arrived in host memory.
             self._pipeline.publish()
+        self._tables.clear()
         return loss
 
     def finish(self) -> None:
@@ -154,10 +201,14 @@ class PsOptimizer(torch.optim.Optimizer):
             self._pipeline.publish()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As in torch. With ``set_to_none=False`` gradients stay where pushes are taken from, which saves a copy."""
+        """As in torch; gradients of rows are dropped.
+
+        With ``set_to_none=False`` gradients stay where pushes are taken from, which saves a copy.
+        """
         # With overlap the last push may still be taken from there.
         if not set_to_none and self._overlap is None:
             self._gradients.keep_in_place()
+        self._tables.clear()
         super().zero_grad(set_to_none)
 
     def pull(self) -> None:
@@ -180,6 +231,7 @@ class PsOptimizer(torch.optim.Optimizer):
             self._overlap.close()
         if self._buckets:
             self._buckets.close()
+        self._tables.closed = True
         self._pipeline.close()
 
     @property
@@ -193,7 +245,9 @@ class PsOptimizer(torch.optim.Optimizer):
         Called from another thread while the training thread waits for data, or in a step of another model. Raises
         PsError.
         """
-        self._pipeline.exchange(Update((), self._options(), skipped=True))
+        self._pipeline.exchange(
+            Update((), self._options(), skipped=True, table_options=self._table_groups.options(self.param_groups))
+        )
 
     def interrupt(self) -> None:
         """From another thread: ``stand_in`` raises Unavailable where it waits for a shard, until ``resume``."""
@@ -204,13 +258,17 @@ class PsOptimizer(torch.optim.Optimizer):
         self._pipeline.resume()
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state from the shards, as ``torch_class(...).state_dict()`` would give it. Raises PsError."""
+        """The optimizer's state from the shards, as ``torch_class(...).state_dict()`` would give it. Raises PsError.
+
+        Of tables it has the options alone.
+        """
         self.finish()
         state = self._pipeline.save_state()
-        parameters = [p for group in self.param_groups for p in group["params"]]
+        parameters = self._parameters()
         self.state.update({parameters[number]: dict(values) for number, values in state.items()})
         try:
-            saved = super().state_dict()
+            with self._table_groups.without_rows(self):
+                saved = super().state_dict()
         finally:
             self.state.clear()
         if residuals := self._pipeline.residuals():
@@ -223,14 +281,15 @@ class PsOptimizer(torch.optim.Optimizer):
         All workers may call it; the one of the lowest rank sends the state to the shards, except when it came to a job
         whose training had begun and has not stepped itself: then the shards know better. Call ``cluster.barrier()``
         before going on. Raises ValueError as torch does when the groups differ, InvalidRequest for state that does not
-        fit.
+        fit. One without tables leaves their options as they are.
         """
         self.finish()
-        super().load_state_dict(state_dict)
+        with self._table_groups.without_rows(self):
+            super().load_state_dict(self._table_groups.completed(self, state_dict))
         residuals = state_dict.get(_RESIDUALS)
         if residuals and residuals["rank"] == self._session.rank:
             self._pipeline.load_residuals(residuals["state"])
-        parameters = [p for group in self.param_groups for p in group["params"]]
+        parameters = self._parameters()
         state = {number: self.state[p] for number, p in enumerate(parameters) if p in self.state}
         self.state.clear()
         if not self._session.initialiser():
@@ -262,17 +321,28 @@ class PsOptimizer(torch.optim.Optimizer):
 
     def _options(self) -> tuple[str, ...]:
         """Each group's options as JSON, written anew when they have changed."""
-        groups = zip(self.param_groups, self._accepted, strict=True)
+        groups = zip(self._table_groups.others(self.param_groups), self._accepted, strict=True)
         options = [group_options(group, accepted) for group, accepted in groups]
         if options != self._sent_options[0]:
             self._sent_options = options, tuple(map(convert.options_to_json, options))
         return self._sent_options[1]
 
+    def _parameters(self) -> list[torch.Tensor]:
+        return [p for group in self._table_groups.others(self.param_groups) for p in group["params"]]
+
+    def _first_nonfinite(self, update: Update) -> str | None:
+        """Name of the first variable or table with a gradient that holds NaN or infinity."""
+        variable = self._gradients.first_nonfinite(update.absent)
+        if variable is None and update.rows is not None:
+            wrong = [each.table for each in update.rows.tables if not each.is_finite()]
+            return self._spec.tables[wrong[0]].name if wrong else None
+        return variable
+
     def _exchange(self, update: Update) -> StepSummary:
         """Look at the gradients collected, then push them. Raises NonFiniteGradient, with nothing sent, by policy."""
         if self._spec.nonfinite is NonFinite.ALLOW:
             return self._pipeline.exchange(update)
-        variable = self._gradients.first_nonfinite(update.absent)
+        variable = self._first_nonfinite(update)
         if variable is None:
             return self._pipeline.exchange(replace(update, finite=True))
         if self._spec.nonfinite is NonFinite.SKIP:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
 
-from ps_protocol.errors import ModelMoved, NotReady, StateLost, StorageFull, Unavailable
+from ps_protocol.errors import ModelMoved, StateLost, StorageFull, Unavailable
 from ps_protocol.layout import Range
 from ps_protocol.model import ShardMap
 from ps_worker.backoff import Backoff
+from ps_worker.first_values import INITIAL_TIMEOUT_SECONDS, FirstValues
 from ps_worker.flat import FlatModel
 from ps_worker.gradients import Gradients
 from ps_worker.interfaces import TrainingSession
@@ -24,6 +26,9 @@ from ps_worker.newer_map import check_newest, newer_map
 from ps_worker.plan import FlatPlan
 from ps_worker.state import join_state, split_state
 from ps_worker.summary import PLAIN, Push, StepSummary, Style, Update
+from ps_worker.tables.initial import InitialRows
+from ps_worker.tables.lookup import Lookup, Position
+from ps_worker.tables.places import RowPlaces
 
 T = TypeVar("T")
 
@@ -32,11 +37,6 @@ State = dict[int, dict[str, torch.Tensor]]
 
 RECONNECT_TIMEOUT_SECONDS = 60.0
 """How long a shard may be away before a step gives up."""
-
-INITIAL_TIMEOUT_SECONDS = 600.0
-"""How long to wait for the worker that uploads the initial values."""
-
-_POLL_SECONDS = 0.1
 
 _FULL_SECONDS = 0.5
 """Between two tries of a push that a shard has no room to log."""
@@ -57,18 +57,20 @@ class StepPipeline:
         gradients: Gradients,
         style: Style = PLAIN,
         *,
+        initial_rows: InitialRows = MappingProxyType({}),
         reconnect_timeout_seconds: float = RECONNECT_TIMEOUT_SECONDS,
         initial_timeout_seconds: float = INITIAL_TIMEOUT_SECONDS,
     ) -> None:
         self._session = session
         self._name = shard_map.spec.name
         self._shard_map = shard_map
+        self._places = RowPlaces(shard_map)
+        self._first_values = FirstValues(session, flat, initial_rows, initial_timeout_seconds)
         self._flat = flat
         self._gradients = gradients
         self._style = style
         self._moved: Callable[[FlatPlan], None] = lambda plan: None
         self._timeout_seconds = reconnect_timeout_seconds
-        self._initial_timeout_seconds = initial_timeout_seconds
         self._lanes = self._new_lanes()
         self._interrupted = False
         self._owner = os.getpid()
@@ -105,7 +107,7 @@ class StepPipeline:
                 if not self._persistently(lane, lane.initialised):
                     raise self._state_lost(lane)
             empty = []
-        self._initialise(empty)
+        self._first_values.bring(empty, self._places, self._persistently)
         self._pull()
 
     def exchange(self, update: Update) -> StepSummary:
@@ -143,6 +145,60 @@ class StepPipeline:
         """Send a part of the next push to ``shard`` ahead, where its stream is open; whether that was possible."""
         return any(lane.stage(span) for lane in self._lanes if lane.shard == shard)
 
+    # -- rows of tables
+
+    @property
+    def next_position(self) -> Position:
+        """Of the next push."""
+        phase, clock = max(self._position, (self._session.phase, 0))
+        return phase, clock + 1
+
+    def look_up(self, lookup: Lookup) -> None:
+        """Ask for rows, of every shard whose stream is open; the others are asked when the rows are waited for."""
+        lookup.lay_out(self._places)
+        for lane in self._lanes:
+            if lane.is_open and lane.shard in lookup.parts:
+                lane.look_up(lookup.parts[lane.shard], lookup.position, now=lookup.now)
+
+    def finish(self, lookup: Lookup) -> None:
+        """Wait until all rows are in place; what was lost with a stream, or moved, is asked for again. Raises PsError.
+
+        Where the mode has changed so that rows cannot come before the next push, they are those for it.
+        """
+        if not lookup.arrived:
+            self._session.check()
+            try:
+                self._as_laid_out(partial(self._receive_rows, lookup))
+            except BaseException:
+                self._drop()
+                raise
+        lookup.settle()
+
+    def _receive_rows(self, lookup: Lookup) -> None:
+        check_newest(self._session, self._shard_map)
+        lookup.lay_out(self._places)
+        asked = [lane for lane in self._lanes if lane.shard in lookup.parts]
+        self._in_turns(asked, partial(self._has_rows, lookup), self._position)
+        for part in lookup.parts.values():
+            if isinstance(part.error, ModelMoved):
+                raise part.error
+
+    def _has_rows(self, lookup: Lookup, lane: Lane) -> bool:
+        """Whether the part of ``lane`` has come, having asked for it; False: the shard says that it waits."""
+        part, position = lookup.parts[lane.shard], self.next_position
+        if not part.arrived and not lane.is_open:
+            self._open(lane)
+            self._tell_transport()
+        if not part.arrived and not lane.has_asked(part):
+            lane.look_up(part, position, now=lookup.now)
+        while not part.arrived:
+            if not lane.receive_rows():
+                if lookup.position > position and not self._session.lookahead:
+                    # They would come after a push that is not made before they are there.
+                    lane.drop()
+                return False
+        return True
+
     # -- slices that move between shards
 
     def on_moved(self, callback: Callable[[FlatPlan], None]) -> None:
@@ -150,7 +206,7 @@ class StepPipeline:
         self._moved = callback
 
     def _new_lanes(self) -> list[Lane]:
-        make = partial(Lane, self._session, self._shard_map)
+        make = partial(Lane, self._session, self._places)
         return [make(shard, self._flat, self._gradients, self._style) for shard in self._flat.plan.holders]
 
     def _as_laid_out(self, action: Callable[[], T]) -> T:
@@ -170,7 +226,7 @@ class StepPipeline:
                 lane.take_back()
             lane.drop(for_good=True)
         residuals = self.residuals()
-        self._shard_map = shard_map
+        self._shard_map, self._places = shard_map, RowPlaces(shard_map)
         self._flat.lay_out(shard_map)
         self._gradients.lay_out(self._flat.plan)
         self._lanes = self._new_lanes()
@@ -269,10 +325,9 @@ class StepPipeline:
             lane.drop()
 
     def _next_push(self, update: Update) -> Push:
-        phase, clock = max(self._position, (self._session.phase, 0))
+        self._position = phase, clock = self.next_position
         self._sequence += 1
-        self._position = (phase, clock + 1)
-        return Push(self._sequence, phase, clock + 1, update)
+        return Push(self._sequence, phase, clock, update)
 
     def _summary(self, receipts: list[Receipt]) -> StepSummary:
         errors = [receipt.error for receipt in receipts if receipt.error is not None]
@@ -320,23 +375,42 @@ class StepPipeline:
                 self._tell_transport()
 
     def _answers(self, push: Push) -> list[Receipt]:
-        """The answers to ``push``, by shard; it is repeated on a new stream as often as one breaks.
-
-        Shards are waited for in turns: whoever says that it waits, or cannot be reached, goes to the end. So no broken
-        stream and no refusal for want of room is left unseen behind a shard that waits, perhaps, for a worker that
-        waits for just that. A shard that has answered and was restarted since is told again where this worker stands:
-        it may have forgotten, and hold others back.
-        """
+        """The answers to ``push``, by shard; it is repeated on a new stream as often as one breaks."""
         receipts: dict[int, Receipt] = {}
-        backoffs = {lane.shard: Backoff(self._timeout_seconds) for lane in self._lanes}
-        turns = deque(self._lanes)
+
+        def receive(lane: Lane) -> bool:
+            if lane.is_dropped:
+                self._repeat(lane, push)
+            receipt = lane.receive()
+            if receipt and isinstance(receipt.error, ModelMoved):
+                raise receipt.error
+            if receipt and isinstance(receipt.error, StorageFull):
+                # The shard lives and says what it waits for: so does this worker, for as long as that takes.
+                self._pause_for_room(receipt.error)
+                lane.send(push)
+            elif receipt:
+                receipts[lane.shard] = receipt
+            return lane.shard in receipts
+
+        self._in_turns(self._lanes, receive, (push.phase, push.clock))
+        return [receipts[lane.shard] for lane in self._lanes]
+
+    def _in_turns(self, lanes: Sequence[Lane], receive: Callable[[Lane], bool], position: Position) -> None:
+        """Until all of ``lanes`` have been received from; False: the shard says that it waits.
+
+        Whoever says that it waits, or cannot be reached, goes to the end. So no broken stream and no refusal for want
+        of room is left unseen behind a shard that waits, perhaps, for a worker that waits for just that. A shard that
+        was restarted since it has answered is told again where this worker stands, at ``position``: it may have
+        forgotten, and hold others back.
+        """
+        backoffs = {lane.shard: Backoff(self._timeout_seconds) for lane in lanes}
+        turns = deque(lanes)
         while turns:
             lane = turns.popleft()
             was_open = not lane.is_dropped
             try:
-                if not was_open:
-                    self._repeat(lane, push)
-                receipt = lane.receive()
+                if receive(lane):
+                    continue
             except Unavailable as error:
                 if lane.age_seconds > self._timeout_seconds:
                     backoffs[lane.shard] = Backoff(self._timeout_seconds)
@@ -344,27 +418,15 @@ class StepPipeline:
                 if was_open:
                     turns.appendleft(lane)
                     continue
-                receipt = None
-            if receipt and isinstance(receipt.error, ModelMoved):
-                raise receipt.error
-            if receipt and isinstance(receipt.error, StorageFull):
-                # The shard lives and says what it waits for: so does this worker, for as long as that takes.
-                self._pause_for_room(receipt.error)
-                lane.send(push)
-                receipt = None
-            if receipt:
-                receipts[lane.shard] = receipt
-            else:
-                turns.append(lane)
-                self._greet_again([other for other in self._lanes if other.shard in receipts], push)
-        return [receipts[lane.shard] for lane in self._lanes]
+            turns.append(lane)
+            self._greet_again([other for other in lanes if other not in turns], position)
 
-    def _greet_again(self, answered: list[Lane], push: Push) -> None:
-        """Open the streams to shards that have answered ``push`` where they have ended; whoever is away comes later."""
+    def _greet_again(self, answered: list[Lane], position: Position) -> None:
+        """Open the streams to shards that have answered where they have ended; whoever is away comes later."""
         for lane in answered:
             if not lane.is_open:
                 try:
-                    self._open(lane, (push.phase, push.clock))
+                    self._open(lane, position)
                 except Unavailable:
                     lane.drop()
 
@@ -401,24 +463,3 @@ class StepPipeline:
         check_newest(self._session, self._shard_map)
         self._session.wait_hint(f"{error.message}; trying again for {backoff.left_seconds:.0f} s")
         backoff.pause(error)
-
-    def _initialise(self, empty: list[Lane]) -> None:
-        """Upload the initial values when that falls to this worker, else wait until another has."""
-        deadline = time.monotonic() + self._initial_timeout_seconds
-        while empty:
-            if self._session.initialiser():
-                self._flat.collect_values()
-                for lane in empty:
-                    self._persistently(lane, lane.load_region)
-                return
-            empty = [lane for lane in empty if not self._persistently(lane, lane.initialised)]
-            if empty and time.monotonic() > deadline:
-                raise NotReady(
-                    f"no worker uploaded the initial values of model '{self._name}'"
-                    f" within {self._initial_timeout_seconds:g} seconds",
-                    shard=str(empty[0].shard),
-                    remedy="see whether the worker of the lowest rank is stuck before its cluster.optimizer(...)",
-                )
-            if empty:
-                self._session.wait_hint(f"waiting for the initial values of model '{self._name}' from the lowest rank")
-                time.sleep(_POLL_SECONDS)

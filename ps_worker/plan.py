@@ -50,8 +50,8 @@ class FlatPlan:
 
     @property
     def holders(self) -> tuple[int, ...]:
-        """The shards that hold slices."""
-        return tuple(shard for shard, layout in enumerate(self.layouts) if layout.slices)
+        """The shards that hold anything of the model."""
+        return tuple(shard for shard, layout in enumerate(self.layouts) if layout.holds_any)
 
     def ranges(self, shard: int, absent: Iterable[int] = (), *, buffers: bool = True) -> list[Range]:
         """Where the payload of ``shard`` lies in flat memory, in payload order.

@@ -15,8 +15,11 @@ from ps_protocol.errors import InternalError, PsError, Unavailable
 from ps_protocol.frames import STEP_CHUNK_FIELD, Scatter, cut, encode_chunk, parse_chunk
 from ps_protocol.v1 import shard_pb2 as pb
 
-#: Where a result's payload goes: consecutive pieces of memory.
-Place = Callable[[pb.StepResult], Sequence[memoryview]]
+#: What a payload comes with.
+Answer = pb.StepResult | pb.Rows
+
+#: Where the payload of an answer goes: consecutive pieces of memory.
+Place = Callable[[Answer], Sequence[memoryview]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +40,8 @@ class Replies(Protocol):
         """The next message that is no part of a payload."""
         ...
 
-    def payload(self, result: pb.StepResult, pieces: Sequence[memoryview]) -> None:
-        """Put the payload that ``result`` announced, and does not hold itself, into ``pieces``."""
+    def payload(self, answer: Answer, pieces: Sequence[memoryview]) -> None:
+        """Put the payload that ``answer`` announced, and does not hold itself, into ``pieces``."""
         ...
 
 
@@ -91,38 +94,39 @@ class GrpcReplies:
         """The next message."""
         return parse_reply(read_message(self._messages, self._peer), self._peer)
 
-    def payload(self, result: pb.StepResult, pieces: Sequence[memoryview]) -> None:
+    def payload(self, answer: Answer, pieces: Sequence[memoryview]) -> None:
         """Chunks until all of ``pieces`` is written."""
         read_payload(self._messages, STEP_CHUNK_FIELD, Scatter(pieces), self._peer)
 
 
-def read_result(replies: Replies, place: Place, on_wait: Callable[[str], None], peer: Peer) -> pb.StepResult | None:
-    """The next result, its payload written to ``place``; None after a sign of life, which goes to ``on_wait``.
+def read_answer(replies: Replies, place: Place, on_wait: Callable[[str], None], peer: Peer) -> Answer | None:
+    """The next result or rows, the payload written to ``place``; None after a sign of life, which goes to ``on_wait``.
 
     Raises Unavailable, and InternalError for anything that breaks the protocol.
     """
     reply = replies.next()
-    if reply.WhichOneof("body") == "waiting":
+    body = reply.WhichOneof("body")
+    if body == "waiting":
         on_wait(reply.waiting.reason)
         return None
-    if reply.WhichOneof("body") != "result":
-        raise InternalError(f"{peer} sent {reply.WhichOneof('body')} where a result was due", shard=str(peer.shard))
-    result = reply.result
-    pieces = place(result) if result.payload_bytes else []
-    expected, actual = sum(map(len, pieces)), len(result.payload) or result.payload_bytes
-    if not expected == actual == result.payload_bytes:
+    if body not in ("result", "rows"):
+        raise InternalError(f"{peer} sent {body} where a result was due", shard=str(peer.shard))
+    answer: Answer = reply.result if body == "result" else reply.rows
+    pieces = place(answer) if answer.payload_bytes else []
+    expected, actual = sum(map(len, pieces)), len(answer.payload) or answer.payload_bytes
+    if not expected == actual == answer.payload_bytes:
         raise InternalError(
-            f"{peer} lays its slices out differently",
+            f"{peer} " + ("lays its slices out differently" if body == "result" else "sent other rows than were asked"),
             shard=str(peer.shard),
             expected=f"{expected} bytes",
             actual=f"{actual} bytes",
             remedy="use the same torch-ps on both sides",
         )
-    if result.payload:
-        Scatter(pieces).write(0, memoryview(result.payload))
+    if answer.payload:
+        Scatter(pieces).write(0, memoryview(answer.payload))
     elif pieces:
-        replies.payload(result, pieces)
-    return result
+        replies.payload(answer, pieces)
+    return answer
 
 
 def read_payload(replies: Iterator[bytes], field: int, scatter: Scatter, peer: Peer) -> None:

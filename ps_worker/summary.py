@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ps_protocol.layout import Range
 from ps_protocol.wire import RAW, Wire
+from ps_worker.tables.update import RowUpdate
 
 
 class Outcome(enum.IntEnum):
@@ -57,6 +58,10 @@ class Update:
     ahead: int = 0
     #: Per shard, ranges of its region that have been sent already.
     staged: Sequence[Sequence[Range]] = ()
+    #: Gradients of rows; None: no table took part.
+    rows: RowUpdate | None = None
+    #: JSON options of each table.
+    table_options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ def announced(
     options: Sequence[RowOptions],
     lent: Callable[[int], memoryview] | None = None,
 ) -> PushedRows:
-    """Memory for the rows that a push announces; ``lent`` gives memory where they lie already. Raises InvalidRequest."""
+    """Memory for the rows that a push announces; ``lent`` gives it where they lie already. Raises InvalidRequest."""
     counts = checked_counts(tables, layout)
     dims = [layout.shard_map.spec.tables[table].dim for table, _ in counts]
     ids_bytes = 8 * sum(rows for _, rows in counts)

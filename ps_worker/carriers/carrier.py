@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ps_protocol.layout import Layout, Range
+from ps_protocol.messages import INLINE_BYTES
 from ps_protocol.segments import Segment
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_worker.replies import Peer, Place
+from ps_worker.replies import Answer, Peer, Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,14 @@ class Link:
     layout: Layout
     #: Told why an answer takes its time.
     on_wait: Callable[[str], None]
+
+
+def put_inline(header: pb.PushHeader | pb.Lookup, payload: Sequence[memoryview]) -> Sequence[memoryview]:
+    """Put a small payload into ``header``; returns what has to be sent behind it."""
+    if sum(map(len, payload)) > INLINE_BYTES:
+        return payload
+    header.payload = b"".join(payload)
+    return ()
 
 
 class Carrier(Protocol):
@@ -42,8 +51,15 @@ class Carrier(Protocol):
         """Memory that the shard applies gradients from; None where a push carries them."""
         ...
 
-    def push(self, header: pb.PushHeader, payload: Sequence[memoryview]) -> None:
-        """Begin one push; ``payload`` must not change until its result has been received."""
+    def push(self, header: pb.PushHeader, payload: Sequence[memoryview], rows: Sequence[memoryview] = ()) -> None:
+        """Begin one push; ``payload`` and ``rows`` must not change until its result has been received.
+
+        ``rows`` are sent also where the shard maps ``gradients``.
+        """
+        ...
+
+    def look_up(self, header: pb.Lookup, ids: Sequence[memoryview]) -> None:
+        """Ask for rows; ``ids`` must not change until they have come."""
         ...
 
     def stage(self, span: Range, piece: memoryview, ready: Callable[[], None]) -> None:
@@ -61,8 +77,8 @@ class Carrier(Protocol):
         """Send the news that this worker enters the barrier that ends ``phase``."""
         ...
 
-    def receive(self, place: Place) -> pb.StepResult | None:
-        """The result of the oldest push or fetch without one, its payload in place. Raises PsError.
+    def receive(self, place: Place) -> Answer | None:
+        """The answer to the oldest push, fetch or lookup without one, its payload in place. Raises PsError.
 
         None when the shard said instead that it waits, as it does every few seconds.
 

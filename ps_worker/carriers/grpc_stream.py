@@ -15,9 +15,9 @@ from ps_protocol.layout import Range
 from ps_protocol.messages import INLINE_BYTES
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_worker.carriers.carrier import Link
+from ps_worker.carriers.carrier import Link, put_inline
 from ps_worker.incoming import Incoming
-from ps_worker.replies import GrpcReplies, Place, encode_chunks, read_result, rpc_errors, typed
+from ps_worker.replies import Answer, GrpcReplies, Place, encode_chunks, read_answer, rpc_errors, typed
 
 _METHOD = "/ps_protocol.v1.Shard/Step"
 
@@ -60,14 +60,15 @@ class GrpcCarrier:
             raise InternalError(f"{self._peer} did not answer Open", shard=str(self._peer.shard))
         return reply.opened
 
-    def push(self, header: pb.PushHeader, payload: Sequence[memoryview]) -> None:
+    def push(self, header: pb.PushHeader, payload: Sequence[memoryview], rows: Sequence[memoryview] = ()) -> None:
         """Queue one push, a small payload inside its header."""
-        inline = sum(map(len, payload)) <= INLINE_BYTES
-        if inline:
-            header.payload = b"".join(payload)
-        self._send(pb.StepRequest(push=header))
-        if not inline:
-            self._outbox.put(encode_chunks(STEP_CHUNK_FIELD, payload))
+        rest = put_inline(header, [*payload, *rows])
+        self._send(pb.StepRequest(push=header), rest)
+
+    def look_up(self, header: pb.Lookup, ids: Sequence[memoryview]) -> None:
+        """Queue the question, few ids inside it."""
+        rest = put_inline(header, ids)
+        self._send(pb.StepRequest(lookup=header), rest)
 
     def stage(self, span: Range, piece: memoryview, ready: Callable[[], None]) -> None:
         """Queue one part."""
@@ -89,11 +90,11 @@ class GrpcCarrier:
         """Queue the news."""
         self._send(pb.StepRequest(arrive=pb.Arrive(phase=phase)))
 
-    def receive(self, place: Place) -> pb.StepResult | None:
-        """The next result. What keeps it from being read whole ends the call: the rest would be read as the next."""
+    def receive(self, place: Place) -> Answer | None:
+        """The next answer. What keeps it from being read whole ends the call: the rest would be read as the next."""
         try:
             with rpc_errors(self._peer):
-                return read_result(self._replies, place, self._on_wait, self._peer)
+                return read_answer(self._replies, place, self._on_wait, self._peer)
         except BaseException:
             self.cancel()
             raise
@@ -119,8 +120,10 @@ class GrpcCarrier:
         failed: Any = self._call  # it is its own RpcError once it has failed, which grpc's types do not say
         return typed(failed, self._peer)
 
-    def _send(self, message: pb.StepRequest) -> None:
+    def _send(self, message: pb.StepRequest, payload: Sequence[memoryview] = ()) -> None:
         self._outbox.put(iter((message.SerializeToString(),)))
+        if payload:
+            self._outbox.put(encode_chunks(STEP_CHUNK_FIELD, payload))
 
 
 def _drain(outbox: queue.SimpleQueue[Iterator[bytes] | None]) -> Iterator[bytes]:

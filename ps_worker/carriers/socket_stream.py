@@ -15,10 +15,10 @@ from ps_protocol.messages import INLINE_BYTES, framed, prepare, receive_head, re
 from ps_protocol.segments import Recent, Segment
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_worker.carriers.carrier import Link
+from ps_worker.carriers.carrier import Link, put_inline
 from ps_worker.carriers.grpc_stream import GrpcCarrier
 from ps_worker.carriers.shared_region import SharedRegion
-from ps_worker.replies import Place, parse_reply, read_result
+from ps_worker.replies import Answer, Place, parse_reply, read_answer
 
 
 class SocketCarrier:
@@ -33,6 +33,9 @@ class SocketCarrier:
         self.transport: common_pb2.Transport = common_pb2.TRANSPORT_BULK
         #: shm: what the shard applies gradients from.
         self.gradients: Segment | None = None
+        #: shm: where rows of pushes are written, and where rows asked for are read.
+        self._pushed_room: Segment | None = None
+        self._rows_room: Segment | None = None
         self._socket = sock
         self._anchor = anchor
         self._link = link
@@ -54,24 +57,39 @@ class SocketCarrier:
         if reply.WhichOneof("body") != "attached":
             raise InternalError(f"{self._link.peer} did not answer Attach", actual=str(reply.WhichOneof("body")))
         if channel.transport == common_pb2.TRANSPORT_SHM:
-            self.gradients = Segment.attach(self._descriptor(), self._link.layout.region_bytes, writable=True)
+            self._map(reply.attached)
         send_all(self._socket, [framed(pb.StepRequest(confirm=pb.Confirm()).SerializeToString())])
         prepare(self._socket)
         self.transport = channel.transport
         self._anchor.on_end(partial(_shut_down, self._socket))
+
+    def _map(self, attached: pb.Attached) -> None:
+        """Take over the memory that came with ``attached``. Raises OSError, ValueError, InternalError."""
+        if self._link.layout.region_bytes:
+            self.gradients = Segment.attach(self._descriptor(), self._link.layout.region_bytes, writable=True)
+        if size := attached.room_bytes:
+            self._pushed_room = Segment.attach(self._descriptor(), size, writable=True, whole=False)
+            self._rows_room = Segment.attach(self._descriptor(), size, writable=False, whole=False)
 
     @property
     def alive(self) -> bool:
         """Whether the stream has not ended, as far as this side knows."""
         return not self._closed and self._anchor.alive
 
-    def push(self, header: pb.PushHeader, payload: Sequence[memoryview]) -> None:
-        """Send one push: in shared memory only its header, else its payload in or behind it."""
+    def push(self, header: pb.PushHeader, payload: Sequence[memoryview], rows: Sequence[memoryview] = ()) -> None:
+        """Send one push, its payload in or behind its header; what lies in shared memory is there already."""
         if self.gradients is not None and not header.skipped:
             header.segment, payload = 1, ()
-        elif sum(map(len, payload)) <= INLINE_BYTES:
-            header.payload, payload = b"".join(payload), ()
-        self._send(pb.StepRequest(push=header), payload)
+        if self._pushed_room is not None and INLINE_BYTES < total_len(rows) <= len(self._pushed_room.bytes):
+            gather(rows, self._pushed_room.bytes)
+            header.rows_in_room, rows = True, ()
+        rest = put_inline(header, [*payload, *rows])
+        self._send(pb.StepRequest(push=header), rest)
+
+    def look_up(self, header: pb.Lookup, ids: Sequence[memoryview]) -> None:
+        """Send the question, the ids in or behind it."""
+        rest = put_inline(header, ids)
+        self._send(pb.StepRequest(lookup=header), rest)
 
     def stage(self, span: Range, piece: memoryview, ready: Callable[[], None]) -> None:
         """Have one part sent by the sending thread; in shared memory it is there already."""
@@ -87,13 +105,13 @@ class SocketCarrier:
         """Send the news."""
         self._send(pb.StepRequest(arrive=pb.Arrive(phase=phase)))
 
-    def receive(self, place: Place) -> pb.StepResult | None:
-        """The next result; then the shard gets its memory back."""
+    def receive(self, place: Place) -> Answer | None:
+        """The next answer; then the shard gets its memory back."""
         with self._connection():
-            result = read_result(self, place, self._link.on_wait, self._link.peer)
-            if result and result.segment:
+            answer = read_answer(self, place, self._link.on_wait, self._link.peer)
+            if answer and (answer.in_room if isinstance(answer, pb.Rows) else answer.segment):
                 self._send(pb.StepRequest(release=pb.Release()))
-        return result
+        return answer
 
     def cancel(self) -> None:
         """End the anchor; that ends the socket too."""
@@ -114,7 +132,7 @@ class SocketCarrier:
         self._socket.close()
         self._drop_descriptors()
 
-    # -- what ``read_result`` reads from
+    # -- what ``read_answer`` reads from
 
     def next(self) -> pb.StepReply:
         """The next message."""
@@ -127,17 +145,27 @@ class SocketCarrier:
         receive_into(self._socket, [memoryview(body)])
         return parse_reply(body, self._link.peer)
 
-    def payload(self, result: pb.StepResult, pieces: Sequence[memoryview]) -> None:
-        """From the socket, or from the region that the result names."""
-        if not result.segment:
+    def payload(self, answer: Answer, pieces: Sequence[memoryview]) -> None:
+        """From the socket, from the region that a result names, or from the memory for rows."""
+        if isinstance(answer, pb.Rows) and answer.in_room:
+            self._from_room(pieces)
+            return
+        if not isinstance(answer, pb.StepResult) or not answer.segment:
             receive_into(self._socket, pieces)
             return
         layout = self._link.layout
-        region = self._regions.get(result.segment)
+        region = self._regions.get(answer.segment)
         if region is None:
             region = SharedRegion(Segment.attach(self._descriptor(), layout.region_bytes, writable=False))
-            self._regions.put(result.segment, region)
-        region.copy_to(pieces, layout.ranges(result.absent, buffers=result.with_buffers))
+            self._regions.put(answer.segment, region)
+        region.copy_to(pieces, layout.ranges(answer.absent, buffers=answer.with_buffers))
+
+    def _from_room(self, pieces: Sequence[memoryview]) -> None:
+        room = self._rows_room.bytes if self._rows_room is not None else memoryview(b"")
+        at = 0
+        for piece in pieces:
+            piece[:] = room[at : at + len(piece)]
+            at += len(piece)
 
     def _drop_descriptors(self) -> None:
         while self._descriptors:
@@ -181,6 +209,19 @@ class SocketCarrier:
         except BaseException:
             self.cancel()
             raise
+
+
+def total_len(pieces: Sequence[memoryview]) -> int:
+    """Bytes of all ``pieces``."""
+    return sum(map(len, pieces))
+
+
+def gather(pieces: Sequence[memoryview], into: memoryview) -> None:
+    """Write ``pieces`` one behind the other."""
+    at = 0
+    for piece in pieces:
+        into[at : at + len(piece)] = piece
+        at += len(piece)
 
 
 def _send_rest(

@@ -32,8 +32,8 @@ from ps_worker.carriers.socket_stream import SocketCarrier
 
 push = SocketCarrier.push
 
-def told(carrier, header, payload):
-    push(carrier, header, payload)
+def told(carrier, *message):
+    push(carrier, *message)
     print("pushed", flush=True)
 
 address, transport = sys.argv[1:]

@@ -23,9 +23,12 @@ def test_the_public_names_are_exactly_these() -> None:
         "Optimizer",
         "PsError",
         "StateLost",
+        "TableFull",
         "Unavailable",
         "UnsupportedOptimizer",
         "connect",
+        "rows",
+        "tables",
     ]
     assert all(getattr(ps_worker, name) is not None for name in ps_worker.__all__)
 
@@ -52,7 +55,8 @@ for given in sys.argv[1:]:
         os.environ |= json.loads(given)
         import ps_worker
         handlers = logging.root.handlers + logging.getLogger("ps_worker").handlers
-        print(json.dumps([given, os.environ["GRPC_ENABLE_FORK_SUPPORT"], len(handlers)]), flush=True)
+        said = [os.environ["GRPC_ENABLE_FORK_SUPPORT"], len(handlers), "numba" in sys.modules]
+        print(json.dumps([given, *said]), flush=True)
         os._exit(0)
     os.wait()
 """
@@ -62,19 +66,23 @@ UNSET, WANTED = "{}", '{"GRPC_ENABLE_FORK_SUPPORT": "1"}'
 
 
 @pytest.fixture(scope="module")
-def imported() -> dict[str, tuple[str, int]]:
-    """By environment: the setting of gRPC's fork handlers, and the number of log handlers, after the import."""
+def imported() -> dict[str, tuple[str, int, bool]]:
+    """By environment, after the import: the setting of gRPC's fork handlers, the log handlers, and numba's presence."""
     said = subprocess.check_output([sys.executable, "-c", IMPORTS, UNSET, WANTED], text=True)
-    return {given: (setting, handlers) for given, setting, handlers in map(json.loads, said.splitlines())}
+    return {given: tuple(rest) for given, *rest in map(json.loads, said.splitlines())}
 
 
-def test_importing_the_sdk_configures_no_logging(imported: dict[str, tuple[str, int]]) -> None:
+def test_importing_the_sdk_configures_no_logging(imported: dict[str, tuple[str, int, bool]]) -> None:
     assert imported[UNSET][1] == 0
     assert logging.getLogger("ps_worker").propagate
 
 
+def test_the_compiler_is_loaded_when_the_first_table_is_used(imported: dict[str, tuple[str, int, bool]]) -> None:
+    assert not imported[UNSET][2]
+
+
 @pytest.mark.parametrize(("given", "kept"), [(UNSET, "0"), (WANTED, "1")])
 def test_grpc_fork_handlers_are_off_unless_the_user_wants_them(
-    imported: dict[str, tuple[str, int]], given: str, kept: str
+    imported: dict[str, tuple[str, int, bool]], given: str, kept: str
 ) -> None:
     assert imported[given][0] == kept

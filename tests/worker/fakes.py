@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,11 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
+import numpy as np
 import torch
 
 from ps_protocol import convert
 from ps_protocol.channel import CLIENT_OPTIONS
+from ps_protocol.convert_tables import row_options_from_json
 from ps_protocol.errors import ERROR_TRAILER, ModelMoved, PsError, to_detail
+from ps_protocol.ids import buckets_of
 from ps_protocol.layout import Layout
 from ps_protocol.model import Kind, ModelSpec, ShardMap, Slice
 from ps_protocol.v1 import common_pb2
@@ -32,7 +36,13 @@ def place(spec: ModelSpec, shards: int, split_rows: int = 8) -> ShardMap:
             split += [Slice(number, borders[i], borders[i + 1], i) for i in range(shards)]
         else:
             whole.append(Slice(number, 0, variable.rows, number % shards))
-    return ShardMap(1, spec, shards, (*whole, *split))
+    tables = tuple(tuple(bucket % shards for bucket in range(table.buckets)) for table in spec.tables)
+    return ShardMap(1, spec, shards, (*whole, *split), tables=tables)
+
+
+def first_row(row: int, dim: int) -> np.ndarray:
+    """What a fake table's row begins with."""
+    return np.sin(np.arange(1, dim + 1) * (row % 1000 + 1)).astype(np.float32)
 
 
 @dataclass
@@ -53,21 +63,29 @@ class Faults:
     release: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
     #: Called before a push is answered, once ``waiting`` has been said.
     on_answer: list[Callable[[], Any]] = field(default_factory=list)
+    #: Called when a lookup has arrived, before it is answered; an error returned is the answer.
+    on_lookup: list[Callable[[], PsError | None]] = field(default_factory=list)
+    #: The stream breaks before the lookup is answered.
+    lose_lookup: int = 0
+    #: As in sync: a lookup for a push behind the next one waits, and what comes behind it.
+    hold_ahead: bool = False
     #: Called whenever a stream is opened.
     on_open: Callable[[], None] = lambda: None
 
 
 class FakeShard:
-    """Applies every push at once with the torch class itself, one tensor per slice."""
+    """Applies every push at once with the torch class itself, one tensor per slice; rows of tables by plain SGD."""
 
     def __init__(self, shard_map: ShardMap, number: int) -> None:
         self.layout = Layout.of(shard_map, number)
         self.faults = Faults()
         self.opens: list[pb.Open] = []
         self.pushes: list[pb.PushHeader] = []
+        self.lookups: list[pb.Lookup] = []
         self.arrivals: list[int] = []
         self.loads = 0
         self.stand = (0, 0)
+        self.table_options: dict[int, float] = {}
         self.forget()
         self._server: grpc.Server | None = None
         #: The push that ``on_push`` was called for.
@@ -79,6 +97,8 @@ class FakeShard:
         """As a shard without durability comes back."""
         self.initialised = False
         self.version = 0
+        #: By table and id.
+        self.rows: list[dict[int, np.ndarray]] = [{} for _ in self.layout.shard_map.spec.tables]
         self.last_sequence: dict[tuple[int, int], int] = {}
         self.tensors = [
             torch.zeros(span.shape, dtype=getattr(torch, span.variable.dtype.value)) for span in self.layout.slices
@@ -98,8 +118,10 @@ class FakeShard:
         self.parameters = parameters
         self.optimizer = torch_class([_tuples(group) for group in groups if group["params"]]) if parameters else None
 
-    def lay_out(self, shard_map: ShardMap, values: Mapping[Slice, torch.Tensor]) -> None:
-        """Hold other slices from now on; what is known of pushes stays."""
+    def lay_out(
+        self, shard_map: ShardMap, values: Mapping[Slice, torch.Tensor], rows: Sequence[Mapping[int, np.ndarray]] = ()
+    ) -> None:
+        """Hold other slices and rows from now on; what is known of pushes stays."""
         self.layout = Layout.of(shard_map, self.layout.shard)
         known = self.version, self.last_sequence
         self.forget()
@@ -107,6 +129,13 @@ class FakeShard:
         self.version, self.last_sequence = known
         for tensor, span in zip(self.tensors, self.layout.slices, strict=True):
             tensor.copy_(values[replace(span.slice, shard=0)])
+        for number, table in enumerate(rows):
+            self.rows[number] = {row: value.copy() for row, value in table.items() if self._owns(number, row)}
+
+    def _owns(self, table: int, row: int) -> bool:
+        owners = self.layout.shard_map.tables[table]
+        bucket = buckets_of(np.array([row], np.int64), len(owners))[0]
+        return owners[bucket] == self.layout.shard
 
     def serve(self) -> None:
         """Start, at the address of before if there was one."""
@@ -115,6 +144,8 @@ class FakeShard:
             "Pull": grpc.unary_stream_rpc_method_handler(self._pull),
             "Load": grpc.stream_unary_rpc_method_handler(self._load),
             "Save": grpc.unary_stream_rpc_method_handler(self._save),
+            "GetRows": grpc.unary_stream_rpc_method_handler(self._get_rows),
+            "LoadRows": grpc.stream_unary_rpc_method_handler(self._load_rows),
             "GetModel": grpc.unary_unary_rpc_method_handler(self._get_model),
         }
         self._server = grpc.server(ThreadPoolExecutor(8))
@@ -151,6 +182,9 @@ class FakeShard:
                     yield from self._answer(pb.StepResult(outcome=pb.OUTCOME_APPLIED), with_buffers=True)
                 case "arrive":
                     self.arrivals.append(request.arrive.phase)
+                case "lookup":
+                    self._check_epoch(epoch, context)
+                    yield from self._look_up(request.lookup, requests, context)
                 case "push":
                     self._check_epoch(epoch, context)
                     for data in self._exchange(request.push, worker, requests, context):
@@ -170,7 +204,8 @@ class FakeShard:
                 if i not in absent and (s.variable.kind is Kind.PARAMETER or header.with_buffers)
             ]
         )
-        payload = header.payload or _receive(requests, sum(t.nbytes for t in wanted))
+        rows_bytes = sum(each.rows * (8 + 4 * self._dim(each.table)) for each in header.tables)
+        payload = header.payload or _receive(requests, sum(t.nbytes for t in wanted) + rows_bytes)
         self.pushes.append(header)
         if self.faults.on_push:
             self.under_way, layout = (header, wanted, payload), self.layout
@@ -228,7 +263,78 @@ class FakeShard:
                     group.update(_tuples(convert.options_from_json(header.group_options[number])))
             self.optimizer.step()
             self.optimizer.zero_grad()
+        self._apply_rows(header, payload[at:])
         self.version += 1
+
+    def _dim(self, table: int) -> int:
+        return self.layout.shard_map.spec.tables[table].dim
+
+    def _apply_rows(self, header: pb.PushHeader, payload: bytes) -> None:
+        for number, options in enumerate(header.table_options):
+            self.table_options[number] = row_options_from_json(options)["lr"]
+        ids, at = [], 0
+        for each in header.tables:
+            ids.append(np.frombuffer(payload, np.int64, each.rows, at).tolist())
+            at += 8 * each.rows
+        for each, own in zip(header.tables, ids, strict=True):
+            assert len(set(own)) == len(own)
+            for row in own:
+                assert self._owns(each.table, row)
+                gradient = np.frombuffer(payload, np.float32, self._dim(each.table), at)
+                at += gradient.nbytes
+                lr = self.table_options.get(each.table, self.layout.shard_map.spec.tables[each.table].options["lr"])
+                self.rows[each.table][row] = self._row(each.table, row) - np.float32(lr) * gradient
+        assert at == len(payload)
+
+    def _row(self, table: int, row: int) -> np.ndarray:
+        return self.rows[table].get(row, first_row(row, self._dim(table)))
+
+    def _look_up(self, lookup: pb.Lookup, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        ids = np.frombuffer(
+            lookup.payload or _receive(requests, 8 * sum(each.rows for each in lookup.tables)), np.int64
+        )
+        self.lookups.append(lookup)
+        if self.faults.lose_lookup:
+            self.faults.lose_lookup -= 1
+            context.abort(grpc.StatusCode.UNAVAILABLE, "lost before it was answered")
+        while self.faults.hold_ahead and lookup.clock > self.stand[1] + 1 and context.is_active():
+            yield pb.StepReply(waiting=pb.Waiting(reason="ahead")).SerializeToString()
+            time.sleep(0.01)
+        error = self.faults.on_lookup.pop()() if self.faults.on_lookup else None
+        rows = pb.Rows(number=lookup.number, version=self.version)
+        if error is not None:
+            rows.error.CopyFrom(to_detail(error))
+            yield pb.StepReply(rows=rows).SerializeToString()
+            return
+        tables = [each.table for each in lookup.tables for _ in range(each.rows)]
+        yield from self._send_rows(rows, list(zip(tables, ids.tolist(), strict=True)))
+
+    def _send_rows(self, rows: pb.Rows, wanted: list[tuple[int, int]]) -> Iterator[bytes]:
+        for table, row in wanted:
+            assert self._owns(table, row)
+        payload = b"".join(self._row(table, row).tobytes() for table, row in wanted)
+        rows.payload_bytes = len(payload)
+        yield pb.StepReply(rows=rows).SerializeToString()
+        for position, piece in _cut(payload):
+            yield pb.StepReply(chunk=pb.Chunk(position=position, payload=piece)).SerializeToString()
+
+    def _get_rows(self, data: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        request = pb.GetRowsRequest.FromString(data)
+        self._check_epoch(request.epoch, context)
+        ids = np.frombuffer(request.ids, np.int64).tolist()
+        yield from self._send_rows(pb.Rows(version=self.version), [(request.table, row) for row in ids])
+
+    def _load_rows(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        header = pb.LoadRowsRequest.FromString(next(requests)).header
+        assert header.only_new
+        assert not self.initialised
+        payload = b"".join(pb.LoadRowsRequest.FromString(data).chunk.payload for data in requests)
+        ids = np.frombuffer(payload, np.int64, header.rows)
+        rows = np.frombuffer(payload, np.float32, offset=ids.nbytes).reshape(header.rows, -1)
+        for row, values in zip(ids.tolist(), rows, strict=True):
+            assert self._owns(header.table, row)
+            self.rows[header.table].setdefault(row, values)
+        return pb.LoadRowsReply(written=header.rows).SerializeToString()
 
     def _answer(self, result: pb.StepResult, *, with_buffers: bool) -> Iterator[bytes]:
         chosen = [
@@ -340,6 +446,7 @@ class FakeSession:
         self.rank = rank
         self.incarnation = incarnation
         self.phase = 0
+        self.seed = 11
         self.revision = 1
         self.device = torch.device("cpu")
         self.lowest = rank == 0
@@ -371,10 +478,14 @@ class FakeSession:
     def shard_map(self, model: str) -> ShardMap:
         return self._map
 
-    def move(self, to: Mapping[int, int], *, taking: bool = False) -> None:
-        """Move slices by their numbers in the map; ``taking``: pushes under way are applied by all before."""
+    def move(self, to: Mapping[int, int], *, taking: bool = False, buckets: Sequence[Sequence[int]] = ()) -> None:
+        """Move slices by their numbers in the map; ``taking``: pushes under way are applied by all before.
+
+        ``buckets``: per table, the shard of each from then on.
+        """
         slices = tuple(replace(s, shard=to.get(i, s.shard)) for i, s in enumerate(self._map.slices))
-        count = max(self._map.shards, 1 + max(to.values()))
+        tables = tuple(map(tuple, buckets)) or self._map.tables
+        count = max(self._map.shards, 1 + max([*to.values(), *(shard for owners in tables for shard in owners)]))
         if taking:
             for shard in self.shards:
                 shard.take((self.rank, self.incarnation))
@@ -383,13 +494,17 @@ class FakeSession:
             for shard in self.shards
             for span, tensor in zip(shard.layout.slices, shard.tensors, strict=True)
         }
+        rows: list[dict[int, np.ndarray]] = [
+            {row: value for shard in self.shards for row, value in shard.rows[table].items()}
+            for table in range(len(tables))
+        ]
         known = self.shards[0]
-        self._map = replace(self._map, epoch=self._map.epoch + 1, shards=count, slices=slices)
+        self._map = replace(self._map, epoch=self._map.epoch + 1, shards=count, slices=slices, tables=tables)
         for number in range(len(self.shards), count):
             self.shards.append(FakeShard(self._map, number))
             self.shards[-1].version, self.shards[-1].last_sequence = known.version, dict(known.last_sequence)
         for shard in self.shards:
-            shard.lay_out(self._map, values)
+            shard.lay_out(self._map, values, rows)
 
     def shard_address(self, shard: int) -> str:
         return self.shards[shard].address

@@ -1,0 +1,76 @@
+"""The parameter groups that tables have in an optimizer, behind those of variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ps_protocol.convert_tables import row_options_to_json
+from ps_protocol.errors import InvalidRequest
+from ps_protocol.tables import RowOptions
+from ps_worker.tables.bound import BoundTables
+
+Groups = list[dict[str, Any]]
+
+
+class TableGroups:
+    """Used by the optimizer that has the groups, in its thread. torch replaces the groups now and then, in their order.
+
+    The parameters of a table's group are the rows that have a gradient, so that torch's tools find them there.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, tables: BoundTables) -> None:
+        """Adds a group for each table to ``optimizer``, which has all others."""
+        self._tables = tables
+        self._first = len(optimizer.param_groups)
+        self._sent: tuple[list[RowOptions], tuple[str, ...]] = [], ()
+        # torch wants names in all groups or in none.
+        names: dict[str, list[str]] = {"param_names": []} if "param_names" in optimizer.param_groups[0] else {}
+        for table in tables.specs:
+            optimizer.add_param_group({"params": [], **names, **table.options, "table": table.name})
+        self._show_rows(optimizer)
+
+    def others(self, groups: Groups) -> Groups:
+        """The groups of variables."""
+        return groups[: self._first]
+
+    def options(self, groups: Groups) -> tuple[str, ...]:
+        """Each table's options as JSON, written anew when they have changed."""
+        options: list[RowOptions] = [
+            {name: float(group[name]) for name in table.options}
+            for group, table in zip(groups[self._first :], self._tables.specs, strict=True)
+        ]
+        if options != self._sent[0]:
+            self._sent = options, tuple(map(row_options_to_json, options))
+        return self._sent[1]
+
+    @contextmanager
+    def without_rows(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Rows have no number in a ``state_dict``: those of the next step are others."""
+        for group in optimizer.param_groups[self._first :]:
+            group["params"] = []
+        try:
+            yield
+        finally:
+            self._show_rows(optimizer)
+
+    def completed(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """``state_dict``, with the options as they are where it has no tables. Raises InvalidRequest for others."""
+        groups = state_dict["param_groups"]
+        if len(groups) == self._first:
+            return {**state_dict, "param_groups": [*groups, *optimizer.param_groups[self._first :]]}
+        own, names = [table.name for table in self._tables.specs], [g.get("table") for g in groups[self._first :]]
+        if len(names) == len(own) and names != own:
+            raise InvalidRequest(
+                "this state is of another model: its tables are others",
+                expected=", ".join(own) or "none",
+                actual=", ".join(map(str, names)),
+            )
+        return state_dict
+
+    def _show_rows(self, optimizer: torch.optim.Optimizer) -> None:
+        for group, leaves in zip(optimizer.param_groups[self._first :], self._tables.leaves, strict=True):
+            group["params"] = leaves.tensors

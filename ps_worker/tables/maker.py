@@ -1,0 +1,72 @@
+"""What a cluster offers to make a model with tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ps_worker.rows import RowOptimizer
+from ps_worker.tables.converted import convert
+from ps_worker.tables.modules import Embedding, EmbeddingBag, EmbeddingBags
+from ps_worker.tables.table import Table, TableModule
+
+
+class TableMaker:
+    """A part of ``Cluster``, without state: the modules get their rows from ``cluster.optimizer`` or ``follow``."""
+
+    def embedding(
+        self, table: int | Table | TableModule, *, padding_id: int | None = None, **settings: Any
+    ) -> Embedding:
+        """A module as ``nn.Embedding`` for ids of any value: ``cluster.embedding(16, name="user")``.
+
+        ``table`` is the ``dim`` of a new table, with a ``name`` and the other settings of ``ps_worker.tables.Table``:
+        the row ``optimizer``, as ``rows.Adagrad(lr=0.05)``, ``init``, when rows are admitted and when they go; or a
+        table or module there is, whose rows are shared. Rows live on the shards from ``cluster.optimizer`` on. Raises
+        InvalidRequest, UnsupportedOptimizer or ConfigError for settings that cannot be.
+        """
+        return Embedding(table, padding_id=padding_id, **settings)
+
+    def embedding_bag(
+        self,
+        table: int | Table | TableModule,
+        *,
+        mode: str = "mean",
+        include_last_offset: bool = False,
+        padding_id: int | None = None,
+        **settings: Any,
+    ) -> EmbeddingBag:
+        """A module as ``nn.EmbeddingBag`` for ids of any value; ``mode`` is "sum", "mean" or "max".
+
+        ``table`` and ``settings``: see ``embedding``.
+        """
+        return EmbeddingBag(
+            table, mode=mode, include_last_offset=include_last_offset, padding_id=padding_id, **settings
+        )
+
+    def embedding_bags(
+        self,
+        features: Mapping[str, Table | TableModule | tuple[Table | TableModule, str]],
+        *,
+        mode: str = "mean",
+        include_last_offset: bool = False,
+        padding_id: int | None = None,
+    ) -> EmbeddingBags:
+        """Several features, each as an ``embedding_bag``, looked up in one message per shard.
+
+        ``features`` gives each its table, or a table and a mode; features may share one.
+        """
+        return EmbeddingBags(features, mode=mode, include_last_offset=include_last_offset, padding_id=padding_id)
+
+    def convert_embeddings(
+        self, model: torch.nn.Module, *, min_rows: int = 10_000, optimizer: RowOptimizer | None = None
+    ) -> torch.nn.Module:
+        """Put tables in the place of ``nn.Embedding`` and ``nn.EmbeddingBag`` with ``min_rows`` rows or more.
+
+        Their weights are the first values of the rows, uploaded by ``cluster.optimizer``; tables are named by the
+        modules' paths. Modules that share a weight share a table. Frozen embeddings stay, and those whose weight
+        another layer uses. Returns the model, which is changed in place. Raises InvalidRequest for one that cannot be
+        a table.
+        """
+        return convert(model, min_rows, optimizer)

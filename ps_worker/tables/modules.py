@@ -1,0 +1,226 @@
+"""Embeddings as modules: what a model uses in the place of ``nn.Embedding`` and ``nn.EmbeddingBag``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ps_protocol.errors import ConfigError, InvalidRequest
+from ps_worker.tables.batch import Bags, Request, bags_of, check_ids
+from ps_worker.tables.bound import bound_of
+from ps_worker.tables.pooling import gathered, pooled
+from ps_worker.tables.table import Table, TableModule
+
+_MODES = ("sum", "mean", "max")
+
+
+class Embedding(TableModule):
+    """As ``nn.Embedding`` for ids of any value: int64 or int32 of any shape, to float32 [*shape, dim].
+
+    Has no parameters: rows come from the shards for each forward pass, and their gradients go with ``optimizer.step``.
+    In ``torch.no_grad()`` they are the newest there are. Used in the training thread.
+    """
+
+    def __init__(self, table: Table | TableModule | int, *, padding_id: int | None = None, **settings: Any) -> None:
+        """``table``: one there is already, to share its rows, or the ``dim`` of a new one with ``settings`` of Table.
+
+        The row of ``padding_id`` is zero and stays so. Raises what Table raises.
+        """
+        super().__init__()
+        self.padding_id = padding_id
+        self.tables = (table_of(table, settings),)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """The row of each id. Raises InvalidRequest for ids that are none, and before the table is bound; PsError."""
+        request = self.request(ids)
+        [(rows, distinct)] = bound_of(request.table).rows([request])
+        return gathered(rows, distinct.places.view(ids.shape), padded=distinct.padded)
+
+    def request(self, ids: torch.Tensor) -> Request:
+        """What a forward pass with ``ids`` asks for."""
+        check_ids(ids, self.tables[0].name)
+        return Request(self.tables[0], (ids,), self.padding_id)
+
+    def extra_repr(self) -> str:
+        """For ``repr``."""
+        return f"{self.tables[0]!r}, padding_id={self.padding_id}"
+
+
+class EmbeddingBag(TableModule):
+    """As ``nn.EmbeddingBag`` for ids of any value; see ``Embedding``."""
+
+    def __init__(
+        self,
+        table: Table | TableModule | int,
+        *,
+        mode: str = "mean",
+        include_last_offset: bool = False,
+        padding_id: int | None = None,
+        **settings: Any,
+    ) -> None:
+        """``mode``: "sum", "mean" or "max" of a bag's rows. ``padding_id`` is in no bag. Raises what Table raises."""
+        super().__init__()
+        self.mode = _checked_mode(mode)
+        self.include_last_offset = include_last_offset
+        self.padding_id = padding_id
+        self.tables = (table_of(table, settings),)
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Float32 [bags, dim] for 1-D ids with the offset where each bag begins, or for 2-D ids, a bag in each row.
+
+        An empty bag gives zeros. Raises InvalidRequest for ids, offsets or weights that do not fit together, and before
+        the table is bound; PsError.
+        """
+        bags = bags_of(
+            ids,
+            offsets,
+            per_sample_weights,
+            table=self.tables[0].name,
+            mode=self.mode,
+            include_last_offset=self.include_last_offset,
+        )
+        request = self.request(bags.ids)
+        [(rows, distinct)] = bound_of(request.table).rows([request])
+        return pooled(rows, distinct.places, bags.offsets, _flat(bags.weights), mode=self.mode, padded=distinct.padded)
+
+    def request(self, ids: torch.Tensor) -> Request:
+        """What a forward pass with ``ids`` asks for."""
+        check_ids(ids, self.tables[0].name)
+        return Request(self.tables[0], (ids,), self.padding_id)
+
+    def extra_repr(self) -> str:
+        """For ``repr``."""
+        return f"{self.tables[0]!r}, mode={self.mode!r}, padding_id={self.padding_id}"
+
+
+class EmbeddingBags(TableModule):
+    """Several features, each an ``EmbeddingBag`` on a table of its own or a common one, looked up in one message."""
+
+    def __init__(
+        self,
+        features: Mapping[str, Table | TableModule | tuple[Table | TableModule, str]],
+        *,
+        mode: str = "mean",
+        include_last_offset: bool = False,
+        padding_id: int | None = None,
+    ) -> None:
+        """By name of the feature its table, or the table and a mode of its own. Raises ConfigError, InvalidRequest."""
+        super().__init__()
+        if not features:
+            raise InvalidRequest("embedding_bags() without a feature")
+        pairs = {name: given if isinstance(given, tuple) else (given, mode) for name, given in features.items()}
+        self.features = {name: table_of(table, {}) for name, (table, _) in pairs.items()}
+        self.modes = {name: _checked_mode(own) for name, (_, own) in pairs.items()}
+        self.include_last_offset = include_last_offset
+        self.padding_id = padding_id
+        self.tables = tuple({id(table): table for table in self.features.values()}.values())
+
+    def forward(
+        self,
+        ids: Mapping[str, torch.Tensor],
+        offsets: Mapping[str, torch.Tensor] | None = None,
+        per_sample_weights: Mapping[str, torch.Tensor] | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """For every feature what ``EmbeddingBag`` returns, in the order of the features.
+
+        Offsets are given for features with 1-D ids, weights where there are some. Raises as ``EmbeddingBag``.
+        """
+        self._check_names(ids, exactly=True)
+        for given in (offsets or {}, per_sample_weights or {}):
+            self._check_names(given, exactly=False)
+        bags = {
+            name: bags_of(
+                ids[name],
+                (offsets or {}).get(name),
+                (per_sample_weights or {}).get(name),
+                table=table.name,
+                mode=self.modes[name],
+                include_last_offset=self.include_last_offset,
+            )
+            for name, table in self.features.items()
+        }
+        return self._pooled(bags, self.requests({name: each.ids for name, each in bags.items()}))
+
+    def _pooled(self, bags: Mapping[str, Bags], requests: list[Request]) -> dict[str, torch.Tensor]:
+        found = bound_of(requests[0].table).rows(requests)
+        result = dict.fromkeys(self.features, torch.empty(0))
+        for request, (rows, distinct) in zip(requests, found, strict=True):
+            begin = 0
+            for name in self._features_of(request.table):
+                end = begin + bags[name].ids.numel()
+                result[name] = pooled(
+                    rows,
+                    distinct.places[begin:end],
+                    bags[name].offsets,
+                    _flat(bags[name].weights),
+                    mode=self.modes[name],
+                    padded=distinct.padded,
+                )
+                begin = end
+        return result
+
+    def requests(self, ids: Mapping[str, torch.Tensor]) -> list[Request]:
+        """What a forward pass with ``ids`` asks for: the features of one table together."""
+        self._check_names(ids, exactly=True)
+        for name, table in self.features.items():
+            check_ids(ids[name], table.name)
+        return [
+            Request(table, tuple(ids[name] for name in self._features_of(table)), self.padding_id)
+            for table in self.tables
+        ]
+
+    def _features_of(self, table: Table) -> list[str]:
+        return [name for name, own in self.features.items() if own is table]
+
+    def _check_names(self, given: Mapping[str, torch.Tensor], *, exactly: bool) -> None:
+        unknown = [name for name in given if name not in self.features]
+        missing = [name for name in self.features if name not in given] if exactly else []
+        if unknown or missing:
+            raise InvalidRequest(
+                "the features are others than the module has; nothing was looked up",
+                expected=", ".join(self.features),
+                actual=", ".join(given) or "none",
+            )
+
+    def extra_repr(self) -> str:
+        """For ``repr``."""
+        return "\n".join(f"{name}: {table!r}, mode={self.modes[name]!r}" for name, table in self.features.items())
+
+
+def table_of(given: Table | TableModule | int, settings: Mapping[str, Any]) -> Table:
+    """The table that is meant. Raises InvalidRequest for settings beside a table there is, or for another thing."""
+    if isinstance(given, int) and not isinstance(given, bool):
+        return Table(given, **settings)
+    if isinstance(given, TableModule) and len(given.tables) == 1:
+        given = given.tables[0]
+    if not isinstance(given, Table):
+        raise InvalidRequest(
+            "this is no table",
+            expected="the dim of a new one, a table, or a module with one table",
+            actual=type(given).__name__,
+        )
+    if settings:
+        raise InvalidRequest(
+            "a table that is shared has its settings already",
+            variable=given.name,
+            actual=", ".join(settings),
+            remedy="leave them out, or give the dim of a new table with another name",
+        )
+    return given
+
+
+def _checked_mode(mode: str) -> str:
+    if mode not in _MODES:
+        raise ConfigError("unknown value for mode", expected=", ".join(map(repr, _MODES)), actual=repr(mode))
+    return mode
+
+
+def _flat(weights: torch.Tensor | None) -> torch.Tensor | None:
+    return None if weights is None else weights.reshape(-1)

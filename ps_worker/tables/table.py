@@ -1,0 +1,189 @@
+"""A table as a script declares it, and the tables that a model's modules use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ps_protocol.errors import ConfigError, InvalidRequest
+from ps_protocol.tables import Eviction, RowLife, TableSpec, validate
+from ps_worker.rows import Adagrad, Init, RowOptimizer, Uniform
+
+if TYPE_CHECKING:
+    from ps_worker.tables.bound import BoundTables
+
+_ANY_SEED = 0
+
+
+class Table:
+    """Settings of one table, and, once ``cluster.optimizer`` or ``cluster.follow`` has bound it, where its rows are.
+
+    Used from the training thread. Modules that are given the same table share its rows. A copy, by ``copy.deepcopy`` or
+    pickle, has the settings alone.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        name: str,
+        optimizer: RowOptimizer | None = None,
+        seed: int | None = None,
+        init: Init | None = None,
+        admit_after: int = 0,
+        admit_probability: float = 0.0,
+        expire_after_updates: int = 0,
+        expire_after_seconds: float = 0.0,
+        max_rows: int = 0,
+        eviction: str = "refuse",
+        buckets: int = 256,
+    ) -> None:
+        """Rows of ``dim`` float32 numbers. By default they begin uniform in ±1/sqrt(dim), drawn from the job's seed.
+
+        An id gets a row at its ``admit_after``-th use, or with ``admit_probability`` at each; a use is a step with a
+        gradient for it. Rows go that were not used in ``expire_after_updates`` updates of the table, or for
+        ``expire_after_seconds``. A table that has ``max_rows`` refuses new ones, or evicts: "refuse", "lru", "lfu".
+        Raises InvalidRequest, UnsupportedOptimizer or ConfigError for settings that cannot be.
+        """
+        self.name = name
+        self.optimizer = Adagrad() if optimizer is None else optimizer
+        self.seed = seed
+        bound = 1 / math.sqrt(max(1, dim))
+        self._spec = TableSpec(
+            name=name,
+            dim=dim,
+            seed=_ANY_SEED if seed is None else seed,
+            init=(Uniform(-bound, bound) if init is None else init).init(),
+            optimizer=self.optimizer.kind,
+            options=self.optimizer.options(),
+            life=RowLife(
+                admit_after,
+                admit_probability,
+                expire_after_updates,
+                expire_after_seconds,
+                max_rows,
+                _eviction(eviction),
+            ),
+            buckets=buckets,
+        )
+        validate(self._spec)
+        #: First values of the rows 0, 1, …, float32 [n, dim]: of an embedding that was converted.
+        self.initial: torch.Tensor | None = None
+        #: The tables of its model, and its number among them.
+        self.bound: tuple[BoundTables, int] | None = None
+
+    @property
+    def dim(self) -> int:
+        """Numbers of a row."""
+        return self._spec.dim
+
+    def spec(self, seed: int) -> TableSpec:
+        """What the cluster is told; ``seed`` is the job's, for a table without its own."""
+        given = {field.name: getattr(self._spec, field.name) for field in fields(TableSpec)}
+        return TableSpec(**{**given, "seed": seed if self.seed is None else self.seed})
+
+    def __repr__(self) -> str:
+        return f"Table({self.dim}, name={self.name!r}, optimizer={self.optimizer!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "bound": None}
+
+
+def _eviction(value: str) -> Eviction:
+    try:
+        return Eviction(value)
+    except ValueError:
+        expected = ", ".join(repr(member.value) for member in Eviction)
+        raise ConfigError("unknown value for eviction", expected=expected, actual=repr(value)) from None
+
+
+class TableModule(torch.nn.Module):
+    """A module whose rows are in tables. ``tables`` are its own, in the order of its features."""
+
+    tables: tuple[Table, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """The tables of one model: what the cluster is told, and for each the objects of the script that mean it."""
+
+    specs: tuple[TableSpec, ...] = ()
+    tables: tuple[tuple[Table, ...], ...] = ()
+    modules: tuple[TableModule, ...] = ()
+
+    def initial_rows(self) -> dict[int, torch.Tensor]:
+        """By number, the first values of tables that have some."""
+        firsts = enumerate(next((t.initial for t in tables if t.initial is not None), None) for tables in self.tables)
+        return {number: initial for number, initial in firsts if initial is not None}
+
+    def forget_initial_rows(self) -> None:
+        """The shards have them."""
+        for tables in self.tables:
+            for table in tables:
+                table.initial = None
+
+
+NO_TABLES = Declared()
+
+
+def declared(modules: Iterable[torch.nn.Module], seed: Callable[[], int]) -> Declared:
+    """The tables that ``modules`` use, in the order found; ``seed()`` is the job's.
+
+    Raises InvalidRequest when two of one name have different settings.
+    """
+    specs: dict[str, TableSpec] = {}
+    found: dict[str, dict[int, Table]] = {}
+    users = [module for module in modules if isinstance(module, TableModule)]
+    for module in users:
+        for table in module.tables:
+            spec = table.spec(seed())
+            _check_same(specs.setdefault(table.name, spec), spec)
+            found.setdefault(table.name, {})[id(table)] = table
+    return Declared(tuple(specs.values()), tuple(tuple(tables.values()) for tables in found.values()), tuple(users))
+
+
+def _check_same(first: TableSpec, second: TableSpec) -> None:
+    different = [f.name for f in fields(TableSpec) if getattr(first, f.name) != getattr(second, f.name)]
+    if different:
+        raise InvalidRequest(
+            f"table '{first.name}' is declared twice with other settings: {', '.join(different)}",
+            variable=first.name,
+            expected=", ".join(f"{name}={getattr(first, name)}" for name in different),
+            actual=", ".join(f"{name}={getattr(second, name)}" for name in different),
+            remedy="give one table object to both modules, or each a name of its own",
+        )
+
+
+def modules_in(given: Iterable[object]) -> list[torch.nn.Module]:
+    """Every module in what ``cluster.optimizer(…, tables=…)`` was given. Raises InvalidRequest for anything else."""
+    modules: list[torch.nn.Module] = []
+    for each in given:
+        if not isinstance(each, torch.nn.Module):
+            raise InvalidRequest(
+                "tables= takes modules, as cluster.embedding(...) and the like make them", actual=type(each).__name__
+            )
+        modules += each.modules()
+    return modules
+
+
+def table_differences(theirs: Sequence[TableSpec], own: Sequence[TableSpec]) -> list[str]:
+    """What keeps ``own`` tables from reading the declared ones, ``theirs``, in words."""
+    dims = {spec.name: spec.dim for spec in own}
+    differences = [f"table '{spec.name}' is missing here" for spec in theirs if spec.name not in dims]
+    differences += [
+        f"table '{spec.name}' has dim {dims[spec.name]} instead of {spec.dim}"
+        for spec in theirs
+        if dims.get(spec.name, spec.dim) != spec.dim
+    ]
+    known = {spec.name for spec in theirs}
+    return differences + [f"table '{name}' is not in the declared model" for name in dims if name not in known]
+
+
+def matched(own: Declared, theirs: Sequence[TableSpec]) -> Declared:
+    """``own`` tables in the order of the declared ones, ``theirs``, which have the same names."""
+    by_name = {spec.name: tables for spec, tables in zip(own.specs, own.tables, strict=True)}
+    return Declared(tuple(theirs), tuple(by_name[spec.name] for spec in theirs), own.modules)

@@ -1,0 +1,81 @@
+"""The row gradients of one step, and which of them each shard gets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_worker.tables.compiled import Ids, Rows
+from ps_worker.tables.places import RowPlaces
+
+
+@dataclass(frozen=True, slots=True)
+class TableGradients:
+    """Gradients of one table: int64 [n], no id twice, and float32 [n, dim]."""
+
+    table: int
+    ids: Ids
+    gradients: Rows
+
+    def is_finite(self) -> bool:
+        """Whether there is no NaN or infinity."""
+        values = torch.from_numpy(self.gradients)
+        # The sum of large finite values may overflow.
+        return math.isfinite(values.sum().item()) or bool(values.isfinite().all())
+
+
+@dataclass(frozen=True, slots=True)
+class RowPayload:
+    """One shard's part: its header entries, and the bytes of all ids and then of all gradients."""
+
+    tables: Sequence[pb.TableRows] = ()
+    pieces: Sequence[memoryview] = ()
+
+
+NO_ROWS = RowPayload()
+
+
+@dataclass(slots=True)
+class RowUpdate:
+    """What a step brings for tables; it must not change until the step is over. Used by one thread at a time.
+
+    Repeated on a new stream it is the same bytes; after buckets have moved it is split anew.
+    """
+
+    tables: Sequence[TableGradients]
+    _places: RowPlaces | None = field(default=None, init=False)
+    _payloads: dict[int, RowPayload] = field(default_factory=dict, init=False)
+
+    def of(self, places: RowPlaces, shard: int) -> RowPayload:
+        """What ``shard`` gets. Every table is named, also those without a row there."""
+        if self._places is not places:
+            self._places, self._payloads = places, self._split(places)
+        return self._payloads.get(shard) or RowPayload([pb.TableRows(table=each.table) for each in self.tables])
+
+    def _split(self, places: RowPlaces) -> dict[int, RowPayload]:
+        ids: dict[int, list[Ids]] = {}
+        gradients: dict[int, list[Rows]] = {}
+        counts: dict[int, dict[int, int]] = {}
+        for each in self.tables:
+            for shard, indexes in places.split(each.table, each.ids):
+                whole = indexes is None
+                ids.setdefault(shard, []).append(each.ids if whole else each.ids[indexes])
+                gradients.setdefault(shard, []).append(each.gradients if whole else each.gradients[indexes])
+                counts.setdefault(shard, {})[each.table] = len(ids[shard][-1])
+        return {
+            shard: RowPayload(
+                [pb.TableRows(table=each.table, rows=counts[shard].get(each.table, 0)) for each in self.tables],
+                [*map(array_bytes, ids[shard]), *map(array_bytes, gradients[shard])],
+            )
+            for shard in ids
+        }
+
+
+def array_bytes(array: Ids | Rows) -> memoryview:
+    """The bytes of a contiguous array."""
+    return memoryview(array.reshape(-1).view(np.uint8).data)
