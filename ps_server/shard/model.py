@@ -297,6 +297,17 @@ class ShardModel:
         if self._replication is not None and not self._replication.covers(number):
             await self._replication.covered(number)
 
+    async def _reserve(self, nbytes: int, *, at_cut: bool) -> None:
+        """Room in the log for what is written at once from here. Raises StorageFull, or what stopped the model."""
+        await self._log.reserve(nbytes)
+        try:
+            if not at_cut:
+                await self.gate.opened()
+            self.check()
+        except BaseException:
+            self._log.release(nbytes)
+            raise
+
     # -- pulls
 
     def pull_position(self, position: Position, ahead: int) -> Position:
@@ -360,14 +371,7 @@ class ShardModel:
 
         ``at_cut``: whoever holds the model at a cut wants this; others wait until it goes on.
         """
-        await self._log.reserve(nbytes)
-        try:
-            if not at_cut:
-                await self.gate.opened()
-            self.check()
-        except BaseException:
-            self._log.release(nbytes)
-            raise
+        await self._reserve(nbytes, at_cut=at_cut)
         await asyncio.shield(self._applier.write_rows(entry, nbytes, self.tracker.version))
         await self._covered()
         self.check()
@@ -404,14 +408,7 @@ class ShardModel:
         nbytes = self.layout.region_bytes + sum(tensor.nbytes for _, tensor in entries or ())
         if not self.initialised and self._announce:
             await self._announce()
-        await self._log.reserve(nbytes)
-        try:
-            if not at_cut:
-                await self.gate.opened()
-            self.check()
-        except BaseException:
-            self._log.release(nbytes)
-            raise
+        await self._reserve(nbytes, at_cut=at_cut)
         # Looked at last: of two that come at once the first wins.
         if only_first and self.initialised:
             self._log.release(nbytes)

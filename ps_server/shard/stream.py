@@ -202,12 +202,23 @@ class StepStream:
             self._row_options = merge_row_options(layout.shard_map.spec, header.table_options)
         rows = None
         if header.tables and not header.skipped:
-            lent = self._carrier.pushed_rows if header.rows_in_room else None
-            rows = announced(header.tables, layout, self._row_options, lent)
+            rows = self._announced(header)
         ranges = [] if header.skipped else layout.ranges(absent, buffers=header.with_buffers)
         if header.staged:
             ranges = subtract(ranges, self._staging.checked(header.staged))
         return Incoming(header, absent, self._options, ranges, rows)
+
+    def _announced(self, header: pb.PushHeader) -> PushedRows:
+        """Memory for the rows of a push, or where they lie already. Raises InvalidRequest."""
+        tables, layout, options = header.tables, self._model.layout, self._row_options
+        if not header.rows_in_room:
+            return announced(tables, layout, options)
+        if not header.push_only:
+            return announced(tables, layout, options, self._carrier.pushed_rows)
+        # It may be answered while its step is open: then the worker writes there again.
+        rows = announced(tables, layout, options)
+        rows.buffer[:] = self._carrier.pushed_rows(len(rows.buffer))
+        return rows
 
     async def _receive(self, incoming: Incoming) -> Push:
         """Take the payload of a push from wherever it is. Raises InvalidRequest, ConnectionError."""

@@ -10,44 +10,24 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.errors import StorageFull
-from ps_protocol.view import Role
 from ps_server import psctl, psctl_moves
-from ps_server.coordinator.settings import ClusterSettings
-from tests.coordinator.fake_shards import FakeShard
 from tests.coordinator.test_moves import SPEC
-from tests.support.coordinators import running_coordinator
+from tests.launcher.fake_job import FakeJob, running_job
 
 
-class Job:
+class Job(FakeJob):
     """A coordinator with two shards that hold a model, and a spare one."""
-
-    def __init__(self, coordinator, client):
-        self.address = coordinator.address
-        self.client = client
-        self.shards = [FakeShard(number, coordinator._driver) for number in range(3)]
 
     def slices(self):
         held = self.client.get_shard_map("net").slices
         return [sum(s.shard == number for s in held) for number in range(3)]
 
-    def psctl(self, *arguments):
-        return CliRunner().invoke(psctl.main, arguments, env={"PS_COORDINATOR": self.address, "COLUMNS": "120"})
-
 
 @pytest.fixture
 def job():
-    settings = ClusterSettings(expected_shards=2, lease_seconds=600)
-    with running_coordinator(settings) as coordinator, CoordinatorClient(coordinator.address) as client:
-        job = Job(coordinator, client)
-        for shard in job.shards:
-            coordinator._loop.run(shard.start(add=True))
-        worker = client.join(JoinSpec(Role.WORKER), "w").member
-        client.declare_model(worker, SPEC)
+    with running_job(Job, SPEC) as job:
         yield job
-        for shard in job.shards:
-            coordinator._loop.run(shard.stop())
 
 
 def test_move_gives_a_spare_shard_its_share_and_says_how_long_training_held_still(job):

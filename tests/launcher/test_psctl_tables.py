@@ -5,35 +5,24 @@ from __future__ import annotations
 import json
 
 import pytest
-from click.testing import CliRunner
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.errors import Unavailable
-from ps_protocol.view import Role
-from ps_server import psctl
-from ps_server.coordinator.settings import ClusterSettings
-from tests.coordinator.fake_shards import FakeShard
 from tests.coordinator.tables import model, table
-from tests.support.coordinators import running_coordinator
+from tests.launcher.fake_job import FakeJob, running_job
 
 SPEC = model(table("emb", 8), table("small", 2), name="ads")
 
 
-class Job:
+class Job(FakeJob):
     """A coordinator with two shards that hold tables, and a spare one."""
 
     def __init__(self, coordinator, client):
-        self.address = coordinator.address
-        self.client = client
-        self.shards = [FakeShard(number, coordinator._driver) for number in range(3)]
+        super().__init__(coordinator, client)
         for shard in self.shards:
             shard.bucket_rows = {"emb": 5000}
 
     def owners(self):
         return self.client.get_shard_map("ads").tables
-
-    def psctl(self, *arguments):
-        return CliRunner().invoke(psctl.main, arguments, env={"PS_COORDINATOR": self.address, "COLUMNS": "120"})
 
     def shown(self):
         """The cells of each table's line in psctl status."""
@@ -42,16 +31,8 @@ class Job:
 
 @pytest.fixture
 def job():
-    settings = ClusterSettings(expected_shards=2, lease_seconds=600)
-    with running_coordinator(settings) as coordinator, CoordinatorClient(coordinator.address) as client:
-        job = Job(coordinator, client)
-        for shard in job.shards:
-            coordinator._loop.run(shard.start(add=True))
-        worker = client.join(JoinSpec(Role.WORKER), "w").member
-        client.declare_model(worker, SPEC)
+    with running_job(Job, SPEC) as job:
         yield job
-        for shard in job.shards:
-            coordinator._loop.run(shard.stop())
 
 
 def test_status_shows_each_table_summed_over_its_shards(job):
