@@ -1,0 +1,135 @@
+"""The click examples train: in one process, and through ps-run with their rows on shards, to the same AUC."""
+
+import functools
+import importlib
+import io
+import random
+import re
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+import torch
+
+from examples.clicks.batch import FEATURES
+from examples.clicks.local import LocalBags, OneProcess
+from examples.clicks.training import parser_of
+from ps_protocol.errors import ConfigError
+from ps_worker import rows
+from ps_worker.tables import Table
+from tests.launcher import forked
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SMALL = ("--samples", "30000", "--eval-samples", "20000", "--features-vocabulary", "100000")
+
+
+def auc_in(text):
+    """What was reached, and what can be."""
+    found = re.search(r"held-out AUC ([\d.]+)", text)
+    best = re.search(r"best reachable AUC ([\d.]+)", text)
+    assert found, text
+    return float(found[1]), float(best[1]) if best else None
+
+
+@pytest.fixture(scope="module")
+def run_locally():
+    """Run an example with ``--local`` in this process, once for all tests: its exit code and what it prints."""
+    threads = torch.get_num_threads()
+    # For batches this small more threads only wait for each other.
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXAMPLES)
+
+        @functools.cache
+        def run(example, *flags):
+            patch.setattr(sys, "argv", [example, "--local", *flags])
+            with redirect_stdout(io.StringIO()) as told:
+                code = importlib.import_module(example).main()
+            return code, told.getvalue()
+
+        yield run
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("example", ["factorization_machine", "click_model"])
+def test_one_process_learns_the_planted_truth(run_locally, example):
+    code, told = run_locally(example, *SMALL)
+    reached, best = auc_in(told)
+    assert code == 0
+    assert 0.72 < reached < best
+    assert re.search(r"[\d,]+ samples in .* samples/s, .* rows/s", told)
+
+
+def test_the_size_of_a_batch_hardly_matters_to_a_factorization_machine(run_locally):
+    reached, _ = auc_in(run_locally("factorization_machine", *SMALL, "--batch", "512")[1])
+    assert reached == pytest.approx(auc_in(run_locally("factorization_machine", *SMALL)[1])[0], abs=0.02)
+
+
+def test_an_auc_below_the_expected_one_is_a_failure(run_locally):
+    code, _ = run_locally("factorization_machine", "--samples", "1000", "--eval-samples", "1000", "--expect-auc", "0.9")
+    assert code == 1
+
+
+def bags(capacity=4):
+    table = Table(2, name="t", optimizer=rows.Adagrad(lr=0.1), init=rows.Normal(std=0.01))
+    return LocalBags(dict.fromkeys(FEATURES[:2], table), capacity)
+
+
+def test_local_rows_are_one_for_each_id_until_they_are_shared():
+    local = bags()
+    ids = torch.tensor([[-9], [7], [1 << 60], [-9]])
+    found = local({"C1": ids, "C2": ids[:2] + 100})
+    assert [*found] == ["C1", "C2"]
+    assert found["C1"].shape == (4, 2)
+    assert torch.equal(found["C1"][0], found["C1"][3])
+    assert local.used == 4
+    local({"C1": torch.tensor([[1], [2], [3]]), "C2": ids[:0]})
+    assert local.used == 4
+    local.eval()
+    unknown = local({"C1": torch.tensor([[12345]]), "C2": ids[:0]})["C1"]
+    assert torch.equal(unknown[0], local.rows.weight[4])
+
+
+def test_one_process_refuses_tables_that_it_cannot_hold():
+    adam = Table(2, name="a", optimizer=rows.Adam(), init=rows.Normal(std=0.01))
+    with pytest.raises(ConfigError):
+        OneProcess(4).embedding_bags({"C1": adam})
+
+
+def test_every_flag_has_a_help_text():
+    for action in parser_of("", dim=16, lr=0.1, row_lr=0.1)._actions:
+        assert action.help
+
+
+def test_rows_on_shards_reach_the_auc_of_one_process(tmp_path, run_locally):
+    job = ("--no-progress", "--seed", "1", "--shards", "2", "--workers", "2", "--mode", "sync")
+    # Two workers average two halves of the batch of one.
+    flags = (*SMALL, "--batch", "64")
+    done = forked.run(tmp_path, *job, str(EXAMPLES / "factorization_machine.py"), *flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    reached, best = auc_in(done.stdout)
+    alone, best_alone = auc_in(run_locally("factorization_machine", *SMALL)[1])
+    assert best == best_alone
+    assert reached == pytest.approx(alone, abs=0.01)
+    assert "tables: 1 with 32,567 rows" in done.stdout
+
+
+def test_a_criteo_file_trains_a_model_with_26_tables(tmp_path):
+    random_ = random.Random(3)
+    path = tmp_path / "day_0.txt"
+    with path.open("w") as file:
+        for _ in range(12_000):
+            kind = random_.randrange(20)
+            label = int(random_.random() < (0.9 if kind % 2 else 0.1))
+            others = (f"{random_.randrange(50):08x}" for _ in range(25))
+            file.write("\t".join([str(label), *[""] * 13, f"{kind:08x}", *others]) + "\n")
+        file.write("no click log\n")
+    job = ("--no-progress", "--workers", "2", "--mode", "async", str(EXAMPLES / "click_model.py"))
+    flags = ("--data", str(path), "--eval-samples", "2000", "--skip-wrong-lines", "--expect-auc", "0.8")
+    done = forked.run(tmp_path, *job, *flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    reached, best = auc_in(done.stdout)
+    assert reached < 0.95
+    assert best is None
+    assert "tables: 26 with 1,270 rows" in done.stdout
