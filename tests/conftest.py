@@ -1,14 +1,30 @@
 """Loaded before any test: the SDK first, for it tells gRPC about forks before gRPC is loaded."""
 
+import gc
 import signal
 
 import pytest
 
 import ps_worker  # noqa: F401
 
+# Garbage is collected here, between tests: gRPC's finalizers take locks, and one that ran in the middle of a call of
+# another thread could stop all collections, or wait for a lock that an interrupted call has left behind.
+gc.disable()
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that runs this in the background ignores Ctrl-C for it; tests of Ctrl-C send it to themselves.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _garbage_goes():
+    yield
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)

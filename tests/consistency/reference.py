@@ -44,9 +44,10 @@ class Reference:
         self.history = {worker: positions for worker, positions in self.history.items() if worker in keys}
         self.begun = self.begun and bool(self.history)
         if not self.begun:
-            applied = [push.position for pushes in self.updates for push in pushes]
+            # Rounds may have passed without pushes.
+            applied = [self.taken[-1], *(push.position for pushes in self.updates for push in pushes)]
             for key in keys - self.history.keys():
-                self.stand(key, max(applied, default=Position(0, 0)))
+                self.stand(key, max(applied))
 
     def attach(self, worker: WorkerKey, phase: int) -> Position:
         if worker not in self.history:
@@ -100,11 +101,14 @@ class Reference:
             rounds.append((position, pushes))
         return rounds
 
-    def waited(self) -> float:
-        """How long, at the last look, the lowest round has been that and had its quorum."""
-        now, position, _ = self.looks[-1]
+    def waited(self, round: Position | None = None) -> float:
+        """How long, at the last look, or at that at ``round``, the lowest round has been that and had its quorum."""
+        looks = self.looks[:]
+        while round and looks[-1][1] != round:
+            looks.pop()
+        now, position, _ = looks[-1]
         since = now
-        for when, lowest, quorum in reversed(self.looks):
+        for when, lowest, quorum in reversed(looks):
             if lowest != position or not quorum:
                 break
             since = when

@@ -206,7 +206,8 @@ class JobLife(RuleBasedStateMachine):
         if consistency.mode is Mode.SYNC:
             below = [s for s in self.tracker.clocks() if s.position < taken.position]
             assert len(below) <= consistency.backup
-            assert not below or not consistency.grace_seconds or self.reference.waited() >= consistency.grace_seconds
+            waited = self.reference.waited(taken.position)
+            assert not below or not consistency.grace_seconds or waited >= consistency.grace_seconds
         if self.tracker.consistency.mode is not Mode.SYNC or self.tracker.consistency.backup:
             return
         standing = [s for s in self.tracker.clocks() if s.position <= taken.position]
