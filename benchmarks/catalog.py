@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks import floor, memory, ours, overlap
 from benchmarks.peers import gloo, raw_socket, torch_rpc
 from benchmarks.rows import GB, KB, MB, Group, Key, Subject, size
+from benchmarks.tables import growth, rates, saved, training
 
 SMALL = 10 * KB
 LARGE = 100 * MB
@@ -15,6 +16,8 @@ THOUSAND_SIZES = (4 * MB, LARGE)
 WORKERS = (1, 2, 4, 8)
 SHARDS = (1, 2, 4)
 THOUSAND = 1000
+TABLE_ROWS = 10**6
+INSERTED_ROWS = 10**7
 
 
 def groups(quick: bool) -> list[Group]:
@@ -23,6 +26,7 @@ def groups(quick: bool) -> list[Group]:
         return [
             Group(f"{size(SMALL)}, every way", _every_way(SMALL), rounds=3, count=100, warm_up=10),
             Group(f"{size(10 * MB)}, every way", _every_way(10 * MB), rounds=3, count=3),
+            *_tables(TABLE_ROWS // 10, INSERTED_ROWS // 10, rounds=3, count=5),
         ]
     small = (*_every_way(SMALL), gloo.subject(SMALL), *_tensors(SMALL, 10))
     middle = (*_every_way(MB), gloo.subject(MB))
@@ -48,7 +52,22 @@ def groups(quick: bool) -> list[Group]:
         found.append(Group("overlap", hidden, rounds=8, count=5))
     held = tuple(memory.subject(transport, LARGE, n) for transport in ours.transports() for n in (1, 2))
     found.append(Group("memory of a shard", held, rounds=3, count=10, together=False))
-    return found
+    return found + _tables(TABLE_ROWS, INSERTED_ROWS, rounds=8, count=20)
+
+
+def _tables(held: int, inserted: int, *, rounds: int, count: int) -> list[Group]:
+    rated = tuple(rates.subject(transport, held) for transport in ours.transports())
+    trained = [training.local_subject(optimizer) for optimizer in training.OPTIMIZERS]
+    trained += [
+        training.subject(transport, optimizer) for optimizer in training.OPTIMIZERS for transport in ours.transports()
+    ]
+    grown = (growth.memory_subject(inserted), *(growth.subject(each, inserted) for each in ours.transports()))
+    return [
+        Group("rows of a table", rated, rounds, count, warm_up=3),
+        Group("a training step with tables", tuple(trained), rounds, count // 2, warm_up=2),
+        Group("new rows of a table", grown, rounds=3, count=1, warm_up=0, together=False),
+        Group("checkpoints of a table", (saved.subject(held),), rounds=3, count=1, together=False),
+    ]
 
 
 def _every_way(nbytes: int) -> tuple[Subject, ...]:

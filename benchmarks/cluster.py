@@ -61,9 +61,16 @@ class BenchCluster:
 
 @contextmanager
 def running_cluster(
-    shards: int = 1, workers: int = 1, *, threads: int = 1, bind: str = "127.0.0.1", options: Sequence[str] = ()
+    shards: int = 1,
+    workers: int = 1,
+    *,
+    threads: int = 1,
+    bind: str = "127.0.0.1",
+    mode: Sequence[str] = ("--mode", "async"),
+    options: Sequence[str] = (),
+    coordinator_options: Sequence[str] = (),
 ) -> Iterator[BenchCluster]:
-    """Coordinator and shards on free ports of ``bind``, in mode async; shards get ``options``. Raises ChildFailed."""
+    """Coordinator and shards on free ports of ``bind``; shards get ``options``. Raises ChildFailed."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ps-bench-")))
 
@@ -76,7 +83,7 @@ def running_cluster(
             stack.callback(_end, process)
             return ready, process
 
-        sizes = ("--shards", str(shards), "--workers", str(workers), "--mode", "async")
+        sizes = ("--shards", str(shards), "--workers", str(workers), *mode, *coordinator_options)
         ready, process = start("coordinator", _program("ps_server.coordinator.main", "--bind", bind, *sizes))
         cluster = BenchCluster(_ready(ready, process), process.pid, _start=start)
         started = []

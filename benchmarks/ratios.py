@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 from benchmarks import catalog, floor, memory, ours, overlap
 from benchmarks.peers import raw_socket, torch_rpc
 from benchmarks.rows import GB, MB, Key, Rows, size
+from benchmarks.tables import growth, rates, saved, training
 from benchmarks.timing import Figures
 
 
@@ -52,9 +54,9 @@ class Ratio:
 
 def ratios(rows: Rows) -> list[Ratio]:
     """Every ratio whose rows were measured, in the order of the table."""
-    sizes = sorted({key.nbytes for key in rows})
+    sizes = sorted({key.nbytes for key in rows} - {0})
     found = []
-    for target in targets(sizes):
+    for target in (*targets(sizes), *of_tables(sorted({key.rows for key in rows}))):
         if all(term.measure in rows.get(term.key, {}) for term in target.top + target.bottom):
             found.append(_ratio(target, rows))
     return found
@@ -139,6 +141,51 @@ def _costs(nbytes: int) -> Iterator[Target]:
             peak, allowed = Term(held, "peak_bytes"), Term(held, "bound_bytes")
             title = f"shard's memory with {transport}: against its bound, {pushers} pushing, {at}"
             yield _cost(title, peak, allowed, 1.0 if large else None)
+
+
+def of_tables(counts: list[int]) -> Iterator[Target]:
+    """What is asked for of sparse tables, at the ``counts`` of rows it is asked for, and the same shown at others."""
+    for rows in counts:
+        for transport in ours.TRANSPORTS:
+            yield from _rates(transport, rows)
+            yield from _growth(transport, rows)
+        key, asked = saved.key(rows), rows == catalog.TABLE_ROWS
+        title = f"bytes of a checkpoint after 1 % of {rows:,} rows changed: against a full one"
+        yield _cost(title, Term(key, "increment_bytes"), Term(key, "full_bytes"), 0.03 if asked else None)
+    for transport, optimizer in itertools.product(ours.TRANSPORTS, training.OPTIMIZERS):
+        local = Term(training.local_key(optimizer))
+        for prefetched, bound in ((False, 2.0), (True, 1.3)):
+            key = training.key(transport, optimizer, prefetched=prefetched)
+            asked = transport != ours.GRPC
+            title = f"{key.operation}, with {transport}: against one process of plain torch"
+            yield _cost(title, Term(key), local, bound if asked else None)
+
+
+def _rates(transport: str, rows: int) -> Iterator[Target]:
+    for operation in rates.OPERATIONS:
+        key, asked = rates.key(transport, operation, rows), rows == catalog.TABLE_ROWS and transport != ours.GRPC
+        needed = 3.0 if operation == rates.PULL else 1.5
+        title = f"{operation}, with {transport}: millions a second, {rows:,} rows"
+        yield Target(title, (Term(key, "million_rows"),), (Term(key),), needed if asked else None)
+        if transport == ours.SHM:
+            bulk = rates.key(ours.BULK, operation, rows)
+            yield _faster(
+                f"{operation}: times faster with shm than with bulk, {rows:,} rows", bulk, key, 1.5 if asked else None
+            )
+
+
+def _growth(transport: str, rows: int) -> Iterator[Target]:
+    key, asked = growth.key(transport, rows), rows == catalog.INSERTED_ROWS and transport != ours.GRPC
+    title = f"rows inserted, with {transport}: millions a second, {rows:,} rows"
+    yield Target(title, (Term(key, "million_rows"),), (Term(key),), 3.0 if asked else None)
+    least = Term(growth.memory_key(rows))
+    yield _cost(f"rows inserted, with {transport}: against new memory for {rows:,} rows", Term(key), least, None)
+    wait, allowed = Term(key, "longest_wait_seconds"), Term(key, "asked_wait_seconds")
+    title = f"longest wait of another worker meanwhile, with {transport}: against 50 ms, {rows:,} rows"
+    yield _cost(title, wait, allowed, 1.0 if asked else None)
+    taken, bound = Term(key, "rows_bytes"), Term(key, "bound_bytes")
+    title = f"memory of rows, with {transport}: against 95 bytes a row, {rows:,} rows"
+    yield _cost(title, taken, bound, 1.0 if asked else None)
 
 
 def _faster(title: str, theirs: Key, mine: Key, bound: float | None = None) -> Target:

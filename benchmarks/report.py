@@ -111,6 +111,8 @@ def _words(measure: str) -> str:
 
 
 def _unit(measure: str, value: float) -> str:
+    if measure.endswith("_rows"):
+        return f"{value:.3g}"
     return f"{value / MB:,.0f} MB" if measure.endswith("_bytes") else _seconds(value)
 
 

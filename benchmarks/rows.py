@@ -22,9 +22,13 @@ class Key:
     tensors: int = 1
     workers: int = 1
     shards: int = 1
+    #: Of a sparse table; then ``nbytes`` is 0.
+    rows: int = 0
 
     def __str__(self) -> str:
-        parts = [f"{self.system}: {self.operation}", size(self.nbytes)]
+        parts = [f"{self.system}: {self.operation}"]
+        parts += [size(self.nbytes)] * (self.nbytes > 0)
+        parts += [f"{self.rows:,} rows"] * (self.rows > 0)
         parts += [f"{self.tensors:,} tensors"] * (self.tensors > 1)
         parts += [f"{self.workers} workers"] * (self.workers > 1)
         parts += [f"{self.shards} shards"] * (self.shards > 1)

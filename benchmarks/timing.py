@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 PERCENTILE_SAMPLES = 100
@@ -15,20 +16,29 @@ PERCENTILE_SAMPLES = 100
 class Loop:
     """Runs named operations and times each one. The object that worker children hold; used from one thread."""
 
-    def __init__(self, operations: Mapping[str, Callable[[], object]]) -> None:
+    def __init__(
+        self,
+        operations: Mapping[str, Callable[[], object]],
+        before: Mapping[str, Callable[[], object]] = MappingProxyType({}),
+    ) -> None:
+        """``before``: what is run before each run of an operation, and not timed."""
         self._operations = operations
+        self._before = before
 
     def run(self, operation: str, count: int, warm_up: int = 0) -> list[float]:
         """Seconds of each of ``count`` runs, after ``warm_up`` that are not counted."""
-        run = self._operations[operation]
-        for _ in range(warm_up):
-            run()
+        run, prepare = self._operations[operation], self._before.get(operation, _nothing)
         seconds = []
-        for _ in range(count):
+        for _ in range(warm_up + count):
+            prepare()
             begin = time.perf_counter()
             run()
             seconds.append(time.perf_counter() - begin)
-        return seconds
+        return seconds[warm_up:]
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass(frozen=True)
