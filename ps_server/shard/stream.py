@@ -352,7 +352,11 @@ class StepStream:
         if asked.position is not None:
             await self._gate(asked.position, 0)
         room = self._carrier.room(asked.wanted.rows_bytes)
-        version, rows = await self._model.look_up(asked.wanted, room)
+        try:
+            version, rows = await self._model.look_up(asked.wanted, room)
+        except InvalidRequest as error:
+            await self._carrier.send_payload(pb.Rows(number=asked.number, error=to_detail(error)), [])
+            return
         await self._carrier.send_rows(pb.Rows(number=asked.number, version=version), rows, in_room=room is not None)
         self._counters.bytes += len(rows)
 

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 
 import grpc
 import numpy as np
 import pytest
 
 from ps_protocol.errors import InvalidRequest, NonFiniteGradient, TableFull, from_detail
+from ps_protocol.ids import buckets_of
 from ps_protocol.model import Consistency, Mode, NonFinite
 from ps_protocol.tables import RowInit, RowLife
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
-from tests.support.shards import RecordingLog, error_of, running_shard
-from tests.support.tables import RowStream, array, get_rows, load_rows, start_with, table_spec
+from tests.support.shards import RecordingLog, error_of, load, running_shard
+from tests.support.tables import (
+    RowStream,
+    array,
+    get_rows,
+    load_rows,
+    spec_with,
+    start_with,
+    table_spec,
+    whole_table_map,
+)
 
 SYNC = Consistency(Mode.SYNC)
 DENSE = bytes(48)
@@ -46,6 +57,26 @@ def test_a_push_changes_its_rows_and_no_other_and_the_variables_with_them():
         assert np.array_equal(stream.look_up(IDS, 4), expected)
         assert np.array_equal(stream.look_up(array(8, 9), 3, table=1), others)
         assert [table.rows for table in model.tables] == [2, 0]
+
+
+def test_an_id_of_another_shard_is_refused_and_the_stream_goes_on():
+    with running_shard() as shard:
+        spec = spec_with(table_spec(), shapes=((4, 3),))
+        halves = replace(whole_table_map(spec), shards=2, tables=(tuple(bucket % 2 for bucket in range(16)),))
+        model = shard.place(halves)
+        load(shard, model, bytes(model.layout.region_bytes))
+        ids = np.arange(100)
+        here = ids[buckets_of(ids, 16) % 2 == 0]
+        stream = RowStream(shard)
+        stream.ask({0: ids})
+        error = from_detail(next(stream.replies).rows.error)
+        assert isinstance(error, InvalidRequest)
+        assert error.variable == "ads"
+        assert "another shard" in str(error)
+        assert stream.look_up(here, 4).shape == (here.size, 4)
+        refusal = refused(stream, (ids, np.ones((100, 4), np.float32)))
+        assert "another shard" in str(refusal)
+        assert model.tables[0].rows == 0
 
 
 def test_several_tables_come_in_one_answer_in_the_order_asked():
