@@ -412,12 +412,14 @@ def test_the_memory_of_what_was_there_before_is_given_back():
             return [weakref.ref(made.nodes[number].registry.models[0]._live.newest.region) for number in made.holders]
 
         before = made.loop.run(regions())
+        enabled = gc.isenabled()
         gc.disable()
         try:
             made.move(THERE)
             wait_until(lambda: not any(region() for region in before))
         finally:
-            gc.enable()
+            if enabled:
+                gc.enable()
 
 
 def test_a_shard_that_came_after_the_move_lies_by_the_map_in_force():

@@ -20,9 +20,11 @@ pytestmark = pytest.mark.usefixtures("loop", "quiet")
 @pytest.fixture
 def _no_collector():
     gc.collect()
+    enabled = gc.isenabled()
     gc.disable()
     yield
-    gc.enable()
+    if enabled:
+        gc.enable()
 
 
 @pytest.mark.usefixtures("_no_collector")

@@ -184,7 +184,7 @@ class CoordinatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Reshard(self, request, context):
-        """Move slices between shards while the job trains, batch by batch; progress at the start and after each batch. When it
+        """Move slices, and buckets of tables, between shards while the job trains, batch by batch; progress at the start and after each batch. When it
         ends early, what has been moved stays moved. Safe to repeat. NOT_READY while another runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
