@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from ps_protocol.errors import ConfigError, PsError
+from ps_protocol.text import printable
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -78,11 +79,23 @@ def server_options(default_port: int) -> Callable[[Callable[..., Any]], Callable
     return decorate
 
 
+class LineFormatter(logging.Formatter):
+    """A record is one line whatever names in it say; a traceback stands below it, indented."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """The line, with what would break it made visible."""
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        """The traceback, line by line."""
+        return "\n".join(f"  {printable(line)}" for line in super().formatException(ei).split("\n"))
+
+
 def configure_logging(level: str) -> None:
     """One line per record on stderr: time, level, logger, message. Called once, by an entry point."""
-    logging.basicConfig(
-        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
 class _ConfigFailure(click.ClickException):
@@ -96,4 +109,4 @@ def clean_errors() -> Iterator[None]:
         yield
     except PsError as error:
         shown = _ConfigFailure if isinstance(error, ConfigError) else click.ClickException
-        raise shown(str(error)) from error
+        raise shown(printable(str(error), keep="\n")) from error

@@ -69,7 +69,7 @@ main.add_command(import_rows)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs; with --watch one per line.")
 def status(coordinator: str, watch: bool, as_json: bool) -> None:
     """Members, their speed, models and mode; rows and bytes of tables, as their shards tell."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     with clean_errors(), CoordinatorClient(coordinator) as client:
         pause = LOG_SECONDS if watch and not as_json and not console.is_terminal else WATCH_SECONDS
         looks = _looks(client, pause if watch else None)

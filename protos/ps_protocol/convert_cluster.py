@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ps_protocol.convert import consistency_from_pb, consistency_to_pb
 from ps_protocol.enums import enum_member
+from ps_protocol.text import printable
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.view import (
     BarrierState,
@@ -39,7 +40,7 @@ def member_to_pb(member: Member) -> pb.Member:
 
 def member_from_pb(message: pb.Member) -> Member:
     """Raises InvalidRequest for an unknown role."""
-    return Member(role_from_pb(message.role), message.index, message.incarnation, message.address)
+    return Member(role_from_pb(message.role), message.index, message.incarnation, printable(message.address))
 
 
 def joined_to_pb(joined: Joined) -> pb.JoinReply:
@@ -90,8 +91,8 @@ def stats_from_pb(message: pb.MemberStats) -> MemberStats:
         bytes_per_second=message.bytes_per_second,
         samples_per_second=message.samples_per_second,
         staleness=message.staleness,
-        metrics=dict(message.metrics),
-        transport=message.transport,
+        metrics={printable(name): value for name, value in message.metrics.items()},
+        transport=printable(message.transport),
     )
 
 
@@ -123,7 +124,7 @@ def view_from_pb(message: pb.ClusterView) -> ClusterView:
         started=message.started,
         finished=message.finished,
         spare=frozenset(message.spare),
-        moving=message.moving,
+        moving=printable(message.moving),
     )
 
 
@@ -171,7 +172,14 @@ def status_to_pb(status: ClusterStatus) -> pb.ClusterStatus:
 def status_from_pb(message: pb.ClusterStatus) -> ClusterStatus:
     """Raises InvalidRequest for an unknown role or mode."""
     members = (
-        MemberStatus(member_from_pb(m.member), m.seconds_since_heartbeat, stats_from_pb(m.stats), m.host, m.pid, m.gone)
+        MemberStatus(
+            member=member_from_pb(m.member),
+            seconds_since_heartbeat=m.seconds_since_heartbeat,
+            stats=stats_from_pb(m.stats),
+            host=printable(m.host),
+            pid=m.pid,
+            gone=printable(m.gone),
+        )
         for m in message.members
     )
     return ClusterStatus(view_from_pb(message.view), tuple(members))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ps_protocol.text import printable
 from ps_protocol.v1 import common_pb2 as pb
 
 ERROR_TRAILER = "ps-error-bin"
@@ -179,10 +180,10 @@ def to_detail(error: PsError) -> pb.ErrorDetail:
 def from_detail(detail: pb.ErrorDetail) -> PsError:
     """The exception ``detail`` stands for; a code this version does not know becomes InternalError."""
     return by_code.get(detail.code, InternalError)(
-        detail.message,
-        variable=detail.variable,
-        shard=detail.shard,
-        expected=detail.expected,
-        actual=detail.actual,
-        remedy=detail.remedy,
+        printable(detail.message, keep="\n"),
+        variable=printable(detail.variable),
+        shard=printable(detail.shard),
+        expected=printable(detail.expected),
+        actual=printable(detail.actual),
+        remedy=printable(detail.remedy),
     )

@@ -12,6 +12,7 @@ import grpc
 from ps_protocol import convert_cluster as convert
 from ps_protocol.convert import consistency_from_pb, shard_map_to_pb, spec_from_pb
 from ps_protocol.convert_leases import answer_to_pb, ask_from_pb
+from ps_protocol.text import printable
 from ps_protocol.v1 import common_pb2, coordinator_pb2_grpc
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.view import ClusterView, SyncWord
@@ -52,10 +53,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 Applicant(
                     role=convert.role_from_pb(request.role),
                     index=request.index if request.HasField("index") else None,
-                    address=request.address,
+                    address=printable(request.address),
                     token=request.token,
                     protocol_version=request.protocol_version,
-                    host=request.host,
+                    host=printable(request.host),
                     pid=request.pid,
                     data_incarnation=request.data_incarnation,
                     directory=request.directory,
@@ -79,7 +80,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """A membership ended."""
         async with translated(context):
             role = convert.role_from_pb(request.role)
-            self._driver.leave(role, request.index, request.incarnation, request.reason)
+            self._driver.leave(role, request.index, request.incarnation, printable(request.reason))
             return pb.LeaveReply()
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.ClusterView]:  # noqa: N802

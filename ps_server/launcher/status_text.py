@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from ps_protocol.text import printable
 from ps_protocol.view import ClusterStatus, MemberStatus, Role
 
 NARROW_WIDTH = 80
@@ -111,7 +112,7 @@ def headline(status: ClusterStatus) -> str:
         parts.append("moving slices")
     if view.models:
         parts.append("models " + ", ".join(sorted(view.models)))
-    return " · ".join(parts)
+    return printable(" · ".join(parts))
 
 
 def elapsed_text(seconds: float) -> str:
@@ -142,7 +143,7 @@ def _grid(titles: Iterable[tuple[str, bool]], rows: Iterable[tuple[Sequence[str]
     for title, numeric in titles:
         grid.add_column(title, justify="right" if numeric else "left", no_wrap=True)
     for cells, dim in rows:
-        grid.add_row(*cells, style="dim" if dim else None)
+        grid.add_row(*(Text(printable(cell)) for cell in cells), style="dim" if dim else None)
     return grid
 
 
@@ -173,4 +174,4 @@ def status_line(status: ClusterStatus, tables: Sequence[TableTotals] = ()) -> st
         numbers = f"version {entry.stats.version} {entry.stats.steps_per_second:.0f} pushes/s {SPEED.cell(entry)} MB/s"
         parts.append(f"{entry.member} {numbers}")
     parts += [f"{each} {each.rows} rows {each.size_bytes / 1e6:.1f} MB" for each in tables]
-    return " | ".join(parts)
+    return printable(" | ".join(parts))

@@ -94,3 +94,17 @@ def test_watching_ends_with_the_job():
         done = psctl_says("status", "--watch", "--coordinator", coordinator.address)
     assert done.exit_code == 0
     assert done.output == "async | worker 0 step 0 0 samples/s stale 0 left | shard 0 version 0 0 pushes/s 0.0 MB/s\n"
+
+
+@pytest.mark.parametrize("name", ["[/red]x", "[link=http://x]y", "loss\x1b[2J"])
+def test_names_from_outside_are_shown_as_they_are_and_move_no_cursor(name):
+    with running_coordinator(ClusterSettings()) as coordinator, CoordinatorClient(coordinator.address) as client:
+        worker = client.join(JoinSpec(Role.WORKER, 0), "w").member
+        client.heartbeat(worker, MemberStats(metrics={name: 0.5}))
+        client.leave(worker, f"{name}\nERROR forged")
+        for flags in ((), ("--json",)):
+            done = psctl_says("status", *flags, "--coordinator", coordinator.address, COLUMNS="300")
+            assert done.exit_code == 0
+            assert all(line.isprintable() for line in done.output.splitlines())
+            assert not any(line.lstrip().startswith("ERROR") for line in done.output.splitlines())
+            assert name.replace("\x1b", "\\x1b") in done.output.replace("\\\\", "\\")

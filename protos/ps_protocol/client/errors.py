@@ -15,6 +15,7 @@ from ps_protocol.errors import (
     Unavailable,
     from_detail,
 )
+from ps_protocol.text import printable
 from ps_protocol.v1 import common_pb2 as pb
 
 _UNREACHED = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
@@ -31,7 +32,7 @@ def translate(error: grpc.RpcError, peer: str = "the server") -> PsError:
     call: Any = error
     if (detail := _detail(call)) is not None:
         return from_detail(detail)
-    status, text = call.code(), call.details() or ""
+    status, text = call.code(), printable(call.details() or "")
     if status in _UNREACHED:
         return Unavailable(
             f"{peer} does not answer ({status.name}: {text})",

@@ -1,0 +1,87 @@
+"""Text from outside cannot speak to a terminal, wherever it enters."""
+
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ps_protocol import convert_cluster as convert
+from ps_protocol.errors import InvalidRequest, from_detail, to_detail
+from ps_protocol.text import printable
+from ps_protocol.v1 import coordinator_pb2 as pb
+from ps_protocol.view import MemberStats
+from ps_server.cli import LineFormatter
+
+CLEARS_SCREEN = "loss\x1b[2J"
+
+
+@given(st.text(st.characters()))
+def test_nothing_but_printed_characters_is_left_and_repeating_changes_nothing(text):
+    shown = printable(text)
+    assert shown.isprintable()
+    assert printable(shown) == shown
+
+
+@pytest.mark.parametrize("text", ["loss", "Größe 0·5", "a\\nb", "🙂"])
+def test_printed_characters_stay(text):
+    assert printable(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (CLEARS_SCREEN, "loss\\x1b[2J"),
+        ("left\nERROR forged", "left\\nERROR forged"),
+        ("\u202egnp.exe", "\\u202egnp.exe"),
+        ("\x9b31m", "\\x9b31m"),
+        ("\ud800", "\\ud800"),
+    ],
+)
+def test_others_become_visible(text, shown):
+    assert printable(text) == shown
+
+
+def test_characters_to_keep_are_kept():
+    assert printable("one\ntwo\x1b", keep="\n") == "one\ntwo\\x1b"
+
+
+def test_metric_names_and_transports_are_escaped_where_they_enter():
+    message = convert.stats_to_pb(MemberStats(metrics={CLEARS_SCREEN: 1.0}, transport="shm\x07"))
+    stats = convert.stats_from_pb(message)
+    assert stats.metrics == {"loss\\x1b[2J": 1.0}
+    assert stats.transport == "shm\\x07"
+
+
+def test_status_names_addresses_and_ends_are_escaped_where_they_enter():
+    told = pb.ClusterStatus(
+        view=pb.ClusterView(consistency=pb.ClusterView().consistency, moving="x\x1b"),
+        members=[pb.MemberStatus(member=pb.Member(role=1, address="a\x1b:1"), host="h\n", gone="left: \x1b]0;t\x07")],
+    )
+    told.view.consistency.mode = 1
+    status = convert.status_from_pb(told)
+    (entry,) = status.members
+    assert (entry.member.address, entry.host, entry.gone) == ("a\\x1b:1", "h\\n", "left: \\x1b]0;t\\x07")
+    assert status.view.moving == "x\\x1b"
+
+
+def test_an_error_of_another_process_keeps_its_lines_and_nothing_else():
+    detail = to_detail(InvalidRequest("two\nlines\x1b", variable="w\r", remedy="r\x07"))
+    error = from_detail(detail)
+    assert (error.message, error.variable, error.remedy) == ("two\nlines\\x1b", "w\\r", "r\\x07")
+
+
+def test_a_record_of_the_log_is_one_line_also_with_text_from_outside():
+    record = logging.LogRecord("ps", logging.INFO, "", 0, "worker 0 left: %s", ("x\nERROR forged\x1b[2J",), None)
+    assert LineFormatter("%(levelname)s %(message)s").format(record) == ("INFO worker 0 left: x\\nERROR forged\\x1b[2J")
+
+
+def test_a_traceback_in_the_log_keeps_its_lines_indented_below_its_record():
+    try:
+        raise ValueError("bad\nERROR forged\x1b")
+    except ValueError as error:
+        record = logging.LogRecord("ps", logging.ERROR, "", 0, "failed", (), (ValueError, error, error.__traceback__))
+    first, *rest = LineFormatter("%(levelname)s %(message)s").format(record).split("\n")
+    assert first == "ERROR failed"
+    assert len(rest) > 3
+    assert all(line.startswith("  ") and line.isprintable() for line in rest)
