@@ -13,8 +13,10 @@ import grpc
 
 from ps_protocol.errors import ERROR_TRAILER, ConfigError, InternalError, InvalidRequest, PsError, to_detail
 from ps_protocol.v1 import common_pb2 as pb
+from ps_server.log_limit import LogLimit
 
 logger = logging.getLogger(__name__)
+logger.addFilter(LogLimit())
 
 STATUS = MappingProxyType(
     {
@@ -75,7 +77,7 @@ async def translated(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterat
     """Wrap the body of an aio handler, unary or streaming: ``async with rpc_errors.translated(context): …``.
 
     A PsError ends the call with its status and trailer. Any other exception is a defect: it is logged with its
-    traceback and reaches the client as InternalError. Cancellation passes through.
+    traceback, the same one not too often, and reaches the client as InternalError. Cancellation passes through.
     """
     try:
         yield

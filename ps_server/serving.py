@@ -17,8 +17,9 @@ import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
-from ps_protocol.channel import SERVER_OPTIONS
+from ps_protocol.channel import MAX_MESSAGE_BYTES, SERVER_OPTIONS
 from ps_protocol.errors import ConfigError
+from ps_server.malformed import MalformedRequests
 
 logger = logging.getLogger(__name__)
 
@@ -52,13 +53,17 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-async def start(bind: str, port: int, services: Sequence[tuple[str, Register]]) -> RunningServer:
+async def start(
+    bind: str, port: int, services: Sequence[tuple[str, Register]], max_request_bytes: int = MAX_MESSAGE_BYTES
+) -> RunningServer:
     """Serve ``services``, (full protobuf name, register) pairs, with health and reflection, on ``bind``:``port``.
 
-    Port 0 takes any free port. Raises ConfigError when the address cannot be listened on.
+    Port 0 takes any free port. A message of more than ``max_request_bytes`` is refused unread. Raises ConfigError when
+    the address cannot be listened on.
     """
     _check_free(bind, port)
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    options = {**dict(SERVER_OPTIONS), "grpc.max_receive_message_length": max_request_bytes}
+    server = grpc.aio.server(interceptors=[MalformedRequests()], options=tuple(options.items()))
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     for _, register in services:
