@@ -11,6 +11,7 @@ import numpy as np
 from numba import njit, types
 
 from ps_protocol.ids import mix
+from ps_protocol.kernels import kernel
 
 _IDS = types.Array(types.int64, 1, "C", readonly=True)
 _I64 = types.int64[::1]
@@ -30,14 +31,14 @@ def _search(id_: Any, slots: Any, keys: Any) -> Any:
     return slot
 
 
-@njit(types.void(_IDS, _I64, _I64, _I64), nogil=True, cache=True)
+@kernel(types.void(_IDS, _I64, _I64, _I64))
 def find(ids: Any, slots: Any, keys: Any, found: Any) -> None:
     """The row of each id into ``found``, -1 where it has none."""
     for i in range(ids.size):
         found[i] = slots[_search(ids[i], slots, keys)]
 
 
-@njit(types.int64(_IDS, _I64, _I64, types.int64, _I64), nogil=True, cache=True)
+@kernel(types.int64(_IDS, _I64, _I64, types.int64, _I64))
 def put(ids: Any, slots: Any, keys: Any, count: Any, found: Any) -> Any:
     """As ``find``, with new rows from ``count`` on where there is none; how many there are then. There is room."""
     for i in range(ids.size):
@@ -50,7 +51,7 @@ def put(ids: Any, slots: Any, keys: Any, count: Any, found: Any) -> Any:
     return count
 
 
-@njit(types.void(types.int64, _I64, _I64), nogil=True, cache=True)
+@kernel(types.void(types.int64, _I64, _I64))
 def fill(count: Any, slots: Any, keys: Any) -> None:
     """The first ``count`` rows into empty ``slots``."""
     for row in range(count):
@@ -71,7 +72,7 @@ def _take_out(hole: Any, slots: Any, keys: Any) -> None:
     slots[hole] = -1
 
 
-@njit(types.int64(_IDS, _I64, _I64, types.int64, types.float32[:, ::1]), nogil=True, cache=True)
+@kernel(types.int64(_IDS, _I64, _I64, types.int64, types.float32[:, ::1]))
 def remove(ids: Any, slots: Any, keys: Any, count: Any, rows: Any) -> Any:
     """Take out those that are there; the last row moves into the hole each time. How many rows are left."""
     for i in range(ids.size):

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
+
+from ps_protocol.kernels import kernel
 
 _EMPTY = -1
 #: int64 [n]; memory that may only be read will do.
 _IDS = "Array(int64, 1, 'C', readonly=True)"
 
 
-@numba.njit("uint64(int64)", nogil=True, cache=True, inline="always")
+@kernel("uint64(int64)", inline="always")
 def mix(value: Any) -> Any:
     """64 well mixed bits of an id: the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
 
@@ -27,7 +28,7 @@ def mix(value: Any) -> Any:
     return bits ^ (bits >> np.uint64(31))
 
 
-@numba.njit(f"int32[::1]({_IDS}, int64)", nogil=True, cache=True)
+@kernel(f"int32[::1]({_IDS}, int64)")
 def buckets_of(ids: Any, buckets: Any) -> Any:
     """The bucket of each id; ``buckets`` is a power of two. int32 [n]."""
     found = np.empty(ids.size, np.int32)
@@ -37,7 +38,7 @@ def buckets_of(ids: Any, buckets: Any) -> Any:
     return found
 
 
-@numba.njit(f"Tuple((int64[::1], int64[::1]))({_IDS})", nogil=True, cache=True)
+@kernel(f"Tuple((int64[::1], int64[::1]))({_IDS})")
 def unique(ids: Any) -> Any:
     """Each id once, in order of appearance, and for each id of the batch its place among them. int64 [u], int64 [n]."""
     size = 16
@@ -64,7 +65,7 @@ def unique(ids: Any) -> Any:
     return found[:count].copy(), inverse
 
 
-@numba.njit(f"Tuple((int64[::1], int64[::1]))({_IDS}, int32[::1], int64)", nogil=True, cache=True)
+@kernel(f"Tuple((int64[::1], int64[::1]))({_IDS}, int32[::1], int64)")
 def split(ids: Any, shard_of_bucket: Any, shards: Any) -> Any:
     """Where ids go: their indexes ordered by shard, within a shard as they came, and how many each gets.
 

@@ -11,6 +11,7 @@ import numpy as np
 from numba import njit, types
 
 from ps_protocol.ids import mix
+from ps_protocol.kernels import kernel
 from ps_server.tables.memory_kernels import IDS
 
 CONSTANT, UNIFORM, NORMAL = 0, 1, 2
@@ -51,10 +52,8 @@ def _normal(start: Any, column: Any) -> Any:
     return (value * square + 3.949846138) * r
 
 
-@njit(
-    types.void(IDS, IDS, types.uint64, types.int64, types.float64, types.float64, types.int64, types.float32[:, ::1]),
-    nogil=True,
-    cache=True,
+@kernel(
+    types.void(IDS, IDS, types.uint64, types.int64, types.float64, types.float64, types.int64, types.float32[:, ::1])
 )
 def write(ids: Any, rows: Any, key: Any, kind: Any, low: Any, high: Any, dim: Any, out: Any) -> None:
     """First values of ``ids`` into the first ``dim`` columns of these ``rows`` of ``out``."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
 from ps_protocol.ids import mix
+from ps_protocol.kernels import kernel
 from ps_server.tables.memory_kernels import IDS
 
 
-@njit(types.boolean[::1](IDS, types.uint64, types.int64, types.float64), nogil=True, cache=True)
+@kernel(types.boolean[::1](IDS, types.uint64, types.int64, types.float64))
 def chosen(ids: Any, seed: Any, update: Any, probability: Any) -> Any:
     """Whether each id is, in this update, with this probability; bool [n]."""
     found = np.empty(ids.size, np.bool_)

@@ -15,6 +15,7 @@ from numba import njit, types
 from numba.np.numpy_support import carray
 
 from ps_protocol.ids import mix
+from ps_protocol.kernels import kernel
 from ps_server.tables.memory_kernels import IDS, pointer, prefetch
 
 #: Ids whose memory is asked for at once.
@@ -74,7 +75,7 @@ def _find_from(place: Any, wanted: Any, tag: Any, rows: Any, tags: Any, keys: An
             place = 0
 
 
-@njit(types.void(IDS, _I64, _I64, _I64, _I64), nogil=True, cache=True)
+@kernel(types.void(IDS, _I64, _I64, _I64, _I64))
 def find(ids: Any, addresses: Any, capacities: Any, keys: Any, found: Any) -> None:
     """The row of each id into ``found``, -1 where it has none. Block by block, so that the reads of memory overlap."""
     mask = np.uint64(capacities.size - 1)
@@ -119,7 +120,7 @@ def _put(tag: Any, row: Any, place: Any, rows: Any, tags: Any) -> None:
     rows[place] = row
 
 
-@njit(types.int64(IDS, types.int64, _I64, _I64, _I64, _I64, _I64), nogil=True, cache=True)
+@kernel(types.int64(IDS, types.int64, _I64, _I64, _I64, _I64, _I64))
 def insert(ids: Any, count: Any, addresses: Any, capacities: Any, counts: Any, keys: Any, found: Any) -> Any:
     """The row of each id into ``found``; those without get ``count``, ``count`` + 1, … Returns how many rows there are.
 
@@ -161,7 +162,7 @@ def insert(ids: Any, count: Any, addresses: Any, capacities: Any, counts: Any, k
     return count
 
 
-@njit(types.void(types.int64, types.int64, types.int64, types.int64, _I64), nogil=True, cache=True)
+@kernel(types.void(types.int64, types.int64, types.int64, types.int64, _I64))
 def rehash(old: Any, old_capacity: Any, address: Any, capacity: Any, keys: Any) -> None:
     """All entries of one map into a new, empty one."""
     old_rows = _rows(old, old_capacity)
@@ -181,7 +182,7 @@ def rehash(old: Any, old_capacity: Any, address: Any, capacity: Any, keys: Any) 
             _put(_tag(bits), np.uint32(moved[i]), _place(bits, capacity), rows, tags)
 
 
-@njit(types.void(types.int64, types.int64, _I64), nogil=True, cache=True)
+@kernel(types.void(types.int64, types.int64, _I64))
 def rows_of(address: Any, capacity: Any, found: Any) -> None:
     """The rows of one map, in its order, into ``found``."""
     rows = _rows(address, capacity)
@@ -223,7 +224,7 @@ def _take_out(hole: Any, rows: Any, tags: Any, keys: Any) -> None:
     tags[hole] = 0
 
 
-@njit(types.void(IDS, types.int64, _I64, _I64, _I64, _I64, _I64, _U32, _F32_2), nogil=True, cache=True)
+@kernel(types.void(IDS, types.int64, _I64, _I64, _I64, _I64, _I64, _U32, _F32_2))
 def remove(
     ids: Any, count: Any, addresses: Any, capacities: Any, counts: Any, keys: Any, touched: Any, uses: Any, values: Any
 ) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
+from ps_protocol.kernels import kernel
 from ps_server.tables.memory_kernels import IDS, ROWS
 
 _EXPONENT = np.int32(0x7F800000)
 
 
-@njit(types.int64(IDS, ROWS, types.int64, types.float32[:, ::1]), nogil=True, cache=True)
+@kernel(types.int64(IDS, ROWS, types.int64, types.float32[:, ::1]))
 def add(places: Any, rows: Any, known: Any, into: Any) -> Any:
     """Add ``rows`` to those places of ``into``; of which [0, ``known``) hold something. Returns how many do then.
 
@@ -30,7 +31,7 @@ def add(places: Any, rows: Any, known: Any, into: Any) -> Any:
     return known
 
 
-@njit(types.int64(types.Array(types.int32, 2, "C", readonly=True)), nogil=True, cache=True)
+@kernel(types.int64(types.Array(types.int32, 2, "C", readonly=True)))
 def first_nonfinite(bits: Any) -> Any:
     """The first row of float32 bits with a NaN or an infinity; -1: none."""
     for row in range(bits.shape[0]):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
+from ps_protocol.kernels import kernel
 from ps_server.tables.memory_kernels import IDS, ROWS, prefetch
 
 _F32_2 = types.float32[:, ::1]
@@ -31,7 +32,7 @@ def _next_row(rows: Any, found: Any, i: Any) -> Any:
     return found[i]
 
 
-@njit(types.void(_F32_2, IDS, _F32_2), nogil=True, cache=True)
+@kernel(types.void(_F32_2, IDS, _F32_2))
 def read(rows: Any, found: Any, out: Any) -> None:
     """As many columns of the rows as ``out`` has; what has no row stays as it is."""
     for i in range(found.size):
@@ -65,7 +66,7 @@ def _clip(gradient: Any, max_norm: Any) -> Any:
     return np.float32(max_norm / norm) if norm > max_norm else _ONE
 
 
-@njit(_OPTIMIZER, nogil=True, cache=True)
+@kernel(_OPTIMIZER)
 def sgd(rows: Any, found: Any, gradients: Any, max_norm: Any, options: Any) -> None:
     """``options``: lr, weight_decay (of the rows in the update)."""
     dim = gradients.shape[1]
@@ -80,7 +81,7 @@ def sgd(rows: Any, found: Any, gradients: Any, max_norm: Any, options: Any) -> N
             rows[row, column] = value - lr * (scale * gradients[i, column] + decay * value)
 
 
-@njit(_OPTIMIZER, nogil=True, cache=True)
+@kernel(_OPTIMIZER)
 def adagrad(rows: Any, found: Any, gradients: Any, max_norm: Any, options: Any) -> None:
     """Duchi et al. 2011, as torch.optim.Adagrad on sparse gradients. ``options``: lr, decayed; eps."""
     dim = gradients.shape[1]
@@ -97,7 +98,7 @@ def adagrad(rows: Any, found: Any, gradients: Any, max_norm: Any, options: Any) 
             rows[row, column] -= lr * (gradient / (np.sqrt(total) + eps))
 
 
-@njit(_OPTIMIZER, nogil=True, cache=True)
+@kernel(_OPTIMIZER)
 def rowwise_adagrad(rows: Any, found: Any, gradients: Any, max_norm: Any, options: Any) -> None:
     """Adagrad with one sum per row, of its mean square (FBGEMM's EXACT_ROWWISE_ADAGRAD). ``options``: lr, eps."""
     dim = gradients.shape[1]
@@ -115,7 +116,7 @@ def rowwise_adagrad(rows: Any, found: Any, gradients: Any, max_norm: Any, option
             rows[row, column] -= step * gradients[i, column]
 
 
-@njit(_OPTIMIZER, nogil=True, cache=True)
+@kernel(_OPTIMIZER)
 def adam(rows: Any, found: Any, gradients: Any, max_norm: Any, options: Any) -> None:
     """Kingma and Ba 2015, lazily, as torch.optim.SparseAdam.
 
@@ -145,7 +146,7 @@ def _root(total: Any, power: Any) -> Any:
     return np.sqrt(total) if power == -0.5 else total**-power
 
 
-@njit(_OPTIMIZER, nogil=True, cache=True)
+@kernel(_OPTIMIZER)
 def ftrl(rows: Any, found: Any, gradients: Any, max_norm: Any, options: Any) -> None:
     """FTRL-proximal (McMahan et al. 2013, algorithm 1), as Keras' Ftrl. State: sums of squares, then of gradients.
 

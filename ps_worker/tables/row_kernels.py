@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
+from ps_protocol.kernels import kernel
 
-@numba.njit("void(float32[:, ::1], int64[::1], float32[:, ::1])", nogil=True, cache=True)
+
+@kernel("void(float32[:, ::1], int64[::1], float32[:, ::1])")
 def put_rows(target: Any, places: Any, rows: Any) -> None:
     """``target[places[i]] = rows[i]``."""
     for i in range(places.size):
@@ -17,7 +18,7 @@ def put_rows(target: Any, places: Any, rows: Any) -> None:
             target[place, k] = rows[i, k]
 
 
-@numba.njit("void(float32[:, ::1], int64[::1], float32[:, ::1])", nogil=True, cache=True)
+@kernel("void(float32[:, ::1], int64[::1], float32[:, ::1])")
 def add_rows(target: Any, places: Any, rows: Any) -> None:
     """``target[places[i]] += rows[i]``, in the order of ``i``."""
     for i in range(places.size):
@@ -26,11 +27,7 @@ def add_rows(target: Any, places: Any, rows: Any) -> None:
             target[place, k] += rows[i, k]
 
 
-@numba.njit(
-    "void(float32[:, ::1], int64[::1], int64[::1], int64, float32[:, ::1], boolean, float32[::1])",
-    nogil=True,
-    cache=True,
-)
+@kernel("void(float32[:, ::1], int64[::1], int64[::1], int64, float32[:, ::1], boolean, float32[::1])")
 def add_bags(target: Any, places: Any, offsets: Any, skipped: Any, bags: Any, mean: Any, weights: Any) -> None:
     """Add ``bags[b]`` to every row that bag b was made of, times its share of a mean, and its weight if any."""
     for bag in range(bags.shape[0]):
@@ -49,9 +46,7 @@ def add_bags(target: Any, places: Any, offsets: Any, skipped: Any, bags: Any, me
                     target[place, k] += bags[bag, k] * factor
 
 
-@numba.njit(
-    "void(float32[::1], int64[::1], int64[::1], int64, float32[:, ::1], float32[:, ::1])", nogil=True, cache=True
-)
+@kernel("void(float32[::1], int64[::1], int64[::1], int64, float32[:, ::1], float32[:, ::1])")
 def dot_bags(target: Any, places: Any, offsets: Any, skipped: Any, bags: Any, rows: Any) -> None:
     """``target[i]``: the product of ``bags[b]`` and the row at place i of bag b; 0 where the place is skipped."""
     for bag in range(bags.shape[0]):
