@@ -49,6 +49,7 @@ class StatsWindow:
         per_second = 1.0 / elapsed if elapsed > 0 else 0.0
         return MemberStats(
             steps=self._totals.steps,
+            samples=self._totals.samples,
             steps_per_second=(self._totals.steps - first.steps) * per_second,
             bytes_per_second=(self._totals.bytes - first.bytes) * per_second,
             samples_per_second=(self._totals.samples - first.samples) * per_second,

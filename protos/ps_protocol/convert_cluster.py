@@ -79,6 +79,9 @@ def stats_to_pb(stats: MemberStats) -> pb.MemberStats:
         staleness=stats.staleness,
         metrics=dict(stats.metrics),
         transport=stats.transport,
+        samples=stats.samples,
+        dropped=stats.dropped,
+        standby_lag=stats.standby_lag,
     )
 
 
@@ -93,6 +96,9 @@ def stats_from_pb(message: pb.MemberStats) -> MemberStats:
         staleness=message.staleness,
         metrics={printable(name): value for name, value in message.metrics.items()},
         transport=printable(message.transport),
+        samples=message.samples,
+        dropped=message.dropped,
+        standby_lag=message.standby_lag if message.HasField("standby_lag") else None,
     )
 
 

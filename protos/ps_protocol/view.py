@@ -78,6 +78,12 @@ class MemberStats:
     metrics: Mapping[str, float] = field(default_factory=dict)
     #: Workers: how their steps travel; several when shards differ.
     transport: str = ""
+    #: Workers: samples taken from loaders that the cluster splits.
+    samples: int = 0
+    #: Shards: pushes not applied, late for their step in sync, or staler than the mode allows.
+    dropped: int = 0
+    #: Shards: records of the log that the standby lacks; None without one that follows.
+    standby_lag: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

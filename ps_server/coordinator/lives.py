@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ps_protocol.errors import Fenced
 from ps_protocol.view import Member, MemberStats, MemberStatus, Role
@@ -37,7 +37,9 @@ class Life:
         who = self.place.applicant
         # Never below 0: a lease may have been extended.
         heard = max(0.0, now - self.last_heartbeat)
-        return MemberStatus(self.member, heard, self.stats, who.host, who.pid, gone)
+        # What has ended makes no steps: its totals stay, its rates do not.
+        stats = replace(self.stats, steps_per_second=0.0, bytes_per_second=0.0, samples_per_second=0.0)
+        return MemberStatus(self.member, heard, stats if gone else self.stats, who.host, who.pid, gone)
 
 
 class Lives:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from rich.console import Group
 from rich.table import Table
@@ -11,20 +11,19 @@ from rich.text import Text
 
 from ps_protocol.text import printable
 from ps_protocol.view import ClusterStatus, MemberStatus, Role
+from ps_server.launcher.status_columns import (
+    GAP,
+    SPEED,
+    WORKER_COLUMNS,
+    Column,
+    fitting,
+    metrics_text,
+    note_of,
+    shard_columns,
+)
 
-NARROW_WIDTH = 80
-"""Terminals with fewer columns get the ones that matter most."""
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column of a table of members."""
-
-    title: str
-    cell: Callable[[MemberStatus], str]
-    numeric: bool = True
-    #: Shown in narrow terminals too.
-    essential: bool = True
+WIDE = 80
+"""Terminals with fewer columns get a table's most important numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,43 +51,6 @@ class TableTotals:
         return f"table {self.table}{unheard}"
 
 
-def metrics_text(entry: MemberStatus) -> str:
-    """What the training script reported."""
-    return "  ".join(f"{name} {value:.4g}" for name, value in entry.stats.metrics.items())
-
-
-NAME = Column("", lambda entry: str(entry.member), numeric=False)
-SPEED = Column("MB/s", lambda entry: f"{entry.stats.bytes_per_second / 1e6:.1f}", essential=False)
-STATE = Column("state", lambda entry: entry.gone or "live", numeric=False, essential=False)
-
-WORKER_COLUMNS = (
-    NAME,
-    Column("step", lambda entry: f"{entry.stats.steps}"),
-    Column("samples/s", lambda entry: f"{entry.stats.samples_per_second:.0f}"),
-    SPEED,
-    Column("over", lambda entry: entry.stats.transport, numeric=False, essential=False),
-    Column("staleness", lambda entry: f"{entry.stats.staleness}", essential=False),
-    STATE,
-    Column("reported", metrics_text, numeric=False),
-)
-
-
-def shard_columns(spare: Set[int]) -> tuple[Column, ...]:
-    """What is shown of shards, of which those in ``spare`` hold nothing."""
-
-    def state(entry: MemberStatus) -> str:
-        return "spare" if not entry.gone and entry.member.index in spare else STATE.cell(entry)
-
-    return (
-        NAME,
-        Column("version", lambda entry: f"{entry.stats.version}"),
-        Column("pushes/s", lambda entry: f"{entry.stats.steps_per_second:.1f}"),
-        Column("MB/s", SPEED.cell),
-        replace(STATE, cell=state),
-        Column("address", lambda entry: entry.member.address, numeric=False, essential=False),
-    )
-
-
 def current_members(status: ClusterStatus, role: Role) -> list[MemberStatus]:
     """One entry per place, by index: who lives there, or else who was there last."""
     places: dict[int, MemberStatus] = {}
@@ -110,8 +72,9 @@ def headline(status: ClusterStatus) -> str:
     parts = [str(view.consistency), state, f"{shards} of {len(used)} shards{beside}", f"{workers}{expected} workers"]
     if view.moving:
         parts.append("moving slices")
-    if view.models:
-        parts.append("models " + ", ".join(sorted(view.models)))
+    if names := sorted(view.models):
+        # Nobody named the one model that is called so.
+        parts.append("1 model" if names == ["model"] else f"model{'s' if len(names) > 1 else ''} {', '.join(names)}")
     return printable(" · ".join(parts))
 
 
@@ -121,14 +84,20 @@ def elapsed_text(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
 
 
-def _table(columns: tuple[Column, ...], members: list[MemberStatus], narrow: bool) -> Table:
-    shown = [column for column in columns if column.essential or not narrow]
-    rows = (([column.cell(entry) for column in shown], bool(entry.gone)) for entry in members)
-    return _grid([(column.title, column.numeric) for column in shown], rows)
+def _table(columns: Sequence[Column], members: Sequence[MemberStatus], width: int) -> Table:
+    shown = fitting(columns, members, width)
+    rows = (([_shortened(column.cell(entry), room) for column, room in shown], bool(entry.gone)) for entry in members)
+    return _grid([(column.title, column.numeric) for column, _ in shown], rows)
 
 
-def _table_of_tables(tables: Sequence[TableTotals], narrow: bool) -> Table:
-    titles = ["", "rows", "MB", "updates", "waiting", "expired", "evicted", "model"][: 4 if narrow else None]
+def _shortened(cell: str, room: int) -> str:
+    text = Text(printable(cell))
+    text.truncate(room, overflow="ellipsis")
+    return text.plain
+
+
+def _table_of_tables(tables: Sequence[TableTotals], width: int) -> Table:
+    titles = ["", "rows", "MB", "updates", "waiting", "expired", "evicted", "model"][: 4 if width < WIDE else None]
     rows = []
     for each in tables:
         numbers = (each.rows, f"{each.size_bytes / 1e6:.1f}", each.updates, each.waiting, each.expired, each.evicted)
@@ -139,7 +108,7 @@ def _table_of_tables(tables: Sequence[TableTotals], narrow: bool) -> Table:
 
 def _grid(titles: Iterable[tuple[str, bool]], rows: Iterable[tuple[Sequence[str], bool]]) -> Table:
     """``titles`` with whether numbers are below; ``rows`` with whether they are dim."""
-    grid = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    grid = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
     for title, numeric in titles:
         grid.add_column(title, justify="right" if numeric else "left", no_wrap=True)
     for cells, dim in rows:
@@ -147,19 +116,30 @@ def _grid(titles: Iterable[tuple[str, bool]], rows: Iterable[tuple[Sequence[str]
     return grid
 
 
+def _notes(members: Iterable[MemberStatus]) -> list[Text]:
+    """How members failed or were lost, whole; once for all with whom it was the same."""
+    names: dict[str, list[str]] = {}
+    for entry in members:
+        if note := note_of(entry):
+            names.setdefault(note, []).append(str(entry.member))
+    return [Text(printable(f"{', '.join(who)} {note}")) for note, who in names.items()]
+
+
 def status_tables(
     status: ClusterStatus, width: int, elapsed_seconds: float | None = None, tables: Sequence[TableTotals] = ()
 ) -> Group:
-    """The whole status for a terminal of ``width`` columns; ``tables`` of its models come last."""
+    """The whole status for a terminal of ``width`` columns; ``tables`` of its models, and errors, come last."""
     time = "" if elapsed_seconds is None else f" · {elapsed_text(elapsed_seconds)}"
     scripts = current_members(status, Role.WORKER) + current_members(status, Role.EVALUATOR)
-    servers = current_members(status, Role.SHARD) + current_members(status, Role.STANDBY)
-    narrow = width < NARROW_WIDTH
+    shards = current_members(status, Role.SHARD)
+    servers = shards + current_members(status, Role.STANDBY)
+    lags = {entry.member.index: entry.stats.standby_lag for entry in shards if not entry.gone}
     return Group(
         Text(headline(status) + time, style="bold", no_wrap=True, overflow="ellipsis"),
-        _table(WORKER_COLUMNS, scripts, narrow),
-        _table(shard_columns(status.view.spare), servers, narrow),
-        *([_table_of_tables(tables, narrow)] if tables else ()),
+        _table(WORKER_COLUMNS, scripts, width),
+        _table(shard_columns(status.view.spare, lags), servers, width),
+        *([_table_of_tables(tables, width)] if tables else ()),
+        *_notes([*scripts, *servers]),
     )
 
 
@@ -168,10 +148,16 @@ def status_line(status: ClusterStatus, tables: Sequence[TableTotals] = ()) -> st
     parts = [str(status.view.consistency)]
     for entry in current_members(status, Role.WORKER):
         stats = entry.stats
-        numbers = f"step {stats.steps} {stats.samples_per_second:.0f} samples/s stale {stats.staleness}"
+        rates = "" if entry.gone else f" {stats.steps_per_second:.1f} steps/s"
+        rates += f" {stats.samples_per_second:.0f} samples/s" if stats.samples and not entry.gone else ""
+        numbers = f"step {stats.steps}{rates} stale {stats.staleness}"
         parts.append(" ".join(filter(None, (str(entry.member), numbers, metrics_text(entry), entry.gone))))
     for entry in current_members(status, Role.SHARD):
-        numbers = f"version {entry.stats.version} {entry.stats.steps_per_second:.0f} pushes/s {SPEED.cell(entry)} MB/s"
-        parts.append(f"{entry.member} {numbers}")
+        stats = entry.stats
+        words = [f"{entry.member} version {stats.version}"]
+        words += [f"{stats.steps_per_second:.0f} pushes/s {SPEED.cell(entry)} MB/s"] if not entry.gone else []
+        words += [f"{stats.dropped} dropped"] if stats.dropped else []
+        words += [f"standby {stats.standby_lag} records behind"] if stats.standby_lag is not None else []
+        parts.append(" ".join([*words, *filter(None, [entry.gone])]))
     parts += [f"{each} {each.rows} rows {each.size_bytes / 1e6:.1f} MB" for each in tables]
     return printable(" | ".join(parts))

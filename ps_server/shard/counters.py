@@ -17,6 +17,8 @@ class Counters:
     bytes: int = 0
     version: int = 0
     staleness: int = 0
+    #: Pushes that were not applied: late, or too stale.
+    dropped: int = 0
     _last: tuple[float, int, int] = field(default_factory=lambda: (time.monotonic(), 0, 0))
 
     def stats(self) -> MemberStats:
@@ -31,4 +33,5 @@ class Counters:
             steps_per_second=(self.pushes - pushes) / seconds,
             bytes_per_second=(self.bytes - nbytes) / seconds,
             staleness=self.staleness,
+            dropped=self.dropped,
         )

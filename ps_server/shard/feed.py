@@ -90,6 +90,11 @@ class Feed:
         """Whether a standby's stream is open."""
         return self._running is not None and not self._running.done()
 
+    @property
+    def lag(self) -> int | None:
+        """Records of the log that the standby does not have yet; None without one. Any thread may ask."""
+        return max(0, self._log.number - self._replication.acknowledged) if self.followed else None
+
     async def hand_over(self) -> None:
         """Returns when the standby has the whole log, or is lost, or some time has passed; nothing is appended now."""
         with suppress(TimeoutError):

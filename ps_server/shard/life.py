@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -227,7 +227,7 @@ class Life:
         def on_fenced(error: Fenced) -> None:
             loop.call_soon_threadsafe(fenced.set_result, error)
 
-        membership.set_stats(self._counters.stats)
+        membership.set_stats(lambda: replace(self._counters.stats(), standby_lag=feed.lag if feed else None))
         await asyncio.to_thread(membership.subscribe, on_view, on_fenced)
         stopping = asyncio.ensure_future(self._stop.wait())
         either: list[asyncio.Future[Any]] = [stopping, fenced]

@@ -320,6 +320,7 @@ class StepStream:
             return Answer(push.info, push.push_only, error=error)
         self._counters.version = self._model.tracker.version
         self._counters.staleness = decision.staleness
+        self._counters.dropped += decision.verdict in (Verdict.LATE, Verdict.STALE)
         return Answer(push.info, push.push_only, decision, push.ahead)
 
     async def _write(self) -> None:

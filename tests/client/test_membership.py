@@ -265,6 +265,17 @@ def test_the_end_of_a_with_block_leaves_with_the_reason(coordinator: TestCoordin
         assert [m.gone for m in client.get_status().members] == ["left: ZeroDivisionError: by hand", "left"]
 
 
+def test_leaving_tells_the_last_numbers_and_what_has_left_has_no_rates(coordinator: TestCoordinator) -> None:
+    with member(coordinator.address) as m, CoordinatorClient(coordinator.address) as client:
+        m.close()
+        m._closed.clear()  # its threads have ended: no heartbeat but the one at the end
+        m.set_stats(lambda: MemberStats(steps=500, samples=8000, steps_per_second=9.0, samples_per_second=1.0))
+        m.leave()
+        (gone,) = client.get_status().members
+        assert (gone.stats.steps, gone.stats.samples) == (500, 8000)
+        assert (gone.stats.steps_per_second, gone.stats.samples_per_second) == (0.0, 0.0)
+
+
 # Interruption
 
 

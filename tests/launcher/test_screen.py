@@ -20,7 +20,17 @@ def member(role: Role, index: int, incarnation: int = 1, gone: str = "", **stats
     return MemberStatus(Member(role, index, incarnation, ""), 0.1, MemberStats(**stats), gone=gone)
 
 
-WORKER = member(Role.WORKER, 0, steps=120, samples_per_second=2310.4, staleness=2, metrics={"loss": 0.21})
+WORKER = member(
+    Role.WORKER,
+    0,
+    steps=120,
+    steps_per_second=4.25,
+    samples=9000,
+    samples_per_second=2310.4,
+    staleness=2,
+    transport="shm",
+    metrics={"loss": 0.21},
+)
 SHARD = member(Role.SHARD, 0, version=240, steps_per_second=20.2, bytes_per_second=4.3e6)
 STATUS = ClusterStatus(
     ClusterView(1, (WORKER.member, SHARD.member), Consistency(Mode.SSP, 4), {"net": 1}, 1, 1, started=True),
@@ -51,15 +61,88 @@ def shown(status: ClusterStatus, width: int, *tables: TableTotals) -> list[str]:
 
 def test_a_wide_table_shows_mode_time_and_every_members_numbers():
     headline, _, worker, _, shard = shown(STATUS, 100)
-    assert headline.rstrip() == "ssp(4) · training · 1 of 1 shards · 1 of 1 workers · models net · 1:15"
-    assert worker.split() == ["worker", "0", "120", "2310", "0.0", "2", "live", "loss", "0.21"]
-    assert shard.split() == ["shard", "0", "240", "20.2", "4.3", "live"]
+    assert headline.rstrip() == "ssp(4) · training · 1 of 1 shards · 1 of 1 workers · model net · 1:15"
+    assert worker.split() == ["worker", "0", "live", "120", "4.2", "2310", "2", "0.0", "shm", "loss", "0.21"]
+    assert shard.split() == ["shard", "0", "live", "240", "20.2", "4.3"]
 
 
 def test_a_standby_stands_below_the_shards():
     *_, shard, standby = shown(replace(STATUS, members=(member(Role.STANDBY, 0), *STATUS.members)), 100)
     assert shard.split()[:2] == ["shard", "0"]
-    assert standby.split()[:2] == ["standby", "0"]
+    assert standby.split() == ["standby", "0", "live"]
+
+
+def test_a_standby_tells_how_far_it_is_behind():
+    ahead = replace(SHARD, stats=replace(SHARD.stats, standby_lag=7))
+    status = replace(STATUS, members=(WORKER, ahead, member(Role.STANDBY, 0)))
+    *_, standby = shown(status, 100)
+    assert standby.split() == ["standby", "0", "live", "7", "records"]
+    assert "standby 7 records behind" in status_line(status)
+
+
+def test_pushes_that_were_dropped_are_counted_where_there_are_some():
+    status = replace(STATUS, members=(WORKER, replace(SHARD, stats=replace(SHARD.stats, dropped=3))))
+    *_, titles, shard = shown(status, 100)
+    assert titles.split() == ["state", "version", "pushes/s", "dropped", "MB/s"]
+    assert shard.split()[4:6] == ["20.2", "3"]
+    assert "3 dropped" in status_line(status)
+
+
+def test_a_loop_without_a_sharded_loader_shows_its_steps_and_no_samples():
+    status = replace(STATUS, members=(replace(WORKER, stats=replace(WORKER.stats, samples=0)), SHARD))
+    _, titles, *_ = shown(status, 100)
+    assert "steps/s" in titles
+    assert "samples/s" not in titles
+    assert "samples/s" not in status_line(status)
+
+
+METRICS = {"loss": 0.1, **{f"accuracy of class {number}": 0.5 for number in range(10)}}
+WHY = "RuntimeError: CUDA out of memory. " + "Tried to allocate 20.00 MiB. " * 8
+FAILED = ClusterStatus(
+    replace(STATUS.view, expected_shards=2, expected_workers=12),
+    (
+        *(member(Role.WORKER, rank, steps=10_000_000, steps_per_second=123.4, metrics=METRICS) for rank in range(10)),
+        member(Role.WORKER, 10, gone=f"left: {WHY}", steps=12, steps_per_second=3.0),
+        member(Role.WORKER, 11, gone="left", steps=500),
+        SHARD,
+        member(Role.SHARD, 1, gone="its lease of 5 s ended", version=99, steps_per_second=7.5),
+    ),
+)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
+def test_with_failures_every_name_and_state_is_whole_and_errors_stand_below(width):
+    lines = shown(FAILED, width)
+    assert all(len(line) <= width for line in lines)
+    rows = [line.split() for line in lines]
+    assert all(["worker", f"{rank}", "live", "10000000"] in [row[:4] for row in rows] for rank in range(10))
+    assert ["worker", "10", "failed", "12"] in [row[:4] for row in rows]
+    assert ["worker", "11", "left", "500"] in [row[:4] for row in rows]
+    assert ["shard", "1", "lost", "99"] in [row[:4] for row in rows]
+    below = " ".join(" ".join(row) for row in rows)
+    assert f"worker 10 failed: {' '.join(WHY.split())}" in below
+    assert "shard 1 lost: its lease of 5 s ended" in below
+    assert "worker 11 left:" not in below
+
+
+def test_members_that_were_lost_alike_share_a_line():
+    lost = [member(Role.WORKER, rank, gone="its lease of 5 s ended") for rank in range(3)]
+    *_, note = shown(replace(STATUS, members=(*lost, SHARD)), 100)
+    assert note.rstrip() == "worker 0, worker 1, worker 2 lost: its lease of 5 s ended"
+
+
+def test_what_has_ended_has_no_rates():
+    lost = next(line for line in shown(FAILED, 200) if line.startswith("shard 1"))
+    assert lost.split() == ["shard", "1", "lost", "99", "–", "–"]
+    assert "7.5" not in status_line(FAILED)
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_long_reports_are_shortened_before_steps_and_states_are_missed(width):
+    row = shown(FAILED, width)[2]
+    assert row.startswith("worker 0   live  ")
+    assert row.rstrip().endswith("…")
+    assert "loss 0.1" in row
 
 
 @pytest.mark.parametrize("width", [32, 40, 79])
@@ -81,7 +164,8 @@ def test_tables_stand_last_and_whether_all_their_shards_have_told():
 def test_the_log_line_holds_the_same_numbers():
     assert status_line(STATUS, [EMB]).endswith(" MB/s | table emb 1000 rows 0.1 MB")
     assert status_line(STATUS) == (
-        "ssp(4) | worker 0 step 120 2310 samples/s stale 2 loss 0.21 | shard 0 version 240 20 pushes/s 4.3 MB/s"
+        "ssp(4) | worker 0 step 120 4.2 steps/s 2310 samples/s stale 2 loss 0.21 | "
+        "shard 0 version 240 20 pushes/s 4.3 MB/s"
     )
 
 

@@ -173,6 +173,8 @@ def test_a_stale_push_is_rejected_above_the_threshold_and_still_answered():
         one.exchange(flat(model.layout, *gradients(model, 1)))
         result, _ = two.exchange(flat(model.layout, *gradients(model, 2)))
         assert (result.outcome, result.version) == (pb.OUTCOME_STALE, 1)
+        stats = shard.counters.stats()
+        assert (stats.steps, stats.dropped) == (2, 1)
 
 
 def test_a_nan_is_refused_by_name_nothing_is_applied_and_the_stream_goes_on():

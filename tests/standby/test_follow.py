@@ -261,6 +261,23 @@ def test_a_standby_that_is_too_slow_is_dropped_and_copies(tmp_path):
         assert (tmp_path / "b" / "shard-0" / "set-aside").exists()
 
 
+def test_how_far_a_standby_is_behind_is_told_while_there_is_one(tmp_path):
+    with primary(tmp_path / "a", Acknowledge.AFTER) as shard, follower(tmp_path / "b") as following:
+        model, _ = start(shard)
+        assert shard.feed.lag is None
+        following.begin(shard)
+        stream = train(shard, model, 2)
+        following.reach(shard)
+        wait_until(lambda: shard.feed.lag == 0)
+        # Nothing goes out while nobody is told that something was appended.
+        shard.log.on_append = None
+        stream.push(flat(model.layout, *gradients(model, 3)))
+        wait_until(lambda: shard.feed.lag == 1)
+        following.end()
+        wait_until(lambda: shard.feed.lag is None)
+        stream.cancel()
+
+
 def test_a_push_is_answered_when_its_standby_has_it(tmp_path):
     with primary(tmp_path / "a", Acknowledge.AFTER) as shard, follower(tmp_path / "b") as following:
         model, _ = start(shard)

@@ -203,6 +203,8 @@ class Membership:
         self.close()
         if self.fenced is None:
             try:
+                # The last numbers: those of the last heartbeat are some steps old.
+                self._client.heartbeat(self.member, self._read_stats(), LEAVE_SECONDS)
                 self._client.leave(self.member, reason, LEAVE_SECONDS)
             except PsError as error:
                 logger.info("%s could not say that it leaves: %s", self.member, error)

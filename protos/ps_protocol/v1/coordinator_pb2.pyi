@@ -66,7 +66,7 @@ class JoinReply(_message.Message):
     def __init__(self, index: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ..., revision: _Optional[int] = ..., seed: _Optional[int] = ..., phase: _Optional[int] = ...) -> None: ...
 
 class MemberStats(_message.Message):
-    __slots__ = ("steps", "version", "steps_per_second", "bytes_per_second", "samples_per_second", "staleness", "metrics", "transport")
+    __slots__ = ("steps", "version", "steps_per_second", "bytes_per_second", "samples_per_second", "staleness", "metrics", "transport", "samples", "dropped", "standby_lag")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,9 @@ class MemberStats(_message.Message):
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    STANDBY_LAG_FIELD_NUMBER: _ClassVar[int]
     steps: int
     version: int
     steps_per_second: float
@@ -90,7 +93,10 @@ class MemberStats(_message.Message):
     staleness: int
     metrics: _containers.ScalarMap[str, float]
     transport: str
-    def __init__(self, steps: _Optional[int] = ..., version: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., bytes_per_second: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., staleness: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ...) -> None: ...
+    samples: int
+    dropped: int
+    standby_lag: int
+    def __init__(self, steps: _Optional[int] = ..., version: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., bytes_per_second: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., staleness: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., samples: _Optional[int] = ..., dropped: _Optional[int] = ..., standby_lag: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("role", "index", "incarnation", "stats", "keeps_state", "sync")
