@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from ps_protocol.client.feed import Change, Cursor
 from ps_protocol.errors import DamagedData, InvalidRequest
@@ -20,6 +21,15 @@ from ps_worker import copy_kernels
 Floats = npt.NDArray[np.float32]
 
 _FIRST_ROWS = 1024
+
+
+def _checksum(*arrays: npt.NDArray[Any]) -> np.uint64:
+    """xxh3_64 over shapes, dtypes and bytes."""
+    digest = xxhash.xxh3_64()
+    for array in arrays:
+        digest.update(f"{array.shape} {array.dtype}".encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return np.uint64(digest.intdigest())
 
 
 class TableCopy:
@@ -68,7 +78,8 @@ class TableCopy:
         partial = path.with_name(f"{path.name}.{os.getpid()}.part")
         with partial.open("wb") as file:
             cursor = np.frombuffer(json.dumps(self.cursor).encode(), np.uint8)
-            np.savez(file, ids=self._ids[: self._count], rows=self._rows[: self._count], cursor=cursor)
+            ids, rows = self._ids[: self._count], self._rows[: self._count]
+            np.savez(file, ids=ids, rows=rows, cursor=cursor, checksum=_checksum(ids, rows, cursor))
         partial.replace(path)
 
     @classmethod
@@ -77,10 +88,13 @@ class TableCopy:
         copy = cls()
         try:
             with path.open("rb") as file, np.load(file) as arrays:
-                ids, rows, cursor = arrays["ids"], arrays["rows"], json.loads(arrays["cursor"].tobytes())
+                ids, rows, cursor = arrays["ids"], arrays["rows"], arrays["cursor"]
+                if "checksum" in arrays and arrays["checksum"] != _checksum(ids, rows, cursor):
+                    raise ValueError("its checksum is another")
+            copy.cursor = json.loads(cursor.tobytes())
         except FileNotFoundError:
             return copy
-        except (OSError, EOFError, BadZipFile, ValueError, KeyError) as error:
+        except (OSError, EOFError, BadZipFile, ValueError, KeyError, RuntimeError) as error:
             raise DamagedData(
                 f"{path} is no copy of a table",
                 expected="a file that TableCopy.save wrote",
@@ -88,7 +102,6 @@ class TableCopy:
                 remedy="delete it: the copy then begins anew",
             ) from error
         copy._write(ids, rows)
-        copy.cursor = cursor
         return copy
 
     def _find(self, ids: Ids) -> npt.NDArray[np.int64]:

@@ -10,7 +10,6 @@ from ps_protocol.model import Variable
 from ps_server.checkpoint.checkpoint import Checkpoint
 from ps_server.checkpoint.files import (
     CHECKED_BYTES,
-    make_folders,
     output,
     remove_tree,
     rename_folder,
@@ -60,7 +59,7 @@ def export(
         for number, group in enumerate(groups, 1)
     ]
     with opened(checkpoint.folder, record) as source, storage_errors(target):
-        make_folders(target.parent)
+        target.parent.mkdir(parents=True, exist_ok=True)
         try:
             partial.mkdir()
         except FileExistsError:

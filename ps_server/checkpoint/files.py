@@ -14,6 +14,7 @@ from pathlib import Path
 import xxhash
 
 from ps_protocol.errors import ConfigError, StorageFull
+from ps_server.private_files import FILE_MODE, FOLDER_MODE
 
 #: A checksum covers this many bytes of a tensor, or what is left of it. Part of the format.
 CHECKED_BYTES = 1 << 20
@@ -55,9 +56,10 @@ def checksum(data: bytes | bytearray | memoryview) -> str:
 def output(path: Path, size_bytes: int) -> Iterator[Output]:
     """Open ``path`` for writing, make it if need be, set its size; sync and close it at the end.
 
-    Bytes that are there stay: other processes write to the same file. Raises OSError.
+    Bytes that are there stay: other processes write to the same file. It is as open as its folder. Raises OSError.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    mode = FILE_MODE | (path.parent.stat().st_mode & 0o066)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, mode)
     try:
         # Not fallocate: where a file system lacks it, libc writes zeros over what others wrote.
         os.ftruncate(descriptor, size_bytes)
@@ -82,9 +84,12 @@ def publish(path: Path, data: bytes) -> None:
 
 
 def make_folder(path: Path) -> bool:
-    """Make a folder; False where it exists. Its own entry is synced. Raises OSError."""
+    """Make a folder; False where it exists. Its own entry is synced. Raises OSError.
+
+    It is for this user, and for the group as far as the folder above is: parameters are nobody else's business.
+    """
     try:
-        path.mkdir()
+        path.mkdir(FOLDER_MODE | (path.parent.stat().st_mode & 0o070))
     except FileExistsError:
         return False
     sync_folder(path.parent)

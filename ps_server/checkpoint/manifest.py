@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ps_protocol.errors import ConfigError, DamagedData
+from ps_protocol.sealed import SEAL_AT, SEAL_BYTES, seal, sealed
 from ps_server.checkpoint.files import CHECKED_BYTES, checksum, storage_errors
 from ps_server.checkpoint.record import Facts, ModelRecord
 
@@ -39,7 +40,7 @@ class Manifest:
             "facts": dict(self.facts),
             "models": {name: model.to_json() for name, model in self.models.items()},
         }
-        return sealed(json.dumps(body, allow_nan=False).encode())
+        return seal(body)
 
     @classmethod
     def decode(cls, data: bytes, path: Path) -> Manifest:
@@ -56,7 +57,7 @@ class Manifest:
                 actual=f"format {form}, written by torch-ps {body.get('program', '?')}",
                 remedy="restore it with the version that wrote it, or a later one",
             )
-        text = b"{" + data[_SEAL_BYTES:]
+        text = b"{" + data[SEAL_BYTES:]
         if data != sealed(text):
             raise _damaged(path, expected=f"checksum {found}", actual=checksum(text))
         try:
@@ -66,16 +67,6 @@ class Manifest:
             return cls(body["program"], body["committed_seconds"], body["facts"], models)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise _damaged(path, expected=f"a manifest of format {form}", actual=repr(error)) from error
-
-
-def sealed(body: bytes) -> bytes:
-    """A JSON object with the checksum of its bytes as its first member."""
-    return b'{"checksum": "' + checksum(body).encode() + b'", ' + body[1:]
-
-
-#: What ``sealed`` puts before the members of the object, and where in that the checksum is.
-_SEAL_BYTES = len(sealed(b"{"))
-_SEAL_AT = len(b'{"checksum": "')
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -103,7 +94,7 @@ def read_seal(folder: Path) -> str:
     """
     path = folder / MANIFEST_NAME
     with storage_errors(path), path.open("rb") as file:
-        return file.read(_SEAL_BYTES)[_SEAL_AT:].split(b'"')[0].decode(errors="replace")
+        return file.read(SEAL_BYTES)[SEAL_AT:].split(b'"')[0].decode(errors="replace")
 
 
 def _damaged(path: Path, *, expected: str, actual: str) -> DamagedData:

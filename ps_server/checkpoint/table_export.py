@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ps_server.checkpoint import parquet
 from ps_server.checkpoint.checkpoint import Checkpoint
-from ps_server.checkpoint.files import make_folders, output, sync_folder
+from ps_server.checkpoint.files import output, sync_folder
 from ps_server.checkpoint.parquet import ParquetFile
 from ps_server.checkpoint.plan import model_folder, numbered
 from ps_server.checkpoint.row_files import RowWriter, SafetensorsFile, file_form
@@ -34,7 +34,7 @@ def export_tables(
     """
     specs = checkpoint.model(model).shard_map.spec.tables
     if specs:
-        make_folders(folder / FOLDER)
+        (folder / FOLDER).mkdir()
     for spec in specs:
         with saved_table(checkpoint, model, spec.name) as saved:
             groups = _groups(saved, max_file_bytes)

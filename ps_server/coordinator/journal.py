@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from ps_protocol.errors import ConfigError, DamagedData, Unavailable
+from ps_server.private_files import make_private_file, make_private_folder
 
 FILE_NAME = "coordinator.sqlite"
 
@@ -49,7 +50,9 @@ class Journal:
         """
         path = folder / FILE_NAME
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_private_folder(folder)
+            # SQLite gives its other files the mode of this one.
+            make_private_file(path)
             connection = sqlite3.connect(path, timeout=0, isolation_level=None)
         except (OSError, sqlite3.Error) as error:
             raise _cannot_write(path, error) from error

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ps_protocol.errors import ConfigError
 from ps_server.coordinator.journal import FILE_NAME as JOURNAL
+from ps_server.private_files import FILE_MODE, make_private_folder
 
 LOCK = "ps-run.lock"
 
@@ -29,8 +30,8 @@ class JobFolder:
         """Make and lock ``path``. Raises ConfigError when it cannot be written, or another ps-run uses it."""
         self.path = path
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            self.lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            make_private_folder(path)
+            self.lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         except OSError as error:
             raise ConfigError(
                 f"the data directory {path} cannot be written: {error.strerror}",

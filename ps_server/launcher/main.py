@@ -21,6 +21,7 @@ from ps_server.launcher.runner import Runner
 from ps_server.launcher.screen import Screen
 from ps_server.launcher.supervisor import GRACE_SECONDS, KEEPING_GRACE_SECONDS, JobPlan, Supervisor
 from ps_server.mode_options import MODES, bound_options, consistency_of
+from ps_server.private_files import make_private_folder
 from ps_server.storage_options import Durability, StorageConfig, storage_config, storage_options
 
 SERVER_RESTARTS = 10
@@ -156,7 +157,7 @@ def main(
         restore=restore,
     )
     if log_dir is not None:
-        log_dir.mkdir(parents=True, exist_ok=True)
+        make_private_folder(log_dir)
     folder = None
     if programs.keeps_state and storage.data_dir is not None:
         with clean_errors():

@@ -32,6 +32,7 @@ from ps_server.launcher.progress import ProgressPoller
 from ps_server.launcher.screen import Screen
 from ps_server.launcher.signals import SignalPipe
 from ps_server.launcher.supervisor import ENDING, Stage, Supervisor
+from ps_server.private_files import open_private
 
 READY_POLL_SECONDS = 0.02
 LIVE_SECONDS = 0.5
@@ -119,7 +120,7 @@ class Runner:
     def _log_of(self, process: ProcessName) -> BinaryIO | None:
         if self._log_dir is not None and process not in self._logs:
             path = self._log_dir / f"{process}.log".replace(" ", "-")
-            self._logs[process] = path.open("wb", buffering=0)
+            self._logs[process] = open_private(path, buffering=0)
         return self._logs.get(process)
 
     def _timeout(self) -> float:

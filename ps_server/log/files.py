@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ps_protocol.errors import ConfigError, StorageFull
+from ps_server.private_files import FILE_MODE, make_private_folder, open_private
 
 _PIECES = 512
 """How many pieces one system call takes; Linux allows 1,024."""
@@ -30,7 +31,7 @@ def write_at(descriptor: int, pieces: Sequence[memoryview], offset: int) -> int:
 def replace_file(path: Path, data: bytes) -> None:
     """Give the file ``path`` the content ``data`` in one step that a crash cannot halve. Raises OSError."""
     partial = path.with_name(path.name + ".part")
-    with partial.open("wb") as file:
+    with open_private(partial) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -67,9 +68,9 @@ def told_when_full(shard: int, folder: Path) -> Iterator[None]:
 def writable_folder(folder: Path) -> None:
     """Make ``folder`` and see that it can be written. Raises ConfigError."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         probe = folder / ".writable"
-        probe.touch()
+        probe.touch(FILE_MODE)
         probe.unlink()
     except OSError as error:
         raise ConfigError(

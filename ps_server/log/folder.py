@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import shutil
@@ -13,11 +12,14 @@ from pathlib import Path
 from typing import Self
 
 from ps_protocol.errors import ConfigError, DamagedData
+from ps_protocol.sealed import seal, unseal
 from ps_server.log.files import replace_file, sync_folder, writable_folder
+from ps_server.private_files import FILE_MODE, FOLDER_MODE, close_to_others
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
+"""1: without a checksum."""
 _IDENTITY = "shard.json"
 
 #: See Identity.copy.
@@ -52,11 +54,12 @@ class DataFolder:
         """The folder of shard ``shard`` in ``root``, made where it is missing.
 
         Raises ConfigError when it cannot be written or another process uses it, DamagedData when it is of another shard
-        or of a newer version.
+        of a newer version, or damaged.
         """
         path = root / f"shard-{shard}"
         writable_folder(path)
-        lock = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT, 0o644)
+        close_to_others(path)
+        lock = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT, FILE_MODE)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -104,7 +107,7 @@ class DataFolder:
         holds = [*self.log.glob("[0-9]*.log"), *self.snapshots.glob("[0-9]*")]
         if holds and not self.identity.copy:
             shutil.rmtree(self._aside, ignore_errors=True)
-            self._aside.mkdir()
+            self._aside.mkdir(FOLDER_MODE)
             self.identity = replace(self.identity, copy=SETTING_ASIDE)
             self._write()
         self._end_copy()
@@ -132,21 +135,22 @@ class DataFolder:
             self._lock = -1
 
     def _write(self) -> None:
-        replace_file(self.path / _IDENTITY, json.dumps({"format": FORMAT, **asdict(self.identity)}).encode())
+        replace_file(self.path / _IDENTITY, seal({"format": FORMAT, **asdict(self.identity)}))
 
 
 def _read(path: Path, shard: int) -> Identity:
     """Raises DamagedData."""
     if not path.exists():
+        _check_unused(path)
         return Identity(shard)
     try:
-        data = json.loads(path.read_bytes())
+        data = unseal(path.read_bytes(), first_sealed=2)
         found = Identity(
             data["shard"], data["life"], data["incarnation"], data.get("directory", ""), data.get("copy", "")
         )
         version = int(data["format"])
     except (ValueError, KeyError, TypeError) as error:
-        raise DamagedData(f"{path} cannot be read: {error}", remedy="restore the data directory from a copy") from error
+        raise DamagedData(f"{path} is damaged: {error}", remedy="restore the data directory from a copy") from error
     if version > FORMAT:
         raise DamagedData(
             f"{path.parent} was written by a newer torch-ps",
@@ -163,3 +167,15 @@ def _read(path: Path, shard: int) -> Identity:
             remedy="give each shard the directory it wrote; nothing was changed",
         )
     return found
+
+
+def _check_unused(identity: Path) -> None:
+    """Raises DamagedData for a folder without its identity in which there is something else of a shard."""
+    left = [part.name for part in (identity.parent / "log", identity.parent / "snapshots") if part.exists()]
+    if left:
+        raise DamagedData(
+            f"{identity} is missing, and the directory is not empty",
+            expected="the file that says whose directory this is, written before everything else",
+            actual=", ".join(left),
+            remedy="restore the data directory from a copy, or start with an empty one and a checkpoint",
+        )

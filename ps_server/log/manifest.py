@@ -17,8 +17,10 @@ from ps_protocol.v1 import common_pb2, shard_pb2
 from ps_server.consistency import TrackerMemento
 from ps_server.optimizers import Block
 
-FORMAT = 2
-"""1: without tables."""
+FORMAT = 3
+"""1: without tables. 2: without a checksum over the manifest."""
+
+FIRST_SEALED = 3
 
 #: One group in an index: number, offset, message_bytes, size_bytes, checksum.
 _GROUP = struct.Struct("<qqqqQ")

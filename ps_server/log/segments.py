@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ps_server.log.files import sync_folder
+from ps_server.private_files import FILE_MODE, make_private_folder
 
 _ZEROS = memoryview(bytes(4 << 20))
 
@@ -44,7 +45,7 @@ class SegmentFolder:
         self.folder = folder
         self._sync = sync
         self._lock = threading.Lock()
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         for half_made in folder.glob("*.part"):
             half_made.unlink()
         self._names = itertools.count(1 + max((int(p.stem.removeprefix("spare-")) for p in self._spares()), default=0))
@@ -65,7 +66,7 @@ class SegmentFolder:
         """Make one spare segment. Raises OSError, with nothing left behind."""
         path = self.folder / f"spare-{next(self._names)}.log"
         partial = path.with_suffix(".part")
-        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, FILE_MODE)
         try:
             os.posix_fallocate(descriptor, 0, size_bytes)
             for begin in range(0, size_bytes, len(_ZEROS)):

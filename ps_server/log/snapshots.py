@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import shutil
@@ -16,9 +15,11 @@ import xxhash
 from google.protobuf.message import DecodeError
 
 from ps_protocol.errors import DamagedData, InvalidRequest
+from ps_protocol.sealed import seal, unseal
 from ps_protocol.v1 import log_pb2, shard_pb2
 from ps_server.log.files import replace_file, sync_folder, write_at
 from ps_server.log.manifest import (
+    FIRST_SEALED,
     FORMAT,
     BlockPlace,
     GroupPlace,
@@ -32,6 +33,7 @@ from ps_server.log.manifest import (
 )
 from ps_server.log.row_messages import read_buckets
 from ps_server.optimizers import Block, StateEntry, describe, tensor_bytes
+from ps_server.private_files import FILE_MODE, make_private_folder
 from ps_server.tables import BucketContents
 
 _MANIFEST = "manifest.json"
@@ -75,13 +77,13 @@ class SnapshotWriter:
         self._root = root
         self._folder = root / f"{number:020}.part"
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(parents=True)
+        make_private_folder(self._folder)
         spare = root / "spare.bin"
         path = self._folder / _PARTS
         # Overwriting is much faster than writing a new file; what is left of the last one is not referred to.
         if spare.exists():
             spare.rename(path)
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
         self._offset = 0
         self._begun = number
         self._models: list[ModelPart] = []
@@ -141,7 +143,7 @@ class SnapshotWriter:
         number = min([self._begun, *(part.number for part in self._models)])
         folder = self._root / f"{through:020}"
         snapshot = Snapshot(folder, number, through, log_goes_on, tuple(self._models))
-        replace_file(self._folder / _MANIFEST, json.dumps(_to_json(snapshot)).encode())
+        replace_file(self._folder / _MANIFEST, seal(_to_json(snapshot)))
         shutil.rmtree(folder, ignore_errors=True)
         self._folder.rename(folder)
         sync_folder(self._root)
@@ -166,7 +168,7 @@ def newest_snapshot(root: Path) -> Snapshot | None:
         return None
     path = folders[-1] / _MANIFEST
     try:
-        data = json.loads(path.read_bytes())
+        data = unseal(path.read_bytes(), FIRST_SEALED)
         if data["format"] > FORMAT:
             raise DamagedData(
                 f"{path} was written by a newer torch-ps",
@@ -182,7 +184,8 @@ def newest_snapshot(root: Path) -> Snapshot | None:
 def let_log_go_on(snapshot: Snapshot) -> None:
     """From now on the log behind ``snapshot`` counts, too. Raises OSError."""
     path = snapshot.folder / _MANIFEST
-    replace_file(path, json.dumps({**json.loads(path.read_bytes()), "log_goes_on": True}).encode())
+    body = unseal(path.read_bytes(), FIRST_SEALED)
+    replace_file(path, seal({**body, "format": FORMAT, "log_goes_on": True}))
 
 
 def _to_json(snapshot: Snapshot) -> Mapping[str, Any]:

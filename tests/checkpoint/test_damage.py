@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from ps_protocol.errors import ConfigError, DamagedData
 from ps_protocol.layout import Layout
 from ps_protocol.model import DType, Variable
+from ps_protocol.sealed import sealed
 from ps_server.checkpoint import Checkpoint
 from ps_server.checkpoint.export import export
-from ps_server.checkpoint.manifest import sealed
 from ps_server.checkpoint.restore import read_state, read_values
 from ps_server.optimizers import Region
 

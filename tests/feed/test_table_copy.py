@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -81,6 +83,34 @@ def test_a_file_holds_rows_and_cursor(tmp_path):
     copy.save(path)
     again = TableCopy.load(path)
     assert (rows_of(again), again.cursor) == (rows_of(copy), {"number": 7})
-    path.write_bytes(path.read_bytes()[:50])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:50])
     with pytest.raises(DamagedData, match="no copy of a table"):
         TableCopy.load(path)
+
+
+def test_a_flipped_bit_in_the_file_of_a_copy_is_found_or_changes_nothing(tmp_path):
+    copy, path = TableCopy(), tmp_path / "copy"
+    copy.apply(change_of(7, [], [], list(range(100))))
+    copy.save(path)
+    seed = random.SystemRandom().randrange(1 << 20)
+    print(f"seed {seed}")
+    whole, chance = path.read_bytes(), random.Random(seed)
+    # The first array says in text how many items it has.
+    shape = whole.index(b"(100,)") + 1
+    for at in [shape, *(chance.randrange(len(whole)) for _ in range(300))]:
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << (0 if at == shape else chance.randrange(8))
+        path.write_bytes(damaged)
+        with suppress(DamagedData):
+            again = TableCopy.load(path)
+            assert (rows_of(again), again.cursor) == (rows_of(copy), copy.cursor), f"byte {at}"
+
+
+def test_the_file_of_a_copy_from_before_it_had_a_checksum_is_read(tmp_path):
+    ids, rows = np.array([5, 6], np.int64), np.ones((2, 2), np.float32)
+    cursor = np.frombuffer(b'{"number": 7}', np.uint8)
+    with (tmp_path / "copy").open("wb") as file:
+        np.savez(file, ids=ids, rows=rows, cursor=cursor)
+    copy = TableCopy.load(tmp_path / "copy")
+    assert (rows_of(copy), copy.cursor) == ({5: (1, 1), 6: (1, 1)}, {"number": 7})

@@ -227,6 +227,13 @@ def test_a_cursor_is_kept_in_a_file_whole(tmp_path):
     save_cursor(path, {"model": "m"})
     assert load_cursor(path) == {"model": "m"}
     assert list(tmp_path.iterdir()) == [path]
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        with pytest.raises(DamagedData, match=str(path)):
+            load_cursor(path)
+    path.write_text('{"model": "m"}\n')  # as it was written before it had a checksum
+    assert load_cursor(path) == {"model": "m"}
     path.write_text('{"mod')
     with pytest.raises(DamagedData, match="no file with a cursor"):
         load_cursor(path)

@@ -11,8 +11,8 @@ import torch
 
 from ps_protocol.layout import Layout
 from ps_server.consistency import Position, PushInfo, WorkerKey
-from ps_server.log import DataFolder, DurableLog, Loaded, Placed, Recovered, Update, recover
-from ps_server.optimizers import Region, Step
+from ps_server.log import DataFolder, DurableLog, Loaded, ModelPart, Placed, Recovered, SnapshotWriter, Update, recover
+from ps_server.optimizers import Region, Step, blocks_of
 from tests.support.shards import simple_spec, whole_map
 
 MOMENTUM = {"lr": 0.1, "momentum": 0.9}
@@ -65,6 +65,28 @@ def write_log(root: Path, layout: Layout, count: int) -> list[bytes]:
             log.append(entry)
         assert found.number == 0
     return served_by_version(layout, count)
+
+
+def write_snapshot(root: Path) -> None:
+    """One of all that the log in ``root`` holds, which is cut then."""
+    with opened(root) as (log, found):
+        with SnapshotWriter(root / "shard-0" / "snapshots", found.number) as writer:
+            for model in found.models.values():
+                replica = model.replica
+                writer.begin_model(ModelPart(model.shard_map, True, model.tracker.memento(), found.number))
+                for block in blocks_of(replica.layout):
+                    values = replica.region.bytes[block.begin : block.end]
+                    writer.write_block(block, found.number, values, replica.state(block.slices))
+            log.flush()
+            snapshot = writer.commit(found.number, log_goes_on=True)
+        log.cut(snapshot.number, 1)
+
+
+def go_on(root: Path, layout: Layout, first: int, last: int) -> None:
+    """Updates ``first`` to ``last``, behind those in ``root``."""
+    with opened(root) as (log, _):
+        for version in range(first, last + 1):
+            log.append(update(layout, version))
 
 
 def served_by_version(layout: Layout, count: int) -> list[bytes]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 
 import pytest
 
 from ps_protocol.errors import ConfigError, DamagedData, StorageFull
+from ps_protocol.sealed import seal, unseal
 from ps_server.log import DataFolder, DurableLog, LogReader, durable, reader, recover
 from ps_server.log.record import HEADER_BYTES, Header, decode_header, encode_record
 from ps_server.log.scan import Scan
@@ -247,9 +247,9 @@ def test_a_directory_of_another_shard_is_refused(tmp_path):
 def test_a_directory_of_a_newer_version_is_refused(tmp_path):
     DataFolder.open(tmp_path, 0).close()
     path = tmp_path / "shard-0" / "shard.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
+    path.write_bytes(seal({**unseal(path.read_bytes(), 2), "format": 99}))
     before = path.read_bytes()
-    with pytest.raises(DamagedData, match="written by a newer torch-ps; expected: format 1; actual: format 99"):
+    with pytest.raises(DamagedData, match="written by a newer torch-ps; expected: format 2; actual: format 99"):
         DataFolder.open(tmp_path, 0)
     assert path.read_bytes() == before
 
@@ -257,7 +257,7 @@ def test_a_directory_of_a_newer_version_is_refused(tmp_path):
 def test_an_unreadable_identity_is_refused(tmp_path):
     DataFolder.open(tmp_path, 0).close()
     (tmp_path / "shard-0" / "shard.json").write_text("{")
-    with pytest.raises(DamagedData, match=r"shard\.json cannot be read"):
+    with pytest.raises(DamagedData, match=r"shard\.json is damaged"):
         DataFolder.open(tmp_path, 0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Self
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
 from ps_protocol.errors import DamagedData, InvalidRequest
+from ps_protocol.sealed import seal, unseal
 from ps_protocol.v1 import shard_pb2 as pb
 
 Cursor = Mapping[str, Any]
@@ -74,20 +74,21 @@ class Cursors:
 def save_cursor(path: Path, cursor: Cursor) -> None:
     """Put ``cursor`` into the file ``path`` in one step, so that nobody ever sees half of it."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-    partial.write_text(json.dumps(cursor) + "\n")
+    partial.write_bytes(seal({"format": 1, **cursor}))
     partial.replace(path)
 
 
 def load_cursor(path: Path) -> Cursor | None:
     """What was saved there; None: nothing. Raises DamagedData."""
     try:
-        cursor: Cursor = json.loads(path.read_text())
+        cursor = unseal(path.read_bytes(), first_sealed=1)
+        cursor.pop("format", None)  # the first had neither format nor checksum
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise DamagedData(
             f"{path} is no file with a cursor",
-            expected="JSON, as this wrote it",
+            expected="what this wrote",
             actual=str(error),
             remedy="delete it: the reader then begins anew",
         ) from error
