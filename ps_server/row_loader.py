@@ -11,8 +11,9 @@ import grpc
 import numpy as np
 
 from ps_protocol.channel import CLIENT_OPTIONS
-from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.client.errors import translate
+from ps_protocol.client.membership import Membership
 from ps_protocol.errors import InvalidRequest, ModelMoved, NotReady, PsError, StorageFull, Unavailable
 from ps_protocol.frames import STATE_CHUNK_FIELD, cut, encode_chunk
 from ps_protocol.ids import split
@@ -25,6 +26,7 @@ from ps_server.checkpoint.row_files import RowFile, Rows
 PIECE_BYTES = 8 << 20
 """Rows that are on their way at a time: one record in the logs of the shards each, between two updates."""
 
+JOIN_SECONDS = 10.0
 CALL_SECONDS = 60.0
 _PAUSE_SECONDS = 0.2
 _PATIENCE_SECONDS = 60.0
@@ -35,11 +37,14 @@ _METHOD = "/ps_protocol.v1.Shard/LoadRows"
 class RowLoader:
     """One table of a running job, for one thread. Rows may come again: the last ones hold."""
 
-    def __init__(self, client: CoordinatorClient, model: str, table: str, channels: ExitStack) -> None:
-        """Raises UnknownModel, InvalidRequest for a table it does not have, Unavailable."""
+    def __init__(self, client: CoordinatorClient, model: str, table: str, exits: ExitStack) -> None:
+        """Joins the job as an evaluator, until ``exits`` close: shards take rows from members only.
+
+        Raises UnknownModel, InvalidRequest for a table it does not have, Unavailable.
+        """
         self._client = client
         self._model = model
-        self._channels = channels
+        self._exits = exits
         self._stubs: dict[str, grpc.StreamUnaryMultiCallable[bytes, pb.LoadRowsReply]] = {}
         known = [spec.name for spec in self._look().spec.tables]
         if table not in known:
@@ -47,6 +52,7 @@ class RowLoader:
                 f"model '{model}' has no table '{table}'", expected=", ".join(known) or "no table", actual=table
             )
         self._table = known.index(table)
+        self._membership = exits.enter_context(Membership.join(client, JoinSpec(Role.EVALUATOR), JOIN_SECONDS))
 
     @property
     def spec(self) -> TableSpec:
@@ -57,7 +63,7 @@ class RowLoader:
         """Write the rows of ``files``; returns how many. ``progress`` hears of each piece, in rows.
 
         ``only_new``: rows that are there stay as they are. Everything is read once before anything is written. Raises
-        InvalidRequest for NaN or infinity; what the shards raise, after a minute also Unavailable, NotReady and
+        InvalidRequest for NaN or infinity, Fenced; what the shards raise, after a minute also Unavailable, NotReady and
         StorageFull: what was written by then stays, and the same call goes on.
         """
         for file in files:
@@ -93,6 +99,8 @@ class RowLoader:
         """To every shard what it holds, all at once. Raises the first error when all have answered."""
         places = np.array(self._map.tables[self._table], np.int32)
         order, counts = split(piece.ids, places, int(places.max()) + 1)
+        self._membership.check()
+        member = self._membership.member
         calls, begin = [], 0
         for shard, count in enumerate(counts.tolist()):
             mine = order[begin : begin + count]
@@ -100,6 +108,8 @@ class RowLoader:
             if not count:
                 continue
             header = pb.LoadRowsHeader(
+                worker=pb.WorkerId(rank=member.index, incarnation=member.incarnation),
+                membership_revision=self._membership.view.revision,
                 model=self._model,
                 epoch=self._map.epoch,
                 table=self._table,
@@ -122,7 +132,7 @@ class RowLoader:
 
     def _stub(self, address: str) -> Any:
         if address not in self._stubs:
-            channel = self._channels.enter_context(grpc.insecure_channel(address, CLIENT_OPTIONS))
+            channel = self._exits.enter_context(grpc.insecure_channel(address, CLIENT_OPTIONS))
             self._stubs[address] = channel.stream_unary(_METHOD, response_deserializer=pb.LoadRowsReply.FromString)
         return self._stubs[address]
 

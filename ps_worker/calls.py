@@ -39,6 +39,21 @@ SLOWEST_BYTES_PER_SECOND = 10e6
 
 
 @dataclass(frozen=True, slots=True)
+class Writer:
+    """The worker that writes: shards refuse one that is no live member."""
+
+    rank: int
+    incarnation: int
+    #: A view of the cluster that includes it.
+    revision: int
+
+    @property
+    def id(self) -> pb.WorkerId:
+        """As messages name it."""
+        return pb.WorkerId(rank=self.rank, incarnation=self.incarnation)
+
+
+@dataclass(frozen=True, slots=True)
 class ShardCalls:
     """One model on one shard. Used from any thread; each call has a deadline and raises PsError."""
 
@@ -80,9 +95,11 @@ class ShardCalls:
         if not isinstance(answer, pb.Rows):
             raise InternalError(f"{self.peer} did not answer GetRows with rows", shard=str(self.peer.shard))
 
-    def load_rows(self, header: pb.LoadRowsHeader, pieces: Sequence[memoryview]) -> int:
+    def load_rows(self, writer: Writer, header: pb.LoadRowsHeader, pieces: Sequence[memoryview]) -> int:
         """Write rows: the bytes of all ids, then of all rows; returns how many. Safe to repeat."""
         header.model, header.epoch = self.model, self.epoch
+        header.worker.CopyFrom(writer.id)
+        header.membership_revision = writer.revision
 
         def requests() -> Iterator[bytes]:
             yield pb.LoadRowsRequest(header=header).SerializeToString()
@@ -90,15 +107,15 @@ class ShardCalls:
 
         return pb.LoadRowsReply.FromString(self._send("LoadRows", requests(), sum(map(len, pieces)))).written
 
-    def load_region(self, rank: int, incarnation: int, pieces: Sequence[memoryview]) -> bool:
+    def load_region(self, writer: Writer, pieces: Sequence[memoryview]) -> bool:
         """Upload the whole region unless the shard holds values already; returns whether it took them."""
-        header = self._header(rank, incarnation)
+        header = self._header(writer)
         header.only_if_uninitialised = header.with_region = True
         return self._load(header, pieces).written
 
-    def load_state(self, rank: int, incarnation: int, entries: Sequence[StateEntry]) -> None:
+    def load_state(self, writer: Writer, entries: Sequence[StateEntry]) -> None:
         """Replace all optimizer state of this shard. Safe to repeat."""
-        header = self._header(rank, incarnation)
+        header = self._header(writer)
         header.with_state = True
         header.state.extend(
             pb.StateTensor(slice=e.slice_index, name=e.name, dtype=_dtype(e.tensor), shape=e.tensor.shape)
@@ -128,9 +145,9 @@ class ShardCalls:
             raise InternalError(f"{self.peer} did not answer Save with a header", shard=str(self.peer.shard))
         return reply.header
 
-    def _header(self, rank: int, incarnation: int) -> pb.LoadHeader:
-        worker = pb.WorkerId(rank=rank, incarnation=incarnation)
-        return pb.LoadHeader(model=self.model, epoch=self.epoch, worker=worker)
+    def _header(self, writer: Writer) -> pb.LoadHeader:
+        revision = writer.revision
+        return pb.LoadHeader(model=self.model, epoch=self.epoch, worker=writer.id, membership_revision=revision)
 
     def _load(self, header: pb.LoadHeader, pieces: Sequence[memoryview]) -> pb.LoadReply:
         def requests() -> Iterator[bytes]:

@@ -13,7 +13,7 @@ from ps_protocol.errors import InternalError, PsError, Unavailable, from_detail
 from ps_protocol.layout import Range, subtract, total_bytes
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire import RAW, wire_to_pb
-from ps_worker.calls import ShardCalls
+from ps_worker.calls import ShardCalls, Writer
 from ps_worker.carriers import Carrier, Link, open_stream
 from ps_worker.encoder import Encoder
 from ps_worker.flat import FlatModel
@@ -322,15 +322,15 @@ class Lane:
     def load_region(self) -> None:
         """Upload parameters and buffers from flat memory; the first values of a model win. Raises PsError."""
         pieces = self._flat.parameters.pieces(self._flat.plan.ranges(self.shard))
-        self._calls().load_region(self._session.rank, self._session.incarnation, pieces)
+        self._calls().load_region(self._writer(), pieces)
 
     def load_rows(self, call: RowsCall) -> None:
         """Upload first values of rows. Raises PsError."""
-        self._calls().load_rows(call.header(), call.pieces)
+        self._calls().load_rows(self._writer(), call.header(), call.pieces)
 
     def load_state(self, entries: list[StateEntry]) -> None:
         """Replace the optimizer state of this shard. Raises PsError."""
-        self._calls().load_state(self._session.rank, self._session.incarnation, entries)
+        self._calls().load_state(self._writer(), entries)
 
     def save_state(self) -> list[StateEntry]:
         """The optimizer state of this shard. Raises PsError."""
@@ -349,6 +349,9 @@ class Lane:
         """Take over what another life of this worker had left out."""
         if self._encoder:
             self._encoder.load_residuals(entries)
+
+    def _writer(self) -> Writer:
+        return Writer(self._session.rank, self._session.incarnation, self._session.revision)
 
     def _calls(self) -> ShardCalls:
         channel = self._session.shard_channel(self.shard)

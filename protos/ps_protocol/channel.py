@@ -5,6 +5,9 @@ from __future__ import annotations
 KEEPALIVE_SECONDS = 10.0
 KEEPALIVE_TIMEOUT_SECONDS = 5.0
 
+SHARD_KEY = "ps-shard-bin"
+"""Metadata of the coordinator's calls that change a shard: a ShardKey."""
+
 # Tensors travel in chunks of 1 MB; only metadata of very many variables comes near this.
 MAX_MESSAGE_BYTES = 256 << 20
 

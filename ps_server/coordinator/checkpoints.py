@@ -111,7 +111,7 @@ class Checkpoints:
             raise ConfigError("there is no checkpoint yet", actual=str(self._config.directory), remedy="make one first")
         async with self.busy:
             view = self._driver.view
-            async with held_still(view, view.used_shards, uuid.uuid4().hex) as still:
+            async with held_still(self._driver, view.used_shards, uuid.uuid4().hex) as still:
                 request = pb.RestoreRequest(folder=str(chosen))
                 restored = await all_of(
                     shard.call("Restore", request, _WRITE_SECONDS) for shard in still.shards.values()
@@ -129,7 +129,7 @@ class Checkpoints:
 
     async def _write(self, folder: Path) -> int:
         view = self._driver.view
-        async with held_still(view, view.used_shards, uuid.uuid4().hex) as still:
+        async with held_still(self._driver, view.used_shards, uuid.uuid4().hex) as still:
             maps = still.complete(self._driver.shard_maps)
             if not maps:
                 raise NotReady("no model has values yet", remedy="wait for the first worker to declare one")

@@ -139,6 +139,11 @@ class Driver:
         """Where each model lives."""
         return self._state.shard_maps
 
+    @property
+    def shard_tokens(self) -> Mapping[int, str]:
+        """The token that each live shard joined with, by its incarnation. Never told to anybody else."""
+        return self._state.shard_tokens
+
     def begin_move(self, cut: str) -> int:
         """See ClusterState.begin_move."""
         return self._settle(self._state.begin_move(cut))

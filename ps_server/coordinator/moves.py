@@ -129,7 +129,7 @@ class Moves:
             # Also those that nothing goes to or comes from: every shard has to know the maps in force.
             numbers = {*view.live(Role.SHARD), *view.used_shards, *batch.receivers}
             began = time.monotonic()
-            async with held_still(view, numbers, cut) as still:
+            async with held_still(driver, numbers, cut) as still:
                 await self._prepare(still, batch, {name: driver.shard_maps[name] for name in names}, revision)
                 prepared = {number: shard.member.incarnation for number, shard in still.shards.items()}
                 driver.commit_move(cut, batch.maps, prepared)
@@ -158,7 +158,6 @@ class Moves:
             cut=still.cut,
             membership_revision=revision,
             models=map(shard_map_to_pb, batch.maps),
-            addresses={number: shard.member.address for number, shard in still.shards.items()},
         )
         await all_of(shard.call("Prepare", request, _HOLD_SECONDS) for shard in still.shards.values())
 

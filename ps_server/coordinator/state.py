@@ -274,6 +274,13 @@ class ClusterState:
         """Where each model lives."""
         return self._models.maps
 
+    @property
+    def shard_tokens(self) -> Mapping[int, str]:
+        """The token that each live shard joined with, by its incarnation."""
+        places = self._lives.places.values()
+        shards = (place for place in places if place.joined.member.role is Role.SHARD)
+        return {place.joined.member.incarnation: place.applicant.token for place in shards}
+
     def set_consistency(self, consistency: Consistency) -> Decision[ClusterView]:
         """Change the mode of the job. Raises InvalidRequest when it cannot work."""
         check_consistency(consistency, self._settings.expected_workers)

@@ -10,13 +10,14 @@ from typing import Any
 
 import grpc
 
-from ps_protocol.channel import CLIENT_OPTIONS
+from ps_protocol.channel import CLIENT_OPTIONS, SHARD_KEY
 from ps_protocol.client.errors import translate
 from ps_protocol.errors import NotReady, Unavailable
 from ps_protocol.model import ShardMap
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
-from ps_protocol.view import ClusterView, Member, Role
+from ps_protocol.view import Member, Role
+from ps_server.coordinator.driver import Driver
 
 FREEZE_SECONDS = 10.0
 """How long a shard holds still without hearing more of a cut, and how long it may take to answer."""
@@ -31,8 +32,11 @@ class Torn(Unavailable):
 class ShardCalls:
     """Calls to one shard, on the coordinator's event loop."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: Member, token: str = "") -> None:
+        """``token``: with which it joined; without it the shard answers only what changes nothing."""
         self.member = member
+        key = pb.ShardKey(incarnation=member.incarnation, token=token)
+        self._metadata = ((SHARD_KEY, key.SerializeToString()),) if token else ()
         self._peer = f"{member} at {member.address}"
         self._channel = grpc.aio.insecure_channel(member.address, CLIENT_OPTIONS)
         self._stub = shard_pb2_grpc.ShardStub(self._channel)  # type: ignore[no-untyped-call]
@@ -40,7 +44,7 @@ class ShardCalls:
     async def call(self, method: str, request: Any, seconds: float = FREEZE_SECONDS) -> Any:
         """Raises the typed error of the shard, Unavailable when it does not answer."""
         try:
-            return await getattr(self._stub, method)(request, timeout=seconds)
+            return await getattr(self._stub, method)(request, timeout=seconds, metadata=self._metadata)
         except grpc.RpcError as error:
             raise translate(error, self._peer) from error
 
@@ -80,15 +84,16 @@ class Stillness:
 
 
 @asynccontextmanager
-async def held_still(view: ClusterView, numbers: Iterable[int], cut: str) -> AsyncIterator[Stillness]:
+async def held_still(driver: Driver, numbers: Iterable[int], cut: str) -> AsyncIterator[Stillness]:
     """The shards of these ``numbers``, holding still; they go on at the latest when the block ends.
 
     Raises NotReady when one of them is away, and their errors.
     """
-    members, wanted = view.live(Role.SHARD), sorted(numbers)
+    members, tokens, wanted = driver.view.live(Role.SHARD), driver.shard_tokens, sorted(numbers)
     if missing := [number for number in wanted if number not in members]:
         raise NotReady("a shard is away", shard=", ".join(map(str, missing)), remedy="start it, then try again")
-    shards = {number: ShardCalls(members[number]) for number in wanted}
+    # One that has just been replaced has another token: the place and the token are of one incarnation, or it refuses.
+    shards = {number: ShardCalls(members[number], tokens.get(members[number].incarnation, "")) for number in wanted}
     still = Stillness(cut, shards, {})
     try:
         request = pb.FreezeRequest(cut=cut, seconds=FREEZE_SECONDS)

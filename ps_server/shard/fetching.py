@@ -14,11 +14,12 @@ import torch
 from ps_protocol import convert
 from ps_protocol.channel import CLIENT_OPTIONS
 from ps_protocol.client.errors import translate
-from ps_protocol.errors import InternalError, InvalidRequest
+from ps_protocol.errors import InternalError, Unavailable
 from ps_protocol.frames import STATE_CHUNK_FIELD, Scatter, parse_chunk
 from ps_protocol.layout import Layout
 from ps_protocol.model import ShardMap
 from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.view import Member
 from ps_server.consistency import TrackerMemento
 from ps_server.log import Prepared
 from ps_server.optimizers import StateEntry, StateKey, tensor_bytes, torch_dtype
@@ -32,8 +33,11 @@ _SAVE = "/ps_protocol.v1.Shard/Save"
 _SAVE_BUCKETS = "/ps_protocol.v1.Shard/SaveBuckets"
 
 
-async def fetch(held: ShardMap, wanted: ShardMap, shard: int, addresses: Mapping[int, str]) -> Prepared:
-    """Everything that comes to ``shard``; the sources must stand still. Raises as ``arrivals``, and Unavailable."""
+async def fetch(held: ShardMap, wanted: ShardMap, shard: int, members: Mapping[int, Member]) -> Prepared:
+    """Everything that comes to ``shard``, from ``members``, the live shards by number; the sources must stand still.
+
+    Raises as ``arrivals``, and Unavailable, also for a source that is no live shard.
+    """
     layout = Layout.of(wanted, shard)
     parcels = arrivals(held, wanted, shard)
     incoming = tuple(index for parcel in parcels for _, index in parcel.slices)
@@ -43,13 +47,15 @@ async def fetch(held: ShardMap, wanted: ShardMap, shard: int, addresses: Mapping
     tracker: TrackerMemento | None = None
     begin = 0
     for parcel in parcels:
-        if parcel.source not in addresses:
-            raise InvalidRequest(
-                f"slices come from shard {parcel.source}, and nobody says where it is", shard=str(shard)
+        if parcel.source not in members:
+            raise Unavailable(
+                f"slices come from shard {parcel.source}, which is away",
+                shard=str(shard),
+                remedy="start it, then move again",
             )
         end = begin + sum(_size(layout, index) for _, index in parcel.slices)
         async with AsyncExitStack() as stack:
-            source = _Source(held, parcel, addresses[parcel.source], stack)
+            source = _Source(held, parcel, members[parcel.source].address, stack)
             if parcel.slices:
                 entries += await source.slices(values[begin:end])
             for table, numbers in parcel.buckets:

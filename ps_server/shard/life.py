@@ -19,6 +19,7 @@ from ps_server.failpoints import Failpoints
 from ps_server.shard.aging import Aging
 from ps_server.shard.counters import Counters
 from ps_server.shard.feed import Feed
+from ps_server.shard.fence import Fence
 from ps_server.shard.follower import Follower
 from ps_server.shard.lane import Lane
 from ps_server.shard.registry import Registry, ShardParts
@@ -122,13 +123,15 @@ class Life:
         )
         feed = Feed(config.shard, registry, storage.kept[1], replication) if storage.kept else None
         side_channels = SideChannels(config.side_channels)
-        service = ShardService(config.shard, registry, self._counters, side_channels, feed)
+        fence = Fence(config.shard, registry)
+        service = ShardService(config.shard, registry, self._counters, side_channels, feed, fence)
         server = None
         try:
             server = await serving.start(config.bind, config.port, [(SERVICE, service.register)])
             address = config.advertise or server.address
             membership = await self._place(storage, lane, address)
             if membership is not None:
+                fence.begin(membership.member.incarnation, membership.token)
                 await self._hold(membership, address, storage, registry, feed)
         except Fenced:
             self._gently = False

@@ -297,13 +297,18 @@ class ShardModel:
         if self._replication is not None and not self._replication.covers(number):
             await self._replication.covered(number)
 
-    async def _reserve(self, nbytes: int, *, at_cut: bool) -> None:
-        """Room in the log for what is written at once from here. Raises StorageFull, or what stopped the model."""
+    async def _reserve(self, nbytes: int, *, at_cut: bool, check: Callable[[], None] | None = None) -> None:
+        """Room in the log for what is written at once from here. Raises StorageFull, or what stopped the model.
+
+        ``check`` raises when that may not be written any more.
+        """
         await self._log.reserve(nbytes)
         try:
             if not at_cut:
                 await self.gate.opened()
             self.check()
+            if check:
+                check()
         except BaseException:
             self._log.release(nbytes)
             raise
@@ -366,12 +371,15 @@ class ShardModel:
         self.check()
         return version, bytes_of(rows)
 
-    async def write_rows(self, entry: RowsEntry, nbytes: int, *, at_cut: bool = False) -> None:
+    async def write_rows(
+        self, entry: RowsEntry, nbytes: int, *, at_cut: bool = False, check: Callable[[], None] | None = None
+    ) -> None:
         """Write or drop rows, for about ``nbytes`` of log. Raises StorageFull, or what stopped the model.
 
-        ``at_cut``: whoever holds the model at a cut wants this; others wait until it goes on.
+        ``at_cut``: whoever holds the model at a cut wants this; others wait until it goes on. ``check`` is called when
+        nothing is waited for any more before it is written, and may refuse it.
         """
-        await self._reserve(nbytes, at_cut=at_cut)
+        await self._reserve(nbytes, at_cut=at_cut, check=check)
         await asyncio.shield(self._applier.write_rows(entry, nbytes, self.tracker.version))
         await self._covered()
         self.check()
@@ -399,16 +407,17 @@ class ShardModel:
         *,
         only_first: bool,
         at_cut: bool = False,
+        check: Callable[[], None] | None = None,
     ) -> bool:
         """Write values and state; False when ``only_first`` found values. Raises InvalidRequest, StorageFull.
 
-        ``tracker``: where a restored job stood; before anybody has opened a stream. ``at_cut``: whoever holds the model
-        at a cut wants this; others wait until it goes on.
+        ``tracker``: where a restored job stood; before anybody has opened a stream. ``at_cut`` and ``check`` as in
+        ``write_rows``.
         """
         nbytes = self.layout.region_bytes + sum(tensor.nbytes for _, tensor in entries or ())
         if not self.initialised and self._announce:
             await self._announce()
-        await self._reserve(nbytes, at_cut=at_cut)
+        await self._reserve(nbytes, at_cut=at_cut, check=check)
         # Looked at last: of two that come at once the first wins.
         if only_first and self.initialised:
             self._log.release(nbytes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from ps_protocol.convert import shard_map_to_pb
 from ps_protocol.errors import InternalError, ModelMoved, PsError, Unavailable
 from ps_protocol.layout import Layout
 from ps_protocol.model import ShardMap
-from ps_protocol.view import ClusterView
+from ps_protocol.view import ClusterView, Role
 from ps_server.log import Prepared, RecoveredModel, Switched, switched
 from ps_server.optimizers import describe
 from ps_server.shard.cut import Cuts
@@ -60,14 +60,16 @@ class Moves:
         self._settled.set()
         registry.watch(self._on_view)
 
-    async def prepare(self, cut: str, revision: int, maps: Sequence[ShardMap], addresses: Mapping[int, str]) -> int:
+    async def prepare(self, cut: str, revision: int, maps: Sequence[ShardMap]) -> int:
         """Get and log what the next ``maps`` need; from then on stand still until the cluster's view tells the outcome.
 
-        Returns the bytes of values and state that came. Raises Unavailable when the move is over, and whatever keeps
-        this shard from it: StorageFull, StateLost, InvalidRequest, ModelMismatch, UnknownModel, InternalError. Then
-        nothing was changed, and the shard goes on.
+        What comes is fetched from the shards of the cluster's view, which is at least of this ``revision``. Returns the
+        bytes of values and state that came. Raises Unavailable when the move is over, and whatever keeps this shard
+        from it: StorageFull, StateLost, InvalidRequest, ModelMismatch, UnknownModel, InternalError. Then nothing was
+        changed, and the shard goes on.
         """
         await self._registry.membership(revision)
+        members = self._registry.view.live(Role.SHARD)
         if self._bound:
             raise Unavailable(f"shard {self._parts.shard} has prepared for a move already", remedy="try again")
         try:
@@ -75,7 +77,7 @@ class Moves:
                 self._check(cut)
                 prepared = [(await self._standing(shard_map), shard_map) for shard_map in maps]
                 arrived = [
-                    (model, await fetch(model.layout.shard_map, shard_map, self._parts.shard, addresses))
+                    (model, await fetch(model.layout.shard_map, shard_map, self._parts.shard, members))
                     for model, shard_map in prepared
                 ]
                 self._check(cut)

@@ -14,8 +14,10 @@ from ps_protocol.frames import STATE_CHUNK_FIELD, Scatter, cut, encode_chunk, pa
 from ps_protocol.layout import Layout
 from ps_protocol.tables import Ids
 from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.view import Role
 from ps_server.log import RowsLoaded, bytes_of
 from ps_server.shard.carriers.grpc_stream import Context, GrpcCarrier, read
+from ps_server.shard.fence import Fence
 from ps_server.shard.pushed_rows import MAX_ROWS_BYTES, wanted
 from ps_server.shard.registry import Registry
 
@@ -26,8 +28,9 @@ if TYPE_CHECKING:
 class RowsService:
     """Called by ShardService on the shard's event loop."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, fence: Fence) -> None:
         self._registry = registry
+        self._fence = fence
 
     async def get_rows(self, request: pb.GetRowsRequest, context: Context) -> None:
         """Rows as they are now, whatever the mode."""
@@ -46,6 +49,8 @@ class RowsService:
         if message.WhichOneof("body") != "header":
             raise InvalidRequest("LoadRows begins with its header", actual=str(message.WhichOneof("body")))
         header = message.header
+        writers = Role.WORKER, Role.EVALUATOR
+        worker = await self._fence.admit(header.worker, header.membership_revision, *writers)
         model = await self._registry.model(header.model, header.epoch)
         ids, rows = _room(header, model.layout)
         await _receive(context, [bytes_of(ids), bytes_of(rows)])
@@ -57,7 +62,7 @@ class RowsService:
             )
         await model.with_tables(lambda tables: _check(tables[header.table], ids))
         entry = RowsLoaded(model.name, header.table, ids, rows, header.with_state, header.only_new)
-        await model.write_rows(entry, ids.nbytes + rows.nbytes)
+        await model.write_rows(entry, ids.nbytes + rows.nbytes, check=lambda: self._fence.check(worker, *writers))
         return pb.LoadRowsReply(written=ids.size)
 
     async def save_buckets(self, request: pb.SaveBucketsRequest, context: Context) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from ps_protocol import PROTOCOL_VERSION, convert
 from ps_protocol.errors import InvalidRequest, ProtocolVersionMismatch
@@ -24,6 +25,7 @@ from ps_server.shard.changes import ChangeFeed
 from ps_server.shard.counters import Counters
 from ps_server.shard.cut import Cuts
 from ps_server.shard.feed import Feed
+from ps_server.shard.fence import ACCESS, Access, Fence
 from ps_server.shard.model import ShardModel
 from ps_server.shard.moves import Moves
 from ps_server.shard.registry import Registry
@@ -33,6 +35,8 @@ from ps_server.shard.state import LoadReader, check_slices, parse_load
 from ps_server.shard.stream import StepStream, send_published
 
 SERVICE = "ps_protocol.v1.Shard"
+
+_Handler = Callable[[Any, Context], Awaitable[Any]]
 
 
 class ShardService:
@@ -45,63 +49,69 @@ class ShardService:
         counters: Counters,
         side_channels: SideChannels,
         feed: Feed | None = None,
+        fence: Fence | None = None,
     ) -> None:
-        """``feed``: where a standby gets the log; None: there is no log to follow."""
+        """``feed``: where a standby gets the log; None: there is no log to follow.
+
+        ``fence``: who may change this shard; None: no coordinator may.
+        """
         self._shard = shard
+        self._fence = fence or Fence(shard, registry)
         self._feed = feed
         self._cuts = Cuts(shard, registry)
         self._moves = Moves(registry, self._cuts)
         self._registry = registry
-        self._rows = RowsService(registry)
+        self._rows = RowsService(registry, self._fence)
         self._changes = ChangeFeed(registry)
         self._counters = counters
         self._side_channels = side_channels
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the service to ``server``. Streams with tensors carry raw bytes, which frames.py reads and writes."""
-        handler = grpc.method_handlers_generic_handler(
-            SERVICE,
-            {
-                "Step": grpc.stream_stream_rpc_method_handler(_translated(self.step)),
-                "Pull": grpc.unary_stream_rpc_method_handler(_translated(self.pull), pb.PullRequest.FromString),
-                "Push": grpc.stream_unary_rpc_method_handler(_translated(self.push)),
-                "Load": grpc.stream_unary_rpc_method_handler(_translated(self.load)),
-                "Save": grpc.unary_stream_rpc_method_handler(_translated(self.save), pb.SaveRequest.FromString),
-                "GetRows": grpc.unary_stream_rpc_method_handler(
-                    _translated(self._rows.get_rows), pb.GetRowsRequest.FromString
-                ),
-                "LoadRows": grpc.stream_unary_rpc_method_handler(_translated(self.load_rows)),
-                "SaveBuckets": grpc.unary_stream_rpc_method_handler(
-                    _translated(self._rows.save_buckets), pb.SaveBucketsRequest.FromString
-                ),
-                "GetModel": grpc.unary_unary_rpc_method_handler(
-                    _translated(self.get_model), pb.GetModelRequest.FromString, pb.ModelStatus.SerializeToString
-                ),
-                "Feed": grpc.unary_stream_rpc_method_handler(
-                    _translated(self._changes.serve), pb.FeedRequest.FromString
-                ),
-                "Follow": grpc.stream_stream_rpc_method_handler(_translated(self.follow)),
-                "Freeze": grpc.unary_unary_rpc_method_handler(
-                    _translated(self.freeze), pb.FreezeRequest.FromString, pb.FreezeReply.SerializeToString
-                ),
-                "Cut": grpc.unary_unary_rpc_method_handler(
-                    _translated(self.cut), pb.CutRequest.FromString, pb.CutReply.SerializeToString
-                ),
-                "Reach": grpc.unary_unary_rpc_method_handler(
-                    _translated(self.reach), pb.ReachRequest.FromString, pb.ReachReply.SerializeToString
-                ),
-                "Prepare": grpc.unary_unary_rpc_method_handler(
-                    _translated(self.prepare), pb.PrepareRequest.FromString, pb.PrepareReply.SerializeToString
-                ),
-                "Thaw": grpc.unary_unary_rpc_method_handler(
-                    _translated(self.thaw), pb.ThawRequest.FromString, pb.ThawReply.SerializeToString
-                ),
-                "Restore": grpc.unary_unary_rpc_method_handler(
-                    _translated(self.restore), pb.RestoreRequest.FromString, pb.RestoreReply.SerializeToString
-                ),
-            },
-        )
-        server.add_generic_rpc_handlers((handler,))
+        streams: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Step": grpc.stream_stream_rpc_method_handler(self._guarded("Step", self.step)),
+            "Push": grpc.stream_unary_rpc_method_handler(self._guarded("Push", self.push)),
+            "Load": grpc.stream_unary_rpc_method_handler(self._guarded("Load", self.load)),
+            "LoadRows": grpc.stream_unary_rpc_method_handler(self._guarded("LoadRows", self.load_rows)),
+            "Follow": grpc.stream_stream_rpc_method_handler(self._guarded("Follow", self.follow)),
+        }
+        read: Mapping[str, tuple[_Handler, type[Message]]] = {
+            "Pull": (self.pull, pb.PullRequest),
+            "Save": (self.save, pb.SaveRequest),
+            "GetRows": (self._rows.get_rows, pb.GetRowsRequest),
+            "SaveBuckets": (self._rows.save_buckets, pb.SaveBucketsRequest),
+            "Feed": (self._changes.serve, pb.FeedRequest),
+        }
+        asked: Mapping[str, tuple[_Handler, type[Message]]] = {
+            "GetModel": (self.get_model, pb.GetModelRequest),
+            "Freeze": (self.freeze, pb.FreezeRequest),
+            "Cut": (self.cut, pb.CutRequest),
+            "Reach": (self.reach, pb.ReachRequest),
+            "Prepare": (self.prepare, pb.PrepareRequest),
+            "Thaw": (self.thaw, pb.ThawRequest),
+            "Restore": (self.restore, pb.RestoreRequest),
+        }
+        streams |= {
+            name: grpc.unary_stream_rpc_method_handler(self._guarded(name, handler), kind.FromString)
+            for name, (handler, kind) in read.items()
+        }
+        streams |= {
+            name: grpc.unary_unary_rpc_method_handler(self._guarded(name, handler), kind.FromString, _serialized)
+            for name, (handler, kind) in asked.items()
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, streams),))
+
+    def _guarded(self, name: str, handler: _Handler) -> _Handler:
+        """``handler`` behind the fence of its method."""
+        from_coordinator = ACCESS[name] is Access.COORDINATOR
+
+        async def guarded(request: Any, context: Context) -> Any:
+            async with translated(context):
+                if from_coordinator:
+                    self._fence.check_coordinator(dict(context.invocation_metadata() or ()))
+                return await handler(request, context)
+
+        return guarded
 
     async def step(self, _: AsyncIterator[bytes], context: Context) -> None:
         """Open, then one exchange per step, on whichever channel the worker chooses."""
@@ -177,6 +187,7 @@ class ShardService:
         if message.WhichOneof("body") != "header":
             raise InvalidRequest("a Load begins with its header", actual=str(message.WhichOneof("body")))
         header = message.header
+        worker = await self._fence.admit(header.worker, header.membership_revision)
         model = await self._registry.model(header.model, header.epoch)
         region = model.pool.take() if header.with_region else None
         try:
@@ -185,7 +196,12 @@ class ShardService:
                 if (data := await read(context)) is None:
                     raise InvalidRequest("a Load ended before its payload", expected=reader.missing)
                 reader.take(data)
-            written = await model.load(region, reader.entries, only_first=header.only_if_uninitialised)
+            written = await model.load(
+                region,
+                reader.entries,
+                only_first=header.only_if_uninitialised,
+                check=lambda: self._fence.check(worker),
+            )
         finally:
             if region:
                 model.pool.give(region)
@@ -281,7 +297,7 @@ class ShardService:
     async def prepare(self, request: pb.PrepareRequest, context: Context) -> pb.PrepareReply:
         """Get what the next shard maps need, and wait for the cluster's decision."""
         maps = [convert.shard_map_from_pb(message) for message in request.models]
-        received = await self._moves.prepare(request.cut, request.membership_revision, maps, request.addresses)
+        received = await self._moves.prepare(request.cut, request.membership_revision, maps)
         return pb.PrepareReply(received_bytes=received)
 
     async def thaw(self, request: pb.ThawRequest, context: Context) -> pb.ThawReply:
@@ -295,12 +311,8 @@ class ShardService:
         return pb.RestoreReply(models=await self._cuts.restore(Path(request.folder)))
 
 
-def _translated(handler: Callable[[Any, Context], Awaitable[Any]]) -> Callable[[Any, Context], Awaitable[Any]]:
-    async def wrapped(request: Any, context: Context) -> Any:
-        async with translated(context):
-            return await handler(request, context)
-
-    return wrapped
+def _serialized(message: Message) -> bytes:
+    return message.SerializeToString()
 
 
 async def _ended(anchor: GrpcCarrier) -> None:

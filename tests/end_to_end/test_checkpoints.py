@@ -22,7 +22,7 @@ from ps_server.checkpoint_options import CheckpointConfig
 from ps_worker import Cluster
 from tests.end_to_end.training import assert_bitwise, assert_close, batches, loss_of, net, run_workers, values
 from tests.session.jobs import Job, running_job
-from tests.support.shards import wait_until
+from tests.support.shards import coordinator_stub, wait_until
 
 STEPS = 12
 MODES = [Consistency(Mode.ASYNC), Consistency(Mode.SSP, staleness=2), Consistency(Mode.SYNC)]
@@ -145,7 +145,10 @@ def test_training_goes_on_when_whoever_wanted_a_cut_has_gone(tmp_path):
 
 
 def shard_stub(job: Job, cluster: Cluster) -> shard_pb2_grpc.ShardStub:
-    return shard_pb2_grpc.ShardStub(cluster._session.shard_channel(0))
+    """As the coordinator has it."""
+    driver = job.checkpoints._driver
+    (token,) = driver.shard_tokens.values()
+    return coordinator_stub(cluster._session.shard_channel(0), driver.view.live(Role.SHARD)[0].incarnation, token)
 
 
 def test_a_checkpoint_goes_into_a_running_job(tmp_path):

@@ -262,9 +262,13 @@ def names_known_model(kind: type[pb.StepRequest] | type[pb.LoadRequest], data: b
     return body not in ("open", "header") or getattr(message, body).model == "model"
 
 
+#: The bystander, or nobody.
+WRITERS = st.just(pb.WorkerId(rank=1, incarnation=2)) | st.builds(pb.WorkerId, rank=SMALL, incarnation=SMALL)
+
 LOADS = st.builds(
     pb.LoadHeader,
     model=st.just("model"),
+    worker=WRITERS,
     only_if_uninitialised=st.booleans(),
     with_region=st.booleans(),
     with_state=st.booleans(),
@@ -280,7 +284,10 @@ LOADS = st.builds(
     ),
 )
 WIDE = pb.LoadHeader(
-    model="model", with_state=True, state=[pb.StateTensor(name="step", dtype=1, shape=[0, 1 << 62, 9])]
+    worker=pb.WorkerId(rank=1, incarnation=2),
+    model="model",
+    with_state=True,
+    state=[pb.StateTensor(name="step", dtype=1, shape=[0, 1 << 62, 9])],
 )
 LOAD_CHUNKS = st.builds(pb.Chunk, position=st.just(0) | PLACES, payload=PAYLOADS)
 

@@ -121,6 +121,7 @@ def test_whatever_comes_about_rows_on_an_open_stream_harms_nobody_else(attacked:
 @given(
     header=st.builds(
         pb.LoadRowsHeader,
+        worker=st.just(pb.WorkerId(rank=1, incarnation=2)),
         model=st.just("rows"),
         table=NUMBERS,
         rows=COUNTS,

@@ -23,6 +23,7 @@ from ps_server.failpoints import Failpoints
 from ps_server.optimizers import Region
 from ps_server.shard.counters import Counters
 from ps_server.shard.feed import Feed
+from ps_server.shard.fence import Fence
 from ps_server.shard.lane import Lane
 from ps_server.shard.model import ShardModel
 from ps_server.shard.parts import ShardParts
@@ -34,7 +35,7 @@ from ps_server.shard.storage import Storage
 from ps_server.storage_options import Durability, SnapshotRule, StorageConfig
 from ps_server.tables import BucketContents
 from tests.support.loops import LoopThread
-from tests.support.shards import StubStream, TestShard, load
+from tests.support.shards import TOKEN, StubStream, TestShard, coordinator_stub, load
 
 NEVER = SnapshotRule(seconds=1e9)
 OFTEN = SnapshotRule(seconds=0.01)
@@ -90,7 +91,8 @@ class Node(TestShard):
 
     @property
     def stub(self) -> shard_pb2_grpc.ShardStub:
-        return shard_pb2_grpc.ShardStub(self.channel)
+        """As the coordinator has it."""
+        return coordinator_stub(self.channel, self.incarnation)
 
     def show(self, view: ClusterView) -> None:
         self.view = view
@@ -144,7 +146,9 @@ class Job:
 
         channels, feed = self.loop.run(begin())
         self._stack.callback(lambda: self.loop.run(channels.close()))
-        service = ShardService(number, registry, counters, channels, feed)
+        fence = Fence(number, registry)
+        fence.begin(node.incarnation, TOKEN)
+        service = ShardService(number, registry, counters, channels, feed, fence)
         server = self.loop.run(serving.start("127.0.0.1", 0, [(SERVICE, service.register)]))
         self._stack.callback(lambda: self.loop.run(server.stop(0.2)))
         if feed:
@@ -159,7 +163,10 @@ class Job:
     def view(self) -> ClusterView:
         return ClusterView(
             revision=self.revision,
-            members=tuple(Member(Role.WORKER, rank, incarnation) for rank, incarnation in self.live.items()),
+            members=(
+                *(Member(Role.WORKER, rank, incarnation) for rank, incarnation in self.live.items()),
+                *(Member(Role.SHARD, n, node.incarnation, node.address) for n, node in self.nodes.items()),
+            ),
             consistency=self.consistency,
             models={name: shard_map.epoch for name, shard_map in self.maps.items()},
             expected_shards=len(self.nodes) or 1,
@@ -253,7 +260,6 @@ class Job:
             cut=MOVE,
             membership_revision=self.revision,
             models=map(shard_map_to_pb, wanted),
-            addresses={n: node.address for n, node in self.nodes.items()},
         )
         return self.nodes[number].stub.Prepare(request, timeout=30)
 

@@ -349,6 +349,7 @@ def test_a_source_that_does_not_answer_undoes_the_move():
         made.reach()
         real = made.nodes[1].address
         made.nodes[1].address = "127.0.0.1:1"
+        made.show()
         with pytest.raises(grpc.RpcError) as refused:
             made.prepare(2, made.next_map(THERE))
         assert isinstance(error_of(refused.value), Unavailable)

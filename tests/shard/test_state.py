@@ -20,6 +20,7 @@ from tests.support.shards import (
     start,
     wait_until,
     whole_map,
+    writer,
 )
 
 ADAM = {"optimizer": "torch.optim.Adam"}
@@ -35,7 +36,8 @@ def save(shard):
 
 def load_all(shard, header, payload, **fields):
     stub = shard_pb2_grpc.ShardStub(shard.channel)
-    head = pb.LoadHeader(model="model", with_region=True, with_state=True, state=header.state, **fields)
+    fields = {"model": "model", "worker": writer(shard), "with_region": True, "with_state": True} | fields
+    head = pb.LoadHeader(state=header.state, **fields)
     return stub.Load(iter([pb.LoadRequest(header=head), pb.LoadRequest(chunk=pb.Chunk(payload=payload))]))
 
 

@@ -214,6 +214,7 @@ def test_a_source_that_is_away_keeps_the_buckets_from_moving_and_training_goes_o
         made.begin_move()
         made.reach()
         made.nodes[1].address = "127.0.0.1:1"
+        made.show()
         with pytest.raises(grpc.RpcError) as refused:
             made.prepare(0, wanted)
         assert isinstance(error_of(refused.value), Unavailable)

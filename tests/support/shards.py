@@ -14,6 +14,7 @@ import grpc
 import torch
 
 from ps_protocol import PROTOCOL_VERSION
+from ps_protocol.channel import SHARD_KEY
 from ps_protocol.errors import ERROR_TRAILER, PsError, from_detail
 from ps_protocol.layout import Layout
 from ps_protocol.model import Consistency, DType, Kind, ModelSpec, NonFinite, ShardMap, Slice, Variable
@@ -23,6 +24,7 @@ from ps_server import serving
 from ps_server.failpoints import Failpoints
 from ps_server.log import Entry, MemoryLog, Update, UpdateLog
 from ps_server.shard.counters import Counters
+from ps_server.shard.fence import Fence
 from ps_server.shard.lane import Lane
 from ps_server.shard.model import ShardModel
 from ps_server.shard.published import Published
@@ -32,6 +34,26 @@ from ps_server.shard.side_channels import SideChannelConfig, SideChannels
 from ps_server.shard.storage import Storage
 from ps_server.storage_options import StorageConfig
 from tests.support.loops import LoopThread
+
+TOKEN = "what only the coordinator knows"
+"""With which shards of tests have joined."""
+
+
+class _Keyed(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+    def __init__(self, key: shard_pb2.ShardKey) -> None:
+        self._metadata = [(SHARD_KEY, key.SerializeToString())]
+
+    def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+        keyed = grpc.ClientCallDetails()
+        keyed.method, keyed.timeout, keyed.credentials = details.method, details.timeout, details.credentials
+        keyed.metadata = [*(details.metadata or ()), *self._metadata]
+        return continuation(keyed, request)
+
+
+def coordinator_stub(channel: grpc.Channel, incarnation: int, token: str = TOKEN) -> shard_pb2_grpc.ShardStub:
+    """A stub whose calls a shard of this incarnation takes for its coordinator's."""
+    key = shard_pb2.ShardKey(incarnation=incarnation, token=token)
+    return shard_pb2_grpc.ShardStub(grpc.intercept_channel(channel, _Keyed(key)))
 
 
 def simple_spec(
@@ -118,8 +140,13 @@ def running_shard(
     side_channel_config: SideChannelConfig | None = None,
     storage_config: StorageConfig | None = None,
     incarnation: int = 100,
+    *,
+    joined: bool = True,
 ) -> Iterator[TestShard]:
-    """Serve shard 0 on a free port of 127.0.0.1. ``storage_config``: what it keeps on disk, in the place of ``log``."""
+    """Serve shard 0 on a free port of 127.0.0.1. ``storage_config``: what it keeps on disk, in the place of ``log``.
+
+    ``joined``: it holds its place, having joined with TOKEN.
+    """
 
     async def listening(config: SideChannelConfig) -> SideChannels:
         return SideChannels(config)
@@ -141,7 +168,10 @@ def running_shard(
         loop.run(begin())
         side_channels = loop.run(listening(side_channel_config or SideChannelConfig()))
         closing.callback(lambda: loop.run(side_channels.close()))
-        service = ShardService(0, registry, counters, side_channels)
+        fence = Fence(0, registry)
+        if joined:
+            fence.begin(incarnation, TOKEN)
+        service = ShardService(0, registry, counters, side_channels, fence=fence)
         server = loop.run(serving.start("127.0.0.1", 0, [(SERVICE, service.register)]))
         closing.callback(lambda: loop.run(server.stop(0.2)))
         shard.address = server.address
@@ -214,10 +244,17 @@ class StubStream:
         self.replies.cancel()
 
 
+def writer(shard: TestShard) -> shard_pb2.WorkerId:
+    """The lowest live worker."""
+    live = shard.registry.view.live(Role.WORKER)
+    rank = min(live)
+    return shard_pb2.WorkerId(rank=rank, incarnation=live[rank].incarnation)
+
+
 def load(shard: TestShard, model: ShardModel, values: bytes, **header: Any) -> shard_pb2.LoadReply:
-    """Write a whole region through Load."""
+    """Write a whole region through Load, as the lowest live worker."""
     stub = shard_pb2_grpc.ShardStub(shard.channel)
-    head = shard_pb2.LoadHeader(model=model.name, with_region=True, **header)
+    head = shard_pb2.LoadHeader(model=model.name, with_region=True, **({"worker": writer(shard)} | header))
     chunk = shard_pb2.Chunk(position=0, payload=values)
     return stub.Load(iter([shard_pb2.LoadRequest(header=head), shard_pb2.LoadRequest(chunk=chunk)]))
 

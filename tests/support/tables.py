@@ -14,7 +14,7 @@ from ps_protocol.tables import ROW_OPTIMIZERS, Ids, RowInit, RowLife, TableSpec
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
 from ps_server.shard.model import ShardModel
-from tests.support.shards import StubStream, TestShard, load, simple_spec, whole_map
+from tests.support.shards import StubStream, TestShard, load, simple_spec, whole_map, writer
 
 Rows = npt.NDArray[np.float32]
 
@@ -115,9 +115,9 @@ def get_rows(shard: TestShard, ids: Ids, dim: int, *, table: int = 0, model: str
 
 
 def load_rows(shard: TestShard, ids: Ids, rows: Rows, *, table: int = 0, **header: Any) -> pb.LoadRowsReply:
-    """Write rows by the unary call."""
+    """Write rows by the unary call, as the lowest live worker."""
     stub = shard_pb2_grpc.ShardStub(shard.channel)
-    head = pb.LoadRowsHeader(model="model", table=table, rows=ids.size, **header)
+    head = pb.LoadRowsHeader(model="model", table=table, rows=ids.size, **({"worker": writer(shard)} | header))
     payload = ids.tobytes() + np.ascontiguousarray(rows, np.float32).tobytes()
     chunk = pb.Chunk(position=0, payload=payload)
     return stub.LoadRows(iter([pb.LoadRowsRequest(header=head), pb.LoadRowsRequest(chunk=chunk)]))

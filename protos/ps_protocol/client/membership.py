@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TypeVar
@@ -38,9 +38,11 @@ class Membership:
     why and the threads end. A view that does not name this member is never shown: it only hastens the next heartbeat.
     """
 
-    def __init__(self, client: CoordinatorClient, joined: Joined) -> None:
-        """Take up the place ``joined``; ``Membership.join`` is the usual way."""
+    def __init__(self, client: CoordinatorClient, joined: Joined, token: str = "") -> None:
+        """Take up the place ``joined`` with ``token``; ``Membership.join`` is the usual way."""
         self._client = client
+        #: What this process joined with; known to it and to the coordinator alone.
+        self.token = token
         self._joined = joined
         self._stats: Callable[[], MemberStats] = MemberStats
         self._keeps_state = False
@@ -77,7 +79,8 @@ class Membership:
         """
         deadline = time.monotonic() + timeout_seconds
         client.wait_until_reachable(timeout_seconds, on_wait)
-        membership = cls(client, client.join(spec, uuid.uuid4().hex, max(1.0, deadline - time.monotonic())))
+        token = secrets.token_hex(16)
+        membership = cls(client, client.join(spec, token, max(1.0, deadline - time.monotonic())), token)
         for thread in membership._threads:
             thread.start()
         try:

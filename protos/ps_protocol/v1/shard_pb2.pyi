@@ -35,6 +35,14 @@ class WorkerId(_message.Message):
     incarnation: int
     def __init__(self, rank: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
+class ShardKey(_message.Message):
+    __slots__ = ("incarnation", "token")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    token: str
+    def __init__(self, incarnation: _Optional[int] = ..., token: _Optional[str] = ...) -> None: ...
+
 class TableRows(_message.Message):
     __slots__ = ("table", "rows")
     TABLE_FIELD_NUMBER: _ClassVar[int]
@@ -304,20 +312,24 @@ class GetRowsRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ..., table: _Optional[int] = ..., ids: _Optional[bytes] = ...) -> None: ...
 
 class LoadRowsHeader(_message.Message):
-    __slots__ = ("model", "epoch", "table", "rows", "with_state", "only_new")
+    __slots__ = ("model", "epoch", "table", "rows", "with_state", "only_new", "worker", "membership_revision")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     WITH_STATE_FIELD_NUMBER: _ClassVar[int]
     ONLY_NEW_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIP_REVISION_FIELD_NUMBER: _ClassVar[int]
     model: str
     epoch: int
     table: int
     rows: int
     with_state: bool
     only_new: bool
-    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ..., table: _Optional[int] = ..., rows: _Optional[int] = ..., with_state: bool = ..., only_new: bool = ...) -> None: ...
+    worker: WorkerId
+    membership_revision: int
+    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ..., table: _Optional[int] = ..., rows: _Optional[int] = ..., with_state: bool = ..., only_new: bool = ..., worker: _Optional[_Union[WorkerId, _Mapping]] = ..., membership_revision: _Optional[int] = ...) -> None: ...
 
 class LoadRowsRequest(_message.Message):
     __slots__ = ("header", "chunk")
@@ -446,7 +458,7 @@ class StateTensor(_message.Message):
     def __init__(self, slice: _Optional[int] = ..., name: _Optional[str] = ..., dtype: _Optional[_Union[_common_pb2.DType, str]] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LoadHeader(_message.Message):
-    __slots__ = ("model", "epoch", "worker", "only_if_uninitialised", "with_region", "state", "with_state")
+    __slots__ = ("model", "epoch", "worker", "only_if_uninitialised", "with_region", "state", "with_state", "membership_revision")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -454,6 +466,7 @@ class LoadHeader(_message.Message):
     WITH_REGION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     WITH_STATE_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIP_REVISION_FIELD_NUMBER: _ClassVar[int]
     model: str
     epoch: int
     worker: WorkerId
@@ -461,7 +474,8 @@ class LoadHeader(_message.Message):
     with_region: bool
     state: _containers.RepeatedCompositeFieldContainer[StateTensor]
     with_state: bool
-    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ..., worker: _Optional[_Union[WorkerId, _Mapping]] = ..., only_if_uninitialised: bool = ..., with_region: bool = ..., state: _Optional[_Iterable[_Union[StateTensor, _Mapping]]] = ..., with_state: bool = ...) -> None: ...
+    membership_revision: int
+    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ..., worker: _Optional[_Union[WorkerId, _Mapping]] = ..., only_if_uninitialised: bool = ..., with_region: bool = ..., state: _Optional[_Iterable[_Union[StateTensor, _Mapping]]] = ..., with_state: bool = ..., membership_revision: _Optional[int] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
     __slots__ = ("header", "chunk")
@@ -580,23 +594,14 @@ class ReachReply(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[ModelCut, _Mapping]]] = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
-    __slots__ = ("cut", "membership_revision", "models", "addresses")
-    class AddressesEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: int
-        value: str
-        def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
+    __slots__ = ("cut", "membership_revision", "models")
     CUT_FIELD_NUMBER: _ClassVar[int]
     MEMBERSHIP_REVISION_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
-    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     cut: str
     membership_revision: int
     models: _containers.RepeatedCompositeFieldContainer[_common_pb2.ShardMap]
-    addresses: _containers.ScalarMap[int, str]
-    def __init__(self, cut: _Optional[str] = ..., membership_revision: _Optional[int] = ..., models: _Optional[_Iterable[_Union[_common_pb2.ShardMap, _Mapping]]] = ..., addresses: _Optional[_Mapping[int, str]] = ...) -> None: ...
+    def __init__(self, cut: _Optional[str] = ..., membership_revision: _Optional[int] = ..., models: _Optional[_Iterable[_Union[_common_pb2.ShardMap, _Mapping]]] = ...) -> None: ...
 
 class PrepareReply(_message.Message):
     __slots__ = ("received_bytes",)
