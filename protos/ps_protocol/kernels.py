@@ -31,7 +31,8 @@ def kernel(signature: Any, **options: Any) -> Callable[[F], F]:
 
     It is kept where numba finds a folder that can be written: NUMBA_CACHE_DIR, ``__pycache__`` beside the source, else
     the user's cache folder. Where there is none, or its disk has no room, each process compiles for itself; that, and
-    the first compilation of a process, is said once in the log.
+    the first compilation of a process, is said once in the log. Division is numpy's: by zero it does not raise, which
+    would leave a loop half done.
     """
 
     def compile_now(function: F) -> F:
@@ -43,7 +44,7 @@ def kernel(signature: Any, **options: Any) -> Callable[[F], F]:
 
 
 def _compiled(function: F, signature: Any, options: dict[str, Any]) -> F:
-    make = numba.njit(nogil=True, **options)
+    make = numba.njit(nogil=True, error_model="numpy", **options)
     dispatcher = make(function)
     try:
         dispatcher.enable_caching()

@@ -17,6 +17,8 @@ Ids = npt.NDArray[np.int64]
 
 MAX_BUCKETS = 1 << 16
 MAX_DIM = 1 << 14
+#: Of the numbers that rows begin with; the difference of two is a float32.
+_LARGEST_VALUE = 1e38
 
 
 class Eviction(enum.Enum):
@@ -71,6 +73,19 @@ ROW_OPTIMIZERS: Mapping[str, RowOptions] = MappingProxyType(
 )
 
 
+LARGEST_OPTION = 1e9
+"""What no argument of a row optimizer has to exceed; with more, rows would overflow."""
+
+_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {"beta1": (0.0, 1 - 1e-7), "beta2": (0.0, 1 - 1e-7), "power": (-10.0, 0.0)}
+)
+
+
+def _range(name: str) -> tuple[float, float]:
+    """The lowest and the highest value of one argument of row optimizers."""
+    return _RANGES.get(name, (0.0, LARGEST_OPTION))
+
+
 @dataclass(frozen=True, slots=True)
 class TableSpec:
     """A table as its workers declare it: float32 rows of ``dim`` numbers by int64 id, any id, without a size."""
@@ -113,7 +128,12 @@ def validate(spec: TableSpec) -> None:
         ),
         (0 <= spec.seed < 1 << 64, "seed", "0 to 2**64 - 1", spec.seed),
         (spec.init.kind in ("uniform", "normal", "constant"), "init", "uniform, normal or constant", spec.init.kind),
-        (math.isfinite(spec.init.low) and math.isfinite(spec.init.high), "init", "finite numbers", spec.init),
+        (
+            abs(spec.init.low) <= _LARGEST_VALUE and abs(spec.init.high) <= _LARGEST_VALUE,
+            "init",
+            f"numbers between -{_LARGEST_VALUE:g} and {_LARGEST_VALUE:g}",
+            spec.init,
+        ),
         (spec.init.kind != "uniform" or spec.init.low <= spec.init.high, "init", "low <= high", spec.init),
         (spec.init.kind != "normal" or spec.init.high >= 0, "init", "a standard deviation >= 0", spec.init.high),
         (life.admit_after >= 0, "admit_after", "0 or more", life.admit_after),
@@ -154,22 +174,22 @@ def validate_options(spec: TableSpec, options: RowOptions) -> None:
             actual=spec.optimizer,
         )
     known = ROW_OPTIMIZERS[spec.optimizer]
-    wrong = [
-        name
-        for name, value in options.items()
-        if name not in known
-        or isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not math.isfinite(value)
-        or (value < 0 and name != "power")
-        or (value > 0 and name == "power")
-        or (value >= 1 and name in ("beta1", "beta2"))
-    ]
+    wrong = [name for name, value in options.items() if name not in known or not _fits(name, value)]
     wrong += [name for name in known if name not in options]
     if wrong:
         raise UnsupportedOptimizer(
             f"table '{spec.name}': the arguments of row optimizer '{spec.optimizer}' are wrong: {', '.join(wrong)}",
             variable=spec.name,
-            expected=", ".join(f"{name} (default {value:g})" for name, value in known.items()),
+            expected=", ".join(_described(name, value) for name, value in known.items()),
             actual=", ".join(f"{name}={value!r}" for name, value in options.items()) or "none",
         )
+
+
+def _fits(name: str, value: float) -> bool:
+    low, high = _range(name)
+    return not isinstance(value, bool) and isinstance(value, int | float) and low <= value <= high
+
+
+def _described(name: str, default: float) -> str:
+    low, high = _range(name)
+    return f"{name} ({low:g} to {high:.9g}, default {default:g})"

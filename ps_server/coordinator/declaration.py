@@ -8,12 +8,13 @@ from dataclasses import asdict
 
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model import Kind, ModelSpec, Option, Variable
+from ps_protocol.option_ranges import require_in_range
 from ps_protocol.tables import RowLife, TableSpec, validate
 from ps_server.model_differences import in_structure, raise_differences
 
 
 def check_model(spec: ModelSpec) -> None:
-    """Raises what ``validate`` does, InvalidRequest for a model that no shard could hold, naming variable or table."""
+    """Raises what ``validate`` and ``require_in_range`` do, InvalidRequest for a model that no shard could hold."""
     if not spec.name:
         raise InvalidRequest("a model needs a name")
     if not spec.tables and not any(v.kind is Kind.PARAMETER for v in spec.variables):
@@ -30,6 +31,7 @@ def check_model(spec: ModelSpec) -> None:
         )
     for table in spec.tables:
         validate(table)
+    require_in_range(spec, spec.group_options)
     for v in spec.variables:
         if any(size < 0 for size in v.shape):
             raise InvalidRequest("a shape is negative", variable=v.name, actual=str(v.shape))

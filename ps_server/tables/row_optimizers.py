@@ -27,9 +27,12 @@ def update(
     """One step of the table's optimizer on the rows ``found`` of ``rows``; those below 0 are left out.
 
     ``gradients``: float32 [n, dim], C-contiguous, one for each of ``found``; of ``step`` the rest counts.
-    ``scale`` multiplies the learning rate; for FTRL, whose learning rate weighs all of the past, the gradients.
+    ``scale`` multiplies the learning rate; for FTRL, whose learning rate weighs all of the past, the gradients. With a
+    learning rate of 0 FTRL leaves rows and their state as they are.
     """
     options = {**spec.options, **step.options}
+    if spec.optimizer == "ftrl" and options["lr"] == 0:
+        return  # All of the past would be divided by it.
     kernel, arguments = _PREPARE[spec.optimizer](options, step.updates, scale)
     kernel(rows, found, gradients, options["max_norm"], np.array(arguments, np.float64))
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ps_protocol.errors import TableFull
+from ps_protocol.errors import InternalError, TableFull
 from ps_protocol.ids import buckets_of
 from ps_protocol.tables import Ids
 from ps_server.tables import map_kernels, row_kernels
@@ -82,7 +82,7 @@ class RowStore:
     def find(self, ids: Ids) -> npt.NDArray[np.int64]:
         """The row of each id, -1 where it has none."""
         found = np.empty(ids.size, np.int64)
-        map_kernels.find(ids, self._addresses, self._capacities, self.ids, found)
+        _ended(map_kernels.find(ids, self._addresses, self._capacities, self.ids, found))
         return found
 
     def insert(self, ids: Ids, touched: int) -> npt.NDArray[np.int64]:
@@ -95,7 +95,7 @@ class RowStore:
         self._make_room(ids)
         found = np.empty(ids.size, np.int64)
         first = self.count
-        self.count = int(
+        self.count = _ended(
             map_kernels.insert(ids, first, self._addresses, self._capacities, self.counts, self.ids, found)
         )
         self._most = max(self._most, self.count)
@@ -132,17 +132,8 @@ class RowStore:
 
     def remove(self, ids: Ids) -> None:
         """Take out ids that have a row, each once. Memory goes back once much is free."""
-        map_kernels.remove(
-            ids,
-            self.count,
-            self._addresses,
-            self._capacities,
-            self.counts,
-            self.ids,
-            self.touched,
-            self.uses,
-            self.rows,
-        )
+        columns = self.ids, self.touched, self.uses, self.rows
+        _ended(map_kernels.remove(ids, self.count, self._addresses, self._capacities, self.counts, *columns))
         self.count -= ids.size
         for bucket in np.flatnonzero(self.counts < _EMPTIEST * self._capacities):
             if self._capacities[bucket] > _ALWAYS_KEPT:
@@ -161,7 +152,7 @@ class RowStore:
         """The rows of one bucket, rising by id: the same order whatever happened before."""
         found = np.empty(self.counts[bucket], np.int64)
         if found.size:
-            map_kernels.rows_of(self._addresses[bucket], self._capacities[bucket], found)
+            _ended(map_kernels.rows_of(self._addresses[bucket], self._capacities[bucket], found))
         return found[np.argsort(self.ids[found])]
 
     def copy(self, rows: npt.NDArray[np.int64]) -> Columns:
@@ -193,10 +184,20 @@ class RowStore:
         block = zeroed(5 * capacity)
         if self.counts[bucket]:
             old = self._addresses[bucket], self._capacities[bucket]
-            map_kernels.rehash(*old, block.ctypes.data, capacity, self.ids)
+            _ended(map_kernels.rehash(*old, block.ctypes.data, capacity, self.ids))
         self._blocks[bucket] = block
         self._addresses[bucket] = block.ctypes.data
         self._capacities[bucket] = capacity
+
+
+def _ended(answer: int) -> int:
+    """What a function of ``map_kernels`` returned. Raises InternalError where it met a damaged map."""
+    if answer == map_kernels.NO_END:
+        raise InternalError(
+            "a map of a table's rows is damaged: a search in it does not end",
+            remedy="start this shard again: it reads its rows from its data directory",
+        )
+    return int(answer)
 
 
 def _reserve(rows: int, width: int, with_uses: bool) -> list[Reserved]:
