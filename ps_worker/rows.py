@@ -70,7 +70,11 @@ class Adam(_RowOptimizer):
 
 @dataclass(frozen=True, slots=True)
 class FTRL(_RowOptimizer):
-    """Follow the regularised leader, per coordinate (McMahan et al. 2013): with ``l1``, numbers of a row become 0."""
+    """Follow the regularised leader, per coordinate (McMahan et al. 2013): with ``l1``, numbers of a row become 0.
+
+    ``lr`` weighs all past gradients, not the newest ones alone. With 0, where a schedule may end, rows and their state
+    stay as they are.
+    """
 
     kind: ClassVar[str] = "ftrl"
     lr: float = 0.05

@@ -105,50 +105,50 @@ _SHARE = _Number(0, 1)
 #: Nearer to 1 a float32 cannot tell it from 1, and 1 - beta is a divisor.
 _BETA = _Number(0, 1 - 1e-7)
 _COMMON: Mapping[str, _Range] = {"lr": _POSITIVE, "weight_decay": _POSITIVE, "eps": _POSITIVE, "maximize": _Flag()}
-_ADAM: Mapping[str, _Range] = _COMMON | {
+_ADAM: Mapping[str, _Range] = {
+    **_COMMON,
     "betas": _List((_BETA, _BETA)),
     "amsgrad": _Flag(),
     "decoupled_weight_decay": _Flag(),
 }
 
+_OWN: Mapping[str, Mapping[str, _Range]] = {
+    "ASGD": {
+        "lambd": _POSITIVE,
+        "alpha": _Number(0, 5),  # (1 + lambd * lr * step) ** alpha is a float64
+        "t0": _Number(0, 1e18, scalar=True),
+    },
+    "Adadelta": {"rho": _SHARE},
+    "Adafactor": {
+        "beta2_decay": _Number(-LARGEST, 0, scalar=True),
+        "eps": _List((_Or(_POSITIVE), _POSITIVE)),
+        "d": _Number(1),
+    },
+    "Adagrad": {"lr_decay": _POSITIVE, "initial_accumulator_value": _POSITIVE},
+    "Adam": _ADAM,
+    "AdamW": _ADAM,
+    "Adamax": _ADAM,
+    "Muon": {
+        "lr": _Number(0, half=10),  # times a root of the matrix's shape
+        "momentum": _POSITIVE,
+        "nesterov": _Flag(),
+        "ns_coefficients": _List((_Number(-1e3, 1e3),) * 3),
+        "ns_steps": _Number(0, 99, whole=True),
+        "adjust_lr_fn": _OneOf(("original", "match_rms_adamw", None)),
+    },
+    "NAdam": {**_ADAM, "momentum_decay": _POSITIVE},
+    "RAdam": _ADAM,
+    "RMSprop": {"alpha": _SHARE, "momentum": _POSITIVE, "centered": _Flag()},
+    "Rprop": {
+        "etas": _List((_Number(0, 1, above=True), _Number(1, 1e4, above=True))),
+        "step_sizes": _List((_POSITIVE, _POSITIVE)),
+    },
+    "SGD": {"momentum": _POSITIVE, "dampening": _Number(-LARGEST), "nesterov": _Flag()},
+}
+
 #: By optimizer, the ranges of its arguments. Those not named are torch's execution hints, or torch does not know them.
 RANGES: Mapping[str, Mapping[str, _Range]] = MappingProxyType(
-    {
-        f"torch.optim.{name}": {**_COMMON, **own}
-        for name, own in {
-            "ASGD": {
-                "lambd": _POSITIVE,
-                "alpha": _Number(0, 5),  # (1 + lambd * lr * step) ** alpha is a float64
-                "t0": _Number(0, 1e18, scalar=True),
-            },
-            "Adadelta": {"rho": _SHARE},
-            "Adafactor": {
-                "beta2_decay": _Number(-LARGEST, 0, scalar=True),
-                "eps": _List((_Or(_POSITIVE), _POSITIVE)),
-                "d": _Number(1),
-            },
-            "Adagrad": {"lr_decay": _POSITIVE, "initial_accumulator_value": _POSITIVE},
-            "Adam": _ADAM,
-            "AdamW": _ADAM,
-            "Adamax": _ADAM,
-            "Muon": {
-                "lr": _Number(0, half=10),  # times a root of the matrix's shape
-                "momentum": _POSITIVE,
-                "nesterov": _Flag(),
-                "ns_coefficients": _List((_Number(-1e3, 1e3),) * 3),
-                "ns_steps": _Number(0, 99, whole=True),
-                "adjust_lr_fn": _OneOf(("original", "match_rms_adamw", None)),
-            },
-            "NAdam": _ADAM | {"momentum_decay": _POSITIVE},
-            "RAdam": _ADAM,
-            "RMSprop": {"alpha": _SHARE, "momentum": _POSITIVE, "centered": _Flag()},
-            "Rprop": {
-                "etas": _List((_Number(0, 1, above=True), _Number(1, 1e4, above=True))),
-                "step_sizes": _List((_POSITIVE, _POSITIVE)),
-            },
-            "SGD": {"momentum": _POSITIVE, "dampening": _Number(-LARGEST), "nesterov": _Flag()},
-        }.items()
-    }
+    {f"torch.optim.{name}": {**_COMMON, **own} for name, own in _OWN.items()}
 )
 
 
@@ -161,7 +161,7 @@ def out_of_range(optimizer: str, options: Options, *, half: bool) -> Iterator[tu
 
 
 def first_out_of_range(spec: ModelSpec, options: Sequence[Options]) -> tuple[int, str, str] | None:
-    """The first argument with a value it may not have: group, name, range in words. One entry of ``options`` a group."""
+    """Group, name and range in words of the first argument out of range; one entry of ``options`` per group."""
     for group, each in enumerate(options):
         found = next(out_of_range(spec.optimizer, each, half=False), None)
         # Float16 is looked for where it matters: a model may have very many variables.

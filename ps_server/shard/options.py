@@ -9,8 +9,8 @@ from ps_protocol.convert import options_from_json
 from ps_protocol.convert_tables import row_options_from_json
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model import ModelSpec, Option, Options
-from ps_protocol.option_ranges import require_in_range
 from ps_protocol.optimizers import EXECUTION_HINTS
+from ps_protocol.option_ranges import require_in_range
 from ps_protocol.tables import RowOptions, validate_options
 from ps_server.optimizers import check_options
 
@@ -19,7 +19,8 @@ def merge_options(spec: ModelSpec, texts: Sequence[str]) -> tuple[Options, ...]:
     """Per group, the declared arguments overlaid with the pushed ones.
 
     Raises InvalidRequest when groups are missing or too many, a name was not declared, or a value is of another kind or
-    not finite; UnsupportedOptimizer when it is out of range or torch refuses it. So no push brings an update that fails half-way.
+    not finite; UnsupportedOptimizer when it is out of range or torch refuses it. So no push brings an
+    update that fails half-way.
     """
     if len(texts) != len(spec.group_options):
         raise InvalidRequest(

@@ -25,7 +25,7 @@ ROW_COST_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
-    """Rows of one table: ids int64 [n], and for a push gradients float32 [n, dim]. Views of one buffer."""
+    """Rows of one table: ids int64 [n], in the shard's own memory, and gradients float32 [n, dim]."""
 
     table: int
     ids: Ids
@@ -38,7 +38,7 @@ class PushedRows:
 
     parts: tuple[TableRows, ...]
     options: Sequence[RowOptions]
-    #: Where the payload goes: all ids, then all gradients.
+    #: Where the payload goes: all ids, then all gradients. Where it was lent, ids lie elsewhere.
     buffer: memoryview
 
     @property
@@ -58,7 +58,11 @@ def announced(
     options: Sequence[RowOptions],
     lent: Callable[[int], memoryview] | None = None,
 ) -> PushedRows:
-    """Memory for the rows that a push announces; ``lent`` gives it where they lie already. Raises InvalidRequest."""
+    """Memory for the rows that a push announces; ``lent`` gives it where they lie already. Raises InvalidRequest.
+
+    What is lent may change at any time. Ids are copied out of it, for what is checked has to be what finds rows;
+    gradients are values and nothing else.
+    """
     counts = checked_counts(tables, layout)
     dims = [layout.shard_map.spec.tables[table].dim for table, _ in counts]
     ids_bytes = 8 * sum(rows for _, rows in counts)
@@ -66,6 +70,8 @@ def announced(
     _check_size(size, layout)
     data = np.frombuffer(lent(size), np.uint8, size) if lent else np.empty(size, np.uint8)
     ids, values = data[:ids_bytes].view(np.int64), data[ids_bytes:].view(np.float32)
+    if lent:
+        ids = ids.copy()
     parts, row, at = [], 0, 0
     for (table, rows), dim in zip(counts, dims, strict=True):
         parts.append(TableRows(table, ids[row : row + rows], values[at : at + rows * dim].reshape(rows, dim)))

@@ -22,7 +22,7 @@ from ps_server.tables.memory_kernels import IDS, pointer, prefetch
 #: Ids whose memory is asked for at once.
 _BLOCK = 128
 
-#: What ``insert`` and the other functions return for a map that is damaged: full, or without a row that should be there.
+#: What the functions here return for a map that is damaged: full, or without a row that should be there.
 NO_END = -2
 
 _I64 = types.int64[::1]

@@ -1,8 +1,8 @@
 """Compiled row optimizers: one pass over the rows of an update each. A row is its values, then its optimizer's state.
 
 ``found`` holds the row of each gradient, -1 for one that has none. Everything is float32 and taken in order, so a row
-after an update depends on the row before and on its gradient, and on nothing else. Division is numpy's: by zero it gives
-an infinity or a NaN, and never raises with half of the rows done.
+after an update depends on the row before and on its gradient, and on nothing else. Division is numpy's: by zero it
+gives an infinity or a NaN, and never raises with half of the rows done.
 """
 
 from __future__ import annotations
