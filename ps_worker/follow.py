@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from ps_protocol.errors import ModelMismatch, ModelMoved, Unavailable, UnknownModel
+from ps_protocol.errors import ModelMismatch, ModelMoved, NotReady, Unavailable, UnknownModel
 from ps_protocol.model import Kind, ShardMap, Variable
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.view import ClusterView
@@ -148,7 +148,7 @@ class Follower:
             spec = self._shard_map.spec
             try:
                 return call(ShardCalls(session.shard_channel(shard), peer, spec.name, self._shard_map.epoch))
-            except Unavailable as error:
+            except (Unavailable, NotReady) as error:
                 session.check()
                 check_newest(session, self._shard_map)
                 session.wait_hint(f"waiting: {error.message}")

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ps_protocol.errors import ModelMoved, StateLost, StorageFull, Unavailable
+from ps_protocol.errors import ModelMoved, NotReady, StateLost, StorageFull, Unavailable
 from ps_protocol.layout import Range
 from ps_protocol.model import ShardMap
 from ps_worker.backoff import Backoff
@@ -411,7 +411,7 @@ class StepPipeline:
             try:
                 if receive(lane):
                     continue
-            except Unavailable as error:
+            except (Unavailable, NotReady) as error:
                 if lane.age_seconds > self._timeout_seconds:
                     backoffs[lane.shard] = Backoff(self._timeout_seconds)
                 self._wait(lane, backoffs[lane.shard], error)
@@ -427,7 +427,7 @@ class StepPipeline:
             if not lane.is_open:
                 try:
                     self._open(lane, position)
-                except Unavailable:
+                except (Unavailable, NotReady):
                     lane.drop()
 
     def _pause_for_room(self, error: StorageFull) -> None:
@@ -452,14 +452,16 @@ class StepPipeline:
             self._session.check()
             try:
                 return action()
-            except Unavailable as error:
+            except (Unavailable, NotReady) as error:
                 self._wait(lane, backoff, error)
 
-    def _wait(self, lane: Lane, backoff: Backoff, error: Unavailable) -> None:
+    def _wait(self, lane: Lane, backoff: Backoff, error: Unavailable | NotReady) -> None:
         lane.drop()
         if self._interrupted:
             raise error
         self._session.check()
         check_newest(self._session, self._shard_map)
-        self._session.wait_hint(f"{error.message}; trying again for {backoff.left_seconds:.0f} s")
+        advancing = isinstance(error, NotReady) and error.progress
+        ending = "waiting for it" if advancing else f"trying again for {backoff.left_seconds:.0f} s"
+        self._session.wait_hint(f"{error.message}; {ending}")
         backoff.pause(error)

@@ -82,6 +82,7 @@ def stats_to_pb(stats: MemberStats) -> pb.MemberStats:
         samples=stats.samples,
         dropped=stats.dropped,
         standby_lag=stats.standby_lag,
+        activity=stats.activity,
     )
 
 
@@ -99,6 +100,7 @@ def stats_from_pb(message: pb.MemberStats) -> MemberStats:
         samples=message.samples,
         dropped=message.dropped,
         standby_lag=message.standby_lag if message.HasField("standby_lag") else None,
+        activity=printable(message.activity),
     )
 
 

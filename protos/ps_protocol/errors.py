@@ -102,9 +102,16 @@ class UnsupportedOptimizer(PsError):
 
 
 class NotReady(PsError):
-    """The cluster is not complete yet; trying again later is right."""
+    """What is asked for is not there yet; trying again later is right.
+
+    ``progress`` rises from one such error to the next as long as the awaited advances; 0: that is not known.
+    """
 
     code = pb.ERROR_CODE_NOT_READY
+
+    def __init__(self, message: str, *, progress: int = 0, **named: str) -> None:
+        super().__init__(message, **named)
+        self.progress = progress
 
 
 class StateLost(PsError):
@@ -174,12 +181,13 @@ def to_detail(error: PsError) -> pb.ErrorDetail:
         expected=error.expected,
         actual=error.actual,
         remedy=error.remedy,
+        progress=error.progress if isinstance(error, NotReady) else 0,
     )
 
 
 def from_detail(detail: pb.ErrorDetail) -> PsError:
     """The exception ``detail`` stands for; a code this version does not know becomes InternalError."""
-    return by_code.get(detail.code, InternalError)(
+    error = by_code.get(detail.code, InternalError)(
         printable(detail.message, keep="\n"),
         variable=printable(detail.variable),
         shard=printable(detail.shard),
@@ -187,3 +195,6 @@ def from_detail(detail: pb.ErrorDetail) -> PsError:
         actual=printable(detail.actual),
         remedy=printable(detail.remedy),
     )
+    if isinstance(error, NotReady):
+        error.progress = detail.progress
+    return error

@@ -84,6 +84,8 @@ class MemberStats:
     dropped: int = 0
     #: Shards: records of the log that the standby lacks; None without one that follows.
     standby_lag: int | None = None
+    #: What it does before it can do its usual work, in words.
+    activity: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from ps_server.checkpoint.manifest import Manifest, read_manifest, read_seal
 from ps_server.checkpoint.match import check_same_model
 from ps_server.checkpoint.pieces import Piece
 from ps_server.checkpoint.record import ModelRecord
-from ps_server.checkpoint.source import opened
+from ps_server.checkpoint.source import OnRead, opened, uncounted
 from ps_server.checkpoint.table_part import Base
 
 #: What decides whether rows can be stepped as one slice: names of the state, and the values of its counters.
@@ -27,13 +27,15 @@ class Checkpoint:
 
     folder: Path
     manifest: Manifest
+    #: Told what is read of values, state and rows, by the thread that reads.
+    on_read: OnRead = field(default=uncounted, compare=False)
 
     @classmethod
-    def open(cls, folder: Path) -> Checkpoint:
+    def open(cls, folder: Path, on_read: OnRead = uncounted) -> Checkpoint:
         """Raises ConfigError when ``folder`` is no complete checkpoint, DamagedData for a manifest that was edited,
         cut short, or written by a newer torch-ps.
         """
-        return cls(folder, read_manifest(folder))
+        return cls(folder, read_manifest(folder), on_read)
 
     def model(self, name: str) -> ModelRecord:
         """One model by name. Raises ModelMismatch when the checkpoint has none of this name."""
@@ -89,7 +91,7 @@ class Checkpoint:
                 actual=actual,
                 remedy="put that folder back, or restore another checkpoint",
             )
-        return Checkpoint.open(folder)
+        return Checkpoint.open(folder, self.on_read)
 
     def verify(self) -> None:
         """Read every byte, also of the tables in checkpoints that this one goes on from.

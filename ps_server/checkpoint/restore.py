@@ -23,7 +23,7 @@ def read_values(checkpoint: Checkpoint, layout: Layout, into: memoryview) -> Non
     """
     model = _matching(checkpoint, layout)
     saved = _by_variable(model)
-    with opened(checkpoint.folder, model) as source:
+    with opened(checkpoint.folder, model, checkpoint.on_read) as source:
         for span in layout.slices:
             for piece in _overlapping(span, saved.get((span.variable.name, ""), [])):
                 _copy(source, span, piece, into[span.begin : span.end])
@@ -39,7 +39,7 @@ def read_state(checkpoint: Checkpoint, layout: Layout) -> list[StateEntry]:
     model = _matching(checkpoint, layout)
     saved, histories = _by_variable(model), row_histories(model)
     entries: list[StateEntry] = []
-    with opened(checkpoint.folder, model) as source:
+    with opened(checkpoint.folder, model, checkpoint.on_read) as source:
         for index, span in enumerate(layout.slices[: layout.parameter_slices]):
             begin, end = span.slice.row_begin, span.slice.row_end
             found = {history for first, last, history in histories[span.variable.name] if first < end and begin < last}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,11 +12,18 @@ from ps_server.checkpoint.files import CHECKED_BYTES, checksum, storage_errors
 from ps_server.checkpoint.pieces import FileRecord, Piece
 from ps_server.checkpoint.record import ModelRecord
 
+OnRead = Callable[[int], None]
+"""Called with the bytes of each read, by the thread that reads."""
+
+
+def uncounted(nbytes: int) -> None:
+    """Nobody counts what is read."""
+
 
 @contextmanager
-def opened(folder: Path, model: ModelRecord) -> Iterator[Source]:
+def opened(folder: Path, model: ModelRecord, on_read: OnRead = uncounted) -> Iterator[Source]:
     """The files of ``model`` in the checkpoint ``folder``. OSError becomes ConfigError."""
-    source = Source(folder, model)
+    source = Source(folder, model, on_read)
     try:
         with storage_errors(folder / model.folder):
             yield source
@@ -31,7 +38,8 @@ class Source:
     bytes, OSError when a file cannot be read.
     """
 
-    def __init__(self, folder: Path, model: ModelRecord) -> None:
+    def __init__(self, folder: Path, model: ModelRecord, on_read: OnRead = uncounted) -> None:
+        self._on_read = on_read
         self._folder = folder / model.folder
         self._records = {file.name: file for file in model.files}
         self._open: dict[str, int] = {}
@@ -65,6 +73,7 @@ class Source:
         if piece.file not in self._open:
             self._open_file(piece.file, str(piece))
         _fill(self._open[piece.file], part, piece.at + first)
+        self._on_read(len(part))
         expected, actual = piece.checksums[first // CHECKED_BYTES], checksum(part)
         if actual != expected:
             where = f"bytes {piece.at + first} to {piece.at + first + len(part)}"

@@ -78,7 +78,7 @@ class _Layer:
 
     def __init__(self, checkpoint: Checkpoint, model: str, spec: TableSpec, files: ExitStack) -> None:
         record = checkpoint.model(model)
-        source = files.enter_context(opened(checkpoint.folder, record))
+        source = files.enter_context(opened(checkpoint.folder, record, checkpoint.on_read))
         self.parts = record.parts_of(spec.name)
         self._buckets: dict[int, _Bucket] = {}
         for part in self.parts:

@@ -30,17 +30,21 @@ class Column:
 
 
 def state_of(entry: MemberStatus, spare: bool = False) -> str:
-    """In one word: "live", "spare", "left" at a clean end, "stopped" when told to, "failed", or "lost"."""
+    """In one word: "live", "busy" before it can do its usual work, "spare", "left" at a clean end, "stopped" when told
+    to, "failed", or "lost".
+    """
     how, _, why = entry.gone.partition(": ")
     if not how:
-        return "spare" if spare else "live"
+        return "busy" if entry.stats.activity else "spare" if spare else "live"
     if how != "left":
         return "lost"
     return {"": "left", "stopped": "stopped"}.get(why, "failed")
 
 
 def note_of(entry: MemberStatus) -> str:
-    """How a member failed or was lost, in its own words; empty for one that did not."""
+    """How a member failed or was lost, or what it is busy with, in its own words; empty for others."""
+    if not entry.gone and entry.stats.activity:
+        return f"busy: {entry.stats.activity}"
     if state_of(entry) not in ("failed", "lost"):
         return ""
     return f"{state_of(entry)}: {entry.gone.removeprefix('left: ')}"

@@ -117,7 +117,7 @@ def _grid(titles: Iterable[tuple[str, bool]], rows: Iterable[tuple[Sequence[str]
 
 
 def _notes(members: Iterable[MemberStatus]) -> list[Text]:
-    """How members failed or were lost, whole; once for all with whom it was the same."""
+    """How members failed or were lost, or what they are busy with, whole; once for all with whom it was the same."""
     names: dict[str, list[str]] = {}
     for entry in members:
         if note := note_of(entry):
@@ -158,6 +158,6 @@ def status_line(status: ClusterStatus, tables: Sequence[TableTotals] = ()) -> st
         words += [f"{stats.steps_per_second:.0f} pushes/s {SPEED.cell(entry)} MB/s"] if not entry.gone else []
         words += [f"{stats.dropped} dropped"] if stats.dropped else []
         words += [f"standby {stats.standby_lag} records behind"] if stats.standby_lag is not None else []
-        parts.append(" ".join([*words, *filter(None, [entry.gone])]))
+        parts.append(" ".join([*words, *filter(None, [entry.gone or stats.activity])]))
     parts += [f"{each} {each.rows} rows {each.size_bytes / 1e6:.1f} MB" for each in tables]
     return printable(" | ".join(parts))

@@ -13,7 +13,7 @@ from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.client.membership import Membership
 from ps_protocol.errors import Fenced, InternalError, Unavailable
 from ps_protocol.model import ShardMap
-from ps_protocol.view import ClusterView, Role
+from ps_protocol.view import ClusterView, MemberStats, Role
 from ps_server import serving
 from ps_server.failpoints import Failpoints
 from ps_server.shard.aging import Aging
@@ -230,7 +230,11 @@ class Life:
         def on_fenced(error: Fenced) -> None:
             loop.call_soon_threadsafe(fenced.set_result, error)
 
-        membership.set_stats(lambda: replace(self._counters.stats(), standby_lag=feed.lag if feed else None))
+        def stats() -> MemberStats:
+            lag = feed.lag if feed else None
+            return replace(self._counters.stats(), standby_lag=lag, activity=registry.activity)
+
+        membership.set_stats(stats)
         await asyncio.to_thread(membership.subscribe, on_view, on_fenced)
         stopping = asyncio.ensure_future(self._stop.wait())
         either: list[asyncio.Future[Any]] = [stopping, fenced]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from ps_server.shard.followed import FollowedModel
 from ps_server.shard.model import ShardModel
 from ps_server.shard.parts import ShardParts
 from ps_server.shard.placing import Way, moved_on, way
+from ps_server.shard.progress import PlacingProgress
 from ps_server.shard.restore import restore, saved_tracker
 from ps_server.shard.snapshotter import Source
 
@@ -36,6 +38,13 @@ logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 10.0
 """How long a request may name a model or a membership that this shard has not heard of yet."""
+
+PLACING_SECONDS = 2.0
+"""How long a request waits for a model that is being placed, before it is told how far that is."""
+
+
+_AGAIN_SECONDS = 0.5
+"""Between two tries to place a model."""
 
 
 class Registry:
@@ -51,6 +60,7 @@ class Registry:
         #: Models that cannot be had here, and why.
         self._refused: dict[str, PsError] = {}
         self._fetching: dict[str, asyncio.Task[None]] = {}
+        self._progress: dict[str, PlacingProgress] = {}
         self._waiters: set[asyncio.Future[None]] = set()
         self._watchers: list[Callable[[ClusterView], None]] = []
 
@@ -68,6 +78,11 @@ class Registry:
     def placed(self) -> list[ShardModel]:
         """Every model the log says to be here: also those whose values are still being restored."""
         return list(self._placed.values())
+
+    @property
+    def activity(self) -> str:
+        """Which models are being placed, and how far that is; empty: none is. From any thread."""
+        return "; ".join(map(str, list(self._progress.values())))
 
     @property
     def kept(self) -> list[Source]:
@@ -116,9 +131,13 @@ class Registry:
     async def model(self, name: str, epoch: int = 0) -> ShardModel:
         """The model, waiting a while for a declaration or a move still on its way; ``epoch`` 0: however it lies.
 
-        Raises UnknownModel, ModelMoved for an epoch that is over, Unavailable for one that this shard does not come to.
+        Raises NotReady, with its progress, while it is being placed here, UnknownModel for one that nobody has
+        declared, ModelMoved for an epoch that is over, Unavailable for one that this shard does not come to.
         """
-        if not await self._until(lambda: name in self._models or name in self._refused):
+        patience = PLACING_SECONDS if name in self._progress else PATIENCE_SECONDS
+        if not await self._until(lambda: name in self._models or name in self._refused, patience):
+            if name in self._progress:
+                raise self._progress[name].error(self._parts.shard)
             raise UnknownModel(
                 f"model '{name}' is not declared",
                 shard=str(self._parts.shard),
@@ -160,16 +179,33 @@ class Registry:
 
     async def _fetch(self, name: str, epoch: int) -> None:
         """Get the shard map of a model, new or moved, and lay it out; try again until it works."""
-        while self._epoch(name) < epoch and name not in self._refused:
-            try:
-                await self.place(await self._parts.fetch_shard_map(name))
-            except (Unavailable, NotReady, StorageFull, UnknownModel) as error:
-                logger.warning("model '%s' cannot be placed here yet: %s", name, error)
-                await asyncio.sleep(0.5)
-            except PsError as error:
-                logger.error("%s", error)
-                self.refuse(name, error)
+        with self._placing(name) as progress:
+            while self._epoch(name) < epoch and name not in self._refused:
+                try:
+                    await self.place(await self._parts.fetch_shard_map(name))
+                except (Unavailable, NotReady, StorageFull, UnknownModel) as error:
+                    logger.warning("model '%s' cannot be placed here yet: %s", name, error)
+                    progress.fail(error)
+                    await asyncio.sleep(_AGAIN_SECONDS)
+                except PsError as error:
+                    logger.error("%s", error)
+                    self.refuse(name, error)
+                except Exception as error:
+                    logger.exception("model '%s' cannot be placed here", name)
+                    self.refuse(name, self._unplaceable(name, error))
         del self._fetching[name]
+
+    @contextmanager
+    def _placing(self, name: str) -> Iterator[PlacingProgress]:
+        """While the model is on its way to being usable here: its progress, for those who ask."""
+        if (known := self._progress.get(name)) is not None:
+            yield known
+            return
+        self._progress[name] = PlacingProgress(name)
+        try:
+            yield self._progress[name]
+        finally:
+            del self._progress[name]
 
     async def place(self, shard_map: ShardMap) -> ShardModel:
         """Make the model of ``shard_map``: as it was recovered, else as a checkpoint has it, else uninitialised.
@@ -177,8 +213,13 @@ class Registry:
         Raises ModelMismatch when another model was recovered under its name, or slices of it moved without this shard;
         StorageFull, and what reading a checkpoint raises.
         """
+        with self._placing(shard_map.spec.name) as progress:
+            return await self._place(shard_map, progress)
+
+    async def _place(self, shard_map: ShardMap, progress: PlacingProgress) -> ShardModel:
         name = shard_map.spec.name
-        await self._warm_up(shard_map.spec)
+        await self._warm_up(shard_map.spec, progress)
+        progress.begin("is laid out")
         if name in self._recovered:
             start = await self._go_on(self._recovered[name], shard_map)
             del self._recovered[name]
@@ -190,7 +231,7 @@ class Registry:
         model = self._made(start)
         self._placed[name] = model
         if shard_map.restored_from and not model.initialised:
-            await self._restore(model, Path(shard_map.restored_from))
+            await self._restore(model, Path(shard_map.restored_from), progress)
         self._show(model)
         return model
 
@@ -234,6 +275,14 @@ class Registry:
             start, parts.lane, self._view.consistency, parts.log, parts.failpoints, parts.replication, parts.announce
         )
 
+    def _unplaceable(self, name: str, error: Exception) -> InternalError:
+        return InternalError(
+            f"model '{name}' cannot be placed on shard {self._parts.shard}",
+            shard=str(self._parts.shard),
+            actual=f"{type(error).__name__}: {error}",
+            remedy="see the log of the shard",
+        )
+
     def _left_out(self, held: ShardModel, shard_map: ShardMap) -> InternalError:
         return InternalError(
             f"slices of model '{held.name}' moved, and shard {self._parts.shard} was not asked",
@@ -243,16 +292,26 @@ class Registry:
             remedy="start this shard again: what was prepared is in its log",
         )
 
-    async def _restore(self, model: ShardModel, folder: Path) -> None:
+    async def _restore(self, model: ShardModel, folder: Path, progress: PlacingProgress) -> None:
         """Give a new model the values of a checkpoint, before anybody sees it. Raises PsError."""
-        checkpoint = await asyncio.to_thread(Checkpoint.open, folder)
-        await restore(checkpoint, model, saved_tracker(checkpoint, model.name), only_first=True)
+        doing = f"is restored from {folder}"
+        progress.begin(doing)
+        checkpoint = await asyncio.to_thread(Checkpoint.open, folder, progress.count_read)
+
+        def on_write(nbytes: int) -> None:
+            progress.begin(doing, write_bytes=nbytes)
+
+        tracker = saved_tracker(checkpoint, model.name)
+        await restore(checkpoint, model, tracker, only_first=True, on_write=on_write)
         logger.info("model '%s': restored from %s", model.name, folder)
 
-    async def _warm_up(self, spec: ModelSpec) -> None:
-        """Compile what the model's tables need, before anybody waits for it."""
+    async def _warm_up(self, spec: ModelSpec, progress: PlacingProgress) -> None:
+        """Compile what the model's tables need, before anybody uses it."""
+        if not spec.tables:
+            return
+        progress.begin("has the code of its tables compiled or loaded")
         for table in spec.tables:
-            await asyncio.to_thread(tables.warm_up, table)
+            await asyncio.to_thread(tables.warm_up, table, progress.count)
 
     def _show(self, model: ShardModel) -> None:
         layout, shard_map = model.layout, model.layout.shard_map
@@ -273,8 +332,9 @@ class Registry:
         """Models brought back from disk that the cluster has not placed yet."""
         return self._recovered
 
-    async def _until(self, true: Callable[[], bool]) -> bool:
-        deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
+    async def _until(self, true: Callable[[], bool], patience_seconds: float | None = None) -> bool:
+        patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
+        deadline = asyncio.get_running_loop().time() + patience_seconds
         while not true():
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.add(waiter)

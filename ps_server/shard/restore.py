@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 
 from ps_protocol.layout import Layout
@@ -22,21 +22,31 @@ LOT_BYTES = 64 << 20
 _BUCKET_BYTES = 64
 """More than what announces a bucket takes."""
 
+OnWrite = Callable[[int], None]
+
 Lot = list[tuple[int, BucketContents]]
 
 
 async def restore(
-    checkpoint: Checkpoint, model: ShardModel, tracker: TrackerMemento | None = None, *, only_first: bool
+    checkpoint: Checkpoint,
+    model: ShardModel,
+    tracker: TrackerMemento | None = None,
+    *,
+    only_first: bool,
+    on_write: OnWrite = lambda nbytes: None,
 ) -> None:
     """Replace what ``model`` has here. Raises ModelMismatch, DamagedData, ConfigError, InvalidRequest, StorageFull.
 
-    Values come last: a model that a crash has left without them is restored again.
+    ``on_write`` is told of how many bytes each write is, before it. Values come last: a model that a crash has left
+    without them is restored again.
     """
     region, entries = await asyncio.to_thread(read, checkpoint, model.layout)
     with closing(lots(checkpoint, model.layout)) as pieces:
         while lot := await asyncio.to_thread(next, pieces, None):
             nbytes = sum(contents.nbytes + _BUCKET_BYTES for _, contents in lot)
+            on_write(nbytes)
             await model.write_rows(BucketsPut(model.name, lot), nbytes, at_cut=True)
+    on_write(model.layout.region_bytes + sum(tensor.nbytes for _, tensor in entries))
     await model.load(region, entries, tracker, only_first=only_first, at_cut=True)
 
 

@@ -5,15 +5,17 @@ What is compiled is imported at its first use, so that a shard without tables st
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ps_protocol.tables import TableSpec
 from ps_server.tables.contents import BucketContents
 from ps_server.tables.step import RowStep
 
 if TYPE_CHECKING:
     from ps_server.tables.merge import first_nonfinite_row, has_duplicates, merge_rows
-    from ps_server.tables.table import Table, warm_up
+    from ps_server.tables.table import Table
 
 __all__ = [
     "BucketContents",
@@ -25,7 +27,21 @@ __all__ = [
     "warm_up",
 ]
 
-_COMPILED = {"Table": "table", "warm_up": "table"}
+_COMPILED = {"Table": "table"}
+
+
+def warm_up(spec: TableSpec, on_kernel: Callable[[str], None] = lambda function: None) -> None:
+    """Compile or load everything a table like this needs, so that serving never waits for it. Takes seconds once.
+
+    ``on_kernel`` is told the name of each function that is ready.
+    """
+    from ps_protocol import kernels
+
+    token = kernels.on_kernel.set(on_kernel)
+    try:
+        import_module(f"{__name__}.table").warm_up(spec)
+    finally:
+        kernels.on_kernel.reset(token)
 
 
 def __getattr__(name: str) -> Any:

@@ -345,7 +345,7 @@ class Table:
 
 
 def warm_up(spec: TableSpec) -> None:
-    """Compile and load everything a table like this needs, so that serving never waits for it. Takes seconds once."""
+    """Load everything a table like this needs, so that serving never waits for it."""
     table = Table(spec, range(spec.buckets))
     ids = np.arange(2)
     table.room_for(ids)

@@ -125,6 +125,15 @@ def test_with_failures_every_name_and_state_is_whole_and_errors_stand_below(widt
     assert "worker 11 left:" not in below
 
 
+def test_a_shard_that_is_not_ready_says_what_it_is_busy_with():
+    doing = "model 'net': is restored from /shared/run7/step-100, 120 MB read"
+    status = replace(STATUS, members=(member(Role.SHARD, 0, activity=doing), member(Role.SHARD, 1)))
+    text = " ".join(line.strip() for line in shown(status, 80))
+    assert f"shard 0 busy: {doing}" in text
+    assert "shard 1  live" in text
+    assert doing in status_line(status)
+
+
 def test_members_that_were_lost_alike_share_a_line():
     lost = [member(Role.WORKER, rank, gone="its lease of 5 s ended") for rank in range(3)]
     *_, note = shown(replace(STATUS, members=(*lost, SHARD)), 100)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -102,13 +103,19 @@ class TestShard:
     channel: grpc.Channel = field(init=False)
     view: ClusterView = field(default_factory=ClusterView)
 
-    def set_view(self, live: dict[int, int], consistency: Consistency | None = None) -> None:
-        """Show the shard these live workers (rank to incarnation) and this mode."""
+    def set_view(
+        self,
+        live: dict[int, int],
+        consistency: Consistency | None = None,
+        models: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """Show the shard these live workers (rank to incarnation), this mode, and models by epoch."""
         self.view = ClusterView(
             revision=self.view.revision + 1,
             members=tuple(Member(Role.WORKER, rank, incarnation) for rank, incarnation in live.items()),
             consistency=consistency or self.view.consistency,
             started=True,
+            models=dict(models),
         )
 
         async def show() -> None:
@@ -142,16 +149,18 @@ def running_shard(
     incarnation: int = 100,
     *,
     joined: bool = True,
+    fetch: Callable[[str], Awaitable[ShardMap]] | None = None,
 ) -> Iterator[TestShard]:
     """Serve shard 0 on a free port of 127.0.0.1. ``storage_config``: what it keeps on disk, in the place of ``log``.
 
-    ``joined``: it holds its place, having joined with TOKEN.
+    ``joined``: it holds its place, having joined with TOKEN. ``fetch``: where it gets the maps of models that a view
+    names.
     """
 
     async def listening(config: SideChannelConfig) -> SideChannels:
         return SideChannels(config)
 
-    async def fetch(name: str) -> ShardMap:
+    async def no_map(name: str) -> ShardMap:
         raise AssertionError(f"the test places its models itself, not {name}")
 
     with LoopThread() as loop, ExitStack() as closing:
@@ -159,7 +168,7 @@ def running_shard(
         closing.callback(lane.close)
         storage = loop.run(Storage.open(0, storage_config or StorageConfig(), lane))
         closing.callback(lambda: loop.run(storage.close()))
-        registry = Registry(ShardParts(0, lane, fetch, log or storage.log, failpoints), storage.recovered)
+        registry = Registry(ShardParts(0, lane, fetch or no_map, log or storage.log, failpoints), storage.recovered)
         shard = TestShard(loop, registry, failpoints, counters, storage)
 
         async def begin() -> None:

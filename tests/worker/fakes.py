@@ -71,6 +71,8 @@ class Faults:
     hold_ahead: bool = False
     #: Called whenever a stream is opened.
     on_open: Callable[[], None] = lambda: None
+    #: Answers to the next streams, the last one first, in the place of opening them.
+    refuse_open: list[PsError] = field(default_factory=list)
 
 
 class FakeShard:
@@ -167,6 +169,8 @@ class FakeShard:
                 case "open":
                     self.opens.append(request.open)
                     self.faults.on_open()
+                    if self.faults.refuse_open:
+                        _refuse(context, self.faults.refuse_open.pop())
                     epoch = request.open.epoch
                     self._check_epoch(epoch, context)
                     worker = (request.open.worker.rank, request.open.worker.incarnation)

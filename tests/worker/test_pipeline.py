@@ -130,6 +130,38 @@ def test_a_shard_that_stays_away_is_named_with_its_address(session: FakeSession)
     assert caught.value.shard == "1"
 
 
+def placing(progress: int) -> NotReady:
+    return NotReady(f"model 'model' is being placed: {progress} MB read", shard="1", progress=progress)
+
+
+def test_a_model_that_is_being_placed_is_waited_for_as_long_as_it_advances(session: FakeSession) -> None:
+    worker = Worker(session, reconnect_timeout_seconds=0.25)
+    session.shards[1].faults.refuse_open = [placing(done) for done in (5, 4, 3, 2, 1)]
+    worker.pipeline.start()  # Five pauses of 0.1 s and more.
+    worker.step()
+    assert worker.moved() == 1.0
+    assert "model 'model' is being placed: 5 MB read; waiting for it" in session.hints
+
+
+def test_a_model_whose_placing_does_not_advance_is_given_up_with_what_was_said(session: FakeSession) -> None:
+    worker = Worker(session, reconnect_timeout_seconds=0.25)
+    session.shards[1].faults.refuse_open = [placing(7)] * 20
+    with pytest.raises(Unavailable, match=r"gave up after 0\.25 seconds: .*being placed: 7 MB read") as caught:
+        worker.pipeline.start()
+    assert caught.value.shard == "1"
+
+
+def test_a_shard_that_comes_back_and_places_its_model_is_waited_for_between_steps(session: FakeSession) -> None:
+    worker = started(session)
+    worker.step()
+    session.shards[1].stop()
+    session.shards[1].faults.refuse_open = [placing(2), placing(1)]
+    session.shards[1].serve()
+    worker.step()
+    assert worker.moved() == 2.0
+    assert [p.sequence for p in session.shards[1].pushes] == [1, 2]
+
+
 def test_a_shard_that_comes_back_empty_is_a_loss_of_state(session: FakeSession) -> None:
     worker = started(session)
     worker.step()

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from ps_protocol.client.coordinator import connect_channel
 from ps_protocol.client.errors import translate
-from ps_protocol.errors import InternalError, PsError, Unavailable, UnknownModel
+from ps_protocol.errors import InternalError, NotReady, PsError, Unavailable, UnknownModel
 from ps_protocol.frames import STATE_CHUNK_FIELD, Scatter, parse_chunk
 from ps_protocol.tables import Ids
 from ps_protocol.v1 import shard_pb2 as pb
@@ -84,15 +84,17 @@ class ShardReader:
             call.cancel()
 
     def _run(self) -> None:
-        pause, failing_since = _FIRST_PAUSE_SECONDS, math.inf
+        pause, failing_since, progress = _FIRST_PAUSE_SECONDS, math.inf, 0
         while not self._stopped.is_set():
             end: Event = None
             try:
                 for batch in self._stream():
                     self._pass_on(batch)
                     pause, failing_since = _FIRST_PAUSE_SECONDS, math.inf
-            except (Unavailable, UnknownModel) as error:
-                # A shard that has just come back has not heard of its models yet.
+            except (Unavailable, UnknownModel, NotReady) as error:
+                # A shard that has just come back has not heard of its models yet, or has not placed them.
+                if isinstance(error, NotReady) and error.progress > progress:
+                    progress, failing_since = error.progress, math.inf
                 failing_since = min(failing_since, time.monotonic())
                 if time.monotonic() - failing_since < self._patience_seconds and not self._stopped.is_set():
                     self._say(f"waiting for shard {self.shard}: {error.message}")

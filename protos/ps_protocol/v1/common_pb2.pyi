@@ -290,7 +290,7 @@ class Consistency(_message.Message):
     def __init__(self, mode: _Optional[_Union[Mode, str]] = ..., staleness: _Optional[int] = ..., backup: _Optional[int] = ..., stale_policy: _Optional[_Union[StalePolicy, str]] = ..., stale_threshold: _Optional[int] = ..., grace_seconds: _Optional[float] = ...) -> None: ...
 
 class ErrorDetail(_message.Message):
-    __slots__ = ("code", "message", "variable", "shard", "expected", "actual", "remedy")
+    __slots__ = ("code", "message", "variable", "shard", "expected", "actual", "remedy", "progress")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     VARIABLE_FIELD_NUMBER: _ClassVar[int]
@@ -298,6 +298,7 @@ class ErrorDetail(_message.Message):
     EXPECTED_FIELD_NUMBER: _ClassVar[int]
     ACTUAL_FIELD_NUMBER: _ClassVar[int]
     REMEDY_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     code: ErrorCode
     message: str
     variable: str
@@ -305,7 +306,8 @@ class ErrorDetail(_message.Message):
     expected: str
     actual: str
     remedy: str
-    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., variable: _Optional[str] = ..., shard: _Optional[str] = ..., expected: _Optional[str] = ..., actual: _Optional[str] = ..., remedy: _Optional[str] = ...) -> None: ...
+    progress: int
+    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., variable: _Optional[str] = ..., shard: _Optional[str] = ..., expected: _Optional[str] = ..., actual: _Optional[str] = ..., remedy: _Optional[str] = ..., progress: _Optional[int] = ...) -> None: ...
 
 class Wire(_message.Message):
     __slots__ = ("format", "ratio")

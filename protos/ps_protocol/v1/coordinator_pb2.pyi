@@ -66,7 +66,7 @@ class JoinReply(_message.Message):
     def __init__(self, index: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ..., revision: _Optional[int] = ..., seed: _Optional[int] = ..., phase: _Optional[int] = ...) -> None: ...
 
 class MemberStats(_message.Message):
-    __slots__ = ("steps", "version", "steps_per_second", "bytes_per_second", "samples_per_second", "staleness", "metrics", "transport", "samples", "dropped", "standby_lag")
+    __slots__ = ("steps", "version", "steps_per_second", "bytes_per_second", "samples_per_second", "staleness", "metrics", "transport", "samples", "dropped", "standby_lag", "activity")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,7 @@ class MemberStats(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     STANDBY_LAG_FIELD_NUMBER: _ClassVar[int]
+    ACTIVITY_FIELD_NUMBER: _ClassVar[int]
     steps: int
     version: int
     steps_per_second: float
@@ -96,7 +97,8 @@ class MemberStats(_message.Message):
     samples: int
     dropped: int
     standby_lag: int
-    def __init__(self, steps: _Optional[int] = ..., version: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., bytes_per_second: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., staleness: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., samples: _Optional[int] = ..., dropped: _Optional[int] = ..., standby_lag: _Optional[int] = ...) -> None: ...
+    activity: str
+    def __init__(self, steps: _Optional[int] = ..., version: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., bytes_per_second: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., staleness: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., samples: _Optional[int] = ..., dropped: _Optional[int] = ..., standby_lag: _Optional[int] = ..., activity: _Optional[str] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("role", "index", "incarnation", "stats", "keeps_state", "sync")
