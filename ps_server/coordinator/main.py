@@ -11,7 +11,7 @@ from collections.abc import Mapping, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from click.core import ParameterSource
@@ -287,5 +287,10 @@ def _from_tf_config(text: str, given: set[str]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in given}
 
 
+def program() -> NoReturn:
+    """The process of ps-coordinator."""
+    cli.run_program(main)
+
+
 if __name__ == "__main__":
-    main()
+    program()

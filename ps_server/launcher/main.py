@@ -19,7 +19,7 @@ from ps_server.launcher.job_folder import JobFolder
 from ps_server.launcher.programs import Programs, Script
 from ps_server.launcher.runner import Runner
 from ps_server.launcher.screen import Screen
-from ps_server.launcher.supervisor import GRACE_SECONDS, KEEPING_GRACE_SECONDS, JobPlan, Supervisor
+from ps_server.launcher.supervisor import JobPlan, Supervisor
 from ps_server.mode_options import MODES, bound_options, consistency_of
 from ps_server.private_files import make_private_folder
 from ps_server.storage_options import Durability, StorageConfig, storage_config, storage_options
@@ -165,9 +165,8 @@ def main(
     screen = Screen()
     if folder is not None and folder.used_before:
         screen.say(f"going on from the state that {folder.path} holds; another --data-dir begins anew")
-    grace_seconds = KEEPING_GRACE_SECONDS if programs.keeps_state else GRACE_SECONDS
     saves = checkpoint_dir is not None
-    supervisor = Supervisor(JobPlan(shards, workers, evaluators, restart_workers, restarts, grace_seconds, saves))
+    supervisor = Supervisor(JobPlan(shards, workers, evaluators, restart_workers, restarts, saves))
     runner = Runner(supervisor, programs, screen, os.environ, log_dir, not no_progress, folder)
     sys.exit(runner.run())
 

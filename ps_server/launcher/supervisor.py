@@ -25,7 +25,12 @@ from ps_server.launcher.events import (
 from ps_server.launcher.restarts import Restarts
 
 GRACE_SECONDS = 5.0
-"""Between SIGTERM and SIGKILL."""
+"""Between SIGTERM and SIGKILL, for scripts."""
+
+SERVER_GRACE_SECONDS = 60.0
+"""The same for coordinator and shards: they end in tenths of a second, on a busy machine in many seconds, and what they
+end with, a last snapshot, is worth waiting for. Who is in a hurry presses Ctrl-C again.
+"""
 
 INTERRUPT_GRACE_SECONDS = 30.0
 """For scripts to save their work after Ctrl-C; a second Ctrl-C ends it."""
@@ -37,9 +42,6 @@ COORDINATOR_START_SECONDS = 60.0
 
 SAVING_GRACE_SECONDS = 600.0
 """For the coordinator to have a last checkpoint written."""
-
-KEEPING_GRACE_SECONDS = 60.0
-"""For shards that keep their state to write a last snapshot, at the end of the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,6 @@ class JobPlan:
     worker_restarts: int = 0
     #: How often a coordinator or shard that ends too early is started again, all together.
     server_restarts: int = 0
-    #: Between SIGTERM and SIGKILL for shards.
-    shard_grace_seconds: float = GRACE_SECONDS
     #: The coordinator writes a last checkpoint, for which it needs the shards.
     saves: bool = False
 
@@ -254,7 +254,7 @@ class Supervisor:
             return self._stop_shards(now)
         # After the shards, so that they can still say goodbye to it.
         if self.stage is Stage.STOPPING and Part.SHARD not in parts:
-            self.stage, self._stage_ends = Stage.CLOSING, now + GRACE_SECONDS
+            self.stage, self._stage_ends = Stage.CLOSING, now + SERVER_GRACE_SECONDS
             return [*self._signal(signal.SIGTERM, Part.COORDINATOR), *self._advance(now)]
         if self.stage is Stage.CLOSING and not parts:
             self.stage, self._stage_ends = Stage.FINISHED, None
@@ -262,7 +262,7 @@ class Supervisor:
         return []
 
     def _stop_shards(self, now: float) -> list[Command]:
-        self.stage, self._stage_ends = Stage.STOPPING, now + self._plan.shard_grace_seconds
+        self.stage, self._stage_ends = Stage.STOPPING, now + SERVER_GRACE_SECONDS
         return [*self._signal(signal.SIGTERM, Part.SHARD), *self._advance(now)]
 
     def _signal(self, signum: signal.Signals, *parts: Part) -> list[Command]:

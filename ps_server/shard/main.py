@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from click.core import ParameterSource
@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from ps_protocol.errors import ConfigError
 from ps_protocol.tf_config import TfConfig
 from ps_server import serving
-from ps_server.cli import clean_errors, configure_logging, server_options
+from ps_server.cli import clean_errors, configure_logging, run_program, server_options
 from ps_server.failpoints import ENVIRONMENT, Failpoints
 from ps_server.shard.life import ShardConfig, serve
 from ps_server.shard.malloc import use_one_arena
@@ -172,5 +172,10 @@ def _from_tf_config(
     return number, coordinator or tf_config.coordinator_address, bind, port
 
 
+def program() -> NoReturn:
+    """The process of ps-server."""
+    run_program(main)
+
+
 if __name__ == "__main__":
-    main()
+    program()

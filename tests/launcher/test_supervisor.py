@@ -186,10 +186,20 @@ def test_a_server_that_ends_while_the_job_ends_is_not_started_again():
     assert job.exits(SHARD, -9) == []
 
 
-def test_shards_that_keep_their_state_get_the_time_they_need_for_it():
-    job = Job(workers=1, shard_grace_seconds=40.0).ready()
+def test_servers_on_a_busy_machine_get_the_time_they_need_to_end():
+    job = Job(workers=1).ready()
     job.exits(WORKERS[0])
-    assert job.supervisor.deadline == job.now + 40.0
+    job.now += 30.0
+    assert job.supervisor.deadline > job.now
+    assert job.exits(SHARD) == [Send(COORDINATOR, signal.SIGTERM)]
+    assert job.supervisor.deadline == job.now + rules.SERVER_GRACE_SECONDS
+    assert job.said == []
+
+
+def test_servers_that_do_not_end_are_killed_and_named():
+    job = Job(workers=1).ready()
+    job.exits(WORKERS[0])
+    assert job.supervisor.deadline == job.now + rules.SERVER_GRACE_SECONDS
     job.late()
     assert job.said == ["coordinator, shard 0: not ended in time; killed"]
 
