@@ -12,7 +12,7 @@ PROTO_TOOLS := grpcio-tools==1.72.2
 PROTO_FILES := $(wildcard protos/ps_protocol/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check fix proto proto-check bench chaos sim cluster clean
+.PHONY: help setup train test test-long check fix proto proto-check bench chaos sim cluster clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1|/' | column -t -s '|'
@@ -30,6 +30,10 @@ train: setup  ## train a small network on handwritten digits: 1 coordinator, 2 s
 
 test: setup  ## run the tests
 	$(BIN)/python -m pytest
+
+test-long: setup  ## the tests, then the wheel in empty environments and the tests on every Python there is; says what it skipped
+	$(BIN)/python -m pytest
+	tests/installed.sh --suite
 
 check: setup proto-check  ## formatting, lint, types, import rules, generated code
 	$(BIN)/ruff format --check .
