@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,9 +11,12 @@ import torch
 
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model import DType, Kind, Variable
+from ps_worker.plain import check_plain
 
 #: What ``cluster.optimizer`` takes: a module, or parameters in any form torch.optim takes.
 Source = torch.nn.Module | Iterable[Any]
+
+_LOCAL = 'pass buffers="local" to cluster.optimizer: each worker then keeps its own buffers'
 
 _GRADIENT_DTYPES = (DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16)
 
@@ -46,6 +49,21 @@ class Bindings:
     def devices(self) -> list[torch.device]:
         """Where each variable is, in the order of ``variables``."""
         return [p.device for p in self.parameters] + [reference.value.device for reference in self.buffers]
+
+    def buffer_values(self) -> list[torch.Tensor]:
+        """The buffers as their modules have them now. Raises InvalidRequest for one whose shape has changed."""
+        declared = self.variables[len(self.parameters) :]
+        values = [reference.value for reference in self.buffers]
+        for variable, value in zip(declared, values, strict=True):
+            if value.shape != variable.shape:
+                raise InvalidRequest(
+                    f"the buffer '{variable.name}' has another shape than when the model was declared",
+                    variable=variable.name,
+                    expected=str(variable.shape),
+                    actual=str(tuple(value.shape)),
+                    remedy=f"give it its last shape before cluster.optimizer(...), or {_LOCAL}",
+                )
+        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +120,32 @@ def _read_group(given: Any, first: int) -> Group:
     return Group(tuple(names), tuple(tensors), options, any(named))
 
 
+def named_as_in(module: torch.nn.Module, groups: Iterable[Group]) -> list[Group]:
+    """``groups`` with the names that ``module`` has for its parameters, where the user gave none."""
+    known = {id(parameter): name for name, parameter in module.named_parameters()}
+    return [
+        group
+        if group.named
+        else replace(
+            group,
+            names=tuple(known.get(id(p), name) for name, p in zip(group.names, group.parameters, strict=True)),
+        )
+        for group in groups
+    ]
+
+
+def check_free(bindings: Bindings, held: Mapping[int, str]) -> None:
+    """Raises InvalidRequest for a parameter of another optimizer; ``held``: the model's name by ``id(parameter)``."""
+    for variable, parameter in zip(bindings.variables, bindings.parameters, strict=False):
+        if id(parameter) in held:
+            raise InvalidRequest(
+                f"the parameter '{variable.name}' belongs to the optimizer of model '{held[id(parameter)]}' already",
+                variable=variable.name,
+                expected="each parameter in one optimizer",
+                remedy="use one cluster.optimizer(...) with parameter groups, or give each its own parameters",
+            )
+
+
 def bind(groups: list[Group], module: torch.nn.Module | None = None) -> Bindings:
     """Check and name every tensor; with ``module``, its persistent buffers too. Raises InvalidRequest."""
     variables: list[Variable] = []
@@ -112,35 +156,53 @@ def bind(groups: list[Group], module: torch.nn.Module | None = None) -> Bindings
             parameters.append(tensor)
     _check_together([v.name for v in variables], parameters)
     references = []
-    for name, reference in _persistent_buffers(module) if module is not None else ():
-        value = reference.value
-        variables.append(Variable(name, tuple(value.shape), _dtype(name, value), Kind.BUFFER))
+    for name, reference in persistent_buffers(module) if module is not None else ():
+        variables.append(_buffer(name, reference.value))
         references.append(reference)
     return Bindings(tuple(variables), tuple(parameters), tuple(references))
 
 
-def _dtype(name: str, tensor: torch.Tensor) -> DType:
-    short = str(tensor.dtype).removeprefix("torch.")
-    try:
-        return DType(short)
-    except ValueError:
-        expected = ", ".join(d.value for d in DType)
-        raise InvalidRequest("dtype not supported", variable=name, expected=expected, actual=short) from None
+def _buffer(name: str, value: torch.Tensor) -> Variable:
+    check_plain(name, value, otherwise=_LOCAL)
+    short = str(value.dtype).removeprefix("torch.")
+    dtype = next((known for known in DType if known.value == short), None)
+    if dtype is None:
+        raise InvalidRequest(
+            f"the buffer '{name}' is of a dtype that shards cannot hold",
+            variable=name,
+            expected=", ".join(known.value for known in DType),
+            actual=short,
+            remedy=_LOCAL,
+        )
+    if value.layout is not torch.strided or value.device.type == "meta":
+        actual = "the meta device" if value.device.type == "meta" else str(value.layout)
+        raise InvalidRequest(
+            f"the buffer '{name}' has no dense values",
+            variable=name,
+            expected="a dense tensor",
+            actual=actual,
+            remedy=_LOCAL,
+        )
+    return Variable(name, tuple(value.shape), dtype, Kind.BUFFER)
 
 
 def _parameter(name: str, tensor: torch.Tensor, group: int) -> Variable:
     if torch.nn.parameter.is_lazy(tensor):
         raise InvalidRequest("a lazy parameter has no shape yet", variable=name, remedy="run the model once first")
+    check_plain(name, tensor)
     if tensor.layout is not torch.strided:
         raise InvalidRequest("sparse parameters are not supported", variable=name, actual=str(tensor.layout))
-    dtype = _dtype(name, tensor) if not tensor.is_complex() else None
-    if dtype not in _GRADIENT_DTYPES:
+    short = str(tensor.dtype).removeprefix("torch.")
+    dtype = next((known for known in _GRADIENT_DTYPES if known.value == short), None)
+    if dtype is None:
         raise InvalidRequest(
             "a parameter must be of a floating-point dtype",
             variable=name,
             expected=", ".join(d.value for d in _GRADIENT_DTYPES),
-            actual=str(tensor.dtype).removeprefix("torch."),
-            remedy="register tensors that get no gradient as buffers",
+            actual=short,
+            remedy="give a complex parameter as two real ones (torch.view_as_real)"
+            if tensor.is_complex()
+            else "register tensors that get no gradient as buffers",
         )
     if tensor.device.type == "meta":
         raise InvalidRequest("a parameter on the meta device has no values", variable=name, remedy="materialise it")
@@ -175,7 +237,7 @@ def _check_together(names: list[str], parameters: list[torch.Tensor]) -> None:
             )
 
 
-def _persistent_buffers(module: torch.nn.Module) -> Iterable[tuple[str, BufferRef]]:
+def persistent_buffers(module: torch.nn.Module) -> Iterable[tuple[str, BufferRef]]:
     """Buffers that are in ``state_dict``; one that is shared is listed once."""
     seen: set[int] = set()
     for path, owner in module.named_modules():

@@ -21,7 +21,7 @@ from ps_protocol.wire import Wire
 from ps_worker import data
 from ps_worker.bindings import Source
 from ps_worker.config import WorkerConfig
-from ps_worker.declare import choice
+from ps_worker.declare import choice, named_arguments
 from ps_worker.follow import follow
 from ps_worker.giving_way import GivingWay, stands_of
 from ps_worker.leased_loader import LeasedData, can_lease, leased
@@ -137,21 +137,23 @@ class Cluster(TableMaker):
         self,
         torch_class: type[torch.optim.Optimizer],
         model: Source,
-        *,
+        *positional: Any,
         name: str | None = None,
         nonfinite: str = "refuse",
         buffers: str = "rank0",
         wire: str | None = None,
         overlap: bool = False,
         tables: Iterable[torch.nn.Module] = (),
+        module: torch.nn.Module | None = None,
         **arguments: Any,
     ) -> PsOptimizer:
-        """Give ``model`` to the shards, which run ``torch_class(…, **arguments)`` on it.
+        """Give ``model`` to the shards, which run ``torch_class(…, *positional, **arguments)`` on it.
 
-        ``model`` is a module or whatever torch.optim takes. Its values are rank 0's (or those the shards hold already)
-        on return. Every worker calls this for the same models in the same order; ``name`` defaults to "model",
-        "model-1", … by that order. ``nonfinite`` says what happens to NaN and infinite gradients: "refuse", "skip" or
-        "allow"; ``buffers`` whose buffers are kept: "rank0", "average" or "local".
+        ``model`` is a module or whatever torch.optim takes; where it is parameters or groups, ``module`` says whose
+        buffers and tables belong to it, and what its variables are called. Its values are rank 0's (or those the shards
+        hold already) on return. Every worker calls this for the same models in the same order; ``name`` defaults to
+        "model", "model-1", … by that order. ``nonfinite`` says what happens to NaN and infinite gradients: "refuse",
+        "skip" or "allow"; ``buffers`` whose buffers are kept: "rank0", "average" or "local".
 
         ``wire`` makes payloads smaller where they travel through a network: "bf16", "fp16", "int8" or "topk:RATIO"
         (docs/codecs.md); over shared memory it is not used. With ``overlap`` a step returns at once, and the exchange
@@ -159,7 +161,8 @@ class Cluster(TableMaker):
         push, which ssp bounds count in. In sync, and in ssp(0), ``step`` waits as without it.
 
         The tables of embeddings in ``model`` are part of it, with row optimizers of their own; where ``model`` is no
-        module, those are found in the modules ``tables``. ``overlap`` is not possible with tables; see ``prefetch``.
+        module, those are found in ``module`` and the modules ``tables``. ``overlap`` is not possible with tables; see
+        ``prefetch``.
 
         Raises ModelMismatch when workers declare different models, UnsupportedOptimizer for what shards cannot run.
         """
@@ -174,12 +177,14 @@ class Cluster(TableMaker):
             self._session,
             torch_class,
             model,
-            arguments,
+            named_arguments(torch_class, positional, arguments),
             name=chosen,
             nonfinite=nonfinite,
             buffers=buffers,
             style=Style(Wire.parse(wire), overlap),
             tables=tables,
+            module=module,
+            held={id(p): other for other, optimizer in self._optimizers.items() for p in optimizer.trained_parameters},
             reconnect_timeout_seconds=self._session.config.reconnect_timeout_seconds,
         )
         self._optimizers[chosen] = optimizer

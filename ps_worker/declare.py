@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from ps_protocol.errors import ConfigError, UnsupportedOptimizer
 from ps_protocol.model import Buffers, ModelSpec, NonFinite, Option, Options
 from ps_protocol.optimizers import ELEMENTWISE, EXECUTION_HINTS, REFUSED, SHAPED
-from ps_worker.bindings import Bindings, Group, Source, bind, read_groups
+from ps_worker.bindings import Bindings, Group, Source, bind, check_free, named_as_in, read_groups
 from ps_worker.tables.table import NO_TABLES, Declared, declared, modules_in
 
 E = TypeVar("E", bound=Enum)
@@ -41,20 +42,25 @@ def build_spec(
     buffers: str = "rank0",
     tables: Iterable[object] = (),
     seed: Callable[[], int] = lambda: 0,
+    module: torch.nn.Module | None = None,
+    held: Mapping[int, str] = MappingProxyType({}),
 ) -> Declaration:
     """Declare ``source`` under ``name``, with the tables of its modules and of the modules ``tables``.
 
-    Nothing is sent and no tensor is copied. ``seed()`` is the job's. Raises UnsupportedOptimizer for a class or
-    argument that shards cannot run, InvalidRequest for parameters they cannot hold and for a table that is declared
-    twice, ConfigError for an unknown policy.
+    Nothing is sent and no tensor is copied. ``seed()`` is the job's. Where ``source`` is parameters or groups, buffers,
+    tables and names are those of ``module``. ``held``: models of other optimizers, by ``id(parameter)``. Raises
+    UnsupportedOptimizer for a class or argument that shards cannot run, InvalidRequest for parameters they cannot hold
+    and for a table that is declared twice, ConfigError for an unknown policy.
     """
     qualified = qualified_name(torch_class)
     kept = choice(Buffers, buffers, "buffers")
-    modules = [*(source.modules() if isinstance(source, torch.nn.Module) else ()), *modules_in(tables)]
-    found = declared(modules, seed)
+    whole = _module_of(source, module)
+    found = declared([*(whole.modules() if whole is not None else ()), *modules_in(tables)], seed)
     groups = read_groups(source, may_be_empty=bool(found.specs))
-    module = source if isinstance(source, torch.nn.Module) and kept is not Buffers.LOCAL else None
-    bindings = bind(groups, module)
+    if whole is not None:
+        groups = named_as_in(whole, groups)
+    bindings = bind(groups, None if kept is Buffers.LOCAL else whole)
+    check_free(bindings, held)
     template = _instantiate(torch_class, groups, arguments)
     accepted = set(inspect.signature(torch_class).parameters) - EXECUTION_HINTS - {"params"}
     spec = ModelSpec(
@@ -85,6 +91,41 @@ def qualified_name(torch_class: type[torch.optim.Optimizer]) -> str:
             remedy="pass one of torch.optim's own classes, not an instance and not a subclass",
         )
     return qualified
+
+
+def named_arguments(
+    torch_class: type[torch.optim.Optimizer], positional: Sequence[object], arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All arguments by name, as torch takes them behind ``params``. Raises UnsupportedOptimizer for too many."""
+    if not positional:
+        return dict(arguments)
+    qualified = qualified_name(torch_class)
+    parameters = list(inspect.signature(torch_class).parameters.values())[1:]
+    names = [each.name for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    twice = [name for name in names[: len(positional)] if name in arguments]
+    if len(positional) > len(names) or twice:
+        raise UnsupportedOptimizer(
+            f"{qualified} is given '{twice[0]}' twice" if twice else f"{qualified} is given too many arguments",
+            expected=f"at most {len(names)} without a name: {', '.join(names)}",
+            actual=f"{len(positional)} without a name, and {', '.join(arguments) or 'none by name'}",
+            remedy="give the optimizer's arguments by name, as lr=0.1",
+        )
+    return {**dict(zip(names, positional, strict=False)), **arguments}
+
+
+def _module_of(source: Source, module: torch.nn.Module | None) -> torch.nn.Module | None:
+    """The module whose buffers, tables and names belong to the model. Raises ConfigError."""
+    own = source if isinstance(source, torch.nn.Module) else None
+    if module is None or module is own:
+        return own
+    if own is not None or not isinstance(module, torch.nn.Module):
+        raise ConfigError(
+            "module= names the module that parameters or groups belong to",
+            expected="module= for parameters or groups only" if own is not None else "an nn.Module",
+            actual=type(module).__name__,
+            remedy="leave module= out: the model itself was given" if own is not None else "give module=model",
+        )
+    return module
 
 
 def choice(kind: type[E], value: str, argument: str) -> E:

@@ -62,7 +62,7 @@ class FlatModel:
     def collect_values(self) -> None:
         """Make host memory hold all parameters and buffers as the module has them now, to upload them."""
         if self._buffer_views:
-            torch._foreach_copy_(self._buffer_views, [reference.value for reference in self._bindings.buffers])
+            torch._foreach_copy_(self._buffer_views, self._bindings.buffer_values())
         self.parameters.to_host((0, self.plan.total_bytes))
 
     def publish_parameters(self) -> None:
@@ -75,7 +75,7 @@ class FlatModel:
         """Copy received buffers into the module."""
         if self._buffer_views:
             self.parameters.to_devices(self._span(Kind.BUFFER))
-            torch._foreach_copy_([reference.value for reference in self._bindings.buffers], self._buffer_views)
+            torch._foreach_copy_(self._bindings.buffer_values(), self._buffer_views)
 
     def _span(self, kind: Kind) -> Range:
         """The bytes of all arenas of ``kind``; they are neighbours."""

@@ -115,7 +115,8 @@ class Gradients:
                 raise InvalidRequest(
                     "a gradient is sparse, and variables are dense",
                     variable=self._plan.variables[number].name,
-                    remedy="make the layer with sparse=False",
+                    remedy="make the layer with sparse=False, or keep its rows in a table, which pushes the rows used: "
+                    "cluster.embedding(...), or cluster.convert_embeddings(model) before cluster.optimizer(...)",
                 )
             elif whole is not None:
                 targets.append(whole)
@@ -131,12 +132,11 @@ class Gradients:
 
     @torch.no_grad()
     def collect_buffers(self) -> None:
-        """Copy the module's buffers to where a push takes them from."""
+        """Copy the module's buffers to where a push takes them from. Raises InvalidRequest for one of another shape."""
         self._place_all()
         first = len(self._bindings.parameters)
         targets, sources = [], []
-        for number, reference in enumerate(self._bindings.buffers, first):
-            value = reference.value
+        for number, value in enumerate(self._bindings.buffer_values(), first):
             whole = self._rows[number] == [(0, self._plan.variables[number].rows)]
             targets += self._views[number]
             sources += [value] if whole else [value[begin:end] for begin, end in self._rows[number]]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import torch
@@ -22,6 +24,8 @@ from ps_worker.gradients import Gradients
 from ps_worker.interfaces import TrainingSession
 from ps_worker.overlap import Overlap
 from ps_worker.pipeline import RECONNECT_TIMEOUT_SECONDS, StepPipeline
+from ps_worker.remote_state import StateOnShards
+from ps_worker.stray_buffers import StrayBuffers
 from ps_worker.summary import PLAIN, StepSummary, Style, Update
 from ps_worker.tables.bound import BoundTables
 from ps_worker.tables.groups import TableGroups
@@ -64,6 +68,10 @@ class PsOptimizer(torch.optim.Optimizer):
         self._tables = BoundTables(declaration.tables, lambda: self._pipeline, trains=True)
         self._table_groups = TableGroups(self, self._tables)
         self._sealed = True
+        self.state = StateOnShards()
+        self._bindings = declaration.bindings
+        #: Looked at at the first step.
+        self._strays = StrayBuffers()
         self._accepted = [set(options) for options in self._spec.group_options]
         self._sent_options: tuple[list[Options], tuple[str, ...]] = [], ()
         shard_map = session.declare(self._spec)
@@ -105,6 +113,8 @@ class PsOptimizer(torch.optim.Optimizer):
         buffers: str = "rank0",
         style: Style = PLAIN,
         tables: Iterable[object] = (),
+        module: torch.nn.Module | None = None,
+        held: Mapping[int, str] = MappingProxyType({}),
         reconnect_timeout_seconds: float = RECONNECT_TIMEOUT_SECONDS,
     ) -> PsOptimizer:
         """What ``cluster.optimizer`` calls. Raises what ``build_spec`` and the constructor raise."""
@@ -117,6 +127,8 @@ class PsOptimizer(torch.optim.Optimizer):
             buffers=buffers,
             tables=tables,
             seed=lambda: session.seed,
+            module=module,
+            held=held,
         )
         if style.overlap and declaration.tables.specs:
             raise ConfigError(
@@ -124,7 +136,10 @@ class PsOptimizer(torch.optim.Optimizer):
                 actual=", ".join(table.name for table in declaration.tables.specs),
                 remedy="leave it out, and look rows up ahead with cluster.prefetch(...)",
             )
-        return cls(session, torch_class, declaration, style, reconnect_timeout_seconds=reconnect_timeout_seconds)
+        optimizer = cls(session, torch_class, declaration, style, reconnect_timeout_seconds=reconnect_timeout_seconds)
+        if not isinstance(source, torch.nn.Module) and module is None and declaration.spec.buffers is not Buffers.LOCAL:
+            optimizer._strays = StrayBuffers.around(declaration.bindings.parameters)
+        return optimizer
 
     @property
     def name(self) -> str:
@@ -135,6 +150,11 @@ class PsOptimizer(torch.optim.Optimizer):
     def holders(self) -> Sequence[int]:
         """Numbers of the shards that hold anything of the model."""
         return self._flat.plan.holders
+
+    @property
+    def trained_parameters(self) -> Sequence[torch.Tensor]:
+        """The user's parameters that it trains, without rows of tables."""
+        return self._bindings.parameters
 
     @property
     def table_modules(self) -> Sequence[TableModule]:
@@ -159,6 +179,7 @@ class PsOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._flat.check_in_place()
+        self._strays.warn_once(logger)
         # The memory that gradients are collected in is free when the last exchange is finished.
         self.finish()
         gathered, staged = self._buckets.settle() if self._buckets else ((), ())
@@ -265,12 +286,12 @@ class PsOptimizer(torch.optim.Optimizer):
         self.finish()
         state = self._pipeline.save_state()
         parameters = self._parameters()
-        self.state.update({parameters[number]: dict(values) for number, values in state.items()})
+        self.state = defaultdict(dict, {parameters[number]: dict(values) for number, values in state.items()})
         try:
             with self._table_groups.without_rows(self):
                 saved = super().state_dict()
         finally:
-            self.state.clear()
+            self.state = StateOnShards()
         if residuals := self._pipeline.residuals():
             saved[_RESIDUALS] = {"rank": self._session.rank, "state": residuals}
         return saved
@@ -291,7 +312,7 @@ class PsOptimizer(torch.optim.Optimizer):
             self._pipeline.load_residuals(residuals["state"])
         parameters = self._parameters()
         state = {number: self.state[p] for number, p in enumerate(parameters) if p in self.state}
-        self.state.clear()
+        self.state = StateOnShards()
         if not self._session.initialiser():
             return
         if self._pipeline.joined_running and self.last is None:

@@ -363,3 +363,34 @@ def test_evaluation_sees_the_latest_parameters_after_a_pull():
     with running_job(2, 2) as job:
         first, second = run_workers(job, 2, work)
     assert_bitwise(first, second)
+
+
+def test_arguments_may_stand_in_torch_s_order_and_a_parameter_belongs_to_one_optimizer():
+    def work(cluster):
+        model = net()
+        plain(model, cluster.optimizer(torch.optim.SGD, model, 0.1, 0.9))
+        with pytest.raises(ps_worker.PsError, match=r"'0\.weight' belongs to the optimizer of model 'model' already"):
+            cluster.optimizer(torch.optim.SGD, model, 0.1)
+        return values(model)
+
+    alone = net()
+    plain(alone, torch.optim.SGD(alone.parameters(), 0.1, 0.9))
+    assert_close(on_cluster(work), values(alone))
+
+
+def test_with_groups_and_module_statistics_are_the_same_on_all_workers_after_a_barrier():
+    def work(cluster):
+        torch.manual_seed(cluster.rank)
+        model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+        groups = [{"params": [p]} for p in model.parameters()]
+        optimizer = cluster.optimizer(torch.optim.SGD, groups, module=model, lr=0.1)
+        for inputs, labels in STEPS:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs + 3 * cluster.rank), labels).backward()
+            optimizer.step()
+        cluster.barrier()
+        return [value.clone() for value in model.state_dict().values()]
+
+    with running_job(2, 2, consistency=Consistency(Mode.SYNC)) as job:
+        one, other = run_workers(job, 2, work)
+    assert_bitwise(one, other)

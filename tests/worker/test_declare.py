@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from ps_protocol.errors import ConfigError, InvalidRequest, UnsupportedOptimizer
 from ps_protocol.model import Buffers, DType, Kind, NonFinite
 from ps_protocol.optimizers import ELEMENTWISE, SHAPED
-from ps_worker.declare import Declaration, build_spec
+from ps_worker.declare import Declaration, build_spec, named_arguments
 
 
 def declare(source: object, torch_class: type = torch.optim.SGD, **arguments: object) -> Declaration:
@@ -179,3 +180,132 @@ def test_parameters_that_share_memory_are_refused() -> None:
 def test_a_name_may_not_stand_for_two_parameters() -> None:
     with pytest.raises(InvalidRequest, match="same name"):
         declare([("a", nn.Parameter(torch.zeros(1))), ("a", nn.Parameter(torch.zeros(1)))])
+
+
+class Tagged(torch.Tensor):
+    """As many libraries make them: behaves as a tensor, and is more than its memory."""
+
+
+class DTensor(torch.Tensor):
+    """Stands for torch.distributed's, whose memory is elsewhere."""
+
+
+class FlatParameter(nn.Parameter):
+    """Stands for FullyShardedDataParallel's."""
+
+
+def flattened() -> nn.Parameter:
+    parameter = nn.Parameter(torch.zeros(2))
+    parameter._fsdp_flattened = True  # what FSDP1 leaves on the user's own parameters
+    return parameter
+
+
+@pytest.mark.parametrize(
+    ("tensor", "text", "remedy"),
+    [
+        (nn.Parameter(torch.zeros(2).as_subclass(DTensor)), "'wrong' is a DTensor", "fully_shard"),
+        (FlatParameter(torch.zeros(2)), "'wrong' belongs to FullyShardedDataParallel", "without the FSDP wrapper"),
+        (flattened(), "'wrong' belongs to FullyShardedDataParallel", "without the FSDP wrapper"),
+        (nn.Parameter(torch.zeros(2).as_subclass(Tagged)), "'wrong' is of a tensor subclass", "as_subclass"),
+        (nn.Parameter(torch.zeros(2, dtype=torch.complex64)), "floating-point", "view_as_real"),
+    ],
+)
+def test_what_other_libraries_make_of_a_parameter_is_recognised(tensor: Any, text: str, remedy: str) -> None:
+    with pytest.raises(InvalidRequest, match=text) as caught:
+        declare([("good", nn.Parameter(torch.zeros(1))), ("wrong", tensor)])
+    assert remedy in caught.value.remedy
+
+
+def test_a_subclass_of_parameter_that_behaves_as_one_is_taken() -> None:
+    class Own(nn.Parameter):
+        pass
+
+    assert declare([("own", Own(torch.zeros(1)))]).spec.variables[0].name == "own"
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [
+        torch.zeros(2, dtype=torch.complex64),
+        torch.zeros(2, dtype=torch.uint16),
+        torch.zeros(2, 2).to_sparse(),
+        torch.zeros(2, device="meta"),
+        torch.zeros(2).as_subclass(Tagged),
+    ],
+)
+def test_a_buffer_that_shards_cannot_hold_is_named_with_the_remedy(buffer: torch.Tensor) -> None:
+    module = nn.Linear(1, 1)
+    module.register_buffer("wrong", buffer)
+    with pytest.raises(InvalidRequest) as caught:
+        declare(module)
+    assert caught.value.variable == "wrong"
+    assert 'buffers="local"' in caught.value.remedy
+    assert build_spec(torch.optim.SGD, module, {}, name="model", buffers="local").spec.variables
+
+
+def test_arguments_without_names_are_torch_s_own_in_their_order() -> None:
+    assert named_arguments(torch.optim.SGD, (0.1, 0.9), {"nesterov": True}) == {
+        "lr": 0.1,
+        "momentum": 0.9,
+        "nesterov": True,
+    }
+    assert named_arguments(torch.optim.Adam, (), {"lr": 0.1}) == {"lr": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("positional", "arguments", "text"),
+    [((0.1,), {"lr": 0.2}, "'lr' twice"), ((0.1,) * 9, {}, "too many arguments")],
+)
+def test_arguments_that_torch_would_not_take_are_refused(
+    positional: tuple[float, ...], arguments: dict[str, float], text: str
+) -> None:
+    with pytest.raises(UnsupportedOptimizer, match=text) as caught:
+        named_arguments(torch.optim.SGD, positional, arguments)
+    assert "lr=0.1" in caught.value.remedy
+
+
+def grouped(module: nn.Module) -> list[dict[str, Any]]:
+    parameters = list(module.parameters())
+    return [{"params": parameters[:1]}, {"params": parameters[1:], "lr": 0.5}]
+
+
+def test_with_module_groups_have_its_buffers_and_names() -> None:
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    extra = nn.Parameter(torch.zeros(1))
+    groups = [*grouped(module), {"params": [extra]}]
+    spec = build_spec(torch.optim.SGD, groups, {"lr": 0.1}, name="model", module=module).spec
+    assert [v.name for v in spec.variables if v.kind is Kind.PARAMETER] == [
+        *(name for name, _ in module.named_parameters()),
+        "param_4",
+    ]
+    assert [v.name for v in spec.variables if v.kind is Kind.BUFFER] == [
+        "1.running_mean",
+        "1.running_var",
+        "1.num_batches_tracked",
+    ]
+    local = build_spec(torch.optim.SGD, groups, {}, name="model", module=module, buffers="local").spec
+    assert all(v.kind is Kind.PARAMETER for v in local.variables)
+
+
+def test_names_that_the_user_gave_stay_with_module() -> None:
+    module = nn.Linear(1, 1)
+    spec = build_spec(torch.optim.SGD, [("mine", module.weight)], {}, name="model", module=module).spec
+    assert [v.name for v in spec.variables] == ["mine"]
+
+
+@pytest.mark.parametrize("other", [nn.Linear(1, 1), "model"])
+def test_module_is_for_parameters_and_groups(other: object) -> None:
+    source = nn.Linear(1, 1) if isinstance(other, nn.Module) else [nn.Parameter(torch.zeros(1))]
+    with pytest.raises(ConfigError, match="module= names the module"):
+        build_spec(torch.optim.SGD, source, {}, name="model", module=other)
+
+
+def test_the_model_itself_may_be_named_as_module() -> None:
+    model = nn.Linear(1, 1)
+    assert build_spec(torch.optim.SGD, model, {}, name="model", module=model).spec.variables
+
+
+def test_a_parameter_of_another_optimizer_is_refused_by_name() -> None:
+    module = nn.Linear(1, 1)
+    with pytest.raises(InvalidRequest, match="'bias' belongs to the optimizer of model 'first' already"):
+        build_spec(torch.optim.SGD, module, {}, name="second", held={id(module.bias): "first"})

@@ -216,6 +216,18 @@ def test_a_sparse_gradient_is_refused_by_name() -> None:
     with pytest.raises(InvalidRequest, match="sparse") as caught:
         gradients.collect()
     assert caught.value.variable == "weight"
+    assert "cluster.convert_embeddings" in caught.value.remedy
+
+
+@pytest.mark.parametrize("use", ["collect_values", "publish_buffers", "collect_buffers"])
+def test_a_buffer_that_was_resized_is_refused_by_name(use: str) -> None:
+    module = nn.BatchNorm1d(2)
+    model, gradients = flatten(module)
+    module.running_mean = torch.zeros(5)
+    with pytest.raises(InvalidRequest, match="'running_mean' has another shape") as caught:
+        getattr(gradients if use == "collect_buffers" else model, use)()
+    assert (caught.value.expected, caught.value.actual) == ("(2,)", "(5,)")
+    assert 'buffers="local"' in caught.value.remedy
 
 
 def test_a_parameter_converted_after_the_declaration_is_refused_by_name() -> None:

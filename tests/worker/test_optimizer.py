@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import logging
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -304,3 +306,76 @@ def test_a_refused_declaration_leaves_the_model_untouched(session: FakeSession) 
         declare(session, model, lr=-1.0)
     assert [p.data_ptr() for p in model.parameters()] == pointers
     assert session.shards == []
+
+
+def test_whoever_looks_for_state_is_told_where_it_is(session: FakeSession) -> None:
+    model = network()
+    optimizer = declare(session, model, momentum=0.9)
+    train(model, optimizer, 1)
+    weight = model[0].weight
+    for _ in range(2):
+        assert weight not in optimizer.state
+        assert len(optimizer.state) == 0
+        with pytest.raises(UnsupportedOptimizer, match="is on the shards") as caught:
+            optimizer.state[weight]
+        assert "state_dict()" in caught.value.remedy
+        optimizer.load_state_dict(optimizer.state_dict())
+    assert "momentum_buffer" in optimizer.state_dict()["state"][0]
+
+
+def normalised() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+
+@pytest.mark.parametrize("give", [lambda m: m.parameters(), lambda m: [{"params": list(m[2].parameters())}]])
+def test_buffers_that_are_nobody_s_are_told_of_once_when_training_has_changed_them(
+    session: FakeSession, caplog: pytest.LogCaptureFixture, give: Any
+) -> None:
+    model = normalised()
+    model.register_buffer("positions", torch.arange(3))
+    optimizer = declare(session, give(model))
+    with caplog.at_level(logging.WARNING, "ps_worker"):
+        train(model, optimizer, 2)
+    told = [record.getMessage() for record in caplog.records if "buffers" in record.getMessage()]
+    assert len(told) == 1
+    assert "1.running_mean, 1.running_var, 1.num_batches_tracked, which" in told[0]
+    assert "positions" not in told[0]
+    assert "module=model" in told[0]
+
+
+@pytest.mark.parametrize("settings", [{"module": True}, {"buffers": "local"}, {"whole": True}, {"frozen": True}])
+def test_nothing_is_said_of_buffers_that_have_an_owner(
+    session: FakeSession, caplog: pytest.LogCaptureFixture, settings: dict[str, Any]
+) -> None:
+    model = normalised().train(not settings.pop("frozen", False))
+    if settings.pop("module", False):
+        settings["module"] = model
+    optimizer = PsOptimizer.declare(
+        session,
+        torch.optim.SGD,
+        model if settings.pop("whole", False) else model.parameters(),
+        {"lr": 0.1},
+        name="model",
+        **settings,
+    )
+    with caplog.at_level(logging.WARNING, "ps_worker"):
+        train(model, optimizer, 2)
+    assert [record for record in caplog.records if "buffers" in record.getMessage()] == []
+
+
+def test_more_buffers_than_a_line_holds_are_counted(session: FakeSession, caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(*normalised(), nn.BatchNorm1d(1))
+    optimizer = declare(session, model.parameters())
+    train(model, optimizer, 1)
+    assert "1.num_batches_tracked and 3 more, which" in caplog.text
+
+
+def test_a_module_that_is_gone_has_no_buffers_to_tell_of(session: FakeSession, caplog: pytest.LogCaptureFixture) -> None:
+    model = normalised()
+    weight = model[0].weight
+    optimizer = declare(session, [weight])
+    del model
+    gc.collect()
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    assert "buffers" not in caplog.text
