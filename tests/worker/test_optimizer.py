@@ -370,7 +370,9 @@ def test_more_buffers_than_a_line_holds_are_counted(session: FakeSession, caplog
     assert "1.num_batches_tracked and 3 more, which" in caplog.text
 
 
-def test_a_module_that_is_gone_has_no_buffers_to_tell_of(session: FakeSession, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_module_that_is_gone_has_no_buffers_to_tell_of(
+    session: FakeSession, caplog: pytest.LogCaptureFixture
+) -> None:
     model = normalised()
     weight = model[0].weight
     optimizer = declare(session, [weight])
