@@ -35,6 +35,11 @@ class LogReader:
         """The last record that was read, at least in part."""
         return self._next - 1
 
+    @property
+    def whole(self) -> int:
+        """The last record that was read to its end."""
+        return self._next - (2 if self._left else 1)
+
     def close(self) -> None:
         """Repeatable."""
         if self._descriptor >= 0:

@@ -9,8 +9,10 @@ from asyncio import to_thread
 from collections.abc import Sequence
 from contextlib import suppress
 
+from google.protobuf.message import DecodeError
+
 from ps_protocol import PROTOCOL_VERSION, convert
-from ps_protocol.errors import InvalidRequest, ModelMoved, ProtocolVersionMismatch, PsError, Unavailable
+from ps_protocol.errors import Fenced, InvalidRequest, ModelMoved, ProtocolVersionMismatch, PsError, Unavailable
 from ps_protocol.frames import STATE_CHUNK_FIELD, cut, encode_chunk
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.view import ClusterView, Role
@@ -45,6 +47,8 @@ class Feed:
         self._running: asyncio.Task[None] | None = None
         self._start = pb.FollowStart()
         self._incarnation = 0
+        #: The last record that the standby was sent whole: it can acknowledge no later one.
+        self._sent = 0
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -73,8 +77,11 @@ class Feed:
         start = await _started(context)
         self._check(start)
         await self._registry.membership(start.membership_revision)
+        # Before the stream of another standby is ended, which a stranger must not bring about.
+        self._check_standby(start)
         await self.stop()
         self._check(start)
+        self._check_standby(start)
         self._start = start
         self._running = asyncio.create_task(self._serve(context, start), name="feed")
         try:
@@ -128,11 +135,27 @@ class Feed:
         if not self._replication.begun or start.primary != self._incarnation:
             raise Unavailable(f"shard {self._shard} is not followed as incarnation {start.primary}")
 
+    def _check_standby(self, start: pb.FollowStart) -> None:
+        """Raises Fenced unless the follower is the standby that the cluster's view names for this shard."""
+        standby = self._registry.view.live(Role.STANDBY).get(self._shard)
+        if standby is None or standby.incarnation != start.incarnation:
+            raise Fenced(
+                f"incarnation {start.incarnation} is not the standby of shard {self._shard}",
+                shard=str(self._shard),
+                expected=f"incarnation {standby.incarnation}"
+                if standby
+                else "a process that has joined as its standby",
+                actual=f"incarnation {start.incarnation}",
+                remedy="its lease ended or a newer process took its place: start it again with --standby",
+            )
+
     async def _serve(self, context: Context, start: pb.FollowStart) -> None:
         log, replication = self._log, self._replication
         if self._timer:
             self._timer.cancel()
-        log.read_from = min(log.read_from or start.number + 1, start.number + 1)
+        begin = min(start.number, log.whole) + 1
+        log.read_from = min(log.read_from or begin, begin)
+        self._sent = 0
         replication.follows(start.directory)
         log.on_append = self._appended
         acknowledging = asyncio.create_task(self._hear(context))
@@ -154,21 +177,34 @@ class Feed:
         self._log.read_from = None
 
     async def _hear(self, context: Context) -> None:
+        acknowledged = 0
         while (data := await read(context)) is not None:
-            message = pb.FollowRequest.FromString(data)
-            self._replication.acknowledge(message.acknowledged)
-            self._log.read_from = message.acknowledged + 1
+            message = _parsed(data)
+            if message.WhichOneof("body") != "acknowledged":
+                raise InvalidRequest("a standby only acknowledges", actual=str(message.WhichOneof("body")))
+            if not acknowledged <= message.acknowledged <= self._sent:
+                raise InvalidRequest(
+                    "a standby acknowledges records that it was not sent, or takes back what it acknowledged",
+                    shard=str(self._shard),
+                    expected=f"{acknowledged} to {self._sent}",
+                    actual=str(message.acknowledged),
+                )
+            acknowledged = message.acknowledged
+            self._replication.acknowledge(acknowledged)
+            self._log.read_from = acknowledged + 1
             self._heard.set()
 
     async def _send(self, context: Context, start: pb.FollowStart) -> None:
         reader = LogReader(self._log, start.number)
         try:
             if await to_thread(reader.is_behind, start.writer):
+                self._sent = start.number
                 await _write(context, following=pb.Following(number=start.number))
                 logger.info("shard %d: its standby follows from record %d", self._shard, start.number + 1)
             else:
                 reader.close()
-                reader = LogReader(self._log, await self._copy(context))
+                self._sent = await self._copy(context)
+                reader = LogReader(self._log, self._sent)
             await self._records(context, reader)
         finally:
             reader.close()
@@ -178,6 +214,7 @@ class Feed:
         while True:
             self._news.clear()
             while data := await to_thread(reader.read) if self._far(reader) else reader.read():
+                self._sent = reader.whole
                 await context.write(encode_chunk(STATE_CHUNK_FIELD, position, [data]))
                 position += len(data)
             await self._news.wait()
@@ -225,10 +262,17 @@ class Feed:
 
 
 async def _started(context: Context) -> pb.FollowStart:
-    message = pb.FollowRequest.FromString(await read(context) or b"")
+    message = _parsed(await read(context) or b"")
     if message.WhichOneof("body") != "start":
         raise InvalidRequest("a standby begins with FollowStart", actual=str(message.WhichOneof("body")))
     return message.start
+
+
+def _parsed(data: bytes) -> pb.FollowRequest:
+    try:
+        return pb.FollowRequest.FromString(data)
+    except DecodeError as error:
+        raise InvalidRequest("a message is not a FollowRequest", actual=f"{len(data)} bytes: {error}") from error
 
 
 async def _copy_model(context: Context, model: ShardModel) -> None:

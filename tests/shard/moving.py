@@ -115,6 +115,8 @@ class Job:
         self.maps: dict[str, ShardMap] = {}
         self.moving = ""
         self.revision = 0
+        #: Members beside workers and shards: a standby of shard 0.
+        self.others: tuple[Member, ...] = (Member(Role.STANDBY, 0, 7),)
 
     # -- shards
 
@@ -165,6 +167,7 @@ class Job:
             revision=self.revision,
             members=(
                 *(Member(Role.WORKER, rank, incarnation) for rank, incarnation in self.live.items()),
+                *self.others,
                 *(Member(Role.SHARD, n, node.incarnation, node.address) for n, node in self.nodes.items()),
             ),
             consistency=self.consistency,

@@ -18,6 +18,7 @@ from ps_server.failpoints import Failpoints
 from ps_server.log import RecoveredModel
 from ps_server.shard.counters import Counters
 from ps_server.shard.feed import Feed
+from ps_server.shard.fence import Fence
 from ps_server.shard.follower import Follower, Place
 from ps_server.shard.lane import Lane
 from ps_server.shard.registry import Registry, ShardParts
@@ -27,11 +28,12 @@ from ps_server.shard.side_channels import SideChannelConfig, SideChannels
 from ps_server.shard.storage import Storage
 from ps_server.storage_options import Durability, SnapshotRule, StorageConfig
 from tests.support.loops import LoopThread
-from tests.support.shards import TestShard, wait_until
+from tests.support.shards import TOKEN, TestShard, wait_until
 
 NEVER = SnapshotRule(seconds=1e9)
 OFTEN = SnapshotRule(seconds=0.01)
 INCARNATION = 100
+STANDBY = 7
 DIRECTORY = "its standby"
 
 
@@ -93,11 +95,14 @@ def primary(
 
         side_channels = loop.run(begin())
         closing.callback(lambda: loop.run(side_channels.close()))
-        service = ShardService(0, registry, counters, side_channels, shard.feed)
+        fence = Fence(0, registry)
+        fence.begin(incarnation, TOKEN)
+        service = ShardService(0, registry, counters, side_channels, shard.feed, fence)
         server = loop.run(serving.start("127.0.0.1", 0, [(SERVICE, service.register)]))
         closing.callback(lambda: loop.run(server.stop(0.2)))
         closing.callback(lambda: loop.run(shard.feed.close(Unavailable("closing"))))
         shard.address = server.address
+        shard.others = (Member(Role.STANDBY, 0, STANDBY),)
         shard.set_view({0: 1})
         with grpc.insecure_channel(server.address) as shard.channel:
             yield shard
@@ -114,7 +119,7 @@ class Following:
 
     def begin(self, shard: Primary, incarnation: int = INCARNATION, number: int = 0) -> None:
         async def begin() -> None:
-            place = Place(Member(Role.STANDBY, number, 7), shard.view.revision)
+            place = Place(Member(Role.STANDBY, number, STANDBY), shard.view.revision)
             holder = Member(Role.SHARD, 0, incarnation, shard.address)
             self._task = asyncio.create_task(self.follower.follow(holder, place))
 

@@ -102,6 +102,8 @@ class TestShard:
     address: str = ""
     channel: grpc.Channel = field(init=False)
     view: ClusterView = field(default_factory=ClusterView)
+    #: Members beside the workers.
+    others: tuple[Member, ...] = ()
 
     def set_view(
         self,
@@ -112,7 +114,7 @@ class TestShard:
         """Show the shard these live workers (rank to incarnation), this mode, and models by epoch."""
         self.view = ClusterView(
             revision=self.view.revision + 1,
-            members=tuple(Member(Role.WORKER, rank, incarnation) for rank, incarnation in live.items()),
+            members=(*(Member(Role.WORKER, rank, incarnation) for rank, incarnation in live.items()), *self.others),
             consistency=consistency or self.view.consistency,
             started=True,
             models=dict(models),
