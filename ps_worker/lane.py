@@ -50,6 +50,8 @@ class Receipt:
     clock: int
     transferred_bytes: int
     error: PsError | None
+    #: Options that this worker pushed and that were not used.
+    differences: Sequence[pb.OptionDifference] = ()
 
 
 def _outcome(number: int, peer: Peer) -> Outcome:
@@ -270,6 +272,7 @@ class Lane:
             clock=result.clock,
             transferred_bytes=self._sent_bytes + result.payload_bytes,
             error=from_detail(result.error) if refused else None,
+            differences=result.option_differences,
         )
 
     def _receive(self, carrier: Carrier) -> pb.StepResult | None:

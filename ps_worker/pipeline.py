@@ -23,6 +23,7 @@ from ps_worker.gradients import Gradients
 from ps_worker.interfaces import TrainingSession
 from ps_worker.lane import Lane, Receipt, Standing
 from ps_worker.newer_map import check_newest, newer_map
+from ps_worker.options_lost import OptionsLost
 from ps_worker.plan import FlatPlan
 from ps_worker.state import join_state, split_state
 from ps_worker.summary import PLAIN, Push, StepSummary, Style, Update
@@ -72,6 +73,7 @@ class StepPipeline:
         self._moved: Callable[[FlatPlan], None] = lambda plan: None
         self._timeout_seconds = reconnect_timeout_seconds
         self._lanes = self._new_lanes()
+        self._options_lost = OptionsLost(session.rank, shard_map.spec)
         self._interrupted = False
         self._owner = os.getpid()
         self._sequence = 0
@@ -330,6 +332,8 @@ class StepPipeline:
         return Push(self._sequence, phase, clock, update)
 
     def _summary(self, receipts: list[Receipt]) -> StepSummary:
+        for receipt in receipts:
+            self._options_lost.tell(receipt.differences)
         errors = [receipt.error for receipt in receipts if receipt.error is not None]
         if errors:
             for other in errors[1:]:

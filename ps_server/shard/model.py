@@ -26,6 +26,7 @@ from ps_server.shard.combining import Gradients, Push, must_skip
 from ps_server.shard.gate import Gate
 from ps_server.shard.lane import Lane
 from ps_server.shard.live import LiveReplica
+from ps_server.shard.option_differences import OptionDifferences
 from ps_server.shard.published import Published
 from ps_server.shard.pushed_rows import WantedRows
 from ps_server.shard.replication import Replication
@@ -71,6 +72,8 @@ class ShardModel:
         self.initialised = start.initialised
         #: Staleness of each rank's last applied push.
         self.staleness: dict[int, int] = {}
+        #: Options that workers push in vain (sync).
+        self.differences = OptionDifferences(self.name)
         self._streams = Travels(self.name)
         self._lane = lane
         self._log = log
@@ -136,6 +139,7 @@ class ShardModel:
         """The live workers: rank to incarnation."""
         self._live_workers = max(1, len(live))
         self.staleness = {rank: value for rank, value in self.staleness.items() if rank in live}
+        self.differences.members(live)
         self.tracker.members(live)
         self._advance()
 
@@ -225,6 +229,7 @@ class ShardModel:
             pushes = [self._held.pop((info.worker, info.sequence)) for info in ready.contributions]
             for info, staleness in zip(ready.contributions, ready.staleness, strict=True):
                 self.staleness[info.worker.rank] = staleness
+            self.differences.note(pushes)
             if pushes:
                 self._applier.update(pushes, ready.version, self._live_workers, is_round=True)
         self._grace.set(self.tracker.grace_ends)

@@ -22,6 +22,7 @@ from ps_server.shard.carriers.carrier import Carrier, scatter
 from ps_server.shard.coding import Coding
 from ps_server.shard.counters import Counters
 from ps_server.shard.model import Gradients, Push, ShardModel
+from ps_server.shard.option_differences import difference_to_pb
 from ps_server.shard.options import merge_options, merge_row_options
 from ps_server.shard.published import Published
 from ps_server.shard.pushed_rows import PushedRows, WantedRows, announced, wanted
@@ -103,6 +104,8 @@ class StepStream:
         self._coding = None if shared or wire == RAW else Coding(wire, model.layout)
         self._options: Sequence[Options] = model.layout.shard_map.spec.group_options
         self._row_options: Sequence[RowOptions] = [table.options for table in model.layout.shard_map.spec.tables]
+        #: How many differences of options this worker has been told of.
+        self._told = 0
         #: Set while no reply reads a region.
         self._replied = asyncio.Event()
         self._replied.set()
@@ -334,7 +337,13 @@ class StepStream:
                 await self._carrier.send(pb.StepReply(result=result_of(answer, self._model)))
             else:
                 await self._gate(answer.info.position, answer.ahead)
-                await self._reply(result_of(answer, self._model))
+                await self._reply(self._with_differences(result_of(answer, self._model)))
+
+    def _with_differences(self, result: pb.StepResult) -> pb.StepResult:
+        found = self._model.differences.of(self._worker)
+        result.option_differences.extend(map(difference_to_pb, found[self._told :]))
+        self._told = len(found)
+        return result
 
     async def _gate(self, position: Position, ahead: int) -> None:
         """Wait until a pull at ``position`` may be answered, with a sign of life now and then."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 
 import pytest
@@ -157,3 +158,27 @@ def test_a_backup_worker_is_not_waited_for_and_catches_up_with_the_others():
     with running_job(1, 3, consistency=Consistency(Mode.SYNC, backup=1)) as job:
         _, _, slow = run_workers(job, 3, work)
     assert "LATE" in [outcome.name for outcome in slow]
+
+
+def test_a_worker_whose_options_are_not_used_is_told_so_once(caplog):
+    """ReduceLROnPlateau on a local loss is how ranks come to differ."""
+
+    def work(cluster):
+        model = net()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1, momentum=0.9)
+        for number, step in enumerate(batches(4, 2)):
+            optimizer.param_groups[0]["lr"] = 0.1 / (1 + number * cluster.rank)
+            optimizer.zero_grad()
+            loss_of(model, step[cluster.rank]).backward()
+            optimizer.step()
+        return values(model)
+
+    with caplog.at_level(logging.WARNING, "ps_worker"), running_job(2, 2, consistency=Consistency(Mode.SYNC)) as job:
+        one, other = run_workers(job, 2, work)
+    assert_bitwise(one, other)
+    told = [
+        r.getMessage() for r in caplog.records if r.name == "ps_worker" and "options of the lowest" in r.getMessage()
+    ]
+    assert len(told) == 1
+    assert "lr of group 0 is 0.1 on worker 0 and is used, 0.05 on worker 1 is not" in told[0]
+    assert "same numbers on all workers" in told[0]

@@ -248,7 +248,7 @@ class StepRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., push: _Optional[_Union[PushHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("sequence", "outcome", "version", "staleness", "clock", "absent", "with_buffers", "payload_bytes", "error", "payload", "segment", "encoded")
+    __slots__ = ("sequence", "outcome", "version", "staleness", "clock", "absent", "with_buffers", "payload_bytes", "error", "payload", "segment", "encoded", "option_differences")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -261,6 +261,7 @@ class StepResult(_message.Message):
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
     ENCODED_FIELD_NUMBER: _ClassVar[int]
+    OPTION_DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     outcome: Outcome
     version: int
@@ -273,7 +274,24 @@ class StepResult(_message.Message):
     payload: bytes
     segment: int
     encoded: bool
-    def __init__(self, sequence: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., version: _Optional[int] = ..., staleness: _Optional[int] = ..., clock: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., with_buffers: bool = ..., payload_bytes: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.ErrorDetail, _Mapping]] = ..., payload: _Optional[bytes] = ..., segment: _Optional[int] = ..., encoded: bool = ...) -> None: ...
+    option_differences: _containers.RepeatedCompositeFieldContainer[OptionDifference]
+    def __init__(self, sequence: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., version: _Optional[int] = ..., staleness: _Optional[int] = ..., clock: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., with_buffers: bool = ..., payload_bytes: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.ErrorDetail, _Mapping]] = ..., payload: _Optional[bytes] = ..., segment: _Optional[int] = ..., encoded: bool = ..., option_differences: _Optional[_Iterable[_Union[OptionDifference, _Mapping]]] = ...) -> None: ...
+
+class OptionDifference(_message.Message):
+    __slots__ = ("group", "table", "name", "used_rank", "used", "own")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    USED_RANK_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
+    group: int
+    table: int
+    name: str
+    used_rank: int
+    used: str
+    own: str
+    def __init__(self, group: _Optional[int] = ..., table: _Optional[int] = ..., name: _Optional[str] = ..., used_rank: _Optional[int] = ..., used: _Optional[str] = ..., own: _Optional[str] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("reason",)
