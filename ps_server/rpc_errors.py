@@ -36,6 +36,7 @@ STATUS = MappingProxyType(
         pb.ERROR_CODE_DAMAGED_DATA: grpc.StatusCode.DATA_LOSS,
         pb.ERROR_CODE_MODEL_MOVED: grpc.StatusCode.FAILED_PRECONDITION,
         pb.ERROR_CODE_TABLE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
+        pb.ERROR_CODE_PLACE_TAKEN: grpc.StatusCode.ALREADY_EXISTS,
     }
 )
 """Every error code's gRPC status. The code in the trailer is what clients act on."""

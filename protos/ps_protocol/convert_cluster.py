@@ -117,6 +117,7 @@ def view_to_pb(view: ClusterView) -> pb.ClusterView:
         finished=view.finished,
         spare=sorted(view.spare),
         moving=view.moving,
+        journal_mark=view.journal_mark,
     )
 
 
@@ -133,6 +134,7 @@ def view_from_pb(message: pb.ClusterView) -> ClusterView:
         finished=message.finished,
         spare=frozenset(message.spare),
         moving=printable(message.moving),
+        journal_mark=message.journal_mark,
     )
 
 

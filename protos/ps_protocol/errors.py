@@ -144,6 +144,12 @@ class TableFull(PsError):
     code = pb.ERROR_CODE_TABLE_FULL
 
 
+class PlaceTaken(PsError):
+    """Another process holds this shard number or rank, and has been heard of; or every rank of the job is held."""
+
+    code = pb.ERROR_CODE_PLACE_TAKEN
+
+
 class ConfigError(PsError):
     """Flags, environment or arguments contradict each other or are incomplete. Never crosses the wire."""
 
@@ -167,6 +173,7 @@ by_code: dict[int, type[PsError]] = {
         DamagedData,
         ModelMoved,
         TableFull,
+        PlaceTaken,
     )
 }
 

@@ -53,6 +53,8 @@ class ClusterView:
     spare: frozenset[int] = frozenset()
     #: Names the move of slices that has not been decided; empty: none.
     moving: str = ""
+    #: Proves what the coordinator's journal held when this was told; opaque. Empty without a journal.
+    journal_mark: bytes = b""
 
     @property
     def used_shards(self) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ps_protocol.errors import Unavailable
+from ps_protocol.errors import DamagedData, Unavailable
 from ps_protocol.leases import LeaseAnswer, LeaseAsk
 from ps_protocol.model import Consistency, ModelSpec, ShardMap
 from ps_protocol.view import BarrierState, ClusterStatus, ClusterView, Joined, MemberStats, Role, SyncWord
@@ -81,12 +81,16 @@ class Driver:
         #: Something was decided that is not on disk yet, or not shown.
         self._untold = False
         self._write_down()
+        self._view = self._marked_view()
         self._clock = clock
         self._settings = settings
         self._heartbeat_seconds = settings.heartbeat_seconds
         #: Set, and replaced by a new one, at every change of the state.
         self._changed = asyncio.Event()
         self._closing = False
+        #: Set when the journal turned out to be an older one.
+        self.failed = asyncio.Event()
+        self._failure: DamagedData | None = None
         self._timer: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -115,12 +119,44 @@ class Driver:
         *,
         keeps_state: bool = False,
         sync: SyncWord | None = None,
+        journal_mark: bytes = b"",
     ) -> int:
-        """See ClusterState.heartbeat; returns the revision of the view. Writes nothing but news of kept state."""
+        """See ClusterState.heartbeat; returns the revision of the view. Writes nothing but news of kept state.
+
+        ``journal_mark``: as in ``check_journal``.
+        """
+        self.check_journal(journal_mark)
         beat = self._state.heartbeat(role, index, incarnation, stats, self._clock(), keeps_state=keeps_state, sync=sync)
         if keeps_state:
             self._settle(beat)
         return self._view.revision
+
+    def check_journal(self, known: bytes) -> None:
+        """Raises DamagedData when the mark ``known``, which a member was told, proves that this journal is older.
+
+        Then nothing is told any more, and ``failed`` is set: the process has to end.
+        """
+        self.check_failed()
+        if self._journal is None:
+            return
+        try:
+            self._journal.check_mark(known)
+        except DamagedData as error:
+            logger.error("%s", error)
+            self._failure = error
+            self.failed.set()
+            self._wake()
+            raise
+
+    def check_failed(self) -> None:
+        """Raises DamagedData when the journal turned out to be an older one."""
+        if (known := self._failure) is not None:
+            raise DamagedData(known.message, expected=known.expected, actual=known.actual, remedy=known.remedy)
+
+    @property
+    def journal_mark(self) -> bytes:
+        """Of what may be told now; empty without a journal."""
+        return self._journal.mark if self._journal else b""
 
     def leave(self, role: Role, index: int, incarnation: int, why: str) -> None:
         """See ClusterState.leave."""
@@ -212,11 +248,13 @@ class Driver:
                 return answer
             await self._wait_for_change(left)
 
-    async def views(self, known_revision: int) -> AsyncIterator[ClusterView]:
+    async def views(self, known_revision: int, journal_mark: bytes = b"") -> AsyncIterator[ClusterView]:
         """The present view unless it is ``known_revision``, then the newest one after every change.
 
-        A slow reader skips views, it never queues them. Raises Unavailable when the coordinator stops.
+        A slow reader skips views, it never queues them. ``journal_mark``: as in ``check_journal``. Raises Unavailable
+        when the coordinator stops.
         """
+        self.check_journal(journal_mark)
         while True:
             self._check_open()
             view = self._view
@@ -245,11 +283,16 @@ class Driver:
 
     def _tell(self) -> None:
         """Show what was decided, once it is on disk. Raises Unavailable, and is to be called again, when it is not."""
+        self.check_failed()
         if self._untold:
             self._write_down()
             self._untold = False
-            self._view = self._state.view
+            self._view = self._marked_view()
             self._wake()
+
+    def _marked_view(self) -> ClusterView:
+        view = self._state.view
+        return replace(view, journal_mark=self._journal.mark) if self._journal else view
 
     def _write_down(self) -> None:
         if self._journal is None:
@@ -269,6 +312,7 @@ class Driver:
         self._changed = asyncio.Event()
 
     def _check_open(self) -> None:
+        self.check_failed()
         if self._closing:
             raise Unavailable("the coordinator is stopping")
 
@@ -291,6 +335,8 @@ class Driver:
             decision = self._state.expire(self._clock())
             try:
                 self._settle(decision)
+            except DamagedData:
+                return
             except Unavailable as error:
                 if not refused:
                     logger.warning("nothing new is told until the journal can be written: %s", error)

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from ps_protocol.errors import ConfigError, DamagedData, Unavailable
-from ps_server.private_files import make_private_file, make_private_folder
+from ps_server.coordinator import witness
+from ps_server.coordinator.lineage import Lineage, digest_of, sum_of
+from ps_server.coordinator.witness import Witness, Witnessed
+from ps_server.private_files import make_private_file, make_private_folder, open_private
+
+logger = logging.getLogger(__name__)
 
 FILE_NAME = "coordinator.sqlite"
 
-FORMAT = 1
-"""Version of what the rows mean; kept as SQLite's user_version. An older program refuses a newer file."""
+FORMAT = 2
+"""Version of what the rows mean; kept as SQLite's user_version. An older program refuses a newer file.
+
+Format 1 has no row about the journal itself; it is read, and becomes format 2 with the first commit.
+"""
+
+CHECKPOINT_PAGES = 256
+"""Of 4 KB: from so many on the write-ahead log is copied into the main file, where SQLite notices damage."""
+
+_LINEAGE = "journal"
 
 #: "psco"; SQLite keeps it in the file's header and tells by it whose the file is.
 _APPLICATION_ID = 0x7073636F
@@ -33,24 +48,33 @@ class Journal:
     """Used by the driver, from the thread that opened it. One process at a time has it open.
 
     A write is whole or not at all, and survives ``kill -9`` and loss of power: write-ahead log, synchronous=FULL.
-    Rows that are replaced take no new room, and the write-ahead log is reused from about 4 MB on.
+    Rows that are replaced take no new room. SQLite drops the end of a damaged write-ahead log without a word; so a
+    journal counts its commits, and the witness beside it and the marks that members have show that some are missing.
     """
 
-    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
-        """``Journal.open`` is the way in."""
+    def __init__(self, path: Path, connection: sqlite3.Connection, rows: Mapping[str, bytes], loss: bool) -> None:
+        """``Journal.open`` is the way in. ``loss``: commits that are missing are accepted."""
         self.path = path
         self._connection = connection
+        self._witness = Witness(path.with_name(witness.FILE_NAME))
+        self._lineage = Lineage.decode(rows[_LINEAGE]) if _LINEAGE in rows else Lineage.new()
+        self._digests = {key: digest_of(key, value) for key, value in rows.items() if key != _LINEAGE}
+        self._begun = False
+        self._accepts_loss = loss
 
     @classmethod
-    def open(cls, folder: Path) -> Journal:
+    def open(cls, folder: Path, *, accept_older: bool = False) -> Journal:
         """The journal in ``folder``; both are made where they are missing.
 
-        Raises ConfigError when the folder cannot be written to, another process has the journal open, or it is of a
-        newer program; DamagedData when the file is not a whole journal. None of these changes the file.
+        ``accept_older``: go on although commits are missing. Raises ConfigError when the folder cannot be written to,
+        another process has the journal open, or it is of a newer program; DamagedData when the files are not a whole
+        journal, or one that ends before its last commit. None of these changes what they say.
         """
         path = folder / FILE_NAME
         try:
+            noted = None if accept_older else Witness(folder / witness.FILE_NAME).read()
             make_private_folder(folder)
+            _check_there(path, noted)
             # SQLite gives its other files the mode of this one.
             make_private_file(path)
             connection = sqlite3.connect(path, timeout=0, isolation_level=None)
@@ -58,13 +82,18 @@ class Journal:
             raise _cannot_write(path, error) from error
         try:
             _prepare(connection, path)
+            with _write_ahead_log_kept(connection, path):
+                rows = _read(connection, path)
+                journal = cls(path, connection, rows, accept_older)
+                journal._check(noted)
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except sqlite3.Error as error:
             connection.close()
             raise _open_error(path, error) from error
         except BaseException:
             connection.close()
             raise
-        return cls(path, connection)
+        return journal
 
     def __enter__(self) -> Self:
         return self
@@ -75,19 +104,20 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """Let the file go. Repeatable."""
+        """Let the files go, everything in the main one. Repeatable."""
+        with suppress(sqlite3.Error):
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._connection.close()
+        with suppress(OSError):
+            self._witness.close()
 
     def read(self) -> dict[str, bytes]:
         """All rows. Raises DamagedData for one that is not what was written."""
-        rows = {}
         try:
-            for key, value, crc in self._connection.execute("SELECT key, value, crc FROM kept"):
-                if crc != _checksum(key, value):
-                    raise _damaged(self.path, f"checksum of row '{key}'")
-                rows[key] = value
+            rows = _read(self._connection, self.path)
         except sqlite3.Error as error:
             raise _open_error(self.path, error) from error
+        rows.pop(_LINEAGE, None)
         return rows
 
     def write(self, rows: Mapping[str, bytes | None]) -> None:
@@ -95,12 +125,21 @@ class Journal:
 
         Raises Unavailable, with nothing changed, when it cannot be written; that may be tried again.
         """
+        lineage = self._lineage if self._begun else self._lineage.begin(accepts_loss=self._accepts_loss)
+        digests = {key: digest_of(key, value) for key, value in rows.items() if value is not None}
+        replaced = {key: self._digests[key] for key in rows.keys() & self._digests.keys()}
+        before = lineage.digest if lineage.commit else sum_of(self._digests)
+        lineage = lineage.next(before + sum_of(digests) - sum_of(replaced))
         gone = [(key,) for key, value in rows.items() if value is None]
         kept = [(key, value, _checksum(key, value)) for key, value in rows.items() if value is not None]
+        about = lineage.encode()
+        kept.append((_LINEAGE, about, _checksum(_LINEAGE, about)))
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             self._connection.executemany("DELETE FROM kept WHERE key = ?", gone)
             self._connection.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?, ?)", kept)
+            if not self._begun:
+                self._connection.execute(f"PRAGMA user_version = {FORMAT}")
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:
             # A full disk may have ended the transaction already.
@@ -110,6 +149,93 @@ class Journal:
                 f"the coordinator cannot write its journal {self.path}: {error}",
                 remedy="make room on its disk; it goes on by itself",
             ) from error
+        first, self._begun = not self._begun, True
+        self._lineage = lineage
+        self._digests.update(digests)
+        for (key,) in gone:
+            self._digests.pop(key, None)
+        self._note(first)
+
+    @property
+    def mark(self) -> bytes:
+        """Of the last commit, for those who are told what it says; opaque to them."""
+        return self._lineage.mark()
+
+    def check_mark(self, mark: bytes) -> None:
+        """Raises DamagedData when ``mark``, which a member was told, proves that commits are missing here.
+
+        A mark of another journal, or that no coordinator made, proves nothing.
+        """
+        known = self._lineage.read_mark(mark) if mark else None
+        if known is not None and self._lineage.lacks(known) and not self._accepts_loss:
+            raise _older(self.path, self._lineage.commit, known.number, "a member was told of commit")
+
+    def _check(self, noted: Witnessed | None) -> None:
+        """Raises DamagedData unless the rows are all there, and the last commit is."""
+        if self._lineage.commit and self._lineage.digest != sum_of(self._digests):
+            raise _damaged(self.path, "a row is missing, or one is too many")
+        if noted is None:
+            if self._lineage.commit and not self._accepts_loss:
+                logger.warning("%s is missing, which knows the last commit: made again", self._witness.path)
+            return
+        if noted.journal != self._lineage.journal:
+            raise _damaged(self.path, f"another journal than the one that {self._witness.path} belongs to")
+        if self._lineage.lacks(noted.commit):
+            text = f"{self._witness.path.name} names commit"
+            raise _older(self.path, self._lineage.commit, noted.commit.number, text)
+
+    def _note(self, first: bool) -> None:
+        """Without it a loss may go unnoticed here, and members notice it."""
+        witnessed = Witnessed(self._lineage.journal, self._lineage.newest)
+        try:
+            if first and self._accepts_loss:
+                self._witness.replace(witnessed)
+            else:
+                self._witness.note(witnessed)
+        except OSError as error:
+            logger.warning("cannot note the last commit in %s: %s", self._witness.path, error)
+
+
+def _read(connection: sqlite3.Connection, path: Path) -> dict[str, bytes]:
+    rows = {}
+    for key, value, crc in connection.execute("SELECT key, value, crc FROM kept"):
+        if crc != _checksum(key, value):
+            raise _damaged(path, f"checksum of row '{key}'")
+        rows[key] = value
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if rows and version > 1 and _LINEAGE not in rows:
+        raise _damaged(path, f"row '{_LINEAGE}' is missing")
+    try:
+        Lineage.decode(rows[_LINEAGE]) if _LINEAGE in rows else None
+    except (ValueError, LookupError, TypeError) as error:
+        raise _damaged(path, f"row '{_LINEAGE}' cannot be read") from error
+    return rows
+
+
+def _check_there(path: Path, noted: Witnessed | None) -> None:
+    """Before SQLite sees the files: it would remove a write-ahead log without a main file, and begin with nothing."""
+    size = path.stat().st_size if path.exists() else 0
+    if size == 0 and (noted is not None or _write_ahead_log(path)):
+        raise _damaged(path, f"{size} bytes, with what belongs to it beside it")
+
+
+def _write_ahead_log(path: Path) -> bytes:
+    file = path.with_name(path.name + "-wal")
+    return file.read_bytes() if file.exists() else b""
+
+
+@contextmanager
+def _write_ahead_log_kept(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
+    """When the journal is refused its write-ahead log stays as it was found; SQLite removes it at its closing."""
+    found = _write_ahead_log(path)
+    try:
+        yield
+    except DamagedData:
+        connection.close()
+        if found:
+            with open_private(path.with_name(path.name + "-wal")) as file:
+                file.write(found)
+        raise
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
@@ -133,6 +259,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         empty = False
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
     if empty:
         connection.executescript(_SCHEMA)
     # A write that changes nothing takes the lock of a file that was only read so far, and shows whether it can be had.
@@ -169,5 +296,17 @@ def _damaged(path: Path, actual: str) -> DamagedData:
     return DamagedData(
         f"{path} is not a whole journal of a coordinator",
         actual=actual,
-        remedy="bring back a copy of the file, or move it away and begin a new job",
+        remedy=f"bring back the newest copy of the folder {path.parent}, or begin a new job in another --data-dir; "
+        "--restore takes the values of a checkpoint",
+    )
+
+
+def _older(path: Path, commit: int, known: int, who: str) -> DamagedData:
+    return DamagedData(
+        f"the journal {path} is older than what was on disk before: it lacks {max(1, known - commit)} or more commits",
+        expected=f"commit {known}: {who} {known}",
+        actual=f"ends with commit {commit}" if commit < known else f"goes on otherwise, and ends with commit {commit}",
+        remedy=f"its write-ahead log {path.name}-wal was damaged, cut or removed, or an older copy was brought back: "
+        f"bring back the newest copy of the folder {path.parent}; or begin a new job in another --data-dir, where "
+        "--restore takes a checkpoint's values; or give --accept-older-journal, and what is missing is forgotten",
     )

@@ -73,8 +73,8 @@ class CoordinatorConfig:
 
 
 async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asyncio.Event) -> None:
-    """Run one coordinator until ``stop`` is set. Raises ConfigError when its address cannot be listened on, and what
-    Driver raises.
+    """Run one coordinator until ``stop`` is set. Raises ConfigError when its address cannot be listened on, DamagedData
+    when a member proves that the journal is an older one, and what Driver raises.
     """
     driver = Driver(config.cluster, journal=journal, saved=config.saved)
     checkpoints = Checkpoints(driver, config.checkpoints)
@@ -95,8 +95,15 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
         if config.ready_file is not None:
             serving.write_ready_file(config.ready_file, server.address)
         running = asyncio.create_task(checkpoints.run(), name="checkpoints")
-        await stop.wait()
+        ends = [asyncio.ensure_future(event.wait()) for event in (stop, driver.failed)]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for each in ends:
+            each.cancel()
         await moves.stop()
+        if driver.failed.is_set():
+            # A checkpoint would hold what an older journal says of data and phases.
+            running.cancel()
+            driver.check_failed()
         checkpoints.stop()
         await running
     finally:
@@ -116,6 +123,12 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
     show_default="nothing is kept",
     help="Folder of the journal, made where it is missing, for this job alone; a coordinator started with it again "
     "goes on where the last one ended.",
+)
+@click.option(
+    "--accept-older-journal",
+    is_flag=True,
+    help="Go on although the journal in --data-dir lacks commits that were on disk: an older copy of it, or one whose "
+    "end is damaged. What they held is forgotten: members that joined, models that were declared, moves, the mode.",
 )
 @click.option(
     "--shards",
@@ -174,7 +187,8 @@ def main(context: click.Context, /, **options: Any) -> None:
         given = {name for name in options if context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)}
         told = _from_tf_config(os.environ.get("TF_CONFIG", ""), given)
         folder: Path | None = options["data_dir"]
-        with nullcontext() if folder is None else Journal.open(folder) as journal:
+        older = options["accept_older_journal"]
+        with nullcontext() if folder is None else Journal.open(folder, accept_older=older) as journal:
             kept = from_rows(journal.read(), str(journal.path)) if journal else None
             config = configure({**options, **told}, given | told.keys(), kept)
             serving.run(lambda stop: serve(config, journal, stop))

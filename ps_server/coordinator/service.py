@@ -72,9 +72,15 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             role, stats = convert.role_from_pb(request.role), convert.stats_from_pb(request.stats)
             sync = SyncWord(request.sync.number, request.sync.directory) if request.HasField("sync") else None
             revision = self._driver.heartbeat(
-                role, request.index, request.incarnation, stats, keeps_state=request.keeps_state, sync=sync
+                role,
+                request.index,
+                request.incarnation,
+                stats,
+                keeps_state=request.keeps_state,
+                sync=sync,
+                journal_mark=request.journal_mark,
             )
-            return pb.HeartbeatReply(revision=revision)
+            return pb.HeartbeatReply(revision=revision, journal_mark=self._driver.journal_mark)
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:  # noqa: N802
         """A membership ended."""
@@ -86,7 +92,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.ClusterView]:  # noqa: N802
         """Views until the caller goes or the coordinator stops."""
         async with translated(context):
-            async for view in self._driver.views(request.known_revision):
+            async for view in self._driver.views(request.known_revision, request.journal_mark):
                 yield self._message(view)
 
     async def DeclareModel(  # noqa: N802

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from ps_protocol.errors import NotReady, Unavailable
+from ps_protocol.errors import DamagedData, NotReady, Unavailable
 from ps_protocol.model import Consistency, ModelSpec, ShardMap
 from ps_protocol.view import (
     BarrierState,
@@ -56,6 +56,9 @@ class ClusterState:
         self._lives = Lives()
         self._models = Models(settings.partition)
         self._next_incarnation = settings.first_incarnation
+        self._journalled = False
+        #: Between what an earlier life of a journalled coordinator handed out and this: nobody has such an incarnation.
+        self._unused_incarnations = range(0)
         self._attendance = Attendance(settings.expected_workers)
         self._kept_state = KeptState()
         self._barrier = Barrier(phase)
@@ -77,6 +80,8 @@ class ClusterState:
         check_same_job(settings, memento.identity)
         state = cls(replace(settings, consistency=memento.consistency), memento.phase)
         state._next_incarnation = max(memento.next_incarnation, settings.first_incarnation)
+        state._journalled = True
+        state._unused_incarnations = range(memento.next_incarnation, state._next_incarnation)
         for kept in memento.places.values():
             state._lives.begin(kept, now)
         state._lives.remember(memento.gone)
@@ -130,7 +135,8 @@ class ClusterState:
         Whoever held the place is fenced: a process that was started again does not wait for its own old lease. A shard
         that is to be added makes the job larger; its number, and those below that are new, too, are spare.
         Raises ProtocolVersionMismatch, InvalidRequest, UnknownShard for a shard number out of range, Fenced for a shard
-        that brings older state than is known of its place, or NotReady for one that yields and a standby too many.
+        that brings older state than is known of its place, or NotReady for one that yields and a standby too many,
+        DamagedData when a shard brings state that a whole journal would know of.
         """
         check_applicant(ask, self.view.expected_shards)
         if known := self._lives.by_token(ask.token):
@@ -140,6 +146,7 @@ class ClusterState:
         old = self._lives.holder(ask.role, index)
         check_vacant(ask, old.place.applicant if old else None)
         if ask.role is Role.SHARD:
+            self._check_journalled(ask)
             self._kept_state.take_over(ask, index)
         # Above what the shard brings, too: a coordinator that lost its journal may count from too low.
         incarnation = max(self._next_incarnation, ask.data_incarnation + 1)
@@ -364,6 +371,18 @@ class ClusterState:
         return ClusterStatus(self.view, self._lives.statuses(now))
 
     # Inner workings
+
+    def _check_journalled(self, ask: Applicant) -> None:
+        """Raises DamagedData for state of an incarnation that the journal this goes on from should have handed out."""
+        handed_out = self._next_incarnation > ask.data_incarnation not in self._unused_incarnations
+        if self._journalled and not handed_out:
+            raise DamagedData(
+                f"the coordinator's journal is older than the state that shard {ask.index} brings",
+                shard=str(ask.index),
+                expected=f"a journal that has handed out incarnation {ask.data_incarnation}",
+                actual=f"one that has handed out those below {self._unused_incarnations.start}",
+                remedy="bring back the newest copy of the coordinator's --data-dir; or begin a new job in another one",
+            )
 
     def _starts(self, used: Sequence[int]) -> bool:
         """Whether the job starts now, on the shards ``used``."""

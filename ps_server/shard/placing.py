@@ -44,7 +44,10 @@ def way(shard: int, held: ShardMap, pending: ShardMap | None, placed: ShardMap) 
         shard=str(shard),
         expected=f"{placed.shards} shards, epoch {placed.epoch}",
         actual=f"{held.shards} shards, epoch {held.epoch}",
-        remedy="start as many shards as before, or restore a checkpoint into empty data directories",
+        remedy="the coordinator's journal is older than this directory: bring back its newest copy, or restore a "
+        "checkpoint into empty data directories"
+        if placed.epoch < held.epoch
+        else "start as many shards as before, or restore a checkpoint into empty data directories",
     )
 
 

@@ -86,7 +86,7 @@ def test_the_config_file_may_come_from_the_environment(told: Told, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("text", "named"), [("shard = 2\n", "unknown keys: shard; known: backup, bind"), ("[", "read")]
+    ("text", "named"), [("shard = 2\n", "unknown keys: shard; known: accept-older-journal, backup"), ("[", "read")]
 )
 def test_a_wrong_config_file_is_named_with_what_is_wrong(told: Told, tmp_path: Path, text: str, named: str) -> None:
     file = tmp_path / "cluster.toml"

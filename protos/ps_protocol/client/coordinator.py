@@ -16,10 +16,8 @@ import grpc
 
 from ps_protocol import PROTOCOL_VERSION
 from ps_protocol import convert_cluster as convert
-from ps_protocol.address import split_address
 from ps_protocol.channel import CLIENT_OPTIONS
 from ps_protocol.client.errors import translate
-from ps_protocol.client.reach import why_unreachable
 from ps_protocol.convert import consistency_to_pb, shard_map_from_pb, spec_to_pb
 from ps_protocol.convert_leases import answer_from_pb, ask_to_pb
 from ps_protocol.errors import Unavailable
@@ -38,9 +36,6 @@ from ps_protocol.view import (
     Role,
     SyncWord,
 )
-
-CONNECT_SECONDS = 5.0
-"""How long a command that a person waits for tries to reach the coordinator."""
 
 CALL_SECONDS = 10.0
 """How long a call is tried before it fails with Unavailable."""
@@ -133,9 +128,8 @@ class MoveStream:
 class CoordinatorClient:
     """The coordinator's calls, blocking. Any thread may use it; each call but watch and move has a deadline.
 
-    Every call is safe to repeat (the .proto says so), so all but heartbeat, leave, watch, move and those about
-    checkpoints are repeated with growing pauses until ``timeout_seconds`` have passed, then raise Unavailable. Errors
-    are ps_protocol.errors.
+    Every call is safe to repeat (the .proto says so), so all but heartbeat, leave, watch and move are repeated with
+    growing pauses until ``timeout_seconds`` have passed, then raise Unavailable. Errors are ps_protocol.errors.
     """
 
     def __init__(self, address: str) -> None:
@@ -169,36 +163,15 @@ class CoordinatorClient:
             try:
                 self._once("GetStatus", pb.GetStatusRequest(), min(left, WAIT_REPORT_SECONDS), wait_for_ready=True)
                 return
-            except Unavailable:
-                if self._closed.is_set():
-                    raise
+            except Unavailable as error:
                 passed = time.monotonic() - begin
-                why = why_unreachable("it", self.address)
-                if passed >= timeout_seconds:
-                    # Without what was tried before: its tracebacks say nothing more.
+                if passed >= timeout_seconds or self._closed.is_set():
                     raise Unavailable(
-                        f"{self._peer} did not answer within {timeout_seconds:g} s: {why.message}",
-                        remedy=f"start it there (ps-coordinator or ps-run), or give the right address: PS_COORDINATOR; "
-                        f"{why.remedy}",
-                    ) from None
-                on_wait(f"waiting for {self._peer} since {passed:.0f} s, up to {timeout_seconds:g} s: {why.message}")
+                        f"{self._peer} did not answer within {timeout_seconds:g} s",
+                        remedy="start it there (ps-coordinator or ps-run), or give the right address: PS_COORDINATOR",
+                    ) from error
+                on_wait(f"waiting for {self._peer} since {passed:.0f} s, up to {timeout_seconds:g} s")
                 self._closed.wait(_FIRST_PAUSE_SECONDS)
-
-    def connect(self, timeout_seconds: float = CONNECT_SECONDS) -> None:
-        """Return once the coordinator answers, for commands that a person waits for.
-
-        Raises Unavailable, saying why: at once for a name that nobody knows and a port where nothing listens, for what
-        is silent after ``timeout_seconds``.
-        """
-        host, port = split_address(self.address)
-        try:
-            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except socket.gaierror:
-            raise why_unreachable(self._peer, self.address) from None
-        try:
-            self._once("GetStatus", pb.GetStatusRequest(), timeout_seconds)
-        except Unavailable:
-            raise why_unreachable(self._peer, self.address) from None
 
     def join(self, spec: JoinSpec, token: str, timeout_seconds: float = CALL_SECONDS) -> Joined:
         """Become a member. ``token`` is random and the same for each repetition by one process.
@@ -229,11 +202,16 @@ class CoordinatorClient:
         *,
         keeps_state: bool = False,
         sync: SyncWord | None = None,
-    ) -> int:
-        """Renew the lease of ``member``, once; returns the revision of the cluster. Raises Fenced."""
-        request = _heartbeat(member, stats, keeps_state, sync)
-        revision: int = self._once("Heartbeat", request, timeout_seconds).revision
-        return revision
+        journal_mark: bytes = b"",
+    ) -> bytes:
+        """Renew the lease of ``member``, once; returns the mark of the coordinator's journal.
+
+        ``journal_mark``: the newest that this member was told. Raises Fenced, or DamagedData when the coordinator has
+        come back with an older journal.
+        """
+        request = _heartbeat(member, stats, keeps_state, sync, journal_mark)
+        mark: bytes = self._once("Heartbeat", request, timeout_seconds).journal_mark
+        return mark
 
     def announce_state(self, member: Member, stats: MemberStats, timeout_seconds: float = CALL_SECONDS) -> None:
         """Say that the state of shard ``member`` is on disk under its incarnation; older state is refused from then on.
@@ -253,9 +231,12 @@ class CoordinatorClient:
         )
         self._once("Leave", request, timeout_seconds)
 
-    def watch(self, known_revision: int = 0) -> ViewStream:
-        """The cluster as it is, when that is not ``known_revision``, then after every change. Waits to connect."""
-        request = pb.WatchRequest(known_revision=known_revision)
+    def watch(self, known_revision: int = 0, journal_mark: bytes = b"") -> ViewStream:
+        """The cluster as it is, when that is not ``known_revision``, then after every change. Waits to connect.
+
+        ``journal_mark``: as for ``heartbeat``.
+        """
+        request = pb.WatchRequest(known_revision=known_revision, journal_mark=journal_mark)
         return ViewStream(self._stub.Watch(request, wait_for_ready=True), self._peer)
 
     def declare_model(self, worker: Member, spec: ModelSpec, timeout_seconds: float = CALL_SECONDS) -> ShardMap:
@@ -313,8 +294,7 @@ class CoordinatorClient:
 
         Raises InvalidRequest, ModelMismatch, DamagedData, NotReady, Unavailable.
         """
-        request = pb.RestoreCheckpointRequest(folder=folder)
-        reply = self._once("RestoreCheckpoint", request, timeout_seconds, wait_for_ready=True)
+        reply = self._call("RestoreCheckpoint", pb.RestoreCheckpointRequest(folder=folder), timeout_seconds)
         return reply.folder, list(reply.models)
 
     def move(
@@ -367,7 +347,7 @@ class CoordinatorClient:
 
 
 def _heartbeat(
-    member: Member, stats: MemberStats, keeps_state: bool, sync: SyncWord | None = None
+    member: Member, stats: MemberStats, keeps_state: bool, sync: SyncWord | None = None, journal_mark: bytes = b""
 ) -> pb.HeartbeatRequest:
     return pb.HeartbeatRequest(
         role=convert.role_to_pb(member.role),
@@ -376,4 +356,5 @@ def _heartbeat(
         stats=convert.stats_to_pb(stats),
         keeps_state=keeps_state,
         sync=pb.SyncWord(number=sync.number, directory=sync.directory) if sync else None,
+        journal_mark=journal_mark,
     )

@@ -51,6 +51,8 @@ class Membership:
         self._changed = threading.Condition()
         self._view = ClusterView()
         self._fenced: Fenced | None = None
+        #: The newest that the coordinator told: what its journal must hold if it comes back.
+        self._journal_mark = b""
         #: Held while callbacks run: they see views one at a time, in order.
         self._delivery = threading.RLock()
         self._on_view: list[OnView] = []
@@ -238,14 +240,16 @@ class Membership:
             if self._closed.is_set():
                 return
             try:
-                self._client.heartbeat(
+                mark = self._client.heartbeat(
                     self.member,
                     self._read_stats(),
                     self._joined.lease_seconds / 2,
                     # Again each time: for a coordinator that was brought back from an old copy of its journal.
                     keeps_state=self._keeps_state,
                     sync=self._sync,
+                    journal_mark=self._journal_mark,
                 )
+                self._journal_mark = mark or self._journal_mark
             except Fenced as error:
                 self._lose_place(error)
                 return
@@ -278,7 +282,7 @@ class Membership:
     def _follow_views(self) -> None:
         while not self._closed.is_set():
             try:
-                stream = self._client.watch(self.view.revision)
+                stream = self._client.watch(self.view.revision, self._journal_mark)
                 with self._changed:
                     self._stream = stream
                 # Cancelled here if close() came before it could see this stream.
@@ -291,6 +295,7 @@ class Membership:
             self._closed.wait(_REWATCH_SECONDS)
 
     def _deliver(self, view: ClusterView) -> None:
+        self._journal_mark = view.journal_mark or self._journal_mark
         if self.member not in view.members:
             self._beat_now.set()
             return

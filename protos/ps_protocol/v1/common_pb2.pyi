@@ -81,6 +81,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_DAMAGED_DATA: _ClassVar[ErrorCode]
     ERROR_CODE_MODEL_MOVED: _ClassVar[ErrorCode]
     ERROR_CODE_TABLE_FULL: _ClassVar[ErrorCode]
+    ERROR_CODE_PLACE_TAKEN: _ClassVar[ErrorCode]
 
 class Transport(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -148,6 +149,7 @@ ERROR_CODE_STORAGE_FULL: ErrorCode
 ERROR_CODE_DAMAGED_DATA: ErrorCode
 ERROR_CODE_MODEL_MOVED: ErrorCode
 ERROR_CODE_TABLE_FULL: ErrorCode
+ERROR_CODE_PLACE_TAKEN: ErrorCode
 TRANSPORT_UNSPECIFIED: Transport
 TRANSPORT_GRPC: Transport
 TRANSPORT_SHM: Transport

@@ -22,7 +22,7 @@ ROLE_EVALUATOR: Role
 ROLE_STANDBY: Role
 
 class JoinRequest(_message.Message):
-    __slots__ = ("role", "index", "address", "protocol_version", "token", "host", "pid", "data_incarnation", "directory", "yields", "add")
+    __slots__ = ("role", "index", "address", "protocol_version", "token", "host", "pid", "data_incarnation", "directory", "yields", "add", "lineage", "take_over")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,8 @@ class JoinRequest(_message.Message):
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     YIELDS_FIELD_NUMBER: _ClassVar[int]
     ADD_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    TAKE_OVER_FIELD_NUMBER: _ClassVar[int]
     role: Role
     index: int
     address: str
@@ -45,7 +47,9 @@ class JoinRequest(_message.Message):
     directory: str
     yields: bool
     add: bool
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., protocol_version: _Optional[int] = ..., token: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., data_incarnation: _Optional[int] = ..., directory: _Optional[str] = ..., yields: bool = ..., add: bool = ...) -> None: ...
+    lineage: str
+    take_over: bool
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., protocol_version: _Optional[int] = ..., token: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., data_incarnation: _Optional[int] = ..., directory: _Optional[str] = ..., yields: bool = ..., add: bool = ..., lineage: _Optional[str] = ..., take_over: bool = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("index", "incarnation", "lease_seconds", "heartbeat_seconds", "revision", "seed", "phase")
@@ -101,20 +105,22 @@ class MemberStats(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., version: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., bytes_per_second: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., staleness: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., samples: _Optional[int] = ..., dropped: _Optional[int] = ..., standby_lag: _Optional[int] = ..., activity: _Optional[str] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("role", "index", "incarnation", "stats", "keeps_state", "sync")
+    __slots__ = ("role", "index", "incarnation", "stats", "keeps_state", "sync", "journal_mark")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
     KEEPS_STATE_FIELD_NUMBER: _ClassVar[int]
     SYNC_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_MARK_FIELD_NUMBER: _ClassVar[int]
     role: Role
     index: int
     incarnation: int
     stats: MemberStats
     keeps_state: bool
     sync: SyncWord
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., stats: _Optional[_Union[MemberStats, _Mapping]] = ..., keeps_state: bool = ..., sync: _Optional[_Union[SyncWord, _Mapping]] = ...) -> None: ...
+    journal_mark: bytes
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., stats: _Optional[_Union[MemberStats, _Mapping]] = ..., keeps_state: bool = ..., sync: _Optional[_Union[SyncWord, _Mapping]] = ..., journal_mark: _Optional[bytes] = ...) -> None: ...
 
 class SyncWord(_message.Message):
     __slots__ = ("number", "directory")
@@ -125,10 +131,12 @@ class SyncWord(_message.Message):
     def __init__(self, number: _Optional[int] = ..., directory: _Optional[str] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("revision",)
+    __slots__ = ("revision", "journal_mark")
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_MARK_FIELD_NUMBER: _ClassVar[int]
     revision: int
-    def __init__(self, revision: _Optional[int] = ...) -> None: ...
+    journal_mark: bytes
+    def __init__(self, revision: _Optional[int] = ..., journal_mark: _Optional[bytes] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("role", "index", "incarnation", "reason")
@@ -147,10 +155,12 @@ class LeaveReply(_message.Message):
     def __init__(self) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("known_revision",)
+    __slots__ = ("known_revision", "journal_mark")
     KNOWN_REVISION_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_MARK_FIELD_NUMBER: _ClassVar[int]
     known_revision: int
-    def __init__(self, known_revision: _Optional[int] = ...) -> None: ...
+    journal_mark: bytes
+    def __init__(self, known_revision: _Optional[int] = ..., journal_mark: _Optional[bytes] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("role", "index", "incarnation", "address")
@@ -173,7 +183,7 @@ class ModelEpoch(_message.Message):
     def __init__(self, name: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class ClusterView(_message.Message):
-    __slots__ = ("revision", "members", "consistency", "models", "expected_shards", "expected_workers", "started", "finished", "spare", "moving")
+    __slots__ = ("revision", "members", "consistency", "models", "expected_shards", "expected_workers", "started", "finished", "spare", "moving", "journal_mark")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +194,7 @@ class ClusterView(_message.Message):
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     SPARE_FIELD_NUMBER: _ClassVar[int]
     MOVING_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_MARK_FIELD_NUMBER: _ClassVar[int]
     revision: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
     consistency: _common_pb2.Consistency
@@ -194,7 +205,8 @@ class ClusterView(_message.Message):
     finished: bool
     spare: _containers.RepeatedScalarFieldContainer[int]
     moving: str
-    def __init__(self, revision: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., consistency: _Optional[_Union[_common_pb2.Consistency, _Mapping]] = ..., models: _Optional[_Iterable[_Union[ModelEpoch, _Mapping]]] = ..., expected_shards: _Optional[int] = ..., expected_workers: _Optional[int] = ..., started: bool = ..., finished: bool = ..., spare: _Optional[_Iterable[int]] = ..., moving: _Optional[str] = ...) -> None: ...
+    journal_mark: bytes
+    def __init__(self, revision: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., consistency: _Optional[_Union[_common_pb2.Consistency, _Mapping]] = ..., models: _Optional[_Iterable[_Union[ModelEpoch, _Mapping]]] = ..., expected_shards: _Optional[int] = ..., expected_workers: _Optional[int] = ..., started: bool = ..., finished: bool = ..., spare: _Optional[_Iterable[int]] = ..., moving: _Optional[str] = ..., journal_mark: _Optional[bytes] = ...) -> None: ...
 
 class DeclareModelRequest(_message.Message):
     __slots__ = ("rank", "incarnation", "spec")

@@ -106,7 +106,8 @@ class CoordinatorServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Join(self, request, context):
-        """Become a member. Safe to repeat: the same token gets the same answer.
+        """Become a member. Safe to repeat: the same token gets the same answer. While a process that holds the place may have
+        died it waits, until the lease ends, or PLACE_TAKEN when that process is heard of.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
