@@ -23,7 +23,7 @@ from ps_server.launcher.status_text import TableTotals, status_line, status_tabl
 from ps_server.mode_options import MODES, bound_options, consistency_of
 from ps_server.psctl_feed import feed
 from ps_server.psctl_moves import drain, move
-from ps_server.psctl_options import coordinator_option
+from ps_server.psctl_options import connected, coordinator_option, patiently
 from ps_server.psctl_rows import import_rows
 from ps_server.psctl_tables import table_totals
 
@@ -70,7 +70,7 @@ main.add_command(import_rows)
 def status(coordinator: str, watch: bool, as_json: bool) -> None:
     """Members, their speed, models and mode; rows and bytes of tables, as their shards tell."""
     console = Console(highlight=False, markup=False, emoji=False)
-    with clean_errors(), CoordinatorClient(coordinator) as client:
+    with connected(coordinator) as client:
         pause = LOG_SECONDS if watch and not as_json and not console.is_terminal else WATCH_SECONDS
         looks = _looks(client, pause if watch else None)
         if as_json:
@@ -115,7 +115,7 @@ def mode(
 ) -> None:
     """Change the consistency mode of the whole job while it runs."""
     wanted = consistency_of(mode, staleness, backup, grace_seconds, stale_policy, stale_threshold)
-    with clean_errors(), CoordinatorClient(coordinator) as client:
+    with connected(coordinator) as client:
         view = client.set_consistency(wanted, CALL_SECONDS)
     click.echo(f"mode is now {view.consistency}")
 
@@ -124,8 +124,8 @@ def mode(
 @coordinator_option
 def checkpoint(coordinator: str) -> None:
     """Write a checkpoint of the whole job now, while it trains; prints its folder when it is complete."""
-    with clean_errors(), CoordinatorClient(coordinator) as client:
-        folder, size, seconds = client.checkpoint()
+    with connected(coordinator) as client:
+        folder, size, seconds = patiently("writing the checkpoint", client.checkpoint)
     click.echo(f"{folder}: {size / 1e6:.1f} MB in {seconds:.1f} s")
 
 
@@ -139,8 +139,9 @@ def restore(coordinator: str, folder: str) -> None:
     is under way is applied to the restored values. To begin a job from a checkpoint, also with another number of
     shards, use ps-coordinator --restore.
     """
-    with clean_errors(), CoordinatorClient(coordinator) as client:
-        found, models = client.restore_checkpoint(str(Path(folder).absolute()) if folder else "")
+    with connected(coordinator) as client:
+        chosen = str(Path(folder).absolute()) if folder else ""
+        found, models = patiently("restoring", lambda: client.restore_checkpoint(chosen))
     click.echo(f"restored {', '.join(models) or 'nothing'} from {found}")
 
 

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import click
 
-from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.feed import Change, Following, TableFeed, load_cursor, save_cursor
-from ps_server.cli import clean_errors
-from ps_server.psctl_options import coordinator_option
+from ps_server.psctl_options import connected, coordinator_option
 
 _INTERRUPTED = 130
 """What a shell says of a command that Ctrl-C ended."""
@@ -47,7 +45,7 @@ def feed(
     """Print what changes in a table."""
     what = Following(table, model, with_state, follow=not once)
     show = to_line if as_json else to_text
-    with clean_errors(), CoordinatorClient(coordinator) as client:
+    with connected(coordinator) as client:
         changes = TableFeed(client, what, load_cursor(cursor) if cursor else None, _say)
         try:
             for change in changes:

@@ -11,8 +11,7 @@ from rich.filesize import decimal
 
 from ps_protocol.client.coordinator import CoordinatorClient, MoveStream
 from ps_protocol.view import MoveProgress
-from ps_server.cli import clean_errors
-from ps_server.psctl_options import coordinator_option
+from ps_server.psctl_options import connected, coordinator_option
 
 MB = 1 << 20
 
@@ -92,7 +91,7 @@ def drain(coordinator: str, shards: tuple[int, ...], to: tuple[int, ...], batch_
 def _run(coordinator: str, ask: Callable[[CoordinatorClient], MoveStream]) -> None:
     """Show the progress of a move until its end, or until Ctrl-C."""
     last, longest = MoveProgress(), 0.0
-    with clean_errors(), CoordinatorClient(coordinator) as client:
+    with connected(coordinator) as client:
         stream = ask(client)
         try:
             for last in stream:

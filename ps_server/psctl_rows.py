@@ -7,9 +7,7 @@ from pathlib import Path
 
 import click
 
-from ps_protocol.client.coordinator import CoordinatorClient
-from ps_server.cli import clean_errors
-from ps_server.psctl_options import coordinator_option
+from ps_server.psctl_options import connected, coordinator_option
 
 _HELP = """Write the rows in FILE... to a table of the running job, while it trains.
 
@@ -38,7 +36,7 @@ def import_rows(
     from ps_server.checkpoint.row_files import RowFile
     from ps_server.row_loader import RowLoader  # Compiled code: not for other commands.
 
-    with clean_errors(), CoordinatorClient(coordinator) as client, ExitStack() as channels:
+    with connected(coordinator) as client, ExitStack() as channels:
         loader = RowLoader(client, model, table, channels)
         opened = [RowFile(path, loader.spec, with_state=not values_only) for path in files]
         total = sum(file.count for file in opened)

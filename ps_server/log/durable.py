@@ -6,16 +6,18 @@ import asyncio
 import os
 from asyncio import to_thread
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ps_protocol.errors import InternalError
-from ps_server.log.files import told_when_full, write_at
+from ps_server.log.files import sync_folder, told_when_full, write_at
 from ps_server.log.folder import DataFolder
+from ps_server.log.head import HeadFile, LogHead
 from ps_server.log.messages import EntryWriter
 from ps_server.log.record import HEADER_BYTES, Header, copy_record, encode_record, padded
 from ps_server.log.scan import End
-from ps_server.log.segments import SegmentFolder
+from ps_server.log.segments import Segment, SegmentFolder
 from ps_server.log.updates import Entry
 
 SEGMENT_BYTES = 64 << 20
@@ -59,6 +61,7 @@ class DurableLog:
         self.read_from: int | None = None
         #: Bytes written since the process began.
         self.written_bytes = 0
+        self._folder = folder
         self._shard = folder.identity.shard
         self._life = folder.identity.life
         self._path = folder.log
@@ -68,6 +71,9 @@ class DurableLog:
         self._open: _Open | None = None
         if end is not None and writing:
             self._open = _Open(os.open(end.segment.path, os.O_RDWR), end.offset, end.segment.size_bytes)
+        self._head_file = HeadFile(folder.log)
+        self._head = LogHead.now(every_push=writing, synced=sync)
+        self._begin_head(end.segment if end else None)
         self._reserved: dict[int, int] = {}
         self._largest = 0
         self._preparing: asyncio.Task[None] | None = None
@@ -137,6 +143,20 @@ class DurableLog:
         self._segments = SegmentFolder(self._path, sync=self.waits)
         self.number = self.whole = number
         self.last_writer = 0
+        self._begin_head(None)
+
+    def _begin_head(self, segment: Segment | None) -> None:
+        """Say what is here, before anything else is. Raises OSError."""
+        first, size_bytes = (segment.first, segment.size_bytes) if segment else (0, 0)
+        self._head = replace(self._head, segment=first, segment_bytes=size_bytes, number=self._certain)
+        self._head_file.write(self._head)
+        sync_folder(self._path)
+        self._folder.holds_log()
+
+    @property
+    def _certain(self) -> int:
+        """The last record that must be found again; 0 where records are not written all the time."""
+        return self.whole if self._head.every_push else 0
 
     @property
     def path(self) -> Path:
@@ -171,6 +191,10 @@ class DurableLog:
     def close(self) -> None:
         """After the lane's last work. Repeatable."""
         self._close_segment()
+        if self._head.number != self._certain:
+            self._head = replace(self._head, number=self._certain)
+            with suppress(OSError):  # the next start then expects less
+                self._head_file.write(self._head)
 
     def _wanting(self) -> bool:
         """Whether what is reserved might not fit into what is prepared; a segment holds half its size at least."""
@@ -204,6 +228,13 @@ class DurableLog:
             return self._open
         self._close_segment()
         descriptor, size_bytes = self._segments.begin(self.number, size, self.segment_bytes)
+        head = replace(self._head, segment=self.number, segment_bytes=size_bytes, number=self._certain)
+        try:
+            self._head_file.write(head)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._head = head
         self._open = _Open(descriptor, 0, size_bytes)
         return self._open
 

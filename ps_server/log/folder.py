@@ -6,10 +6,11 @@ import fcntl
 import logging
 import os
 import shutil
+import threading
 import uuid
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from ps_protocol.errors import ConfigError, DamagedData
 from ps_protocol.sealed import seal, unseal
@@ -39,6 +40,10 @@ class Identity:
     directory: str = ""
     #: What a copy of another directory's state has come to: SETTING_ASIDE, COPYING, or empty when none is under way.
     copy: str = ""
+    #: A log has been begun here, so there is one.
+    log: bool = False
+    #: The newest snapshot, named by the record at which it was whole; 0: there is none.
+    snapshot: int = 0
 
 
 class DataFolder:
@@ -47,6 +52,8 @@ class DataFolder:
     def __init__(self, path: Path, lock: int, identity: Identity) -> None:
         self.path = path
         self._lock = lock
+        #: The log's writer and the one of snapshots note what they have made.
+        self._noting = threading.Lock()
         self.identity = identity
 
     @classmethod
@@ -95,9 +102,22 @@ class DataFolder:
 
     def belongs_to(self, incarnation: int) -> None:
         """From now on ``incarnation`` writes here. Raises OSError."""
-        if incarnation != self.identity.incarnation or self.identity.copy:
-            self.identity = replace(self.identity, incarnation=incarnation, copy="")
-            self._write()
+        self._note(incarnation=incarnation, copy="")
+
+    def holds_log(self) -> None:
+        """From now on a log must be here. Raises OSError."""
+        self._note(log=True)
+
+    def holds_snapshot(self, through: int) -> None:
+        """From now on this snapshot must be here, or a newer one. Raises OSError."""
+        self._note(snapshot=through)
+
+    def _note(self, **fields: Any) -> None:
+        with self._noting:
+            noted = replace(self.identity, **fields)
+            if noted != self.identity:
+                self.identity = noted
+                self._write()
 
     def begin_copy(self) -> None:
         """What lies here gives way to a copy of another directory's state, whole when ``belongs_to`` is called.
@@ -126,7 +146,7 @@ class DataFolder:
             for part in parts:
                 shutil.rmtree(part)
         if self.identity.copy:
-            self.identity = replace(self.identity, incarnation=0, copy="")
+            self.identity = replace(self.identity, incarnation=0, copy="", log=False, snapshot=0)
 
     def close(self) -> None:
         """Let other processes use it. Repeatable."""
@@ -145,10 +165,8 @@ def _read(path: Path, shard: int) -> Identity:
         return Identity(shard)
     try:
         data = unseal(path.read_bytes(), first_sealed=2)
-        found = Identity(
-            data["shard"], data["life"], data["incarnation"], data.get("directory", ""), data.get("copy", "")
-        )
-        version = int(data["format"])
+        version = int(data.pop("format"))
+        found = Identity(**{name: data[name] for name in Identity.__slots__ if name in data})
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedData(f"{path} is damaged: {error}", remedy="restore the data directory from a copy") from error
     if version > FORMAT:

@@ -1,4 +1,4 @@
-"""How one record lies in a segment file: a header, the record's message, its bytes; all under checksums."""
+"""How one record lies in a segment file: header, message, payload, a mark at its end; all under checksums."""
 
 from __future__ import annotations
 
@@ -11,12 +11,26 @@ import xxhash
 ALIGNMENT_BYTES = 64
 """Records begin at multiples of this."""
 
-_MAGIC = b"tpsl"
+_MAGIC = b"tps2"
+
+#: Of records without a mark at their end.
+_MAGIC_1 = b"tpsl"
+
+_END_MAGIC = b"tpse"
 
 #: magic, number, life, message bytes, payload bytes, checksum of message and payload, writer, checksum of all the rest.
 _HEADER = struct.Struct("<4s4xQQQQQQQ")
 
 HEADER_BYTES = _HEADER.size
+
+#: magic, number, life, checksum of these.
+_END = struct.Struct("<4s4xQQQ")
+
+END_BYTES = _END.size
+
+#: How headers and end marks begin, as little-endian words.
+HEADER_WORDS = tuple(int.from_bytes(magic, "little") for magic in (_MAGIC, _MAGIC_1))
+END_WORD = int.from_bytes(_END_MAGIC, "little")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,26 +48,42 @@ class Header:
     #: The incarnation that appended it to its log first. Copies keep it: two logs that have a record of one number and
     #: writer have the same records before it, too (Ongaro and Ousterhout 2014, section 5.3, "Log Matching").
     writer: int = 0
+    #: An end mark follows: the last END_BYTES of the record, written last. False for records of the first format.
+    marked: bool = True
 
     @property
     def record_bytes(self) -> int:
         """Bytes of the whole record, up to where the next begins."""
-        return padded(HEADER_BYTES + self.message_bytes + self.payload_bytes)
+        return padded(HEADER_BYTES + self.message_bytes + self.payload_bytes + END_BYTES * self.marked)
 
     def encode(self) -> bytes:
         """The header as it is written."""
         fields = (self.number, self.life, self.message_bytes, self.payload_bytes, self.checksum)
-        bare = _HEADER.pack(_MAGIC, *fields, 0, self.writer)
-        return _HEADER.pack(_MAGIC, *fields, xxhash.xxh3_64_intdigest(bare), self.writer)
+        magic = _MAGIC if self.marked else _MAGIC_1
+        bare = _HEADER.pack(magic, *fields, 0, self.writer)
+        return _HEADER.pack(magic, *fields, xxhash.xxh3_64_intdigest(bare), self.writer)
 
 
 def decode_header(data: memoryview) -> Header | None:
     """The header at the beginning of ``data``, None where there is none."""
-    if len(data) < HEADER_BYTES or data[:4] != _MAGIC:
+    if len(data) < HEADER_BYTES or data[:4] not in (_MAGIC, _MAGIC_1):
         return None
     magic, number, life, message_bytes, payload_bytes, checksum, _, writer = _HEADER.unpack_from(data)
-    header = Header(number, life, message_bytes, payload_bytes, checksum, writer)
-    return header if bytes(data[:HEADER_BYTES]) == header.encode() and magic == _MAGIC else None
+    header = Header(number, life, message_bytes, payload_bytes, checksum, writer, magic == _MAGIC)
+    return header if bytes(data[:HEADER_BYTES]) == header.encode() else None
+
+
+def decode_end(data: memoryview) -> tuple[int, int] | None:
+    """Number and life of the record that the end mark ``data`` belongs to, None where there is none."""
+    if len(data) < END_BYTES or data[:4] != _END_MAGIC:
+        return None
+    _, number, life, _ = _END.unpack_from(data)
+    return (number, life) if bytes(data[:END_BYTES]) == _end(number, life) else None
+
+
+def _end(number: int, life: int) -> bytes:
+    bare = _END.pack(_END_MAGIC, number, life, 0)
+    return _END.pack(_END_MAGIC, number, life, xxhash.xxh3_64_intdigest(bare))
 
 
 def padded(size: int) -> int:
@@ -64,23 +94,23 @@ def padded(size: int) -> int:
 def encode_record(
     number: int, life: int, message: bytes, payload: Sequence[memoryview], writer: int = 0
 ) -> list[memoryview]:
-    """What is written for one record, in order: header and message, the payload as it lies, padding."""
+    """What is written for one record, in order: header and message, payload as it lies, padding, end mark."""
     digest = xxhash.xxh3_64(message)
     for piece in payload:
         digest.update(piece)
     header = Header(number, life, len(message), sum(map(len, payload)), digest.intdigest(), writer)
-    return _with_fill(header, [memoryview(header.encode() + message), *payload])
+    return _with_end(header, [memoryview(header.encode() + message), *payload])
 
 
 def copy_record(header: Header, life: int, body: memoryview) -> list[memoryview]:
     """What is written for a record of another log: the same, but of a ``life`` of this one."""
-    header = replace(header, life=life)
-    return _with_fill(header, [memoryview(header.encode()), body])
+    header = replace(header, life=life, marked=True)
+    return _with_end(header, [memoryview(header.encode()), body])
 
 
-def _with_fill(header: Header, pieces: list[memoryview]) -> list[memoryview]:
-    fill = header.record_bytes - HEADER_BYTES - header.message_bytes - header.payload_bytes
-    return [*pieces, memoryview(bytes(fill))] if fill else pieces
+def _with_end(header: Header, pieces: list[memoryview]) -> list[memoryview]:
+    fill = header.record_bytes - HEADER_BYTES - header.message_bytes - header.payload_bytes - END_BYTES
+    return [*pieces, memoryview(bytes(fill) + _end(header.number, header.life))]
 
 
 def body_is_whole(header: Header, body: memoryview) -> bool:

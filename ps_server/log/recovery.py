@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.errors import DamagedData
 from ps_server.log.folder import DataFolder
+from ps_server.log.head import HeadFile, LogHead
 from ps_server.log.manifest import ModelPart
 from ps_server.log.models import RecoveredModel, new_model
+from ps_server.log.record import END_BYTES, HEADER_BYTES
 from ps_server.log.replay import Replay
 from ps_server.log.scan import End, Record, Scan
 from ps_server.log.segments import Segment, SegmentFolder
@@ -22,6 +25,8 @@ from ps_server.optimizers import Region, StateEntry, read_state
 logger = logging.getLogger(__name__)
 
 _TOLD_EVERY_SECONDS = 2.0
+
+_REMEDY = "nothing was changed: restore the data directory from a copy, or start with an empty one and a checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,8 @@ class Recovered:
     end: End | None
     #: The incarnation that wrote that record; 0 when it is not in the log any more.
     writer: int = 0
+    #: Every push that was acknowledged by who wrote here must be in it.
+    promised: bool = False
 
 
 def recover(folder: DataFolder, *, log_goes_on: bool) -> Recovered:
@@ -43,8 +50,10 @@ def recover(folder: DataFolder, *, log_goes_on: bool) -> Recovered:
     """
     began = time.monotonic()
     shard = folder.identity.shard
-    snapshot = newest_snapshot(folder.snapshots)
+    head = HeadFile(folder.log).read() if folder.identity.log else None
+    snapshot = newest_snapshot(folder.snapshots, folder.identity.snapshot)
     found = SegmentFolder(folder.log, sync=False).live()
+    _check_segment(head, found, folder)
     segments = _needed(found, snapshot, log_goes_on=log_goes_on)
     after = snapshot.number if snapshot else 0
     replay = Replay(
@@ -53,7 +62,7 @@ def recover(folder: DataFolder, *, log_goes_on: bool) -> Recovered:
         if snapshot
         else {},
     )
-    scan = Scan(segments, after)
+    scan = Scan(segments, after, in_order=head is not None and head.same_boot)
     number, told = after, began
     for record in scan:
         _take(replay, record, folder)
@@ -66,22 +75,15 @@ def recover(folder: DataFolder, *, log_goes_on: bool) -> Recovered:
             f"the log of {folder.path} ends at record {number}, before its snapshot was whole",
             expected=f"record {snapshot.through}",
             actual=f"record {number}",
-            remedy="nothing was changed: restore the data directory from a copy, or start with an empty one and a "
-            "checkpoint",
+            remedy=_REMEDY,
         )
-    for segment in found:
-        if segment not in segments:
-            segment.path.unlink()
+    if head and number < head.number:
+        _too_short(head, folder, number)
+    _forget(found, segments, head, folder)
     if snapshot and log_goes_on and not snapshot.log_goes_on:
         let_log_go_on(snapshot)
     if scan.end and scan.end.torn:
-        logger.warning(
-            "shard %d: record %d was not finished and is cut off: %s at byte %d; nobody had been told of it",
-            shard,
-            scan.end.number,
-            scan.end.segment.path,
-            scan.end.offset,
-        )
+        _cut_off(scan.end, head, shard)
     if number:
         logger.info(
             "shard %d: restored %d models from %s and %d records in %.1f s",
@@ -93,7 +95,70 @@ def recover(folder: DataFolder, *, log_goes_on: bool) -> Recovered:
         )
     # A log that was not written all the time may end before the snapshot does: then it goes on in a new segment.
     end = scan.end if scan.end and scan.end.number == number + 1 else None
-    return Recovered(replay.models, number, end, scan.writer)
+    return Recovered(replay.models, number, end, scan.writer, head is not None and head.promises)
+
+
+def _check_segment(head: LogHead | None, found: list[Segment], folder: DataFolder) -> None:
+    """Raises DamagedData when the segment that was in use is missing, or shorter than it was."""
+    if head is None or not head.segment:
+        return
+    path = folder.log / f"{head.segment:020}.log"
+    sizes = [segment.size_bytes for segment in found if segment.first == head.segment]
+    if not sizes or sizes[0] < head.segment_bytes:
+        raise DamagedData(
+            f"the segment {path} of the log is " + (f"cut at byte {sizes[0]}" if sizes else "missing"),
+            expected=f"a file of {head.segment_bytes} bytes: it was in use when the shard last began one",
+            actual=f"{sizes[0]} bytes" if sizes else "no such file",
+            remedy=_REMEDY,
+        )
+
+
+def _too_short(head: LogHead, folder: DataFolder, number: int) -> None:
+    """Raises DamagedData, unless the end was lost with the power, which was not promised to be survived."""
+    error = DamagedData(
+        f"the log in {folder.log} ends at record {number}, and was longer before",
+        expected=f"record {head.number}",
+        actual=f"record {number}",
+        remedy=_REMEDY,
+    )
+    if head.promises:
+        raise error
+    logger.warning(
+        "%s. The machine was started again since, and there is no --fsync: this may be what that took", error
+    )
+
+
+def _forget(found: list[Segment], kept: list[Segment], head: LogHead | None, folder: DataFolder) -> None:
+    """Remove the segments that do not count."""
+    gone = [segment for segment in found if segment not in kept]
+    if head and any(segment.first == head.segment for segment in gone):
+        # First, or the next start would miss it.
+        last = kept[-1] if kept else None
+        first, size_bytes = (last.first, last.size_bytes) if last else (0, 0)
+        HeadFile(folder.log).write(replace(head, segment=first, segment_bytes=size_bytes))
+    for segment in gone:
+        segment.path.unlink()
+
+
+def _cut_off(end: End, head: LogHead | None, shard: int) -> None:
+    """Say which record is taken for one that was never finished, and leave nothing of it that could be misread."""
+    descriptor = os.open(end.segment.path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        for mark in end.marks:
+            os.pwrite(descriptor, bytes(END_BYTES), mark)
+        os.pwrite(descriptor, bytes(HEADER_BYTES), end.offset)
+        os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)
+    if head is not None and head.same_boot:
+        why = "its end was never written, as when a process is killed while it writes"
+    else:
+        why = (
+            "it cannot be told whether it was never finished, or damaged later, for the machine was started again or "
+            "the log is of an earlier format; a worker that was told of it will be refused"
+        )
+    place = f"{end.segment.path} at byte {end.offset}"
+    logger.warning("shard %d: record %d is not whole and is cut off: %s; %s", shard, end.number, place, why)
 
 
 def _needed(segments: list[Segment], snapshot: Snapshot | None, *, log_goes_on: bool) -> list[Segment]:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ps_protocol.errors import DamagedData
-from ps_server.log.record import ALIGNMENT_BYTES, HEADER_BYTES, Header, body_is_whole, decode_header
+from ps_server.log.record import (
+    ALIGNMENT_BYTES,
+    END_BYTES,
+    END_WORD,
+    HEADER_BYTES,
+    HEADER_WORDS,
+    Header,
+    body_is_whole,
+    decode_end,
+    decode_header,
+)
 from ps_server.log.segments import Segment
-
-_MAGIC_WORD = np.frombuffer(b"tpsl", np.uint32)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +42,10 @@ class End:
     segment: Segment
     offset: int
     number: int
-    #: The bytes there are the beginning of a record that was never finished.
+    #: The bytes there are the beginning of a record that cannot be read.
     torn: bool
+    #: Where end marks of that record lie, in bytes from the beginning of the segment: it had been written whole.
+    marks: tuple[int, ...] = ()
 
 
 class Scan:
@@ -44,10 +54,15 @@ class Scan:
     Raises DamagedData, naming segment and offset, when something is wrong that is not the end.
     """
 
-    def __init__(self, segments: list[Segment], after: int) -> None:
-        """``after``: records up to this number are passed over; the log must begin no later than behind it."""
+    def __init__(self, segments: list[Segment], after: int, *, in_order: bool = True) -> None:
+        """``after``: records up to this number are passed over; the log must begin no later than behind it.
+
+        ``in_order``: what was written first is there if what was written later is; False after a loss of power, when a
+        last record that cannot be read may be one that was never finished, although its end is there.
+        """
         self._segments = segments
         self._after = after
+        self._in_order = in_order
         self._life = 0
         #: Who wrote the last record read, also of those passed over.
         self.writer = 0
@@ -71,8 +86,11 @@ class Scan:
             number, offset = number + 1, offset + header.record_bytes
         if following is None:
             self._check_nothing_later(segment, data, offset, number)
+            marks = tuple(self._end_marks(data, offset, number))
+            if marks and self._in_order:
+                raise self._damaged(segment, offset, f"record {number} was written whole, and is not what was written")
             torn = (header := decode_header(data[offset:])) is not None and header.number == number
-            self.end = End(segment, offset, number, torn)
+            self.end = End(segment, offset, number, torn or bool(marks), marks)
         elif following != number:
             raise self._damaged(segment, offset, f"record {number} is damaged, and later ones are there")
         return number
@@ -87,13 +105,17 @@ class Scan:
 
     def _check_nothing_later(self, segment: Segment, data: memoryview, offset: int, number: int) -> None:
         """Raises DamagedData when a record of this or a later life lies behind the one that cannot be read."""
-        whole = len(data) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-        words = np.frombuffer(data[:whole], np.uint32)[:: ALIGNMENT_BYTES // 4]
-        starts = np.flatnonzero(words[offset // ALIGNMENT_BYTES + 1 :] == _MAGIC_WORD) * ALIGNMENT_BYTES
-        for start in (int(begin) + offset + ALIGNMENT_BYTES for begin in starts):
+        for start in _found(data, offset + ALIGNMENT_BYTES, HEADER_WORDS):
             header = decode_header(data[start : start + HEADER_BYTES])
             if header is not None and header.number > number and header.life >= self._life:
                 raise self._damaged(segment, offset, f"record {number} is damaged, and record {header.number} follows")
+
+    def _end_marks(self, data: memoryview, offset: int, number: int) -> Iterator[int]:
+        """Where end marks of record ``number`` lie behind ``offset``, of this or a later life."""
+        for start in _found(data, offset + ALIGNMENT_BYTES - END_BYTES, (END_WORD,)):
+            end = decode_end(data[start : start + END_BYTES])
+            if end is not None and end[0] == number and end[1] >= self._life:
+                yield start
 
     def _damaged(self, segment: Segment, offset: int, what: str) -> DamagedData:
         return DamagedData(
@@ -102,6 +124,14 @@ class Scan:
             remedy="nothing was changed: restore the data directory from a copy, or start with an empty one and a "
             "checkpoint",
         )
+
+
+def _found(data: memoryview, begin: int, words: Sequence[int]) -> Iterator[int]:
+    """Where one of ``words`` lies, from ``begin`` on in steps of ALIGNMENT_BYTES."""
+    rest = data[begin : len(data) // 4 * 4]
+    every = np.frombuffer(rest, np.uint32)[:: ALIGNMENT_BYTES // 4]
+    for place in np.flatnonzero(np.isin(every, words)).tolist():
+        yield begin + place * ALIGNMENT_BYTES
 
 
 def _mapped(segment: Segment) -> memoryview:

@@ -69,6 +69,8 @@ class SegmentFolder:
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, FILE_MODE)
         try:
             os.posix_fallocate(descriptor, 0, size_bytes)
+            # A shorter one is damage, also after a loss of power: its size is on the disk before it is used.
+            os.fsync(descriptor)
             for begin in range(0, size_bytes, len(_ZEROS)):
                 os.pwrite(descriptor, _ZEROS[: size_bytes - begin], begin)
             if self._sync:
@@ -101,8 +103,7 @@ class SegmentFolder:
         with self._lock:
             size = self._spare.pop(fitting[0])
         path = fitting[0].rename(self.folder / f"{first:020}.log")
-        if self._sync:
-            sync_folder(self.folder)
+        sync_folder(self.folder)
         return os.open(path, os.O_RDWR), size
 
     def cut(self, below: int, keep_spare: int, size_bytes: int) -> None:

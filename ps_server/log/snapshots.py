@@ -161,10 +161,15 @@ class SnapshotWriter:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def newest_snapshot(root: Path) -> Snapshot | None:
-    """The snapshot that counts, None when there is none. Raises DamagedData."""
+def newest_snapshot(root: Path, at_least: int = 0) -> Snapshot | None:
+    """The snapshot that counts, None when there is none; ``at_least``: the one of this record, or a newer one, is here.
+
+    Raises DamagedData.
+    """
     folders = sorted(path for path in root.glob("[0-9]*") if not path.suffix and (path / _MANIFEST).exists())
-    if not folders:
+    if not folders or int(folders[-1].name) < at_least:
+        if at_least:
+            raise _damaged(root / f"{at_least:020}" / _MANIFEST, "the file is missing")
         return None
     path = folders[-1] / _MANIFEST
     try:

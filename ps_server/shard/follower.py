@@ -186,6 +186,7 @@ class Follower:
                 await self._take(list(parser.feed(await self._chunk(call))), whole=False)
             await _finished(to_thread(self._log.flush))
             await _finished(to_thread(writer.commit, through, log_goes_on=True))
+        await _finished(to_thread(self._folder.holds_snapshot, through))
         self._folder.belongs_to(incarnation)
         found = await self._lane.submit(lambda: recover(self._folder, log_goes_on=True), 1 << 62)
         self._storage.recovered.update(found.models)

@@ -165,6 +165,7 @@ class Snapshotter:
                 through = await self._lane.submit(lambda: log.number, 0)
                 await to_thread(log.flush)
                 snapshot = await to_thread(writer.commit, through, log_goes_on=self._log_goes_on)
+                await to_thread(self._folder.holds_snapshot, snapshot.through)
                 await to_thread(log.cut, snapshot.number, self._rule.log_bytes)
                 self._taken_at, self._taken_number, self._taken_bytes = begun_at, snapshot.number, begun_bytes
                 return writer.written_bytes

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
+from contextlib import contextmanager
 
 import pytest
 from click.testing import CliRunner
 
 from ps_server import psctl
+from ps_server.cli import clean_errors
 from tests.feed.following import FakeCoordinator, held
 from tests.shard.moving import job
 from tests.shard.test_table_moves import ADS, HERE, USERS, RowWorker, spec
+
+
+@contextmanager
+def connected_to(coordinator: FakeCoordinator):
+    """As the commands connect, without a coordinator at the address."""
+    with clean_errors():
+        yield coordinator
 
 
 @pytest.fixture
 def made(monkeypatch):
     with job(spec(), HERE, tables=(ADS, USERS)) as running:
         coordinator = FakeCoordinator(running)
-        monkeypatch.setattr("ps_server.psctl_feed.CoordinatorClient", lambda address: nullcontext(coordinator))
+        monkeypatch.setattr("ps_server.psctl_feed.connected", lambda address: connected_to(coordinator))
         yield running
 
 

@@ -1,6 +1,8 @@
 """psctl against a real coordinator: what it shows, what it changes, how it fails."""
 
 import json
+import socket
+import threading
 
 import pytest
 from click.testing import CliRunner
@@ -8,7 +10,7 @@ from click.testing import CliRunner
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.model import Mode
 from ps_protocol.view import MemberStats, Role
-from ps_server import psctl
+from ps_server import psctl, psctl_options
 from ps_server.coordinator.settings import ClusterSettings
 from tests.support.coordinators import running_coordinator
 
@@ -76,14 +78,6 @@ def test_a_flag_of_another_mode_is_a_usage_error(job):
     assert "--staleness means nothing in mode sync, only in ssp" in done.output
 
 
-def test_a_coordinator_that_is_not_there_is_one_clear_line_and_exit_code_1(monkeypatch):
-    monkeypatch.setattr(psctl, "CALL_SECONDS", 0.2)
-    done = psctl_says("status", "--coordinator", "127.0.0.1:1")
-    assert done.exit_code == 1
-    assert "127.0.0.1:1 does not answer" in done.output
-    assert done.output.count("\n") == 1
-
-
 def test_without_an_address_the_two_ways_to_give_it_are_named():
     done = psctl_says("status")
     assert done.exit_code == 2
@@ -112,3 +106,53 @@ def test_names_from_outside_are_shown_as_they_are_and_move_no_cursor(name):
             assert all(line.isprintable() for line in done.output.splitlines())
             assert not any(line.lstrip().startswith("ERROR") for line in done.output.splitlines())
             assert name.replace("\x1b", "\\x1b") in done.output.replace("\\\\", "\\")
+
+
+EVERY_COMMAND = [
+    ("status",),
+    ("mode", "async"),
+    ("checkpoint",),
+    ("restore",),
+    ("move", "--balance"),
+    ("drain", "0"),
+    ("feed", "--table", "t"),
+]
+
+
+@pytest.mark.parametrize("command", EVERY_COMMAND, ids=lambda command: command[0])
+def test_every_command_tells_four_ways_of_no_coordinator_apart_within_the_connect_time(command, monkeypatch):
+    monkeypatch.setattr("ps_server.psctl_options.CONNECT_SECONDS", 0.1)
+    refused = psctl_says(*command, "--coordinator", "127.0.0.1:1")
+    assert (refused.exit_code, refused.output.count("\n")) == (1, 1)
+    assert "nothing listens on port 1 there (connection refused)" in refused.output
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        silent = psctl_says(*command, "--coordinator", f"127.0.0.1:{listener.getsockname()[1]}")
+    assert (silent.exit_code, silent.output.count("\n")) == (1, 1)
+    assert "takes connections and does not answer" in silent.output
+    bad = psctl_says(*command, "--coordinator", "http://host:7000")
+    assert bad.exit_code == 2
+    assert "begins with a scheme" in bad.output
+
+    def nobody(*_, **__):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", nobody)
+    unknown = psctl_says(*command, "--coordinator", "nohost:7000")
+    assert (unknown.exit_code, unknown.output.count("\n")) == (1, 1)
+    assert "no host is known as 'nohost' here" in unknown.output
+
+
+def test_a_command_that_takes_long_says_so_and_returns_or_raises_what_it_should(monkeypatch):
+    monkeypatch.setattr(psctl_options, "PATIENCE_SECONDS", 0.01)
+    go = threading.Event()
+    said = []
+
+    def say(text, err):
+        said.append(text)
+        go.set()
+
+    monkeypatch.setattr(psctl_options.click, "echo", say)
+    assert psctl_options.patiently("writing", lambda: go.wait(10) and "done") == "done"
+    assert said[0] == "writing for 0 s"
+    with pytest.raises(ZeroDivisionError):
+        psctl_options.patiently("dividing", lambda: 1 / 0)

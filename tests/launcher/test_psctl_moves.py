@@ -57,7 +57,7 @@ def test_one_variable_is_moved_by_name(job):
 def test_status_shows_spare_shards_apart(job):
     shown = job.psctl("status").output
     assert "2 of 2 shards and 1 spare" in shown
-    assert [row.split()[5] for row in shown.splitlines() if row.startswith("shard")] == ["live", "live", "spare"]
+    assert [row.split()[2] for row in shown.splitlines() if row.startswith("shard")] == ["live", "live", "spare"]
     assert json.loads(job.psctl("status", "--json").output)["view"]["spare"] == [2]
 
 

@@ -43,8 +43,8 @@ def beginning(layout: Layout) -> list[Placed | Loaded]:
 
 
 @contextmanager
-def opened(root: Path, *, sync: bool = False) -> Iterator[tuple[DurableLog, Recovered]]:
-    """The log in ``root`` as the next process finds it, and what it brings back."""
+def opened(root: Path, *, sync: bool = False, gently: bool = False) -> Iterator[tuple[DurableLog, Recovered]]:
+    """The log in ``root`` as the next process finds it, and what it holds; killed at the end unless ``gently``."""
     folder = DataFolder.open(root, 0)
     try:
         found = recover(folder, log_goes_on=True)
@@ -52,7 +52,10 @@ def opened(root: Path, *, sync: bool = False) -> Iterator[tuple[DurableLog, Reco
         try:
             yield log, found
         finally:
-            log.close()
+            if gently:
+                log.close()
+            else:
+                log._close_segment()
     finally:
         folder.close()
 
@@ -79,6 +82,7 @@ def write_snapshot(root: Path) -> None:
                     writer.write_block(block, found.number, values, replica.state(block.slices))
             log.flush()
             snapshot = writer.commit(found.number, log_goes_on=True)
+        log._folder.holds_snapshot(snapshot.through)
         log.cut(snapshot.number, 1)
 
 

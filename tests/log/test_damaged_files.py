@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tarfile
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from ps_protocol.errors import DamagedData
 from ps_server.log import durable
+from ps_server.log.record import HEADER_BYTES, decode_header
 from tests.log.support import go_on, layout_of, opened, seeded, served_by_version, write_log, write_snapshot
 
 SMALL = ((3, 2), (5,))
@@ -97,3 +99,143 @@ def test_a_file_that_lost_its_checksum_is_not_taken_for_an_old_one(shard, patter
     path.write_text(json.dumps(body))
     with pytest.raises(DamagedData, match=f"{path}.*checksum"), opened(shard.parent):
         pass
+
+
+# Where the log ends
+
+
+def newest_segment(shard: Path) -> Path:
+    return max(shard.glob("log/[0-9]*.log"))
+
+
+@pytest.fixture
+def longer(tmp_path, monkeypatch) -> Path:
+    """A shard's folder with a snapshot at record 6, and records after it in several segments."""
+    monkeypatch.setattr(durable, "SEGMENT_BYTES", 4096)
+    layout = layout_of((200,))
+    write_log(tmp_path, layout, 4)
+    write_snapshot(tmp_path)
+    go_on(tmp_path, layout, 5, 12)
+    assert len(list((tmp_path / "shard-0" / "log").glob("[0-9]*.log"))) > 2
+    return tmp_path / "shard-0"
+
+
+def test_a_missing_newest_segment_stops_the_shard(longer):
+    path = newest_segment(longer)
+    path.unlink()
+    with pytest.raises(DamagedData, match=f"{path} of the log is missing"), opened(longer.parent):
+        pass
+
+
+def test_all_segments_missing_stop_the_shard(longer):
+    for path in longer.glob("log/[0-9]*.log"):
+        path.unlink()
+    with pytest.raises(DamagedData, match="of the log is missing"), opened(longer.parent):
+        pass
+
+
+def test_a_missing_folder_of_the_log_stops_the_shard(longer):
+    shutil.rmtree(longer / "log")
+    with pytest.raises(DamagedData, match=r"log/head\.json"), opened(longer.parent):
+        pass
+
+
+def test_a_newest_segment_that_was_cut_stops_the_shard_wherever_it_was_cut(longer):
+    path = newest_segment(longer)
+    whole = path.read_bytes()
+    for size in (0, 1, 100, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(DamagedData, match=f"{path} of the log is cut at byte {size}"), opened(longer.parent):
+            pass
+
+
+def test_a_missing_snapshot_stops_the_shard(longer):
+    (manifest,) = longer.glob("snapshots/*/manifest.json")
+    manifest.unlink()
+    with pytest.raises(DamagedData, match=f"{manifest} is damaged: the file is missing"), opened(longer.parent):
+        pass
+    shutil.rmtree(longer / "snapshots")
+    with pytest.raises(DamagedData, match=f"{manifest} is damaged: the file is missing"), opened(longer.parent):
+        pass
+
+
+def test_a_log_that_was_closed_must_end_where_it_did(shard):
+    with opened(shard.parent, gently=True) as (log, _):
+        assert log.number == 9
+    path = newest_segment(shard)
+    *_, last, end = record_offsets(path)
+    with path.open("r+b") as file:
+        os.pwrite(file.fileno(), bytes(end - last), last)
+    shorter = "ends at record 8, and was longer before; expected: record 9"
+    with pytest.raises(DamagedData, match=shorter), opened(shard.parent):
+        pass
+
+
+def record_offsets(path: Path) -> list[int]:
+    """Where each record of a segment begins, and where the last ends."""
+    data, found = memoryview(path.read_bytes()), [0]
+    while (header := decode_header(data[found[-1] :])) is not None:
+        found.append(found[-1] + header.record_bytes)
+    return found
+
+
+def test_a_flipped_bit_in_the_last_record_stops_the_shard_naming_segment_and_byte(shard):
+    path, chance = newest_segment(shard), seeded()
+    *_, last, end = record_offsets(path)
+    whole = path.read_bytes()
+    header = decode_header(memoryview(whole)[last:])
+    body_end = last + HEADER_BYTES + header.message_bytes + header.payload_bytes
+    said = f"{path} at byte {last}: record 9 was written whole, and is not what was written"
+    for at in {last, last + HEADER_BYTES, body_end - 1, *(chance.randrange(last, body_end) for _ in range(20))}:
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << chance.randrange(8)
+        path.write_bytes(damaged)
+        with pytest.raises(DamagedData, match=said), opened(shard.parent):
+            pytest.fail(f"byte {at} was changed")
+    # What follows the payload says that it is whole; the record is.
+    for at in chance.sample(range(body_end, end), 5):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with opened(shard.parent) as (_, found):
+            assert found.number == 9
+
+
+def test_after_a_start_of_the_machine_a_damaged_last_record_is_cut_off_and_said_to_be_either(
+    shard, monkeypatch, caplog
+):
+    path = newest_segment(shard)
+    *_, last, _ = record_offsets(path)
+    flip(path, last + HEADER_BYTES + 5)
+    monkeypatch.setattr("ps_server.log.head.boot_id", lambda: "another")
+    with opened(shard.parent) as (_, found):
+        assert (found.number, found.promised) == (8, False)
+    assert f"{path} at byte {last}; it cannot be told whether it was never finished, or damaged later" in caplog.text
+    # Nothing is left of it that the next start could take for damage.
+    with opened(shard.parent) as (_, found):
+        assert (found.number, found.promised) == (8, True)
+
+
+def test_what_the_log_promises_depends_on_who_wrote_it_and_on_the_machine(shard, monkeypatch):
+    with opened(shard.parent, sync=True) as (_, found):
+        assert found.promised
+    monkeypatch.setattr("ps_server.log.head.boot_id", lambda: "another")
+    with opened(shard.parent) as (_, found):
+        assert found.promised  # by fsync
+    monkeypatch.setattr("ps_server.log.head.boot_id", lambda: "")
+    with opened(shard.parent) as (_, found):
+        assert not found.promised
+
+
+def test_a_flipped_bit_in_the_head_is_found(shard):
+    path, chance = shard / "log" / "head.json", seeded()
+    whole = path.read_bytes()
+    for at in chance.sample(range(len(whole)), 40):
+        path.write_bytes(whole)
+        flip(path, at, chance.randrange(8))
+        with pytest.raises(DamagedData, match=str(path)), opened(shard.parent):
+            pytest.fail(f"byte {at} was changed")
+
+
+def flip(path: Path, at: int, bit: int = 0) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1 << bit
+    path.write_bytes(data)

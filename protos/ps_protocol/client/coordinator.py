@@ -16,8 +16,10 @@ import grpc
 
 from ps_protocol import PROTOCOL_VERSION
 from ps_protocol import convert_cluster as convert
+from ps_protocol.address import split_address
 from ps_protocol.channel import CLIENT_OPTIONS
 from ps_protocol.client.errors import translate
+from ps_protocol.client.reach import why_unreachable
 from ps_protocol.convert import consistency_to_pb, shard_map_from_pb, spec_to_pb
 from ps_protocol.convert_leases import answer_from_pb, ask_to_pb
 from ps_protocol.errors import Unavailable
@@ -36,6 +38,9 @@ from ps_protocol.view import (
     Role,
     SyncWord,
 )
+
+CONNECT_SECONDS = 5.0
+"""How long a command that a person waits for tries to reach the coordinator."""
 
 CALL_SECONDS = 10.0
 """How long a call is tried before it fails with Unavailable."""
@@ -128,8 +133,9 @@ class MoveStream:
 class CoordinatorClient:
     """The coordinator's calls, blocking. Any thread may use it; each call but watch and move has a deadline.
 
-    Every call is safe to repeat (the .proto says so), so all but heartbeat, leave, watch and move are repeated with
-    growing pauses until ``timeout_seconds`` have passed, then raise Unavailable. Errors are ps_protocol.errors.
+    Every call is safe to repeat (the .proto says so), so all but heartbeat, leave, watch, move and those about
+    checkpoints are repeated with growing pauses until ``timeout_seconds`` have passed, then raise Unavailable. Errors
+    are ps_protocol.errors.
     """
 
     def __init__(self, address: str) -> None:
@@ -163,15 +169,36 @@ class CoordinatorClient:
             try:
                 self._once("GetStatus", pb.GetStatusRequest(), min(left, WAIT_REPORT_SECONDS), wait_for_ready=True)
                 return
-            except Unavailable as error:
+            except Unavailable:
+                if self._closed.is_set():
+                    raise
                 passed = time.monotonic() - begin
-                if passed >= timeout_seconds or self._closed.is_set():
+                why = why_unreachable("it", self.address)
+                if passed >= timeout_seconds:
+                    # Without what was tried before: its tracebacks say nothing more.
                     raise Unavailable(
-                        f"{self._peer} did not answer within {timeout_seconds:g} s",
-                        remedy="start it there (ps-coordinator or ps-run), or give the right address: PS_COORDINATOR",
-                    ) from error
-                on_wait(f"waiting for {self._peer} since {passed:.0f} s, up to {timeout_seconds:g} s")
+                        f"{self._peer} did not answer within {timeout_seconds:g} s: {why.message}",
+                        remedy=f"start it there (ps-coordinator or ps-run), or give the right address: PS_COORDINATOR; "
+                        f"{why.remedy}",
+                    ) from None
+                on_wait(f"waiting for {self._peer} since {passed:.0f} s, up to {timeout_seconds:g} s: {why.message}")
                 self._closed.wait(_FIRST_PAUSE_SECONDS)
+
+    def connect(self, timeout_seconds: float = CONNECT_SECONDS) -> None:
+        """Return once the coordinator answers, for commands that a person waits for.
+
+        Raises Unavailable, saying why: at once for a name that nobody knows and a port where nothing listens, for what
+        is silent after ``timeout_seconds``.
+        """
+        host, port = split_address(self.address)
+        try:
+            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except socket.gaierror:
+            raise why_unreachable(self._peer, self.address) from None
+        try:
+            self._once("GetStatus", pb.GetStatusRequest(), timeout_seconds)
+        except Unavailable:
+            raise why_unreachable(self._peer, self.address) from None
 
     def join(self, spec: JoinSpec, token: str, timeout_seconds: float = CALL_SECONDS) -> Joined:
         """Become a member. ``token`` is random and the same for each repetition by one process.
@@ -294,7 +321,8 @@ class CoordinatorClient:
 
         Raises InvalidRequest, ModelMismatch, DamagedData, NotReady, Unavailable.
         """
-        reply = self._call("RestoreCheckpoint", pb.RestoreCheckpointRequest(folder=folder), timeout_seconds)
+        request = pb.RestoreCheckpointRequest(folder=folder)
+        reply = self._once("RestoreCheckpoint", request, timeout_seconds, wait_for_ready=True)
         return reply.folder, list(reply.models)
 
     def move(

@@ -1,0 +1,104 @@
+"""Owns the file that says how far a log reaches for certain: the segment in use at the last start or roll."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ps_protocol.errors import DamagedData
+from ps_protocol.sealed import SEAL_BYTES, seal, sealed, unseal
+from ps_server.private_files import FILE_MODE
+
+NAME = "head.json"
+FORMAT = 1
+
+HEAD_BYTES = 512
+"""Of the file: one sector of a disk, overwritten in one piece, so that it is always whole and needs no new room."""
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, slots=True)
+class LogHead:
+    """What was so when it was written, and must be so at the next start."""
+
+    #: First record of the segment in use; 0: there was none.
+    segment: int = 0
+    #: Size of that segment's file.
+    segment_bytes: int = 0
+    #: With ``every_push``: the last record that was written.
+    number: int = 0
+    #: A push was acknowledged when its record was written; False where the log is written during snapshots only.
+    every_push: bool = False
+    #: A record was on the disk when it counted as written.
+    synced: bool = False
+    #: Of the start of this machine; empty where the system does not tell.
+    boot: str = ""
+    #: Version of torch that the records were applied with.
+    torch: str = ""
+
+    @classmethod
+    def now(cls, *, every_push: bool, synced: bool) -> LogHead:
+        """Of a log that this process opens."""
+        return cls(every_push=every_push, synced=synced, boot=boot_id(), torch=torch.__version__)
+
+    @property
+    def same_boot(self) -> bool:
+        """Whether this machine has been running since: nothing was lost that was written to a file."""
+        return bool(self.boot) and self.boot == boot_id()
+
+    @property
+    def promises(self) -> bool:
+        """Whether what was acknowledged must be there: the machine ran on, or records did not need it to."""
+        return self.every_push and (self.synced or self.same_boot)
+
+
+def boot_id() -> str:
+    """Names this start of the machine; empty where the system does not tell."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+class HeadFile:
+    """Written by the log's writer at its start, whenever it takes another segment, and at its end; read by recovery."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / NAME
+
+    def write(self, head: LogHead) -> None:
+        """Have ``head`` on the disk. Raises OSError."""
+        text = seal({"format": FORMAT, **asdict(head)})
+        data = sealed(b"{" + text[SEAL_BYTES:].ljust(HEAD_BYTES - SEAL_BYTES))
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        try:
+            os.pwrite(descriptor, data, 0)
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def read(self) -> LogHead:
+        """What was written last. Raises DamagedData when the file is missing, or not what was written."""
+        try:
+            data: dict[str, Any] = unseal(self.path.read_bytes(), FORMAT)
+            version = data.pop("format")
+            if version > FORMAT:
+                raise DamagedData(
+                    f"{self.path} was written by a newer torch-ps",
+                    expected=f"format {FORMAT}",
+                    actual=f"format {version}",
+                    remedy="use that version or a later one; nothing was changed",
+                )
+            return LogHead(**data)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise DamagedData(
+                f"{self.path} is damaged: {error}",
+                expected=f"{HEAD_BYTES} bytes that say how far the log reaches",
+                remedy="nothing was changed: restore the data directory from a copy, or start with an empty one and a "
+                "checkpoint",
+            ) from error
