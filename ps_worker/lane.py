@@ -43,7 +43,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """One shard's answer to one push. ``error`` is set when it refused, and then no parameters came."""
+    """One shard's answer to one push. ``error``: it refused, and no parameters came; or the push's step failed."""
 
     outcome: Outcome
     staleness: int
@@ -263,15 +263,14 @@ class Lane:
         if result is None:
             return None
         self._pushing = False
-        refused = result.HasField("error")
-        if not refused:
+        if result.outcome != pb.OUTCOME_REFUSED:
             self.version = result.version
         return Receipt(
             outcome=_outcome(result.outcome, self.peer),
             staleness=result.staleness,
             clock=result.clock,
             transferred_bytes=self._sent_bytes + result.payload_bytes,
-            error=from_detail(result.error) if refused else None,
+            error=from_detail(result.error) if result.HasField("error") else None,
             differences=result.option_differences,
         )
 

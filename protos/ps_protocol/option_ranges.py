@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 from ps_protocol.errors import UnsupportedOptimizer
 from ps_protocol.model import DType, Kind, ModelSpec, Option, Options
@@ -152,7 +152,7 @@ RANGES: Mapping[str, Mapping[str, _Range]] = MappingProxyType(
 )
 
 
-def out_of_range(optimizer: str, options: Options, *, half: bool) -> Iterator[tuple[str, str]]:
+def out_of_range(optimizer: str, options: Mapping[str, Any], *, half: bool) -> Iterator[tuple[str, str]]:
     """The arguments with a value they may not have, each with its range in words."""
     ranges = RANGES.get(optimizer, {})
     for name, value in options.items():
@@ -160,13 +160,13 @@ def out_of_range(optimizer: str, options: Options, *, half: bool) -> Iterator[tu
             yield name, str(ranges[name])
 
 
-def first_out_of_range(spec: ModelSpec, options: Sequence[Options]) -> tuple[int, str, str] | None:
+def first_out_of_range(spec: ModelSpec, options: Sequence[Mapping[str, Any]]) -> tuple[int, str, str] | None:
     """Group, name and range in words of the first argument out of range; one entry of ``options`` per group."""
     for group, each in enumerate(options):
-        found = next(out_of_range(spec.optimizer, each, half=False), None)
+        found = next(out_of_range(spec.optimizer, each, half=True), None)
         # Float16 is looked for where it matters: a model may have very many variables.
-        if found is None and (strict := next(out_of_range(spec.optimizer, each, half=True), None)):
-            found = strict if _holds_float16(spec, group) else None
+        if found is not None and not _holds_float16(spec, group):
+            found = next(out_of_range(spec.optimizer, each, half=False), None)
         if found is not None:
             return group, *found
     return None

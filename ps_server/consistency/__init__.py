@@ -1,11 +1,13 @@
 """When a push is applied and a pull is answered: the consistency modes, decided without tensors, threads or clocks."""
 
+from ps_server.consistency.counts import FAILED
 from ps_server.consistency.events import Decision, Position, PushInfo, Round, Standing, Verdict, WorkerKey
 from ps_server.consistency.memento import TrackerMemento
 from ps_server.consistency.parked import ParkedPulls
 from ps_server.consistency.tracker import Tracker
 
 __all__ = [
+    "FAILED",
     "Decision",
     "ParkedPulls",
     "Position",

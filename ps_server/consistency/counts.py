@@ -7,6 +7,9 @@ from ps_server.consistency.events import Verdict
 STALENESS_BUCKETS = 64
 """Staleness is counted exactly below this, less one; the last bucket counts all beyond."""
 
+FAILED = "failed"
+"""The name under which pushes are counted whose step raised; there only where one has."""
+
 
 class Counts:
     """Written by one Tracker; of constant size."""
@@ -21,6 +24,11 @@ class Counts:
         """Count one push that was applied."""
         self.outcomes[Verdict.APPLY.value] += 1
         self.staleness[min(staleness, STALENESS_BUCKETS - 1)] += 1
+
+    def failed(self, pushes: int) -> None:
+        """Of those counted as applied, so many made a step that raised and was skipped."""
+        self.outcomes[Verdict.APPLY.value] -= pushes
+        self.outcomes[FAILED] = self.outcomes.get(FAILED, 0) + pushes
 
     def dropped(self, verdict: Verdict) -> None:
         """Count one push that changed no parameter."""

@@ -218,6 +218,10 @@ class Tracker:
         self.version = version
         self._started = True
 
+    def failed(self, pushes: Sequence[PushInfo]) -> None:
+        """The step that these pushes made raised, and was skipped: a version that is as the one before."""
+        self.counts.failed(len(pushes))
+
     def _is_due(self, lowest: Position, now: float) -> bool:
         """Whether the ``lowest`` round is to be applied now; notes since when it only waits for its grace time."""
         waiting, self._waiting = self._waiting, None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,8 +44,30 @@ class Recovered:
     promised: bool = False
 
 
+class _HalfDone(Exception):
+    """A step of ``model`` raised in the middle: everything is to be read again, with copies before its steps."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(model)
+        self.model = model
+
+
 def recover(folder: DataFolder, *, log_goes_on: bool) -> Recovered:
     """Everything the directory holds. ``log_goes_on``: the log will be written all the time from now on.
+
+    A step that raises is skipped, and its model is as before it. Raises as ``_recover``.
+    """
+    careful: set[str] = set()
+    while True:
+        try:
+            return _recover(folder, careful, log_goes_on=log_goes_on)
+        except _HalfDone as half:
+            logger.warning("a step of model '%s' raised in a replay, which begins again", half.model)
+            careful.add(half.model)
+
+
+def _recover(folder: DataFolder, careful: Collection[str], *, log_goes_on: bool) -> Recovered:
+    """Everything the directory holds. ``careful``: models whose steps may raise.
 
     A record that was not finished is cut off, and said. Raises DamagedData; then nothing was changed.
     """
@@ -61,11 +84,12 @@ def recover(folder: DataFolder, *, log_goes_on: bool) -> Recovered:
         {part.shard_map.spec.name: _from_snapshot(snapshot, part, shard) for part in snapshot.models}
         if snapshot
         else {},
+        careful,
     )
     scan = Scan(segments, after, in_order=head is not None and head.same_boot)
     number, told = after, began
     for record in scan:
-        _take(replay, record, folder)
+        _take(replay, record, folder, careful)
         number = record.number
         if time.monotonic() - told > _TOLD_EVERY_SECONDS:
             told = time.monotonic()
@@ -173,10 +197,12 @@ def _needed(segments: list[Segment], snapshot: Snapshot | None, *, log_goes_on: 
     return segments
 
 
-def _take(replay: Replay, record: Record, folder: DataFolder) -> None:
+def _take(replay: Replay, record: Record, folder: DataFolder, careful: Collection[str]) -> None:
     try:
         replay.take(record.number, record.message, record.payload)
     except Exception as error:
+        if replay.half_done is not None and replay.half_done not in careful:
+            raise _HalfDone(replay.half_done) from error
         raise DamagedData(
             f"record {record.number} in {folder.log} cannot be replayed: {type(error).__name__}: {error}",
             remedy="see whether the torch-ps or torch version has changed; nothing was changed",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Collection
+
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model import ShardMap
 from ps_protocol.v1 import log_pb2
@@ -9,16 +12,24 @@ from ps_server.log.messages import decode_load, decode_place, decode_prepare, de
 from ps_server.log.models import RecoveredModel, new_model
 from ps_server.log.row_messages import apply_rows, decode_rows
 from ps_server.log.switch import switched
+from ps_server.optimizers import StepSkipped
+
+logger = logging.getLogger(__name__)
 
 
 class Replay:
     """Applies records to models, in order. Used by recovery, and by a standby that follows another shard's log.
 
     A record is applied to every part that does not contain it yet, so the parts of a snapshot may be of different ages.
+    A step that raises is skipped, as it was when it was logged.
     """
 
-    def __init__(self, shard: int, models: dict[str, RecoveredModel]) -> None:
+    def __init__(self, shard: int, models: dict[str, RecoveredModel], careful: Collection[str] = frozenset()) -> None:
+        """``careful``: models of which any step that raises can be undone, for the price of a copy before each."""
         self._shard = shard
+        self._careful = careful
+        #: The model of which ``take`` may have left half a step, when that raised.
+        self.half_done: str | None = None
         self.models = models
 
     def take(self, number: int, message: bytes, payload: memoryview) -> None:
@@ -85,14 +96,26 @@ class Replay:
         layout = model.replica.layout
         done = [block for block, known in model.blocks if number <= known]
         update = decode_update(record, payload, model.gradients, model.options)
-        if len(done) < len(model.blocks) or not model.blocks:
-            without = frozenset[int]().union(*(block.slices for block in done))
-            buffers = not any(block.first >= layout.parameter_slices for block in done)
-            model.replica.apply(update.step, without=without, buffers=buffers, skipped=model.skipped(number))
-        elif update.step.tables:
-            model.replica.apply_rows(update.step, model.skipped(number))
+        if update.model in self._careful:
+            model.replica.be_careful()
+        raised = False
+        try:
+            if len(done) < len(model.blocks) or not model.blocks:
+                without = frozenset[int]().union(*(block.slices for block in done))
+                buffers = not any(block.first >= layout.parameter_slices for block in done)
+                model.replica.apply(update.step, without=without, buffers=buffers, skipped=model.skipped(number))
+            elif update.step.tables:
+                model.replica.apply_rows(update.step, model.skipped(number))
+        except StepSkipped as skipped:
+            raised = True
+            logger.warning("shard %d: record %d of its log: %s", self._shard, number, skipped)
+        except Exception:
+            self.half_done = update.model
+            raise
         if number > model.tracker_number:
             model.tracker.replay(update.pushes, update.version, is_round=update.is_round)
+            if raised:
+                model.tracker.failed(update.pushes)
 
     def _rows(self, model: RecoveredModel, number: int, record: log_pb2.LogRecord, payload: memoryview) -> None:
         model.pending = None

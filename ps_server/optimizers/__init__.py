@@ -9,6 +9,7 @@ from ps_server.optimizers.replica import Replica, Skipped, Step
 from ps_server.optimizers.shard_optimizer import ShardOptimizer
 from ps_server.optimizers.state import StateEntry, StateKey
 from ps_server.optimizers.state_bytes import describe, read_state, taken, tensor_bytes
+from ps_server.optimizers.undo import StepSkipped, require_counters
 
 __all__ = [
     "Block",
@@ -19,6 +20,7 @@ __all__ = [
     "StateEntry",
     "StateKey",
     "Step",
+    "StepSkipped",
     "assign_buffers",
     "average",
     "average_buffers",
@@ -28,6 +30,7 @@ __all__ = [
     "describe",
     "first_nonfinite",
     "read_state",
+    "require_counters",
     "taken",
     "tensor_bytes",
     "torch_dtype",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ps_protocol.errors import InvalidRequest, UnsupportedOptimizer
 from ps_protocol.layout import Layout
 from ps_protocol.model import Options
 from ps_server import tables as row_tables
@@ -15,6 +16,7 @@ from ps_server.optimizers.combine import assign_buffers, blend_buffers
 from ps_server.optimizers.region import Region
 from ps_server.optimizers.shard_optimizer import ShardOptimizer
 from ps_server.optimizers.state import StateEntry, StateKey
+from ps_server.optimizers.undo import StepSkipped, skipped_step
 from ps_server.tables import RowStep
 
 #: By number of a table: whether each of its buckets is left alone.
@@ -59,9 +61,15 @@ class Replica:
         """Make one step. ``without`` names slices, ``buffers=False`` the buffers, and ``skipped`` buckets of tables,
         that have made it already.
 
-        Raises what ``ShardOptimizer.apply`` raises.
+        Raises StepSkipped for a step that raised, with nothing changed; any other error may leave half of it.
         """
-        self._optimizer.apply(step.gradients, step.absent | without, step.options, step.scale)
+        self._check_rows(step)
+        try:
+            self._optimizer.apply(step.gradients, step.absent | without, step.options, step.scale)
+        except StepSkipped:
+            raise
+        except (UnsupportedOptimizer, InvalidRequest) as error:  # before anything was changed
+            raise skipped_step(error, self.layout.shard_map.spec.optimizer) from error
         self.apply_rows(step, skipped)
         if not step.buffer_weight or not buffers:
             return
@@ -70,10 +78,23 @@ class Replica:
         else:
             blend_buffers(self.region, step.gradients, step.buffer_weight)
 
+    def _check_rows(self, step: Step) -> None:
+        """Before anything changes: what the arguments of rows mean. From there on rows do not raise."""
+        for rows in step.tables:
+            spec = self.tables[rows.table].spec
+            try:
+                row_tables.prepared(spec, rows, step.scale)
+            except (ArithmeticError, ValueError, TypeError, LookupError) as error:
+                raise skipped_step(error, f"row optimizer '{spec.optimizer}' of table '{spec.name}'") from error
+
     def apply_rows(self, step: Step, skipped: Skipped = _NOTHING) -> None:
         """The part of ``apply`` that is the tables'."""
         for rows in step.tables:
             self.tables[rows.table].apply(rows, step.scale, skipped.get(rows.table))
+
+    def be_careful(self) -> None:
+        """From now on any step that raises can be undone, for the price of a copy of everything before each."""
+        self._optimizer.careful = True
 
     def load(self, region: Region | None, entries: Sequence[StateEntry] | None) -> None:
         """Replace values, optimizer state, or both. Raises InvalidRequest, with nothing changed."""

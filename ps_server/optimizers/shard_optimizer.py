@@ -10,10 +10,12 @@ from torch import Tensor
 
 from ps_protocol.layout import Layout, SliceSpan
 from ps_protocol.model import Kind, Options
+from ps_protocol.option_ranges import first_out_of_range
 from ps_server.optimizers import catalog
 from ps_server.optimizers.arena import Arena
 from ps_server.optimizers.region import Region
 from ps_server.optimizers.state import Expected, StateEntry, by_slice
+from ps_server.optimizers.undo import Undo, is_deterministic, odd_counter, skipped_step
 
 
 class ShardOptimizer:
@@ -42,6 +44,11 @@ class ShardOptimizer:
         self._torch = catalog.build(spec, self._groups(), self._declared)
         # torch's update itself: the profiler and hook wrappers around it take longer than a small update.
         self._torch_step = inspect.unwrap(type(self._torch).step)
+        #: Arguments or state are none that are admitted from outside now: an older version has taken them.
+        self._odd_options = first_out_of_range(spec, self._declared) is not None
+        self._odd_state = False
+        #: Every step can be undone.
+        self.careful = False
         self._fused = [group.get("fused") is True for group in self._torch.param_groups]
         for arena in self._arenas:
             arena.adopt(self._torch)
@@ -59,16 +66,24 @@ class ShardOptimizer:
         entry per group; none: as declared. ``scale`` multiplies the learning rate of this step (staleness-aware
         asynchronous SGD, Zhang et al. 2016); ASGD and Rprop keep the rate in their state and take it up later or never.
 
-        Raises UnsupportedOptimizer or InvalidRequest for options that torch refuses, before anything is changed.
+        Raises UnsupportedOptimizer or InvalidRequest for options that torch refuses, before anything is changed, and
+        StepSkipped for a step that raised and was undone; any other error may leave half of it. Where arguments and
+        state are in range no step raises; only where they are not, or with ``careful``, is a copy kept.
         """
         self._set_options(options)
         changed = [arena.arrange(self._torch, absent) for arena in self._arenas]
         if any(changed):
             self._regroup()
+        undo = Undo(self._torch) if self.careful or self._odd_options or self._odd_state else None
         try:
             for arena in self._arenas:
                 arena.attach(gradients, absent)
             self._step(scale)
+        except Exception as error:
+            if undo is None or not is_deterministic(error):
+                raise
+            undo.restore()
+            raise skipped_step(error, self._spec.optimizer) from error
         finally:
             for arena in self._arenas:
                 arena.detach()
@@ -94,7 +109,9 @@ class ShardOptimizer:
 
         Raises InvalidRequest, before anything is changed, when an entry does not fit this model.
         """
+        entries = list(entries)
         found = by_slice(self._layout, entries, self._expected)
+        self._odd_state = odd_counter(entries) is not None
         for arena in self._arenas:
             arena.load(self._torch, found, self._counters(arena))
         self._regroup()
@@ -160,3 +177,4 @@ class ShardOptimizer:
         for group, values in zip(self._torch.param_groups, arguments, strict=True):
             group.update(values)
         self._options = options
+        self._odd_options = first_out_of_range(self._spec, arguments) is not None

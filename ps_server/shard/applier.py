@@ -4,32 +4,49 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from copy import copy
 
 import numpy as np
 
 from ps_protocol.errors import PsError
 from ps_protocol.tables import Ids
+from ps_server.consistency import PushInfo, WorkerKey
 from ps_server.failpoints import Failpoints
 from ps_server.log import Loaded, RowsDropped, RowsEntry, Update, UpdateLog, apply_rows
-from ps_server.optimizers import Region, Replica
+from ps_server.optimizers import Region, Replica, StepSkipped, require_counters
 from ps_server.shard.combining import Push, combined
 from ps_server.shard.live import LiveReplica
 
 AGING_BYTES = 1 << 20
 """More than the record of one lot of rows that go takes."""
 
+KEPT_SKIPPED = 1024
+"""Pushes whose step raised that are remembered for their answers; many more than may be unanswered."""
+
 
 class Applier:
-    """Used by one ShardModel, on the shard's event loop. ``failed`` hears there of work that may be half done."""
+    """Used by one ShardModel, on the shard's event loop.
+
+    There ``failed`` hears of work that may be half done, and ``raised`` of pushes whose step was skipped because it
+    raised.
+    """
 
     def __init__(
-        self, live: LiveReplica, log: UpdateLog, failpoints: Failpoints, failed: Callable[[BaseException], None]
+        self,
+        live: LiveReplica,
+        log: UpdateLog,
+        failpoints: Failpoints,
+        failed: Callable[[BaseException], None],
+        raised: Callable[[Sequence[PushInfo], StepSkipped], None],
     ) -> None:
         self._live = live
         self._layout = live.layout
         self._log = log
         self._failpoints = failpoints
         self._failed = failed
+        self._raised = raised
+        #: Pushes whose step raised and was undone, and why: the newest. Written in the lane.
+        self.skipped: dict[tuple[WorkerKey, int], StepSkipped] = {}
         #: Loads that wrote something; counted in the lane.
         self.loads = 0
 
@@ -52,6 +69,8 @@ class Applier:
             for push in pushes:
                 self._log.release(self.nbytes(push))
             self._ended(queued)
+            if skipped := self.skipped.get(_name(pushes[0].info)):
+                self._raised([push.info for push in pushes], skipped)
 
         cost = sum(push.rows.cost for push in pushes if push.rows)
         self._live.change(version, work, cost).add_done_callback(done)
@@ -61,7 +80,14 @@ class Applier:
         self._failpoints.hit("before_log")
         self._log.append(update)
         self._failpoints.hit("after_log_before_apply")
-        replica.apply(update.step)
+        try:
+            replica.apply(update.step)
+        except StepSkipped as skipped:
+            # Noted before anybody can ask. A new one: the traceback refers to memory that is reused.
+            for info in update.pushes:
+                self.skipped[_name(info)] = copy(skipped)
+            while len(self.skipped) > KEPT_SKIPPED:
+                del self.skipped[next(iter(self.skipped))]
 
     def write_rows(self, entry: RowsEntry, nbytes: int, version: int) -> asyncio.Future[Region]:
         """Queue that rows are written or go, for which ``nbytes`` are reserved; logged first."""
@@ -109,6 +135,7 @@ class Applier:
 
         def work(replica: Replica) -> None:
             try:
+                require_counters(replica.layout, loaded.entries or ())
                 replica.load(loaded.region, loaded.entries)
             except PsError as refusal:
                 refusals.append(refusal)  # the model goes on
@@ -146,3 +173,7 @@ class Applier:
     def _ended(self, work: asyncio.Future[Region]) -> None:
         if not work.cancelled() and (error := work.exception()):
             self._failed(error)
+
+
+def _name(info: PushInfo) -> tuple[WorkerKey, int]:
+    return info.worker, info.sequence

@@ -16,10 +16,20 @@ from ps_protocol.errors import InternalError, ModelMoved, PsError, StateLost
 from ps_protocol.model import Consistency, Mode
 from ps_protocol.tables import Ids
 from ps_protocol.v1 import common_pb2
-from ps_server.consistency import Decision, ParkedPulls, Position, Tracker, TrackerMemento, Verdict, WorkerKey
+from ps_server.consistency import (
+    FAILED,
+    Decision,
+    ParkedPulls,
+    Position,
+    PushInfo,
+    Tracker,
+    TrackerMemento,
+    Verdict,
+    WorkerKey,
+)
 from ps_server.failpoints import Failpoints
 from ps_server.log import Loaded, ModelPart, Prepared, RecoveredModel, RowsEntry, UpdateLog, bytes_of
-from ps_server.optimizers import Block, Region, StateEntry
+from ps_server.optimizers import Block, Region, StateEntry, StepSkipped
 from ps_server.shard.alarm import Alarm
 from ps_server.shard.applier import AGING_BYTES, Applier
 from ps_server.shard.combining import Gradients, Push, must_skip
@@ -64,7 +74,7 @@ class ShardModel:
         self._announce = announce
         self.layout = start.replica.layout
         self._live = LiveReplica(start.replica, start.tracker.version, lane, log)
-        self._applier = Applier(self._live, log, failpoints, self._failed)
+        self._applier = Applier(self._live, log, failpoints, self._failed, self._raised)
         self.pool = self._live.pool
         self.tracker = start.tracker
         self.tracker.configure(consistency)
@@ -253,6 +263,17 @@ class ShardModel:
             remedy="see the log of this shard; start the job again",
         )
         self.stop(failure)
+
+    def _raised(self, pushes: Sequence[PushInfo], skipped: StepSkipped) -> None:
+        """On the loop: a step raised and was undone; a replay will skip it, too."""
+        self.tracker.failed(pushes)
+        failed = self.tracker.counts.outcomes[FAILED]
+        if failed & (failed - 1) == 0:
+            logger.error("shard %d, model '%s': %s (%d so far)", self.layout.shard, self.name, skipped, failed)
+
+    def skipped(self, info: PushInfo) -> PsError | None:
+        """Why the step of this push was skipped, if it raised; known once its version is published."""
+        return self._applier.skipped.get((info.worker, info.sequence))
 
     def stop(self, error: PsError) -> None:
         """Decide and answer nothing any more."""

@@ -134,7 +134,7 @@ class StepStream:
                 if push is not None:
                     decision = await self._model.push(push)
                     await self._model.settled()
-                    return result_of(Answer(push.info, True, decision), self._model)
+                    return settled_result(Answer(push.info, True, decision), self._model)
         finally:
             self._staging.discard()
         raise InvalidRequest("the stream ended before a whole push", expected="a push header and its payload")
@@ -334,10 +334,10 @@ class StepStream:
                 await self._rows(answer)
             elif answer.decision is None or answer.push_only:
                 await self._model.settled()
-                await self._carrier.send(pb.StepReply(result=result_of(answer, self._model)))
+                await self._carrier.send(pb.StepReply(result=settled_result(answer, self._model)))
             else:
                 await self._gate(answer.info.position, answer.ahead)
-                await self._reply(self._with_differences(result_of(answer, self._model)))
+                await self._reply(self._with_differences(result_of(answer, self._model)), answer.info)
 
     def _with_differences(self, result: pb.StepResult) -> pb.StepResult:
         found = self._model.differences.of(self._worker)
@@ -370,7 +370,7 @@ class StepStream:
         await self._carrier.send_rows(pb.Rows(number=asked.number, version=version), rows, in_room=room is not None)
         self._counters.bytes += len(rows)
 
-    async def _reply(self, result: pb.StepResult) -> None:
+    async def _reply(self, result: pb.StepResult, info: PushInfo | None = None) -> None:
         quick = self._carrier.transport == common_pb2.TRANSPORT_SHM
         self._replied.clear()
         try:
@@ -378,6 +378,8 @@ class StepStream:
                 if result.sequence:
                     self._model.failpoints.hit("after_apply_before_reply")
                 result.version = published.version
+                if info:
+                    tell_skipped(result, info, self._model)
                 await send_published(self._carrier, result, published, self._model, self._counters, self._coding)
         finally:
             self._replied.set()
@@ -409,6 +411,21 @@ def result_of(answer: Answer, model: ShardModel) -> pb.StepResult:
     if decision.verdict is Verdict.LATE:
         result.clock = tracker.resume(info.position).clock
     return result
+
+
+def settled_result(answer: Answer, model: ShardModel) -> pb.StepResult:
+    """The result message of one push once everything decided has been done."""
+    result = result_of(answer, model)
+    if answer.decision is not None:
+        tell_skipped(result, answer.info, model)
+    return result
+
+
+def tell_skipped(result: pb.StepResult, info: PushInfo, model: ShardModel) -> None:
+    """Say in ``result`` that the step of this push raised, if it did."""
+    if error := model.skipped(info):
+        result.outcome = pb.OUTCOME_SKIPPED
+        result.error.CopyFrom(to_detail(error))
 
 
 async def send_published(

@@ -15,6 +15,7 @@ from ps_server.tables.step import RowStep
 
 if TYPE_CHECKING:
     from ps_server.tables.merge import first_nonfinite_row, has_duplicates, merge_rows
+    from ps_server.tables.row_optimizers import prepared
     from ps_server.tables.table import Table
 
 __all__ = [
@@ -24,10 +25,11 @@ __all__ = [
     "first_nonfinite_row",
     "has_duplicates",
     "merge_rows",
+    "prepared",
     "warm_up",
 ]
 
-_COMPILED = {"Table": "table"}
+_COMPILED = {"Table": "table", "prepared": "row_optimizers"}
 
 
 def warm_up(spec: TableSpec, on_kernel: Callable[[str], None] = lambda function: None) -> None:

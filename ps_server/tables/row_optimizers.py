@@ -16,6 +16,14 @@ from ps_server.tables.step import RowStep
 _Kernel = Callable[..., Any]
 
 
+def prepared(spec: TableSpec, step: RowStep, scale: float) -> tuple[float, _Kernel, list[float]] | None:
+    """What ``update`` will run: the largest norm of a gradient, the loop, its arguments; None: nothing. May raise."""
+    options = {**spec.options, **step.options}
+    if spec.optimizer == "ftrl" and options["lr"] == 0:
+        return None  # All of the past would be divided by it.
+    return options["max_norm"], *_PREPARE[spec.optimizer](options, step.updates, scale)
+
+
 def update(
     spec: TableSpec,
     rows: npt.NDArray[np.float32],
@@ -30,11 +38,9 @@ def update(
     ``scale`` multiplies the learning rate; for FTRL, whose learning rate weighs all of the past, the gradients. With a
     learning rate of 0 FTRL leaves rows and their state as they are.
     """
-    options = {**spec.options, **step.options}
-    if spec.optimizer == "ftrl" and options["lr"] == 0:
-        return  # All of the past would be divided by it.
-    kernel, arguments = _PREPARE[spec.optimizer](options, step.updates, scale)
-    kernel(rows, found, gradients, options["max_norm"], np.array(arguments, np.float64))
+    if made := prepared(spec, step, scale):
+        max_norm, kernel, arguments = made
+        kernel(rows, found, gradients, max_norm, np.array(arguments, np.float64))
 
 
 def _sgd(options: RowOptions, updates: int, scale: float) -> tuple[_Kernel, list[float]]:

@@ -28,7 +28,7 @@ OTHERS: tuple[Option, ...] = (True, False, None, "0.1", [], [0.5], [0.5, 0.5, 0.
 
 def _hostile(chance: random.Random, value: Option) -> Option:
     """Something to stand where ``value`` stood, mostly of its kind."""
-    if isinstance(value, list | tuple) and chance.random() < 0.9:
+    if isinstance(value, list) and chance.random() < 0.9:
         return [_hostile(chance, each) if chance.random() < 0.7 else each for each in value]
     if chance.random() < 0.1:
         return chance.choice(OTHERS)
@@ -38,7 +38,8 @@ def _hostile(chance: random.Random, value: Option) -> Option:
 def _defaults(name: str) -> dict[str, Any]:
     cls = getattr(torch.optim, name)
     known = cls([torch.zeros(1, 1)]).defaults
-    return {key: value for key, value in known.items() if key not in EXECUTION_HINTS | {"differentiable"}}
+    ours = {key: value for key, value in known.items() if key not in EXECUTION_HINTS | {"differentiable"}}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in ours.items()}
 
 
 def _admitted(name: str, dtype: DType, options: dict[str, Any]) -> bool:
