@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
+from ps_protocol.errors import ConfigError
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -24,6 +26,26 @@ class CheckpointConfig:
     keep: int = 3
     #: Of so many one holds all rows of tables; the others those touched since the one before.
     full_every: int = 1
+
+
+def checkpoint_config(directory: Path | None, seconds: float | None, keep: int, full_every: int) -> CheckpointConfig:
+    """The settings, with a directory that means the same to every process. Raises ConfigError for those that mean
+    nothing without a directory.
+    """
+    default = CheckpointConfig()
+    if directory is None:
+        for flag, value, unset in (
+            ("--checkpoint-seconds", seconds, default.seconds),
+            ("--checkpoint-keep", keep, default.keep),
+            ("--checkpoint-full-every", full_every, default.full_every),
+        ):
+            if value != unset:
+                raise ConfigError(
+                    f"{flag} without --checkpoint-dir makes no checkpoints",
+                    actual=f"{flag} {value:g}",
+                    remedy=f"give --checkpoint-dir, too, or leave {flag} out",
+                )
+    return CheckpointConfig(None if directory is None else directory.absolute(), seconds, keep, full_every)
 
 
 _OPTIONS = (

@@ -49,7 +49,10 @@ class RowLoader:
         known = [spec.name for spec in self._look().spec.tables]
         if table not in known:
             raise InvalidRequest(
-                f"model '{model}' has no table '{table}'", expected=", ".join(known) or "no table", actual=table
+                f"model '{model}' has no table '{table}'" if known else f"model '{model}' has no tables at all",
+                expected=", ".join(known) or "a model with tables",
+                actual=table,
+                remedy="correct --table, or give the right --model",
             )
         self._table = known.index(table)
         self._membership = exits.enter_context(Membership.join(client, JoinSpec(Role.EVALUATOR), JOIN_SECONDS))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
+from ps_protocol.address import split_address
 from ps_protocol.errors import ConfigError
 from ps_protocol.tf_config import TfConfig
 from ps_protocol.v1 import common_pb2
@@ -93,14 +94,7 @@ def _coordinator(stated: str | None, tf: TfConfig | None) -> str:
             remedy="start the script with ps-run, or set PS_COORDINATOR, or set TF_CONFIG with a chief, "
             "or call connect('host:port')",
         )
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
-        raise ConfigError(
-            "the coordinator's address is not host:port",
-            expected="host:port, such as 10.0.0.5:7000",
-            actual=repr(address),
-            remedy="correct the argument of connect(), PS_COORDINATOR or TF_CONFIG",
-        )
+    split_address(address, setting="the argument of connect(), PS_COORDINATOR or TF_CONFIG")
     return address
 
 

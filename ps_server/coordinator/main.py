@@ -21,7 +21,7 @@ from ps_protocol.model import Mode
 from ps_protocol.tf_config import TfConfig
 from ps_server import cli, serving
 from ps_server.checkpoint import Checkpoint, latest
-from ps_server.checkpoint_options import CheckpointConfig, checkpoint_options
+from ps_server.checkpoint_options import CheckpointConfig, checkpoint_config, checkpoint_options
 from ps_server.coordinator.checkpoints import Checkpoints
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.journal import Journal
@@ -240,7 +240,7 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: Memento | None)
                 kept.consistency,
                 consistency,
             )
-    checkpoints = CheckpointConfig(
+    checkpoints = checkpoint_config(
         options["checkpoint_dir"],
         options["checkpoint_seconds"],
         options["checkpoint_keep"],
@@ -293,6 +293,12 @@ def _from_tf_config(text: str, given: set[str]) -> dict[str, Any]:
     if not text:
         return {}
     told = TfConfig.parse(text)
+    if told.task_type != "chief":
+        program = {"ps": "ps-server"}.get(told.task_type, "the training script")
+        raise ConfigError(
+            f"ps-coordinator runs the chief; this TF_CONFIG says {told.task_type} {told.task_index}",
+            remedy=f"run {program} with it, or unset TF_CONFIG to run the coordinator beside it by its flags",
+        )
     values: dict[str, Any] = {"shards": told.shards, "workers": told.workers}
     if told.coordinator_address:
         host, _, port = told.coordinator_address.rpartition(":")

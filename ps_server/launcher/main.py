@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.machinery
 import os
 import shutil
@@ -13,7 +14,7 @@ import click
 
 from ps_protocol.errors import ConfigError
 from ps_protocol.model import Mode
-from ps_server.checkpoint_options import CheckpointConfig, checkpoint_options
+from ps_server.checkpoint_options import checkpoint_config, checkpoint_options
 from ps_server.cli import LOG_LEVELS, clean_errors
 from ps_server.launcher.job_folder import JobFolder
 from ps_server.launcher.programs import Programs, Script
@@ -57,6 +58,20 @@ def server_restarts(asked: int | None, storage: StorageConfig) -> int:
             remedy="give --data-dir, and not --durability memory, or leave --restart-servers out",
         )
     return 0
+
+
+def make_log_folder(path: Path) -> None:
+    """Raises ConfigError where the folder cannot be made, or no files in it."""
+    try:
+        make_private_folder(path)
+        reason = "" if os.access(path, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+    except OSError as error:
+        reason = error.strerror or str(error)
+    if reason:
+        raise ConfigError(
+            f"the folder {path} cannot be written: {reason}",
+            remedy="give as --log-dir one that this user may write to",
+        )
 
 
 @click.command(context_settings={"allow_interspersed_args": False, "max_content_width": 110})
@@ -143,6 +158,9 @@ def main(
     with clean_errors():
         storage = storage_config(**storage_flags)
         restarts = server_restarts(restart_servers, storage)
+        checkpoints = checkpoint_config(checkpoint_dir, checkpoint_seconds, checkpoint_keep, checkpoint_full_every)
+        if log_dir is not None:
+            make_log_folder(log_dir)
     programs = Programs(
         script=find_script(python, script, arguments, module=module),
         consistency=consistency_of(mode, staleness, backup, grace_seconds, stale_policy, stale_threshold),
@@ -153,11 +171,9 @@ def main(
         seed=seed,
         log_level=log_level,
         storage=storage,
-        checkpoints=CheckpointConfig(checkpoint_dir, checkpoint_seconds, checkpoint_keep, checkpoint_full_every),
+        checkpoints=checkpoints,
         restore=restore,
     )
-    if log_dir is not None:
-        make_private_folder(log_dir)
     folder = None
     if programs.keeps_state and storage.data_dir is not None:
         with clean_errors():

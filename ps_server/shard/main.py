@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import click
 from click.core import ParameterSource
 
+from ps_protocol.address import split_address
 from ps_protocol.errors import ConfigError
 from ps_protocol.tf_config import TfConfig
 from ps_server import serving
@@ -103,6 +104,9 @@ def main(
         if shard is None or coordinator is None:
             missing = "--shard" if shard is None else "--coordinator"
             raise ConfigError(f"{missing} is missing", remedy=f"give {missing}, or set TF_CONFIG; see ps-server --help")
+        split_address(coordinator, setting="--coordinator, PS_COORDINATOR or TF_CONFIG")
+        if advertise:
+            split_address(advertise, "this shard", "--advertise")
         side_channels = SideChannelConfig(bind, parse_ports(bulk_ports), shm)
         kept = storage_config(**storage)
         if standby or acknowledge == Acknowledge.AFTER.value:

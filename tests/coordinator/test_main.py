@@ -272,3 +272,29 @@ def test_a_damaged_journal_ends_the_process_with_one_line_and_stays(tmp_path: Pa
     assert str(file) in output
     assert len(output.splitlines()) == 1
     assert file.read_bytes() == b"scribble" * 1000
+
+
+@pytest.mark.parametrize(
+    "flags", [("--checkpoint-seconds", "60"), ("--checkpoint-keep", "9"), ("--checkpoint-full-every", "2")]
+)
+def test_settings_of_checkpoints_need_a_folder_for_them(told: Told, flags: tuple[str, str], tmp_path: Path) -> None:
+    refused = told.run(*flags)
+    assert refused.exit_code == 2
+    assert f"{flags[0]} without --checkpoint-dir makes no checkpoints" in refused.output
+    assert told(*flags, "--checkpoint-dir", str(tmp_path)).checkpoints.directory == tmp_path
+
+
+def test_a_relative_folder_for_checkpoints_means_the_same_to_every_process(
+    told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert told("--checkpoint-dir", "saved").checkpoints.directory == tmp_path / "saved"
+
+
+@pytest.mark.parametrize(("kind", "program"), [("ps", "ps-server"), ("worker", "the training script")])
+def test_the_coordinator_refuses_the_tasks_of_others(told: Told, kind: str, program: str) -> None:
+    task = json.loads(TF_CONFIG) | {"task": {"type": kind, "index": 1}}
+    refused = told.run(TF_CONFIG=json.dumps(task))
+    assert refused.exit_code == 2
+    assert f"ps-coordinator runs the chief; this TF_CONFIG says {kind} 1" in refused.output
+    assert f"run {program} with it" in refused.output

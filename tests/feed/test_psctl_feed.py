@@ -74,7 +74,11 @@ def test_with_a_cursor_it_goes_on_where_it_was(made, worker, tmp_path):
 
 @pytest.mark.parametrize(
     ("kept", "table", "part"),
-    [("", "ads", "no file with a cursor"), ("3", "ads", "no cursor of a table"), (None, "adds", "has no table 'adds'")],
+    [
+        ("", "ads", "no file with a cursor"),
+        ("3", "ads", "no file with a cursor"),
+        (None, "adds", "has no table 'adds'"),
+    ],
 )
 def test_what_cannot_be_followed_is_one_clear_line_and_exit_code_1(made, tmp_path, kept, table, part):
     path = tmp_path / "cursor"

@@ -130,6 +130,8 @@ def test_a_module_runs_as_python_would_run_it(job):
         (("--restart-servers", "1", "script.py"), "--restart-servers needs servers that keep their state"),
         (("--durability", "durable", "script.py"), "--durability durable needs a place to keep things"),
         (("--data-dir", "script.py/kept", "script.py"), "cannot be written"),
+        (("--log-dir", "script.py/logs", "script.py"), "logs cannot be written: Not a directory"),
+        (("--checkpoint-seconds", "5", "script.py"), "--checkpoint-seconds without --checkpoint-dir"),
     ],
 )
 def test_a_command_that_cannot_work_is_refused_before_anything_starts(job, arguments, says):

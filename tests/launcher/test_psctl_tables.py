@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 
-from ps_protocol.errors import Unavailable
+from ps_protocol.errors import InvalidRequest, Unavailable
+from ps_server.row_loader import RowLoader
 from tests.coordinator.tables import model, table
 from tests.launcher.fake_job import FakeJob, running_job
 
@@ -72,3 +75,18 @@ def test_a_table_is_moved_by_name_and_a_drain_takes_its_buckets_along(job):
     done = job.psctl("drain", "0", "2")
     assert done.exit_code == 0, done.output
     assert job.owners() == ((1,) * 8, (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("tables", "says"),
+    [
+        ((), "model 'net' has no tables at all; expected: a model with tables; actual: ads; remedy: correct --table"),
+        (("users",), "model 'net' has no table 'ads'; expected: users; actual: ads; remedy: correct --table"),
+    ],
+)
+def test_rows_for_a_table_that_is_not_there_are_refused_with_what_is(monkeypatch, tables, says):
+    spec = SimpleNamespace(tables=[SimpleNamespace(name=name) for name in tables])
+    monkeypatch.setattr(RowLoader, "_look", lambda self: SimpleNamespace(spec=spec))
+    with pytest.raises(InvalidRequest) as refused:
+        RowLoader(None, "net", "ads", ExitStack())
+    assert str(refused.value).startswith(says)

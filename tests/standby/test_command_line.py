@@ -31,3 +31,17 @@ def test_a_standby_with_the_directory_of_another_shard_is_refused_and_nothing_is
     assert found.exit_code == 1
     assert "holds the data of another shard; shard: 1; expected: shard 1; actual: shard 0" in found.output
     assert (tmp_path / "shard-1" / "shard.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--coordinator", "foo"], "it has no port"),
+        (["--coordinator", "http://foo:1"], "it begins with a scheme"),
+        (["--coordinator", "a:1", "--advertise", "foo"], "this shard's address is not host:port"),
+    ],
+)
+def test_an_address_that_is_none_is_refused_before_anything_is_waited_for(given, says):
+    found = CliRunner().invoke(main, ["--shard", "1", *given])
+    assert found.exit_code == 2
+    assert says in found.output
