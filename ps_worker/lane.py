@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
 
 from ps_protocol import PROTOCOL_VERSION, convert
 from ps_protocol.codecs import Run, payload_runs
@@ -28,6 +31,8 @@ from ps_worker.tables.initial import RowsCall
 from ps_worker.tables.lookup import Part, Position
 from ps_worker.tables.places import RowPlaces
 from ps_worker.tables.update import NO_ROWS
+
+logger = logging.getLogger("ps_worker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,10 @@ class Lane:
         self._declared_tables = tuple(row_options_to_json(table.options) for table in spec.tables)
         self._carrier: Carrier | None = None
         self._pushing = False
+        #: Of the push under way, and of the last that the shard said it had applied.
+        self._sequence = self._acknowledged = 0
+        #: The version of torch on the shard that was spoken of.
+        self._torch_told = ""
         self._opened_at = 0.0
         #: The shard's incarnation that the stream was opened to.
         self._opened_to = 0
@@ -164,6 +173,8 @@ class Lane:
             phase=phase,
             clock=clock,
             wire=wire_to_pb(self._wire),
+            acknowledged=self._acknowledged,
+            torch_version=torch.__version__,
         )
         self._opened_to = self._session.shard_incarnation(self.shard)
         channel = self._session.shard_channel(self.shard)
@@ -176,9 +187,21 @@ class Lane:
             self._gradients.place(self.shard, self._carrier.gradients)
         if self._overlap or (self._wire != RAW and self._carrier.gradients is None):
             self._landing = self._landing or Landing(self.layout, self._wire)
+        self._tell_torch(opened.torch_version)
         self._opened_at = time.monotonic()
         self._options, self._table_options = self._declared, self._declared_tables
         return Standing(opened.version, (opened.phase, opened.clock), opened.last_sequence, opened.initialised)
+
+    def _tell_torch(self, version: str) -> None:
+        if version not in ("", torch.__version__, self._torch_told):
+            self._torch_told = version
+            logger.warning(
+                "%s applies updates with torch %s, and this worker computes gradients with torch %s: results may "
+                "differ in the last digits; install the same version on both",
+                self.peer,
+                version,
+                torch.__version__,
+            )
 
     def drop(self, *, for_good: bool = False) -> None:
         """End the stream now; what is under way on it is lost. ``for_good``: this lane opens no other."""
@@ -228,6 +251,7 @@ class Lane:
             header.tables.extend(rows.tables)
         carrier = self._living()
         self._pushing, self._staged, self._runs = True, [], None
+        self._sequence = push.sequence
         pieces = self._gradients.pieces(self.shard, ranges)
         if self._encoder and pieces and carrier.gradients is None:
             self._runs = payload_runs(self.layout, absent, buffers=update.with_buffers)
@@ -265,8 +289,11 @@ class Lane:
         self._pushing = False
         if result.outcome != pb.OUTCOME_REFUSED:
             self.version = result.version
+        outcome = _outcome(result.outcome, self.peer)
+        if outcome is Outcome.APPLIED:
+            self._acknowledged = self._sequence
         return Receipt(
-            outcome=_outcome(result.outcome, self.peer),
+            outcome=outcome,
             staleness=result.staleness,
             clock=result.clock,
             transferred_bytes=self._sent_bytes + result.payload_bytes,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from ps_protocol.errors import DamagedData
 from ps_server.log.folder import DataFolder
@@ -94,6 +95,8 @@ def _recover(folder: DataFolder, careful: Collection[str], *, log_goes_on: bool)
         if time.monotonic() - told > _TOLD_EVERY_SECONDS:
             told = time.monotonic()
             logger.info("shard %d: replaying its log, at record %d", shard, number)
+    if head and number > after:
+        _say_torch(head, shard, number - after)
     if snapshot and number < snapshot.through:
         raise DamagedData(
             f"the log of {folder.path} ends at record {number}, before its snapshot was whole",
@@ -120,6 +123,21 @@ def _recover(folder: DataFolder, careful: Collection[str], *, log_goes_on: bool)
     # A log that was not written all the time may end before the snapshot does: then it goes on in a new segment.
     end = scan.end if scan.end and scan.end.number == number + 1 else None
     return Recovered(replay.models, number, end, scan.writer, head is not None and head.promises)
+
+
+def _say_torch(head: LogHead, shard: int, records: int) -> None:
+    """Warn of a replay under another torch; decision 24 says why it is not refused."""
+    if head.torch != torch.__version__:
+        logger.warning(
+            "shard %d: the last %d records were applied with torch %s and are replayed with torch %s: parameters may "
+            "differ in the last digits from those served before; to have the same ones, start the shard with torch %s "
+            "and stop it: that leaves a snapshot, and nothing is replayed after it",
+            shard,
+            records,
+            head.torch,
+            torch.__version__,
+            head.torch,
+        )
 
 
 def _check_segment(head: LogHead | None, found: list[Segment], folder: DataFolder) -> None:

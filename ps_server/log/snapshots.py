@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import torch
 import xxhash
 from google.protobuf.message import DecodeError
 
@@ -199,6 +200,7 @@ def _to_json(snapshot: Snapshot) -> Mapping[str, Any]:
         "number": snapshot.number,
         "through": snapshot.through,
         "log_goes_on": snapshot.log_goes_on,
+        "torch": torch.__version__,
         "models": models_to_json(snapshot.models),
     }
 

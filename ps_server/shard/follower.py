@@ -61,6 +61,8 @@ class Follower:
         self._folder, self._log = storage.kept
         self._lane = lane
         self._replay = Replay(shard, storage.recovered)
+        #: What it has is of another process's log.
+        self.followed = False
         self._failure: BaseException | None = None
         self._acknowledged = asyncio.Event()
 
@@ -90,6 +92,7 @@ class Follower:
             )
             await call.write(pb.FollowRequest(start=start).SerializeToString())
             following = (await self._read(call, "following")).following
+            self.followed = True
             parser = RecordParser()
             if following.copy:
                 await self._copy(call, parser, primary.incarnation, following.number)

@@ -118,6 +118,7 @@ class Life:
                 replication,
                 self._announce_state,
                 storage.keep,
+                lambda: storage.promised,
             ),
             storage.recovered,
         )
@@ -176,6 +177,8 @@ class Life:
             serving.write_ready_file(config.ready_file, address)
         waits.cancel()
         membership = await taking
+        if follower.followed:
+            storage.promised = config.acknowledge is Acknowledge.AFTER
         await storage.give_up_snapshots()
         return membership
 

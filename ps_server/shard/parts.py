@@ -35,6 +35,8 @@ class ShardParts:
     announce: Callable[[], Awaitable[None]] | None = None
     #: Does work that logs, so that the disk has it when it returns, also where the log is not written all the time.
     keep: Callable[[Work], Awaitable[None]] = _at_once
+    #: Whether every push that was acknowledged before this process served must be known here.
+    promises: Callable[[], bool] = lambda: False
 
     async def write(self, entry: Entry, nbytes: int, points: tuple[str, ...] = ()) -> None:
         """Log an entry of about ``nbytes`` bytes, between two failpoints. Raises StorageFull, InternalError."""

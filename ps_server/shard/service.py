@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import torch
 from google.protobuf.message import Message
 
 from ps_protocol import PROTOCOL_VERSION, convert
@@ -28,6 +29,7 @@ from ps_server.shard.feed import Feed
 from ps_server.shard.fence import ACCESS, Access, Fence
 from ps_server.shard.model import ShardModel
 from ps_server.shard.moves import Moves
+from ps_server.shard.open_checks import OpenChecks
 from ps_server.shard.registry import Registry
 from ps_server.shard.rows_service import RowsService
 from ps_server.shard.side_channels import SideChannels
@@ -65,6 +67,7 @@ class ShardService:
         self._changes = ChangeFeed(registry)
         self._counters = counters
         self._side_channels = side_channels
+        self._open_checks = OpenChecks(shard, registry.parts.promises)
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the service to ``server``. Streams with tensors carry raw bytes, which frames.py reads and writes."""
@@ -164,12 +167,16 @@ class ShardService:
         worker = WorkerKey(request.worker.rank, request.worker.incarnation)
         clock = request.clock if request.HasField("clock") else None
         position = model.attach(worker, request.phase, clock)
+        known = model.tracker.last_sequence(worker)
+        self._open_checks.acknowledged(model.name, worker, request.acknowledged, known)
+        self._open_checks.torch_version(worker, request.torch_version)
         opened = pb.Opened(
             version=model.tracker.version,
             phase=position.phase,
             clock=position.clock,
-            last_sequence=model.tracker.last_sequence(worker),
+            last_sequence=known,
             initialised=model.initialised,
+            torch_version=torch.__version__,
         )
         return model, worker, opened
 

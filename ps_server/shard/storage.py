@@ -28,6 +28,8 @@ class Storage:
         self._running: asyncio.Task[None] | None = None
         #: The last snapshot that was asked for.
         self._keeping: asyncio.Task[None] | None = None
+        #: Every push that was acknowledged before this process must be in what was recovered, or followed.
+        self.promised = False
         #: Models the directory held.
         self.recovered: dict[str, RecoveredModel] = {}
 
@@ -48,6 +50,7 @@ class Storage:
             folder.close()
             raise
         storage.recovered = found.models
+        storage.promised = found.promised and goes_on
         return storage
 
     @property

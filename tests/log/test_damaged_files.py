@@ -9,6 +9,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from ps_protocol.errors import DamagedData
 from ps_server.log import durable
@@ -16,6 +17,7 @@ from ps_server.log.record import HEADER_BYTES, decode_header
 from tests.log.support import go_on, layout_of, opened, seeded, served_by_version, write_log, write_snapshot
 
 SMALL = ((3, 2), (5,))
+VERSION = torch.__version__
 FILES = ("shard.json", "snapshots/*/manifest.json")
 
 
@@ -239,3 +241,27 @@ def flip(path: Path, at: int, bit: int = 0) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 1 << bit
     path.write_bytes(data)
+
+
+# Which torch
+
+
+def test_a_replay_under_another_torch_is_warned_of_naming_both_versions(shard, monkeypatch, caplog):
+    with opened(shard.parent):
+        assert "torch" not in caplog.text
+    monkeypatch.setattr("torch.__version__", "9.9.9")
+    with opened(shard.parent) as (_, found):
+        assert found.number == 9
+    assert f"the last 3 records were applied with torch {VERSION} and are replayed with torch 9.9.9" in caplog.text
+    assert json.loads(one(shard, "snapshots/*/manifest.json").read_bytes())["torch"] == VERSION
+    # From now on these are the bits that were served.
+    caplog.clear()
+    with opened(shard.parent):
+        assert "torch" not in caplog.text
+
+
+def test_another_torch_is_not_spoken_of_where_nothing_is_replayed(shard, monkeypatch, caplog):
+    write_snapshot(shard.parent)
+    monkeypatch.setattr("torch.__version__", "9.9.9")
+    with opened(shard.parent):
+        assert "torch" not in caplog.text

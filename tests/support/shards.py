@@ -170,7 +170,8 @@ def running_shard(
         closing.callback(lane.close)
         storage = loop.run(Storage.open(0, storage_config or StorageConfig(), lane))
         closing.callback(lambda: loop.run(storage.close()))
-        registry = Registry(ShardParts(0, lane, fetch or no_map, log or storage.log, failpoints), storage.recovered)
+        parts = ShardParts(0, lane, fetch or no_map, log or storage.log, failpoints, promises=lambda: storage.promised)
+        registry = Registry(parts, storage.recovered)
         shard = TestShard(loop, registry, failpoints, counters, storage)
 
         async def begin() -> None:

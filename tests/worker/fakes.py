@@ -87,6 +87,7 @@ class FakeShard:
         self.arrivals: list[int] = []
         self.loads = 0
         self.stand = (0, 0)
+        self.torch_version = torch.__version__
         self.table_options: dict[int, float] = {}
         self.forget()
         self._server: grpc.Server | None = None
@@ -180,6 +181,7 @@ class FakeShard:
                         clock=self.stand[1],
                         last_sequence=self.last_sequence.get(worker, 0),
                         initialised=self.initialised,
+                        torch_version=self.torch_version,
                     )
                     yield pb.StepReply(opened=opened).SerializeToString()
                 case "fetch":

@@ -101,6 +101,33 @@ def test_a_push_whose_reply_was_lost_is_repeated_and_applied_once(session: FakeS
     assert "trying again" in session.hints[0]
 
 
+def test_a_worker_tells_a_shard_which_of_its_pushes_that_one_said_to_have_applied(session: FakeSession) -> None:
+    worker, (first, second) = started(session), session.shards
+    assert [shard.opens[-1].acknowledged for shard in (first, second)] == [0, 0]
+    worker.step()
+    second.faults.lose_reply = 1
+    worker.step()
+    # The second had applied it, and what it said of it was lost.
+    assert second.opens[-1].acknowledged == 1
+    second.faults.lose_push = 1
+    worker.step()
+    assert second.opens[-1].acknowledged == 1
+    first.faults.lose_push = 1
+    worker.step()
+    assert first.opens[-1].acknowledged == 3
+
+
+def test_another_torch_on_a_shard_is_warned_of_once_naming_both_versions(session: FakeSession, caplog) -> None:
+    worker = started(session)
+    session.shards[0].torch_version = "9.9.9"
+    session.shards[0].faults.lose_push = 2
+    worker.step()
+    said = [record.getMessage() for record in caplog.records if "torch 9.9.9" in record.getMessage()]
+    assert len(said) == 1
+    assert f"this worker computes gradients with torch {torch.__version__}" in said[0]
+    assert "shard 0" in said[0]
+
+
 def test_a_push_that_was_lost_is_repeated_and_applied(session: FakeSession) -> None:
     worker = started(session)
     session.shards[0].faults.lose_push = 2

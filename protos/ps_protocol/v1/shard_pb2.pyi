@@ -60,7 +60,7 @@ class Chunk(_message.Message):
     def __init__(self, position: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("model", "epoch", "worker", "membership_revision", "protocol_version", "phase", "transports", "wire", "clock")
+    __slots__ = ("model", "epoch", "worker", "membership_revision", "protocol_version", "phase", "transports", "wire", "clock", "acknowledged", "torch_version")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +70,8 @@ class Open(_message.Message):
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     WIRE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    TORCH_VERSION_FIELD_NUMBER: _ClassVar[int]
     model: str
     epoch: int
     worker: WorkerId
@@ -79,7 +81,9 @@ class Open(_message.Message):
     transports: _containers.RepeatedScalarFieldContainer[_common_pb2.Transport]
     wire: _common_pb2.Wire
     clock: int
-    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ..., worker: _Optional[_Union[WorkerId, _Mapping]] = ..., membership_revision: _Optional[int] = ..., protocol_version: _Optional[int] = ..., phase: _Optional[int] = ..., transports: _Optional[_Iterable[_Union[_common_pb2.Transport, str]]] = ..., wire: _Optional[_Union[_common_pb2.Wire, _Mapping]] = ..., clock: _Optional[int] = ...) -> None: ...
+    acknowledged: int
+    torch_version: str
+    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ..., worker: _Optional[_Union[WorkerId, _Mapping]] = ..., membership_revision: _Optional[int] = ..., protocol_version: _Optional[int] = ..., phase: _Optional[int] = ..., transports: _Optional[_Iterable[_Union[_common_pb2.Transport, str]]] = ..., wire: _Optional[_Union[_common_pb2.Wire, _Mapping]] = ..., clock: _Optional[int] = ..., acknowledged: _Optional[int] = ..., torch_version: _Optional[str] = ...) -> None: ...
 
 class SideChannel(_message.Message):
     __slots__ = ("transport", "name", "port", "token")
@@ -114,20 +118,22 @@ class Confirm(_message.Message):
     def __init__(self) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("version", "phase", "clock", "last_sequence", "initialised", "side_channels")
+    __slots__ = ("version", "phase", "clock", "last_sequence", "initialised", "side_channels", "torch_version")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     INITIALISED_FIELD_NUMBER: _ClassVar[int]
     SIDE_CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    TORCH_VERSION_FIELD_NUMBER: _ClassVar[int]
     version: int
     phase: int
     clock: int
     last_sequence: int
     initialised: bool
     side_channels: _containers.RepeatedCompositeFieldContainer[SideChannel]
-    def __init__(self, version: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., last_sequence: _Optional[int] = ..., initialised: bool = ..., side_channels: _Optional[_Iterable[_Union[SideChannel, _Mapping]]] = ...) -> None: ...
+    torch_version: str
+    def __init__(self, version: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., last_sequence: _Optional[int] = ..., initialised: bool = ..., side_channels: _Optional[_Iterable[_Union[SideChannel, _Mapping]]] = ..., torch_version: _Optional[str] = ...) -> None: ...
 
 class Stage(_message.Message):
     __slots__ = ("begin", "end", "payload")
