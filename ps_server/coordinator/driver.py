@@ -37,8 +37,9 @@ T = TypeVar("T")
 class Driver:
     """The thin shell around ClusterState. Called by the service, on one event loop; a commit of the journal blocks it.
 
-    A member's loss shows at the end of its lease. If the loop itself stood still (a stopped process, a laptop asleep),
-    all leases are extended by that time: nobody could have been heard. Methods raise what ClusterState raises.
+    A member's loss shows at the end of its lease. Whenever the loop's own timer comes late (a busy machine, a stopped
+    process, a laptop asleep), all leases are extended by that time: nobody could have been heard. Methods raise what
+    ClusterState raises.
 
     With a journal nothing is told, in an answer or in a view, before it is on disk: an incarnation is never handed out
     twice, a model never placed twice. While the disk refuses, calls that would tell something new raise Unavailable,
@@ -157,6 +158,10 @@ class Driver:
     def journal_mark(self) -> bytes:
         """Of what may be told now; empty without a journal."""
         return self._journal.mark if self._journal else b""
+
+    def disconnected(self, role: Role, index: int, incarnation: int) -> None:
+        """See ClusterState.disconnected."""
+        self._state.disconnected(role, index, incarnation, self._clock())
 
     def leave(self, role: Role, index: int, incarnation: int, why: str) -> None:
         """See ClusterState.leave."""
@@ -329,9 +334,10 @@ class Driver:
             wait = self._heartbeat_seconds if expiry is None else min(self._heartbeat_seconds, max(0.0, expiry - now))
             await asyncio.sleep(wait)
             overslept = self._clock() - now - wait
+            if overslept > 0:
+                self._state.extend_leases(overslept)
             if overslept > self._heartbeat_seconds / 2:
                 logger.warning("stood still for %.1f s: all leases are extended by that", overslept)
-                self._state.extend_leases(overslept)
             decision = self._state.expire(self._clock())
             try:
                 self._settle(decision)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -11,7 +11,13 @@ from ps_protocol.view import Member, MemberStats, MemberStatus, Role
 from ps_server.coordinator.memento import Key, Place
 
 GONE_KEPT = 32
-"""How many members that went are remembered, for status and for telling a returning one what happened."""
+"""How many members that went are remembered for status, and in the journal."""
+
+FATES_KEPT = 128
+"""How many are told what happened when they return."""
+
+DISCONNECTED_SECONDS = 5.0
+"""How long a member is kept whose connection has ended, as it does when a process dies, if its lease is no shorter."""
 
 
 @dataclass(slots=True)
@@ -20,6 +26,8 @@ class Life:
 
     place: Place
     last_heartbeat: float
+    #: When its connection ended, if no heartbeat has come since.
+    disconnected_at: float | None = None
     stats: MemberStats = field(default_factory=MemberStats)
 
     @property
@@ -30,7 +38,15 @@ class Life:
     @property
     def lease_end(self) -> float:
         """By the lease the member was told, which an earlier start of the coordinator may have chosen."""
-        return self.last_heartbeat + self.place.joined.lease_seconds
+        whole = self.last_heartbeat + self.place.joined.lease_seconds
+        return whole if self.disconnected_at is None else min(whole, self.disconnected_at + DISCONNECTED_SECONDS)
+
+    @property
+    def how_expired(self) -> str:
+        """Why its lease has ended, in words."""
+        if self.disconnected_at is not None:
+            return "its connection ended, and no heartbeat came"
+        return f"its lease of {self.place.joined.lease_seconds:g} s ended"
 
     def status(self, now: float, gone: str = "") -> MemberStatus:
         """As people look at it."""
@@ -49,6 +65,10 @@ class Lives:
         self._lives: dict[Key, Life] = {}
         self._by_token: dict[str, Life] = {}
         self._gone: deque[MemberStatus] = deque(maxlen=GONE_KEPT)
+        #: How members went, by place and incarnation, oldest first.
+        self._fates: OrderedDict[tuple[Role, int, int], str] = OrderedDict()
+        #: The first and the last incarnation known to have been a member.
+        self._incarnations = range(0)
 
     def __contains__(self, place: object) -> bool:
         return place in self._lives
@@ -84,16 +104,42 @@ class Lives:
         member = place.joined.member
         life = Life(place, now)
         self._lives[member.role, member.index] = self._by_token[place.applicant.token] = life
+        self._know(member)
 
     def end(self, life: Life, how: str, now: float) -> None:
         """The place is free again."""
         member = life.member
         del self._lives[member.role, member.index], self._by_token[life.place.applicant.token]
         self._gone.append(life.status(now, how))
+        self._keep_fate(member, how)
+
+    def heard(self, life: Life, now: float) -> None:
+        """Its whole lease begins again."""
+        life.last_heartbeat, life.disconnected_at = now, None
+
+    def disconnected(self, role: Role, index: int, incarnation: int, now: float) -> None:
+        """The connection of this member has ended; of one that is none: nothing."""
+        life = self._lives.get((role, index))
+        if life is not None and life.member.incarnation == incarnation:
+            life.disconnected_at = now
 
     def remember(self, gone: tuple[MemberStatus, ...]) -> None:
         """These went before."""
         self._gone.extend(gone)
+        for status in gone:
+            self._know(status.member)
+            self._keep_fate(status.member, status.gone)
+
+    def _know(self, member: Member) -> None:
+        """Incarnations rise: all between the first and the last that this coordinator knows are its own."""
+        number, known = member.incarnation, self._incarnations
+        first, last = (min(known[0], number), max(known[-1], number)) if known else (number, number)
+        self._incarnations = range(first, last + 1)
+
+    def _keep_fate(self, member: Member, how: str) -> None:
+        self._fates[member.role, member.index, member.incarnation] = how
+        while len(self._fates) > FATES_KEPT:
+            self._fates.popitem(last=False)
 
     def by_token(self, token: str) -> Life | None:
         """The member that joined with ``token``."""
@@ -108,7 +154,7 @@ class Lives:
         life = self._lives.get((role, index))
         if life is not None and life.member.incarnation == incarnation:
             return life
-        fate = self.fate(role, index, incarnation) or "this coordinator does not know it; was it started anew?"
+        fate = self.fate(role, index, incarnation) or self._unknown(incarnation)
         holder = f"incarnation {life.member.incarnation}" if life else "nobody"
         raise Fenced(
             f"{role.value} {index} is not a member any more: {fate}",
@@ -119,11 +165,13 @@ class Lives:
 
     def fate(self, role: Role, index: int, incarnation: int) -> str:
         """How this incarnation went; empty when it lives or is not remembered."""
-        for status in self._gone:
-            m = status.member
-            if (m.role, m.index, m.incarnation) == (role, index, incarnation):
-                return status.gone
-        return ""
+        return self._fates.get((role, index, incarnation), "")
+
+    def _unknown(self, incarnation: int) -> str:
+        """What is told to one of whose end nothing is known."""
+        if incarnation in self._incarnations:
+            return "it went so long ago that how is not known any more"
+        return "this coordinator does not know it, and was perhaps started again without its journal"
 
     def lowest_free(self, role: Role) -> int:
         """The lowest number of ``role`` that nobody has."""
@@ -144,6 +192,8 @@ class Lives:
         """Give every lease ``seconds`` more."""
         for life in self._lives.values():
             life.last_heartbeat += seconds
+            if life.disconnected_at is not None:
+                life.disconnected_at += seconds
 
     def statuses(self, now: float) -> tuple[MemberStatus, ...]:
         """Live members first, then the last ones that went."""

@@ -168,8 +168,9 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
 @click.option(
     "--lease-seconds",
     type=click.FloatRange(0, min_open=True),
-    default=5.0,
-    help="A member that is silent this long is taken for dead.",
+    default=20.0,
+    help="A member that is silent this long is taken for dead: one that is frozen, or cut off. One whose process has "
+    "ended is noticed within 5 seconds. A lease has to outlast the pauses of a busy machine.",
 )
 @click.option(
     "--heartbeat-seconds",

@@ -92,6 +92,13 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.ClusterView]:  # noqa: N802
         """Views until the caller goes or the coordinator stops."""
         async with translated(context):
+            if request.role != pb.ROLE_UNSPECIFIED:
+                role = convert.role_from_pb(request.role)
+
+                def ended(_: object) -> None:
+                    self._driver.disconnected(role, request.index, request.incarnation)
+
+                context.add_done_callback(ended)  # type: ignore[arg-type]
             async for view in self._driver.views(request.known_revision, request.journal_mark):
                 yield self._message(view)
 

@@ -19,8 +19,8 @@ class ClusterSettings:
     expected_workers: int = 0
     consistency: Consistency = field(default_factory=Consistency)
     partition: PartitionRule = field(default_factory=Balanced)
-    #: A member that is silent this long is taken for dead.
-    lease_seconds: float = 5.0
+    #: A member that is silent this long is taken for dead; one whose connection has ended, sooner.
+    lease_seconds: float = 20.0
     heartbeat_seconds: float = 1.0
     seed: int = 0
     #: Incarnations count up from here; above all of an earlier coordinator's life.

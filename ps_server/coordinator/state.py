@@ -140,7 +140,7 @@ class ClusterState:
         """
         check_applicant(ask, self.view.expected_shards)
         if known := self._lives.by_token(ask.token):
-            known.last_heartbeat = now
+            self._lives.heard(known, now)
             return Decision(known.place.joined)
         index = self._lives.lowest_free(ask.role) if ask.index is None else ask.index
         old = self._lives.holder(ask.role, index)
@@ -194,7 +194,8 @@ class ClusterState:
         means anything from other roles.
         """
         life = self._lives.find(role, index, incarnation)
-        life.last_heartbeat, life.stats = now, stats
+        self._lives.heard(life, now)
+        life.stats = stats
         if not keeps_state or role is not Role.SHARD:
             return Decision(None)
         return Decision(None, "; ".join(self._kept_state.says(life.member, life.place.applicant.directory, sync)))
@@ -224,13 +225,17 @@ class ClusterState:
             self._change()
         return Decision(None, "; ".join([*reasons, *self._open_barrier()]))
 
+    def disconnected(self, role: Role, index: int, incarnation: int, now: float) -> None:
+        """The stream on which a member follows the cluster has ended. Also one that is not a member any more."""
+        self._lives.disconnected(role, index, incarnation, now)
+
     def expire(self, now: float) -> Decision[tuple[Member, ...]]:
         """Remove the members whose leases have ended by ``now``. When no worker is left, all are waited for again."""
         ended = self._lives.ended(now)
         if not ended:
             return Decision(())
         for life in ended:
-            self._end(life, f"its lease of {life.place.joined.lease_seconds:g} s ended", now)
+            self._end(life, life.how_expired, now)
         members = tuple(life.member for life in ended)
         reasons = ["no heartbeat, lease ended: " + ", ".join(map(str, members))]
         if not self._lives.ranks and any(member.role is Role.WORKER for member in members):

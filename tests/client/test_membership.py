@@ -83,6 +83,38 @@ def test_heartbeats_keep_the_lease_and_silence_ends_it() -> None:
         alive.check()
 
 
+def test_statistics_that_never_come_cost_no_lease() -> None:
+    settings = ClusterSettings(lease_seconds=0.5, heartbeat_seconds=0.05)
+    release = threading.Event()
+
+    def stuck() -> MemberStats:
+        release.wait()
+        return MemberStats()
+
+    with running_coordinator(settings) as coordinator, member(coordinator.address) as alive:
+        alive.set_stats(stuck)
+        with member(coordinator.address) as silent:
+            alive.wait_for(lambda view: silent.member in view.members, WAIT)
+            silent.close()
+            alive.wait_for(lambda view: silent.member not in view.members, WAIT)
+        alive.check()
+        release.set()
+
+
+def test_a_process_that_ends_is_noticed_long_before_its_lease_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ps_server.coordinator.lives.DISCONNECTED_SECONDS", 0.3)
+    settings = ClusterSettings(lease_seconds=3600.0, heartbeat_seconds=0.05)
+    with (
+        running_coordinator(settings) as coordinator,
+        member(coordinator.address) as alive,
+        member(coordinator.address) as dead,
+    ):
+        alive.wait_for(lambda view: dead.member in view.members, WAIT)
+        dead.close()
+        alive.wait_for(lambda view: dead.member not in view.members, WAIT)
+        alive.check()
+
+
 def test_statistics_travel_with_the_heartbeat_and_their_failure_does_not_cost_the_lease(
     coordinator: TestCoordinator, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -185,7 +217,7 @@ def test_a_coordinator_started_anew_fences_its_old_members(coordinator: TestCoor
         before = m.view
         coordinator.stop()
         coordinator.start(replace(SETTINGS, first_incarnation=10**6))
-        assert "started anew" in str(wait_until_fenced(m))
+        assert "started again without its journal" in str(wait_until_fenced(m))
         assert m.view == before
 
 
@@ -250,7 +282,7 @@ def test_leaving_a_coordinator_that_is_gone_is_quick_and_raises_nothing(coordina
 
 def test_a_closed_membership_leaves_no_thread(coordinator: TestCoordinator) -> None:
     with member(coordinator.address) as m:
-        assert len([t for t in threading.enumerate() if t.name.startswith("ps-")]) == 2
+        assert len([t for t in threading.enumerate() if t.name.startswith("ps-")]) == 3
         assert all(t.daemon for t in threading.enumerate() if t.name.startswith("ps-"))
         m.close()
         assert not [t for t in threading.enumerate() if t.name.startswith("ps-")]

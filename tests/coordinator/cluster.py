@@ -27,7 +27,7 @@ class Cluster:
     """The state, the time, and events by their names."""
 
     def __init__(self, **settings: Any) -> None:
-        self.settings = replace(ClusterSettings(first_incarnation=100), **settings)
+        self.settings = replace(ClusterSettings(first_incarnation=100, lease_seconds=5.0), **settings)
         self.state = ClusterState(self.settings)
         self.now = 0.0
         self.joins = 0

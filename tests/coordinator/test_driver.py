@@ -81,6 +81,28 @@ def test_a_pause_of_the_whole_process_ends_no_lease() -> None:
     asyncio.run(run())
 
 
+def test_a_lease_lasts_longer_by_all_that_a_busy_machine_makes_its_timer_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    sleep = asyncio.sleep
+
+    async def late(seconds: float) -> None:
+        nonlocal now
+        now += 1.4 * seconds  # Never so late at once that anybody would say that the process stood still.
+        await sleep(0)
+
+    async def run() -> float:
+        driver = Driver(ClusterSettings(lease_seconds=1.0, heartbeat_seconds=0.05), clock=lambda: now)
+        member = driver.join(worker(0)).member
+        monkeypatch.setattr(asyncio, "sleep", late)
+        driver.start()
+        while member in driver.status().view.members:
+            await sleep(0)
+        await driver.close()
+        return now
+
+    assert asyncio.run(run()) == pytest.approx(1.4, abs=0.08)
+
+
 def test_a_slow_watcher_gets_the_newest_view_and_not_every_one() -> None:
     async def body(driver: Driver) -> None:
         views = driver.views(0)

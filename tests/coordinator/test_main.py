@@ -65,7 +65,7 @@ def test_without_arguments_it_is_one_shard_elastic_workers_and_async_on_loopback
     assert (config.bind, config.port, config.ready_file) == ("127.0.0.1", 7000, None)
     cluster = config.cluster
     assert (cluster.expected_shards, cluster.expected_workers, cluster.consistency) == (1, 0, Consistency())
-    assert (cluster.lease_seconds, cluster.heartbeat_seconds, cluster.partition) == (5.0, 1.0, Balanced())
+    assert (cluster.lease_seconds, cluster.heartbeat_seconds, cluster.partition) == (20.0, 1.0, Balanced())
     assert cluster.seed != told().cluster.seed
     assert cluster.first_incarnation > 1_000_000_000_000
 

@@ -125,6 +125,59 @@ def test_a_member_of_an_earlier_coordinator_is_told_so() -> None:
         c.state.heartbeat(Role.WORKER, 0, 5, MemberStats(), 0.0)
 
 
+def test_a_member_that_went_is_told_how_also_when_many_have_gone_since() -> None:
+    c = Cluster()
+    lost = c.worker(0)
+    for _ in range(GONE_KEPT + 1):
+        c.worker(0)
+    with pytest.raises(Fenced, match="incarnation 101 took its place"):
+        c.heartbeat(lost)
+
+
+def test_when_more_have_gone_than_are_remembered_nobody_is_told_of_another_coordinator(monkeypatch) -> None:
+    monkeypatch.setattr("ps_server.coordinator.lives.FATES_KEPT", 3)
+    c = Cluster()
+    lost = c.worker(0)
+    for _ in range(5):
+        c.worker(0)
+    with pytest.raises(Fenced, match="so long ago that how is not known any more"):
+        c.heartbeat(lost)
+
+
+def test_a_member_whose_connection_ended_is_lost_soon_unless_a_heartbeat_comes() -> None:
+    c = Cluster(lease_seconds=60.0)
+    dead, blinked = c.worker(), c.worker()
+    c.now = 10.0
+    for joined in (dead, blinked):
+        c.state.disconnected(joined.member.role, joined.member.index, joined.member.incarnation, c.now)
+    c.now = 11.0
+    c.heartbeat(blinked)
+    assert c.state.next_expiry() == 15.0
+    assert c.state.expire(15.0).value == (dead.member,)
+    assert c.state.next_expiry() == 71.0
+    with pytest.raises(Fenced, match="its connection ended, and no heartbeat came"):
+        c.heartbeat(dead)
+
+
+def test_an_ended_connection_makes_no_short_lease_longer_and_concerns_that_incarnation_only() -> None:
+    c = Cluster(lease_seconds=2.0)
+    first = c.worker(0)
+    c.state.disconnected(Role.WORKER, 0, first.member.incarnation, 0.0)
+    assert c.state.next_expiry() == 2.0
+    c = Cluster(lease_seconds=60.0)
+    first, _ = c.worker(0), c.worker(0)
+    c.state.disconnected(Role.WORKER, 0, first.member.incarnation, 0.0)
+    assert c.state.next_expiry() == 60.0
+
+
+def test_time_in_which_nobody_could_be_heard_counts_for_ended_connections_too() -> None:
+    c = Cluster(lease_seconds=60.0)
+    joined = c.worker(0)
+    c.state.disconnected(Role.WORKER, 0, joined.member.incarnation, 0.0)
+    c.state.extend_leases(30.0)
+    assert c.state.next_expiry() == 35.0
+
+
 def test_leaving_twice_is_harmless_and_leaving_a_lost_place_is_not() -> None:
     c = Cluster()
     left, replaced = c.worker(), c.worker(1)

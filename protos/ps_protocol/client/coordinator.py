@@ -258,12 +258,16 @@ class CoordinatorClient:
         )
         self._once("Leave", request, timeout_seconds)
 
-    def watch(self, known_revision: int = 0, journal_mark: bytes = b"") -> ViewStream:
+    def watch(self, known_revision: int = 0, journal_mark: bytes = b"", member: Member | None = None) -> ViewStream:
         """The cluster as it is, when that is not ``known_revision``, then after every change. Waits to connect.
 
-        ``journal_mark``: as for ``heartbeat``.
+        ``journal_mark``: as for ``heartbeat``. ``member``: who watches; when its stream ends the coordinator takes it
+        for lost sooner.
         """
         request = pb.WatchRequest(known_revision=known_revision, journal_mark=journal_mark)
+        if member is not None:
+            request.role = convert.role_to_pb(member.role)
+            request.index, request.incarnation = member.index, member.incarnation
         return ViewStream(self._stub.Watch(request, wait_for_ready=True), self._peer)
 
     def declare_model(self, worker: Member, spec: ModelSpec, timeout_seconds: float = CALL_SECONDS) -> ShardMap:

@@ -33,9 +33,10 @@ OnFenced = Callable[[Fenced], None]
 class Membership:
     """One life of this process in the cluster. Any thread may use it.
 
-    Owns two daemon threads: one renews the lease, one follows the views. When the coordinator goes away the last view
-    stays, is said once in the log, and the threads try again until it is back. When the place is lost, ``fenced`` says
-    why and the threads end. A view that does not name this member is never shown: it only hastens the next heartbeat.
+    Owns three daemon threads: one renews the lease and does nothing else, one reads the statistics that go with it, one
+    follows the views. When the coordinator goes away the last view stays, is said once in the log, and the threads try
+    again until it is back. When the place is lost, ``fenced`` says why and the threads end. A view that does not name
+    this member is never shown: it only hastens the next heartbeat.
     """
 
     def __init__(self, client: CoordinatorClient, joined: Joined, token: str = "") -> None:
@@ -45,6 +46,7 @@ class Membership:
         self.token = token
         self._joined = joined
         self._stats: Callable[[], MemberStats] = MemberStats
+        self._last_stats = MemberStats()
         self._keeps_state = False
         self._sync: SyncWord | None = None
         #: Guards the fields below; notified when any of them changes.
@@ -63,6 +65,7 @@ class Membership:
         name = f"{joined.member.role.value}-{joined.member.index}"
         self._threads = (
             threading.Thread(target=self._keep_lease, name=f"ps-heartbeat-{name}", daemon=True),
+            threading.Thread(target=self._gather_stats, name=f"ps-stats-{name}", daemon=True),
             threading.Thread(target=self._follow_views, name=f"ps-watch-{name}", daemon=True),
         )
 
@@ -179,7 +182,10 @@ class Membership:
                 on_fenced(error)
 
     def set_stats(self, stats: Callable[[], MemberStats]) -> None:
-        """Tell ``stats()`` with each heartbeat; it is called from the heartbeat thread."""
+        """Tell ``stats()`` with the heartbeats; it is called from a thread of its own, as often as they are sent.
+
+        One that takes long, as a metric on a busy GPU, holds up no heartbeat: the numbers are older then.
+        """
         self._stats = stats
 
     def announce_state(self, timeout_seconds: float = JOIN_SECONDS) -> None:
@@ -242,7 +248,7 @@ class Membership:
             try:
                 mark = self._client.heartbeat(
                     self.member,
-                    self._read_stats(),
+                    self._last_stats,
                     self._joined.lease_seconds / 2,
                     # Again each time: for a coordinator that was brought back from an old copy of its journal.
                     keeps_state=self._keeps_state,
@@ -261,6 +267,10 @@ class Membership:
                 if silent:
                     logger.warning("the coordinator at %s answers %s again", self._client.address, self.member)
                 silent = False
+
+    def _gather_stats(self) -> None:
+        while not self._closed.wait(self._joined.heartbeat_seconds):
+            self._last_stats = self._read_stats()
 
     def _read_stats(self) -> MemberStats:
         try:
@@ -282,7 +292,7 @@ class Membership:
     def _follow_views(self) -> None:
         while not self._closed.is_set():
             try:
-                stream = self._client.watch(self.view.revision, self._journal_mark)
+                stream = self._client.watch(self.view.revision, self._journal_mark, self.member)
                 with self._changed:
                     self._stream = stream
                 # Cancelled here if close() came before it could see this stream.

@@ -155,12 +155,18 @@ class LeaveReply(_message.Message):
     def __init__(self) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("known_revision", "journal_mark")
+    __slots__ = ("known_revision", "journal_mark", "role", "index", "incarnation")
     KNOWN_REVISION_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_MARK_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     known_revision: int
     journal_mark: bytes
-    def __init__(self, known_revision: _Optional[int] = ..., journal_mark: _Optional[bytes] = ...) -> None: ...
+    role: Role
+    index: int
+    incarnation: int
+    def __init__(self, known_revision: _Optional[int] = ..., journal_mark: _Optional[bytes] = ..., role: _Optional[_Union[Role, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("role", "index", "incarnation", "address")
