@@ -35,7 +35,8 @@ class Failpoints:
     def parse(cls, text: str) -> Failpoints:
         """Armed as ``text`` says: ``point=action@count`` parts, separated by commas. Raises ConfigError.
 
-        The action (kill, stop or raise) is taken when the point is passed for the ``count``-th time, and only then.
+        The action (kill, stop, hang or raise) is taken when the point is passed for the ``count``-th time, and only
+        then.
         """
         failpoints = cls()
         for part in filter(None, text.split(",")):
@@ -89,8 +90,14 @@ def _stop() -> None:
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
+def _hang() -> None:
+    threading.Event().wait()
+
+
 def _raise() -> None:
     raise InternalError("a failpoint raised")
 
 
-_ACTIONS: Mapping[str, Callable[[], None]] = MappingProxyType({"kill": _kill, "stop": _stop, "raise": _raise})
+_ACTIONS: Mapping[str, Callable[[], None]] = MappingProxyType(
+    {"kill": _kill, "stop": _stop, "hang": _hang, "raise": _raise}
+)

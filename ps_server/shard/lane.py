@@ -9,6 +9,8 @@ from typing import TypeVar
 
 import torch
 
+from ps_server.shard.watchdog import Watchdog
+
 T = TypeVar("T")
 
 INLINE_BYTES = 256 << 10
@@ -23,10 +25,11 @@ class Lane:
     its future any more: a cancelled stream must not take an accepted push with it.
     """
 
-    def __init__(self, threads: int = 0) -> None:
+    def __init__(self, threads: int = 0, watchdog: Watchdog | None = None) -> None:
         """``threads``: torch's threads within one piece of large work; 0 is half of the cores, for workers need some.
 
         The calling thread, the loop's, does small work with one: waiting for another would take longer than the work.
+        ``watchdog`` is told of each piece.
         """
         within = threads or max(1, torch.get_num_threads() // 2)
 
@@ -35,6 +38,7 @@ class Lane:
 
         torch.set_num_threads(1)
         self._executor = ThreadPoolExecutor(1, "lane", begin)
+        self._watchdog = watchdog
         self._queued = 0
 
     def submit(self, work: Callable[[], T], nbytes: int) -> asyncio.Future[T]:
@@ -44,7 +48,7 @@ class Lane:
         if self._queued == 0 and nbytes < INLINE_BYTES:
             done: Future[T] = Future()
             try:
-                done.set_result(work())
+                done.set_result(self._watched(work, nbytes))
             except Exception as error:  # noqa: BLE001 -- it belongs to whoever waits
                 done.set_exception(error)
             _copy(done, answer)
@@ -55,8 +59,19 @@ class Lane:
             self._queued -= 1
             _copy(done, answer)
 
-        self._executor.submit(work).add_done_callback(lambda done: loop.call_soon_threadsafe(finish, done))
+        self._executor.submit(self._watched, work, nbytes).add_done_callback(
+            lambda done: loop.call_soon_threadsafe(finish, done)
+        )
         return answer
+
+    def _watched(self, work: Callable[[], T], nbytes: int) -> T:
+        if self._watchdog is None:
+            return work()
+        self._watchdog.begin(nbytes)
+        try:
+            return work()
+        finally:
+            self._watchdog.done()
 
     def close(self) -> None:
         """Finish what is queued and end the thread."""

@@ -28,6 +28,7 @@ from ps_server.shard.service import SERVICE, ShardService
 from ps_server.shard.side_channels import SideChannelConfig, SideChannels
 from ps_server.shard.standby import Standby, joined
 from ps_server.shard.storage import Storage
+from ps_server.shard.watchdog import STUCK_SECONDS, Watchdog
 from ps_server.storage_options import StorageConfig
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,8 @@ class ShardConfig:
     acknowledge: Acknowledge = Acknowledge.BEFORE
     #: A number that the job does not have yet is added to it.
     add: bool = False
+    #: A piece of work that takes longer ends the process; 0: never.
+    stuck_seconds: float = STUCK_SECONDS
 
 
 async def serve(config: ShardConfig, stop: asyncio.Event) -> None:
@@ -101,7 +104,17 @@ class Life:
     async def run(self) -> None:
         """Until told to stop. Raises PsError."""
         config = self._config
-        lane = Lane(config.threads)
+        watchdog = Watchdog(config.stuck_seconds) if config.stuck_seconds else None
+        if watchdog:
+            watchdog.start()
+        try:
+            await self._run(Lane(config.threads, watchdog))
+        finally:
+            if watchdog:
+                watchdog.close()
+
+    async def _run(self, lane: Lane) -> None:
+        config = self._config
         try:
             storage = await Storage.open(config.shard, config.storage, lane)
         except BaseException:

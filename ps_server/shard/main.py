@@ -20,6 +20,7 @@ from ps_server.shard.life import ShardConfig, serve
 from ps_server.shard.malloc import use_one_arena
 from ps_server.shard.replication import Acknowledge
 from ps_server.shard.side_channels import SideChannelConfig
+from ps_server.shard.watchdog import EXIT_STUCK, STUCK_SECONDS
 from ps_server.storage_options import Durability, StorageConfig, storage_config, storage_options
 
 __all__ = ["ShardConfig", "main", "serve"]
@@ -63,6 +64,13 @@ __all__ = ["ShardConfig", "main", "serve"]
 )
 @click.option("--threads", type=click.IntRange(0), default=0, help="Threads of the optimizer; 0: half of the cores.")
 @click.option(
+    "--stuck-seconds",
+    type=click.FloatRange(0),
+    default=STUCK_SECONDS,
+    help="A piece of work that takes longer than this, and a second for each 10 MB it touches, ends the process with "
+    f"code {EXIT_STUCK}, so that a restart or a standby takes its place. 0: never.",
+)
+@click.option(
     "--connect-timeout",
     type=click.FloatRange(0, min_open=True),
     default=60.0,
@@ -83,6 +91,7 @@ def main(
     standby: bool,
     acknowledge: str,
     add: bool,
+    stuck_seconds: float,
     **storage: Any,
 ) -> None:
     """Run one shard: it holds its slices of every model, and applies the gradients pushed to it.
@@ -126,6 +135,7 @@ def main(
             standby,
             Acknowledge(acknowledge),
             add,
+            stuck_seconds,
         )
         serving.run(lambda stop: serve(config, stop))
 

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from ps_server.shard.watchdog import EXIT_STUCK
 from tests.recovery.reference import alone, replayed
 from tests.recovery.scripts import STEPS
 from tests.support.shards import wait_until
@@ -34,6 +35,19 @@ def test_a_push_is_applied_once_when_its_shard_dies_at(launch, point):
     for count in (3, 5, 1):
         shard.launch(PS_FAILPOINTS=f"{point}=kill@{count}")
         wait_until(lambda: not shard.alive)
+    shard.start()
+    assert worker.read("digest") == f"digest {alone(STEPS)}"
+    assert replayed(cluster.data)["model"] == alone(STEPS)
+
+
+def test_a_shard_that_hangs_ends_itself_with_a_code_of_its_own_and_training_goes_on(launch):
+    cluster, shard = (started := launch(shard=["--stuck-seconds", "0.5"])), started.shards[0]
+    shard.kill()
+    worker = cluster.worker()
+    shard.launch(PS_FAILPOINTS="after_log_before_apply=hang@4")
+    wait_until(lambda: not shard.alive)
+    assert shard.wait() == EXIT_STUCK
+    assert "in _hang" in shard.said
     shard.start()
     assert worker.read("digest") == f"digest {alone(STEPS)}"
     assert replayed(cluster.data)["model"] == alone(STEPS)

@@ -1,0 +1,98 @@
+"""Decides when a piece of work has been in the lane for too long, and ends the process then.
+
+A shard that is lost is started again, or its standby takes its place; one that is stuck keeps its lease, and everybody
+waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+EXIT_STUCK = 70
+"""The exit code of a shard that ended itself because a piece of work did not end."""
+
+STUCK_SECONDS = 60.0
+"""How long a piece of work may take, beside the time for its bytes, unless a shard is told otherwise."""
+
+_BYTES_PER_SECOND = 10e6
+_LOOK_SECONDS = 1.0
+_SAY_SECONDS = 5.0
+
+
+def end_process(report: str) -> None:
+    """Say why, and end: nothing is saved, and nobody is waited for, for anything may hang."""
+    # Whoever reads the log may hang, too.
+    saying = threading.Thread(target=logger.error, args=("%s", report), daemon=True)
+    saying.start()
+    saying.join(_SAY_SECONDS)
+    os._exit(EXIT_STUCK)
+
+
+class Watchdog:
+    """Told of each piece of work by its Lane; looks once a second from a thread of its own.
+
+    It counts looks and reads no clock: a process that was frozen or a machine that slept is not stuck, and one that is
+    busy is given more time. ``end`` is called once, in that thread, with what it was and the stack of its thread.
+    """
+
+    def __init__(self, seconds: float = STUCK_SECONDS, end: Callable[[str], None] = end_process) -> None:
+        self._seconds = seconds
+        self._end = end
+        #: Bytes of the work under way, and its thread. A new tuple each time: it names the piece.
+        self._work: tuple[int, int] | None = None
+        self._seen: tuple[int, int] | None = None
+        self._looks = 0
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def begin(self, nbytes: int) -> None:
+        """In the thread that does it: a piece of work begins, which touches about ``nbytes`` bytes."""
+        self._work = nbytes, threading.get_ident()
+
+    def done(self) -> None:
+        """It has ended."""
+        self._work = None
+
+    def look(self) -> bool:
+        """Look once; whether the work seen so far is stuck, which was told to ``end`` then."""
+        work = self._work
+        if work is None or work is not self._seen:
+            self._seen, self._looks = work, 0
+            return False
+        self._looks += 1
+        nbytes, thread = work
+        limit_seconds = self._seconds + nbytes / _BYTES_PER_SECOND
+        if self._looks * _LOOK_SECONDS <= limit_seconds:
+            return False
+        self._end(
+            f"a piece of work on {nbytes} bytes has not ended in {limit_seconds:.0f} s; this process ends with code "
+            f"{EXIT_STUCK}, so that a restart or a standby takes its place. It is in:\n{_stack(thread)}"
+        )
+        return True
+
+    def close(self) -> None:
+        """Look no more."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closing.wait(_LOOK_SECONDS):
+            if self.look():
+                return
+
+
+def _stack(thread: int) -> str:
+    frame = sys._current_frames().get(thread)
+    return "".join(traceback.format_stack(frame)) if frame else "(the thread has ended)\n"
