@@ -28,7 +28,7 @@ class Landing:
         self._region = torch.zeros(layout.region_bytes, dtype=torch.uint8)
         self._bytes = tensor_bytes(self._region)
         self._encoded = memoryview(bytearray())
-        #: The result whose payload is here and has not been taken.
+        #: What is here and has not been taken: a result, or one that stands for several.
         self.arrived: pb.StepResult | None = None
 
     def place(self, result: pb.StepResult) -> list[memoryview]:
@@ -48,7 +48,7 @@ class Landing:
             runs = payload_runs(self._layout, result.absent, buffers=result.with_buffers)
             decode = self._codec.accumulate if self._codec.keeps_error else self._codec.decode
             decode(self._encoded[: result.payload_bytes], runs, self._region)
-        self.arrived = result
+        self.arrived = result if self.arrived is None else _both(self.arrived, result)
 
     def take(self, targets: Sequence[torch.Tensor]) -> None:
         """Copy what has arrived, end to end, to ``targets``, flat tensors of bytes."""
@@ -58,3 +58,9 @@ class Landing:
 
     def _ranges_of(self, result: pb.StepResult) -> list[Range]:
         return self._layout.ranges(result.absent, buffers=result.with_buffers)
+
+
+def _both(one: pb.StepResult, other: pb.StepResult) -> pb.StepResult:
+    """What two results have brought together; the later leaves out what has not changed since the earlier."""
+    absent = set(one.absent).intersection(other.absent)
+    return pb.StepResult(absent=sorted(absent), with_buffers=one.with_buffers or other.with_buffers)

@@ -175,6 +175,7 @@ class Lane:
             wire=wire_to_pb(self._wire),
             acknowledged=self._acknowledged,
             torch_version=torch.__version__,
+            keeps_slices=True,
         )
         self._opened_to = self._session.shard_incarnation(self.shard)
         channel = self._session.shard_channel(self.shard)

@@ -73,7 +73,8 @@ class Applier:
                 self._raised([push.info for push in pushes], skipped)
 
         cost = sum(push.rows.cost for push in pushes if push.rows)
-        self._live.change(version, work, cost).add_done_callback(done)
+        untouched = frozenset.intersection(*(push.absent for push in pushes))
+        self._live.change(version, work, cost, untouched=untouched).add_done_callback(done)
 
     def _make(self, replica: Replica, update: Update) -> None:
         """In the lane. First the log: what is applied has been logged, and what cannot be logged is not applied."""
@@ -100,7 +101,7 @@ class Applier:
             self._log.release(nbytes)
             self._ended(queued)
 
-        written = self._live.change(version, work, nbytes)
+        written = self._live.change(version, work, nbytes, untouched=None)
         written.add_done_callback(done)
         return written
 
@@ -121,7 +122,7 @@ class Applier:
             self._log.release(AGING_BYTES)
             self._ended(queued)
 
-        aged = self._live.change(version, work, AGING_BYTES)
+        aged = self._live.change(version, work, AGING_BYTES, untouched=None)
         aged.add_done_callback(done)
         await asyncio.wait([aged])
         return went

@@ -25,6 +25,16 @@ class Coding:
         self._received = memoryview(bytearray())
         self._sent = memoryview(bytearray())
 
+    @property
+    def keeps_error(self) -> bool:
+        """Whether what a payload leaves out of a slice comes with later ones."""
+        return self._reference.payload.keeps_error
+
+    @property
+    def needs_raw(self) -> bool:
+        """Whether the next payload holds all bytes of the region, as they are."""
+        return self._reference.needs_raw
+
     def buffer(self, absent: Iterable[int], *, buffers: bool) -> memoryview:
         """Where the payload of a push without the slices ``absent`` goes; valid until the next call."""
         size = self._incoming.encoded_bytes(payload_runs(self._layout, absent, buffers=buffers))
@@ -42,7 +52,7 @@ class Coding:
         if self._reference.needs_raw:
             await in_thread(lambda: self._reference.reset(region.data))
             return None
-        runs = payload_runs(self._layout, buffers=result.with_buffers)
+        runs = payload_runs(self._layout, result.absent, buffers=result.with_buffers)
         size = self._reference.payload.encoded_bytes(runs)
         if size > len(self._sent):
             self._sent = memoryview(bytearray(size))

@@ -14,6 +14,7 @@ from ps_protocol.tables import Ids
 from ps_server.log import UpdateLog
 from ps_server.optimizers import Block, Region, Replica, StateEntry
 from ps_server.shard.bucket_groups import Group, Wanted, copy_group
+from ps_server.shard.kept import LastChanges
 from ps_server.shard.lane import INLINE_BYTES, Lane
 from ps_server.shard.pool import RegionPool
 from ps_server.shard.published import Copies, Published
@@ -36,6 +37,8 @@ class LiveReplica:
         self._lane = lane
         self._log = log
         self._copies = Copies()
+        #: Of the values: recorded when a change is decided, before it is done.
+        self.last_changes = LastChanges(replica.layout)
         ready: asyncio.Future[Region] = asyncio.get_running_loop().create_future()
         ready.set_result(replica.region)
         self._newest: Published | None = Published(version, ready, self.pool)
@@ -60,11 +63,20 @@ class LiveReplica:
         self._replica = self._newest = None
         return replica
 
-    def change(self, version: int, work: Callable[[Replica], None], cost: int = 0) -> asyncio.Future[Region]:
+    def change(
+        self,
+        version: int,
+        work: Callable[[Replica], None],
+        cost: int = 0,
+        *,
+        untouched: frozenset[int] | None = frozenset(),
+    ) -> asyncio.Future[Region]:
         """Queue work that makes ``version``; whoever reads what was there before goes on reading it undisturbed.
 
-        ``cost``: bytes that could be moved in the time it takes, beside those of the region.
+        ``cost``: bytes that could be moved in the time it takes, beside those of the region. ``untouched``: indexes of
+        parameter slices that it does not change; None: it changes none at all.
         """
+        self.last_changes.record(untouched)
         before, replica, loop = self.newest, self.replica, asyncio.get_running_loop()
 
         def change() -> Region:

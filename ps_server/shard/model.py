@@ -34,6 +34,7 @@ from ps_server.shard.alarm import Alarm
 from ps_server.shard.applier import AGING_BYTES, Applier
 from ps_server.shard.combining import Gradients, Push, must_skip
 from ps_server.shard.gate import Gate
+from ps_server.shard.kept import LastChanges
 from ps_server.shard.lane import Lane
 from ps_server.shard.live import LiveReplica
 from ps_server.shard.option_differences import OptionDifferences
@@ -356,6 +357,11 @@ class ShardModel:
     def unpark(self, parked: asyncio.Future[None]) -> None:
         """Forget a parked pull whose stream is gone."""
         self._parked.discard(parked)
+
+    @property
+    def last_changes(self) -> LastChanges:
+        """When each slice was changed last, by what has been decided so far."""
+        return self._live.last_changes
 
     @asynccontextmanager
     async def published(self, *, quick: bool = False) -> AsyncIterator[Published]:

@@ -129,7 +129,7 @@ class ShardService:
                 carrier = await offer.chosen(anchor)
             except ConnectionError:
                 return
-            stream = StepStream(carrier, model, worker, self._counters, wire)
+            stream = StepStream(carrier, model, worker, self._counters, wire, keeps_slices=request.keeps_slices)
             with model.travelling(worker, carrier.transport):
                 await stream.run(*([] if carrier is anchor else [_ended(anchor)]))
 

@@ -21,6 +21,7 @@ from ps_server.optimizers import Region
 from ps_server.shard.carriers.carrier import Carrier, scatter
 from ps_server.shard.coding import Coding
 from ps_server.shard.counters import Counters
+from ps_server.shard.kept import Kept
 from ps_server.shard.model import Gradients, Push, ShardModel
 from ps_server.shard.option_differences import difference_to_pb
 from ps_server.shard.options import merge_options, merge_row_options
@@ -93,15 +94,27 @@ class StepStream:
     """One open stream, served by one handler: a task reads pushes, another writes their answers in order."""
 
     def __init__(
-        self, carrier: Carrier, model: ShardModel, worker: WorkerKey, counters: Counters, wire: Wire = RAW
+        self,
+        carrier: Carrier,
+        model: ShardModel,
+        worker: WorkerKey,
+        counters: Counters,
+        wire: Wire = RAW,
+        *,
+        keeps_slices: bool = False,
     ) -> None:
-        """``wire`` is how payloads are written; raw where they lie in memory that both sides map."""
+        """``wire`` is how payloads are written; raw where they lie in memory that both sides map.
+
+        ``keeps_slices``: the worker keeps what comes, so that only what has changed need come again.
+        """
         self._carrier = carrier
         self._model = model
         self._worker = worker
         self._counters = counters
         shared = carrier.transport == common_pb2.TRANSPORT_SHM
         self._coding = None if shared or wire == RAW else Coding(wire, model.layout)
+        differences = self._coding is not None and self._coding.keeps_error
+        self._kept = Kept(model.last_changes, keeps=keeps_slices, differences=differences)
         self._options: Sequence[Options] = model.layout.shard_map.spec.group_options
         self._row_options: Sequence[RowOptions] = [table.options for table in model.layout.shard_map.spec.tables]
         #: How many differences of options this worker has been told of.
@@ -373,6 +386,8 @@ class StepStream:
     async def _reply(self, result: pb.StepResult, info: PushInfo | None = None) -> None:
         quick = self._carrier.transport == common_pb2.TRANSPORT_SHM
         self._replied.clear()
+        # Read first: what is published holds these changes at least.
+        number = self._model.last_changes.number
         try:
             async with self._model.published(quick=quick) as published:
                 if result.sequence:
@@ -380,7 +395,11 @@ class StepStream:
                 result.version = published.version
                 if info:
                     tell_skipped(result, info, self._model)
+                raw = self._coding is not None and self._coding.needs_raw
+                if result.sequence and not raw:
+                    result.absent.extend(self._kept.unchanged())
                 await send_published(self._carrier, result, published, self._model, self._counters, self._coding)
+                self._kept.sent(number, raw=raw)
         finally:
             self._replied.set()
 
@@ -441,6 +460,6 @@ async def send_published(
     if encoded is not None:
         await carrier.send_payload(result, [encoded])
     else:
-        ranges = model.layout.ranges(buffers=result.with_buffers)
+        ranges = model.last_changes.ranges(tuple(result.absent), result.with_buffers)
         await carrier.send_parameters(result, published.region, ranges)
     counters.bytes += result.payload_bytes

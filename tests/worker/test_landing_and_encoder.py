@@ -190,6 +190,24 @@ def test_what_has_been_taken_is_not_taken_again():
     assert taken(landing, [size])[0].eq(255).all()
 
 
+def test_what_two_results_bring_is_taken_together():
+    """The second leaves out what has not changed since the first, which nobody has taken yet."""
+    landing = Landing(LAYOUT, Wire())
+    first, second = region(1), region(2)
+    for source, left_out, buffers in ((first, {0, 3}, True), (second, {1, 2, 3}, False)):
+        ranges = LAYOUT.ranges(left_out, buffers=buffers)
+        payload = b"".join(bytes(source[b:e].numpy()) for b, e in ranges)
+        arrive(landing, payload, absent=sorted(left_out), with_buffers=buffers)
+    assert list(landing.arrived.absent) == [3]
+    ranges = LAYOUT.ranges({3})
+    (found,) = taken(landing, [sum(e - b for b, e in ranges)])
+    expected = region(1)
+    span = LAYOUT.slices[0]
+    expected[span.begin : span.end] = second[span.begin : span.end]
+    assert torch.equal(found, torch.cat([expected[b:e] for b, e in ranges]))
+    assert landing.arrived is None
+
+
 def test_a_result_without_payload_is_nothing_to_take():
     landing = Landing(LAYOUT, Wire())
     landing.settle(result(0))

@@ -60,7 +60,7 @@ class Chunk(_message.Message):
     def __init__(self, position: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("model", "epoch", "worker", "membership_revision", "protocol_version", "phase", "transports", "wire", "clock", "acknowledged", "torch_version")
+    __slots__ = ("model", "epoch", "worker", "membership_revision", "protocol_version", "phase", "transports", "wire", "clock", "acknowledged", "torch_version", "keeps_slices")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class Open(_message.Message):
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     TORCH_VERSION_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_SLICES_FIELD_NUMBER: _ClassVar[int]
     model: str
     epoch: int
     worker: WorkerId
@@ -83,7 +84,8 @@ class Open(_message.Message):
     clock: int
     acknowledged: int
     torch_version: str
-    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ..., worker: _Optional[_Union[WorkerId, _Mapping]] = ..., membership_revision: _Optional[int] = ..., protocol_version: _Optional[int] = ..., phase: _Optional[int] = ..., transports: _Optional[_Iterable[_Union[_common_pb2.Transport, str]]] = ..., wire: _Optional[_Union[_common_pb2.Wire, _Mapping]] = ..., clock: _Optional[int] = ..., acknowledged: _Optional[int] = ..., torch_version: _Optional[str] = ...) -> None: ...
+    keeps_slices: bool
+    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ..., worker: _Optional[_Union[WorkerId, _Mapping]] = ..., membership_revision: _Optional[int] = ..., protocol_version: _Optional[int] = ..., phase: _Optional[int] = ..., transports: _Optional[_Iterable[_Union[_common_pb2.Transport, str]]] = ..., wire: _Optional[_Union[_common_pb2.Wire, _Mapping]] = ..., clock: _Optional[int] = ..., acknowledged: _Optional[int] = ..., torch_version: _Optional[str] = ..., keeps_slices: bool = ...) -> None: ...
 
 class SideChannel(_message.Message):
     __slots__ = ("transport", "name", "port", "token")
