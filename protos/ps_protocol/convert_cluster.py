@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from ps_protocol.convert import consistency_from_pb, consistency_to_pb
 from ps_protocol.enums import enum_member
 from ps_protocol.text import printable
@@ -17,6 +19,10 @@ from ps_protocol.view import (
     MoveProgress,
     Role,
 )
+
+#: What is kept of a member's statistics: nobody's are to crowd out the others.
+_MAX_METRICS = 64
+_MAX_TEXT = 256
 
 _ROLES: dict[Role, pb.Role] = {r: getattr(pb, f"ROLE_{r.name}") for r in Role}
 
@@ -87,7 +93,7 @@ def stats_to_pb(stats: MemberStats) -> pb.MemberStats:
 
 
 def stats_from_pb(message: pb.MemberStats) -> MemberStats:
-    """A member's statistics."""
+    """A member's statistics: its first metrics, and texts cut where they are very long."""
     return MemberStats(
         steps=message.steps,
         version=message.version,
@@ -95,12 +101,12 @@ def stats_from_pb(message: pb.MemberStats) -> MemberStats:
         bytes_per_second=message.bytes_per_second,
         samples_per_second=message.samples_per_second,
         staleness=message.staleness,
-        metrics={printable(name): value for name, value in message.metrics.items()},
-        transport=printable(message.transport),
+        metrics={printable(name[:_MAX_TEXT]): value for name, value in islice(message.metrics.items(), _MAX_METRICS)},
+        transport=printable(message.transport[:_MAX_TEXT]),
         samples=message.samples,
         dropped=message.dropped,
         standby_lag=message.standby_lag if message.HasField("standby_lag") else None,
-        activity=printable(message.activity),
+        activity=printable(message.activity[:_MAX_TEXT]),
     )
 
 

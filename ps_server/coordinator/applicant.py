@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.errors import Fenced, InvalidRequest, NotReady, ProtocolVersionMismatch, UnknownShard
 from ps_protocol.view import Role
+from ps_server.coordinator.job_limits import check_length
 
 _HIGHEST_INCARNATION = 1 << 62
 """Far above any real one; what a process brings must leave room for those that follow it."""
 
 _MOST_SHARDS = 4096
 """Beyond, a number is a slip of the hand: all numbers below it would be added, too."""
+
+
+_MOST_RANKS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,11 @@ def check_applicant(ask: Applicant, shards: int) -> None:
             actual=str(ask.protocol_version),
             remedy="install the same torch-ps on both sides",
         )
+    texts = ("address", ask.address), ("host", ask.host), ("token", ask.token), ("directory", ask.directory)
+    for what, text in texts:
+        check_length(f"the {what} of a {ask.role.value} that joins", text)
+    if ask.role in (Role.WORKER, Role.EVALUATOR) and (ask.index or 0) >= _MOST_RANKS:
+        raise InvalidRequest(f"{ask.role.value} {ask.index} cannot be", expected=f"a number below {_MOST_RANKS}")
     if not ask.token:
         raise InvalidRequest("a join needs a token", expected="a random text, the same in every repetition")
     if not 0 <= ask.data_incarnation <= (_HIGHEST_INCARNATION if ask.role is Role.SHARD else 0):

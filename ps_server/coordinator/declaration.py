@@ -33,8 +33,6 @@ def check_model(spec: ModelSpec) -> None:
         validate(table)
     require_in_range(spec, spec.group_options)
     for v in spec.variables:
-        if any(size < 0 for size in v.shape):
-            raise InvalidRequest("a shape is negative", variable=v.name, actual=str(v.shape))
         if v.kind is Kind.PARAMETER and v.group >= len(spec.group_options):
             raise InvalidRequest(
                 "a variable is in a parameter group that does not exist",
@@ -61,7 +59,7 @@ def check_same(first: ModelSpec, later: ModelSpec, who: str) -> None:
 
 
 def _in_order(what: str, first: Sequence[Variable | TableSpec], later: Sequence[Variable | TableSpec]) -> Iterator[str]:
-    before, after = ([each.name for each in named] for named in (first, later))
+    before, after = ({each.name: None for each in named} for named in (first, later))
     if [name for name in before if name in after] != [name for name in after if name in before]:
         yield f"the {what} are in another order"
 

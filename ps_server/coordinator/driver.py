@@ -19,6 +19,7 @@ from ps_server.coordinator.applicant import Applicant
 from ps_server.coordinator.data_leases import DataLeases
 from ps_server.coordinator.journal import Journal
 from ps_server.coordinator.memento import Memento, changed_rows, from_rows
+from ps_server.coordinator.models import PlacementPlan
 from ps_server.coordinator.placement import as_before
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.coordinator.state import ClusterState, Decision
@@ -170,6 +171,22 @@ class Driver:
     def declare(self, rank: int, incarnation: int, spec: ModelSpec) -> ShardMap:
         """See ClusterState.declare."""
         return self._settle(self._state.declare(rank, incarnation, spec, self._as_saved if self._saved else None))
+
+    def check_member(self, role: Role, index: int, incarnation: int) -> None:
+        """Raises Fenced unless this is a live member."""
+        self._state.check_member(role, index, incarnation)
+
+    def check_worker(self, rank: int, incarnation: int) -> None:
+        """Raises Fenced unless this is a live worker."""
+        self._state.check_member(Role.WORKER, rank, incarnation)
+
+    def plan(self, rank: int, incarnation: int, spec: ModelSpec) -> PlacementPlan:
+        """See ClusterState.plan."""
+        return self._state.plan(rank, incarnation, spec, self._as_saved if self._saved else None)
+
+    def adopt(self, rank: int, incarnation: int, plan: PlacementPlan, made: ShardMap) -> ShardMap:
+        """See ClusterState.adopt."""
+        return self._settle(self._state.adopt(rank, incarnation, plan, made))
 
     def shard_map(self, model: str) -> ShardMap:
         """See ClusterState.shard_map."""

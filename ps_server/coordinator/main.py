@@ -24,11 +24,12 @@ from ps_server.checkpoint import Checkpoint, latest
 from ps_server.checkpoint_options import CheckpointConfig, checkpoint_config, checkpoint_options
 from ps_server.coordinator.checkpoints import Checkpoints
 from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.job_limits import JobLimits
 from ps_server.coordinator.journal import Journal
 from ps_server.coordinator.memento import Memento, from_rows
 from ps_server.coordinator.moves import Moves
 from ps_server.coordinator.placement import Balanced, FixedShards, MaxSize, MinSize, PartitionRule
-from ps_server.coordinator.service import SERVICE_NAME, CoordinatorService
+from ps_server.coordinator.service import MAX_REQUEST_BYTES, SERVICE_NAME, CoordinatorService
 from ps_server.coordinator.settings import ClusterSettings, check_consistency
 from ps_server.mode_options import MODES, bound_options, consistency_of
 
@@ -80,7 +81,7 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
     checkpoints = Checkpoints(driver, config.checkpoints)
     moves = Moves(driver, checkpoints.busy)
     service = CoordinatorService(driver, checkpoints, moves)
-    server = await serving.start(config.bind, config.port, [(SERVICE_NAME, service.register)])
+    server = await serving.start(config.bind, config.port, [(SERVICE_NAME, service.register)], MAX_REQUEST_BYTES)
     try:
         driver.start()
         view = driver.status().view
@@ -178,6 +179,13 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
     default=1.0,
     help="How often members renew their lease.",
 )
+@click.option(
+    "--max-model-bytes",
+    type=click.IntRange(1),
+    default=JobLimits().max_model_bytes,
+    show_default="64 GB",
+    help="Bytes of the values of all models together; a model that is declared beyond is refused.",
+)
 @click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), show_default="random", help="Common seed of the job.")
 @checkpoint_options
 @click.pass_context
@@ -231,6 +239,7 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: Memento | None)
         seed=secrets.randbits(32) if options["seed"] is None else options["seed"],
         # Above every incarnation of an earlier coordinator on this cluster: none joins a thousand members a second.
         first_incarnation=time.time_ns() // 1_000_000,
+        limits=JobLimits(max_model_bytes=options["max_model_bytes"]),
     )
     if kept is not None:
         if not given & {"partition", "partition_slices", "partition_bytes"}:

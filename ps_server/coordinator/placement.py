@@ -82,6 +82,18 @@ def place(spec: ModelSpec, shards: int, rule: PartitionRule) -> tuple[Slice, ...
     return in_arena_order(spec, placed)
 
 
+def most_slices(spec: ModelSpec, shards: int, rule: PartitionRule) -> int:
+    """A bound on how many slices ``place`` makes, without making any; no size in ``spec`` is negative."""
+    if spec.unsplit:
+        return len(spec.variables)
+    if not isinstance(rule, Balanced):
+        return sum(max(1, min(v.rows, _parts(rule, v.rows, v.row_bytes))) for v in spec.variables)
+    total = sum(v.nbytes for v in spec.variables)
+    # Each variable one; the cuts that fill a shard, or part rows above the slack; those at the size of slices.
+    cuts = shards * (1 + 100 // (LIMIT_PERCENT - 100))
+    return len(spec.variables) + cuts + total // _SLICE_BYTES
+
+
 def in_arena_order(spec: ModelSpec, slices: Iterable[Slice]) -> tuple[Slice, ...]:
     """By shard; there whole variables come first, in declared order, then slices of split ones: so ranges merge."""
 

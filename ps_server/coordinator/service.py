@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from ps_protocol import convert_cluster as convert
-from ps_protocol.convert import consistency_from_pb, shard_map_to_pb, spec_from_pb
+from ps_protocol.convert import consistency_from_pb
 from ps_protocol.convert_leases import answer_to_pb, ask_from_pb
 from ps_protocol.text import printable
 from ps_protocol.v1 import common_pb2, coordinator_pb2_grpc
@@ -19,12 +19,20 @@ from ps_protocol.view import ClusterView, SyncWord
 from ps_server.checkpoint_options import CheckpointConfig
 from ps_server.coordinator.applicant import Applicant
 from ps_server.coordinator.checkpoints import Checkpoints
+from ps_server.coordinator.declaring import Declaring
 from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.job_limits import check_length
 from ps_server.coordinator.move_plan import Wish
 from ps_server.coordinator.moves import Moves
 from ps_server.rpc_errors import translated
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
+
+MAX_REQUEST_BYTES = 4 << 20
+"""No request needs more: about 70,000 variables are declared in so many."""
+
+_MAX_REASON = 1000
+"""Characters of why a member left."""
 
 #: A parked call is answered this long before the caller's deadline.
 _ANSWER_SECONDS = 0.5
@@ -39,6 +47,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._driver = driver
         self._checkpoints = checkpoints or Checkpoints(driver, CheckpointConfig())
         self._moves = moves or Moves(driver, self._checkpoints.busy)
+        self._declaring = Declaring(driver)
         # One view goes to all watchers: it is converted once.
         self._converted: tuple[ClusterView | None, pb.ClusterView] = (None, pb.ClusterView())
 
@@ -69,7 +78,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatReply:  # noqa: N802
         """A lease renewed."""
         async with translated(context):
-            role, stats = convert.role_from_pb(request.role), convert.stats_from_pb(request.stats)
+            role = convert.role_from_pb(request.role)
+            self._driver.check_journal(request.journal_mark)
+            self._driver.check_member(role, request.index, request.incarnation)
+            stats = convert.stats_from_pb(request.stats)
             sync = SyncWord(request.sync.number, request.sync.directory) if request.HasField("sync") else None
             revision = self._driver.heartbeat(
                 role,
@@ -86,7 +98,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """A membership ended."""
         async with translated(context):
             role = convert.role_from_pb(request.role)
-            self._driver.leave(role, request.index, request.incarnation, printable(request.reason))
+            self._driver.leave(role, request.index, request.incarnation, printable(request.reason[:_MAX_REASON]))
             return pb.LeaveReply()
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.ClusterView]:  # noqa: N802
@@ -107,15 +119,14 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     ) -> common_pb2.ShardMap:
         """The shard map of a model, placed now or before."""
         async with translated(context):
-            spec = spec_from_pb(request.spec)
-            return shard_map_to_pb(self._driver.declare(request.rank, request.incarnation, spec))
+            return await self._declaring.declare(request.rank, request.incarnation, request.spec)
 
     async def GetShardMap(  # noqa: N802
         self, request: pb.GetShardMapRequest, context: Context
     ) -> common_pb2.ShardMap:
         """The shard map of a model that was declared."""
         async with translated(context):
-            return shard_map_to_pb(self._driver.shard_map(request.model))
+            return await self._declaring.shard_map(request.model)
 
     async def SetConsistency(  # noqa: N802
         self, request: pb.SetConsistencyRequest, context: Context
@@ -134,6 +145,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def LeaseData(self, request: pb.LeaseDataRequest, context: Context) -> pb.LeaseDataReply:  # noqa: N802
         """A range of a dataset, after waiting for one."""
         async with translated(context):
+            self._driver.check_worker(request.rank, request.incarnation)
+            check_length("the name of a dataset", request.dataset)
             ask, wait = ask_from_pb(request), _wait_seconds(request.wait_seconds, context)
             return answer_to_pb(await self._driver.lease_data(request.rank, request.incarnation, ask, wait))
 

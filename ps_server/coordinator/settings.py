@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_protocol.model import Consistency, Mode, StalePolicy
+from ps_server.coordinator.job_limits import JobLimits
 from ps_server.coordinator.placement import Balanced, FixedShards, MaxSize, MinSize, PartitionRule
 
 
@@ -25,6 +26,7 @@ class ClusterSettings:
     seed: int = 0
     #: Incarnations count up from here; above all of an earlier coordinator's life.
     first_incarnation: int = 1
+    limits: JobLimits = field(default_factory=JobLimits)
 
     @property
     def identity(self) -> Identity:

@@ -21,10 +21,11 @@ from ps_protocol.view import (
 from ps_server.coordinator.applicant import Applicant, check_applicant, check_vacant
 from ps_server.coordinator.attendance import Attendance
 from ps_server.coordinator.barrier import Barrier
+from ps_server.coordinator.job_limits import nbytes_of
 from ps_server.coordinator.kept_state import KeptState
 from ps_server.coordinator.lives import Life, Lives
 from ps_server.coordinator.memento import Memento, Place
-from ps_server.coordinator.models import Models
+from ps_server.coordinator.models import Models, PlacementPlan
 from ps_server.coordinator.settings import ClusterSettings, check_consistency, check_same_job
 
 _LEFT = "left"
@@ -54,7 +55,7 @@ class ClusterState:
         check_consistency(settings.consistency, settings.expected_workers)
         self._settings = settings
         self._lives = Lives()
-        self._models = Models(settings.partition)
+        self._models = Models(settings.partition, settings.limits)
         self._next_incarnation = settings.first_incarnation
         self._journalled = False
         #: Between what an earlier life of a journalled coordinator handed out and this: nobody has such an incarnation.
@@ -200,6 +201,10 @@ class ClusterState:
             return Decision(None)
         return Decision(None, "; ".join(self._kept_state.says(life.member, life.place.applicant.directory, sync)))
 
+    def check_member(self, role: Role, index: int, incarnation: int) -> None:
+        """Raises Fenced when the place is not this incarnation's."""
+        self._lives.find(role, index, incarnation)
+
     def leave(self, role: Role, index: int, incarnation: int, why: str, now: float) -> Decision[None]:
         """End a membership; ``why`` is empty at a clean end. When the last worker ends cleanly, the job is finished.
 
@@ -268,14 +273,37 @@ class ClusterState:
         Raises NotReady while shards are missing, ModelMismatch with every difference, InvalidRequest,
         UnsupportedOptimizer for a table's, or Fenced.
         """
+        plan = self.plan(rank, incarnation, spec, as_saved)
+        return self.adopt(rank, incarnation, plan, plan.make())
+
+    def plan(
+        self,
+        rank: int,
+        incarnation: int,
+        spec: ModelSpec,
+        as_saved: Callable[[ShardMap], ShardMap] | None = None,
+    ) -> PlacementPlan:
+        """What ``declare`` begins with: ``plan.make()`` may take a while, and may run in any thread. Raises Fenced."""
         member = self._lives.find(Role.WORKER, rank, incarnation).member
-        if known := self._models.declared(spec, str(member)):
-            return Decision(known)
-        used = self.view.used_shards
-        shard_map = self._models.place(spec, used, self.view.live(Role.SHARD), as_saved)
+        return self._models.plan(spec, str(member), self.view.used_shards, self.view.live(Role.SHARD), as_saved)
+
+    def adopt(self, rank: int, incarnation: int, plan: PlacementPlan, made: ShardMap) -> Decision[ShardMap]:
+        """What ``declare`` ends with: ``made`` holds, which ``plan`` led to.
+
+        Raises NotReady while shards are missing, or when meanwhile the cluster's shards have changed, or Fenced.
+        """
+        member = self._lives.find(Role.WORKER, rank, incarnation).member
+        spec = plan.spec
+        if plan.known is None and plan.shards != self.view.used_shards:
+            raise NotReady(
+                f"model '{spec.name}' cannot be placed yet: the shards that models lie on have changed meanwhile",
+                remedy="the worker tries again",
+            )
+        if plan.known is not None or not self._models.place(plan, made, self.view.live(Role.SHARD)):
+            return Decision(self._models.get(spec.name))
         self._change(models=self._models.epochs)
-        size = f"{sum(v.nbytes for v in spec.variables)} bytes and {len(spec.tables)} tables"
-        return Decision(shard_map, f"{member} declared model '{spec.name}': {size} on {len(used)} shards")
+        size = f"{nbytes_of(spec)} bytes and {len(spec.tables)} tables"
+        return Decision(made, f"{member} declared model '{spec.name}': {size} on {len(plan.shards)} shards")
 
     def shard_map(self, model: str) -> ShardMap:
         """Where ``model`` lives. Raises UnknownModel."""

@@ -30,6 +30,7 @@ from ps_server.shard.standby import Standby, joined
 from ps_server.shard.storage import Storage
 from ps_server.shard.watchdog import STUCK_SECONDS, Watchdog
 from ps_server.storage_options import StorageConfig
+from ps_server.tables.arrays import machine_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,10 @@ class ShardConfig:
     add: bool = False
     #: A piece of work that takes longer ends the process; 0: never.
     stuck_seconds: float = STUCK_SECONDS
+    #: Values of variables of all models that it takes; 0: as many as this machine has memory.
+    max_model_bytes: int = 0
+    #: From a process that may live.
+    take_over: bool = False
 
 
 async def serve(config: ShardConfig, stop: asyncio.Event) -> None:
@@ -132,6 +137,7 @@ class Life:
                 self._announce_state,
                 storage.keep,
                 lambda: storage.promised,
+                config.max_model_bytes or machine_bytes(),
             ),
             storage.recovered,
         )

@@ -62,6 +62,19 @@ __all__ = ["ShardConfig", "main", "serve"]
     help="Add this shard to the running job when its number is a new one. It holds nothing at first: psctl move --to "
     "gives it slices. Not needed again when it is started again.",
 )
+@click.option(
+    "--take-over",
+    is_flag=True,
+    help="Take the place from a process that holds it and may live; that one is fenced. Without it a process whose "
+    "place is held waits for one lease, and is refused if the holder lives.",
+)
+@click.option(
+    "--max-model-bytes",
+    type=click.IntRange(0),
+    default=0,
+    show_default="the memory of the machine",
+    help="Bytes of the values of all models that this shard takes.",
+)
 @click.option("--threads", type=click.IntRange(0), default=0, help="Threads of the optimizer; 0: half of the cores.")
 @click.option(
     "--stuck-seconds",
@@ -92,6 +105,8 @@ def main(
     acknowledge: str,
     add: bool,
     stuck_seconds: float,
+    max_model_bytes: int,
+    take_over: bool,
     **storage: Any,
 ) -> None:
     """Run one shard: it holds its slices of every model, and applies the gradients pushed to it.
@@ -136,6 +151,8 @@ def main(
             Acknowledge(acknowledge),
             add,
             stuck_seconds,
+            max_model_bytes,
+            take_over,
         )
         serving.run(lambda stop: serve(config, stop))
 

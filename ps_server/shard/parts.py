@@ -11,6 +11,7 @@ from ps_server.failpoints import Failpoints
 from ps_server.log import Entry, MemoryLog, UpdateLog
 from ps_server.shard.lane import INLINE_BYTES, Lane
 from ps_server.shard.replication import Replication
+from ps_server.tables.arrays import machine_bytes
 
 Work = Callable[[], Awaitable[None]]
 
@@ -37,6 +38,8 @@ class ShardParts:
     keep: Callable[[Work], Awaitable[None]] = _at_once
     #: Whether every push that was acknowledged before this process served must be known here.
     promises: Callable[[], bool] = lambda: False
+    #: Values of variables of all models that this shard takes.
+    max_model_bytes: int = field(default_factory=machine_bytes)
 
     async def write(self, entry: Entry, nbytes: int, points: tuple[str, ...] = ()) -> None:
         """Log an entry of about ``nbytes`` bytes, between two failpoints. Raises StorageFull, InternalError."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 
-from ps_protocol.errors import ModelMismatch, ModelMoved
+from ps_protocol.errors import InvalidRequest, ModelMismatch, ModelMoved
 from ps_protocol.layout import Layout
 from ps_protocol.model import ShardMap
 from ps_server.model_differences import in_structure, raise_differences
@@ -49,6 +50,26 @@ def way(shard: int, held: ShardMap, pending: ShardMap | None, placed: ShardMap) 
         if placed.epoch < held.epoch
         else "start as many shards as before, or restore a checkpoint into empty data directories",
     )
+
+
+def check_fits(shard: int, placed: ShardMap, held: Iterable[ShardMap], most_bytes: int) -> None:
+    """Raises InvalidRequest when ``shard`` would hold more than ``most_bytes`` of values, with ``placed``."""
+    added, before = nbytes_on(shard, placed), sum(nbytes_on(shard, each) for each in held)
+    if added and added + before > most_bytes:
+        raise InvalidRequest(
+            f"model '{placed.spec.name}' does not fit on shard {shard}",
+            shard=str(shard),
+            expected=f"at most {most_bytes} bytes of values of all models: --max-model-bytes of ps-server",
+            actual=f"{added} bytes, and {before} of other models",
+            remedy="begin the job with more shards, or raise --max-model-bytes where there is the memory",
+        )
+
+
+def nbytes_on(shard: int, placed: ShardMap) -> int:
+    """Of the values of variables on ``shard``."""
+    variables = placed.spec.variables
+    pieces = (each for each in placed.slices if each.shard == shard)
+    return sum((each.row_end - each.row_begin) * variables[each.variable].row_bytes for each in pieces)
 
 
 def moved_on(shard: int, model: str, known: int, asked: int) -> ModelMoved:

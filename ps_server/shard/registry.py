@@ -27,7 +27,7 @@ from ps_server.log import Placed, RecoveredModel, Switched, new_model, switched
 from ps_server.shard.followed import FollowedModel
 from ps_server.shard.model import ShardModel
 from ps_server.shard.parts import ShardParts
-from ps_server.shard.placing import Way, moved_on, way
+from ps_server.shard.placing import Way, check_fits, moved_on, way
 from ps_server.shard.progress import PlacingProgress
 from ps_server.shard.restore import restore, saved_tracker
 from ps_server.shard.snapshotter import Source
@@ -236,7 +236,9 @@ class Registry:
         return model
 
     async def _begin(self, shard_map: ShardMap) -> RecoveredModel:
-        """Raises StorageFull, InternalError."""
+        """Raises InvalidRequest for one that does not fit, StorageFull, InternalError."""
+        held = [model.layout.shard_map for model in self._placed.values()]
+        check_fits(self._parts.shard, shard_map, held, self._parts.max_model_bytes)
         await self._parts.write(Placed(shard_map), shard_map_to_pb(shard_map).ByteSize())
         return new_model(shard_map, self._parts.shard)
 

@@ -37,7 +37,7 @@ def test_the_trailer_alone_decides_the_type(kind: type[PsError]) -> None:
         (grpc.StatusCode.DEADLINE_EXCEEDED, errors.Unavailable),
         (grpc.StatusCode.CANCELLED, errors.Unavailable),
         (grpc.StatusCode.UNIMPLEMENTED, errors.ProtocolVersionMismatch),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.InternalError),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.InvalidRequest),
     ],
 )
 def test_without_a_trailer_the_status_decides_and_the_peer_is_named(

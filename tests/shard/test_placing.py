@@ -9,7 +9,7 @@ import pytest
 from ps_protocol.errors import InvalidRequest, ModelMismatch
 from ps_protocol.model import Slice
 from ps_server.shard.arrivals import Arrivals, arrivals
-from ps_server.shard.placing import Way, way
+from ps_server.shard.placing import Way, check_fits, nbytes_on, way
 from tests.shard.moving import map_of, spec_of
 
 SPEC = spec_of()
@@ -45,6 +45,21 @@ def test_what_has_left_is_begun_anew():
 def test_a_directory_that_does_not_fit_is_refused(pending, placed):
     with pytest.raises(ModelMismatch):
         way(0, HELD, pending, placed)
+
+
+def test_a_model_that_a_shard_has_no_memory_for_is_refused_before_anything_is_laid_out():
+    here = nbytes_on(0, HELD)
+    assert here > 0
+    check_fits(0, HELD, [], here)
+    check_fits(0, HELD, [HELD], 2 * here)
+    check_fits(7, HELD, [], 0)
+    with pytest.raises(InvalidRequest, match=rf"does not fit on shard 0.*--max-model-bytes.*actual: {here} bytes"):
+        check_fits(0, HELD, [HELD], 2 * here - 1)
+
+
+def test_an_older_word_of_the_coordinator_is_named_as_the_cause():
+    with pytest.raises(ModelMismatch, match="the coordinator's journal is older than this directory"):
+        way(0, NEXT, None, HELD)
 
 
 def test_every_slice_comes_from_the_shard_that_has_it():

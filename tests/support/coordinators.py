@@ -10,7 +10,7 @@ from ps_protocol.client.coordinator import CoordinatorClient
 from ps_server import serving
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.journal import Journal
-from ps_server.coordinator.service import SERVICE_NAME, CoordinatorService
+from ps_server.coordinator.service import MAX_REQUEST_BYTES, SERVICE_NAME, CoordinatorService
 from ps_server.coordinator.settings import ClusterSettings
 from tests.support.loops import LoopThread
 
@@ -69,7 +69,9 @@ class TestCoordinator:
     async def _serve(self) -> None:
         assert self._driver is not None
         service = CoordinatorService(self._driver)
-        self._server = await serving.start("127.0.0.1", self.port, [(SERVICE_NAME, service.register)])
+        self._server = await serving.start(
+            "127.0.0.1", self.port, [(SERVICE_NAME, service.register)], MAX_REQUEST_BYTES
+        )
         self.port, self.address = self._server.port, self._server.address
 
 

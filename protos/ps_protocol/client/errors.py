@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 from ps_protocol.errors import (
     ERROR_TRAILER,
     InternalError,
+    InvalidRequest,
     ProtocolVersionMismatch,
     PsError,
     Unavailable,
@@ -37,6 +38,11 @@ def translate(error: grpc.RpcError, peer: str = "the server") -> PsError:
         return Unavailable(
             f"{peer} does not answer ({status.name}: {text})",
             remedy="check that it runs, that the address is right, and that the network lets this through",
+        )
+    if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return InvalidRequest(
+            f"{peer} does not take a message of this size ({text})",
+            remedy="declare fewer variables in one model, or send less at a time",
         )
     if status is grpc.StatusCode.UNIMPLEMENTED:
         return ProtocolVersionMismatch(
