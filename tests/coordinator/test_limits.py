@@ -181,7 +181,9 @@ def test_leases_are_renewed_while_a_model_is_compared_and_placed(monkeypatch: py
 def test_statistics_of_one_member_do_not_crowd_out_the_others() -> None:
     with connected(ClusterSettings(lease_seconds=60.0)) as client:
         member = shard_and_worker(client)
-        client.heartbeat(member, MemberStats(metrics={f"{n}" * 300: 1.0 for n in range(1000)}, transport="x" * 5000))
+        client.heartbeat(
+            member, MemberStats(metrics={f"{n} is long" * 90: 1.0 for n in range(999)}, transport="x" * 5000)
+        )
         (status,) = [each for each in client.get_status().members if each.member == member]
         assert len(status.stats.metrics) == 64
         assert max(map(len, status.stats.metrics)) <= 256
