@@ -54,6 +54,11 @@ class Process:
             )
 
     @property
+    def pid(self) -> int | None:
+        """Of the process that runs now; None where there is none."""
+        return self._running.pid if self._running is not None and self.alive else None
+
+    @property
     def alive(self) -> bool:
         """Whether it runs; a frozen one does."""
         return self._running is not None and self._running.poll() is None

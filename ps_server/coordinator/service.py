@@ -12,6 +12,7 @@ import grpc
 from ps_protocol import convert_cluster as convert
 from ps_protocol.convert import consistency_from_pb
 from ps_protocol.convert_leases import answer_to_pb, ask_from_pb
+from ps_protocol.errors import InvalidRequest
 from ps_protocol.text import printable
 from ps_protocol.v1 import common_pb2, coordinator_pb2_grpc
 from ps_protocol.v1 import coordinator_pb2 as pb
@@ -188,6 +189,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
 
 def _wait_seconds(wished: float, context: Context) -> float:
-    """How long a call may be parked."""
+    """How long a call may be parked. Raises InvalidRequest for a length that is none; the driver bounds a long one."""
+    if not wished >= 0.0:
+        raise InvalidRequest(
+            "wait_seconds is not a length of time", expected="0 or more seconds", actual=str(wished), remedy="send 0"
+        )
     left = context.time_remaining()
     return wished if left is None else min(wished, left - _ANSWER_SECONDS)

@@ -168,6 +168,18 @@ def test_a_barrier_is_answered_before_the_deadline_of_its_caller(client: Coordin
         assert not CoordinatorStub(channel).Barrier(request, timeout=1.0).released
 
 
+@pytest.mark.parametrize("seconds", [float("nan"), -1.0, float("-inf")])
+def test_a_wait_that_is_no_length_of_time_is_refused(client: CoordinatorClient, seconds: float) -> None:
+    member = worker(client, 0)
+    for call, request in (
+        ("Barrier", pb.BarrierRequest(rank=0, incarnation=member.incarnation, wait_seconds=seconds)),
+        ("LeaseData", pb.LeaseDataRequest(rank=0, incarnation=member.incarnation, wait_seconds=seconds)),
+    ):
+        with connect_channel(client.address) as channel, pytest.raises(grpc.RpcError) as caught:
+            getattr(CoordinatorStub(channel), call)(request, timeout=5.0)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 def test_another_protocol_version_is_refused() -> None:
     with running_coordinator() as coordinator, connect_channel(coordinator.address) as channel:
         with pytest.raises(grpc.RpcError) as caught:
