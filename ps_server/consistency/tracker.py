@@ -14,6 +14,9 @@ from ps_server.consistency.rounds import PendingRounds
 from ps_server.consistency.rules import rule_for
 from ps_server.consistency.vector import ClockVector
 
+LIMIT = 1 << 48
+"""Phases, clocks and sequences are below: others may have to go on from the highest, and have to find room there."""
+
 
 @dataclass(slots=True)
 class _Participant:
@@ -86,9 +89,15 @@ class Tracker:
 
         ``clock`` is what a worker says that has made steps already. Where none of its pushes is known, for a restart
         forgets those that changed nothing, it enters just there: its position is the same on every shard, or workers
-        could wait for each other over two of them. Raises Fenced.
+        could wait for each other over two of them. Raises Fenced, InvalidRequest for a position that cannot be.
         """
         self._fence(worker)
+        if max(phase, clock or 0) >= LIMIT:
+            raise InvalidRequest(
+                f"{worker} stands where no job comes to",
+                expected=f"phase and clock below {LIMIT}",
+                actual=str(Position(phase, clock or 0)),
+            )
         own = self._participants.get(worker.rank)
         if own is not None and (own.last_sequence or clock is None):
             position = max(self._clocks[worker.rank], Position(phase, clock or 0))
@@ -290,6 +299,12 @@ class Tracker:
 
     def _check_rises(self, push: PushInfo) -> None:
         own = self._clocks[push.worker.rank]
+        if max(*push.position, push.sequence) >= LIMIT:
+            raise InvalidRequest(
+                f"push {push.sequence} of {push.worker} names a step that no job reaches",
+                expected=f"phase, clock and sequence below {LIMIT}",
+                actual=str(push.position),
+            )
         if push.position <= own or push.position.clock < 1:
             raise InvalidRequest(
                 f"push {push.sequence} of {push.worker} does not move its clock on",

@@ -104,6 +104,11 @@ class DurableLog:
         if not self._reserved[size]:
             del self._reserved[size]
 
+    @property
+    def keeps(self) -> bool:
+        """Whether ``append`` writes."""
+        return self._writing
+
     def append(self, entry: Entry) -> int:
         """Write one entry; returns its number. Raises OSError where its room was not reserved."""
         self.number += 1

@@ -136,6 +136,10 @@ class UpdateLog(Protocol):
     def waits(self) -> bool:
         """Whether ``append`` waits for a disk, so that it must not run on the event loop."""
 
+    @property
+    def keeps(self) -> bool:
+        """Whether ``append`` writes what it is given, which must not change meanwhile; exact in the lane."""
+
     async def reserve(self, nbytes: int) -> None:
         """Have room for a record of ``nbytes`` bytes. Raises StorageFull; then nothing is reserved."""
 
@@ -149,7 +153,7 @@ class UpdateLog(Protocol):
 class MemoryLog:
     """Durability "memory": the arenas are the only copy, nothing is kept."""
 
-    waits = False
+    waits = keeps = False
 
     def __init__(self) -> None:
         self.number = 0

@@ -5,7 +5,7 @@ from ps_server.optimizers.catalog import check_options, validate
 from ps_server.optimizers.combine import assign_buffers, average, average_buffers, blend_buffers
 from ps_server.optimizers.finite import first_nonfinite
 from ps_server.optimizers.region import Region, torch_dtype
-from ps_server.optimizers.replica import Replica, Skipped, Step
+from ps_server.optimizers.replica import Replica, Skipped, Step, copy_region
 from ps_server.optimizers.shard_optimizer import ShardOptimizer
 from ps_server.optimizers.state import StateEntry, StateKey
 from ps_server.optimizers.state_bytes import describe, read_state, taken, tensor_bytes
@@ -27,6 +27,7 @@ __all__ = [
     "blend_buffers",
     "blocks_of",
     "check_options",
+    "copy_region",
     "describe",
     "first_nonfinite",
     "read_state",

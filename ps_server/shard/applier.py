@@ -59,7 +59,8 @@ class Applier:
         def work(replica: Replica) -> None:
             infos = tuple(push.info for push in pushes)
             try:
-                with combined(pushes, scale, live_workers, self._live.pool, replica.tables) as step:
+                pool, keep = self._live.pool, self._log.keeps
+                with combined(pushes, scale, live_workers, pool, replica.tables, keep=keep) as step:
                     self._make(replica, Update(model, version, infos, is_round, step))
             finally:
                 for push in pushes:

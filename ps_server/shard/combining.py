@@ -10,7 +10,15 @@ from ps_protocol.errors import NonFiniteGradient
 from ps_protocol.model import Buffers, NonFinite, Options
 from ps_server import tables as row_tables
 from ps_server.consistency import PushInfo
-from ps_server.optimizers import Region, Step, assign_buffers, average, average_buffers, first_nonfinite
+from ps_server.optimizers import (
+    Region,
+    Step,
+    assign_buffers,
+    average,
+    average_buffers,
+    copy_region,
+    first_nonfinite,
+)
 from ps_server.shard.lane import Lane
 from ps_server.shard.pool import RegionPool
 from ps_server.shard.pushed_rows import PushedRows, combined_rows, inspect, nonfinite_rows
@@ -82,19 +90,30 @@ async def must_skip(push: Push, lane: Lane, tables: Sequence[row_tables.Table]) 
 
 @contextmanager
 def combined(
-    pushes: Sequence[Push], scale: float, live_workers: int, pool: RegionPool, tables: Sequence[row_tables.Table]
+    pushes: Sequence[Push],
+    scale: float,
+    live_workers: int,
+    pool: RegionPool,
+    tables: Sequence[row_tables.Table],
+    *,
+    keep: bool = False,
 ) -> Iterator[Step]:
-    """In the lane: the step that ``pushes`` make together, in rank order. Valid until the end of the block."""
+    """In the lane: the step that ``pushes`` make together, in rank order. Valid until the end of the block.
+
+    ``keep``: nothing of it lies in memory that a worker can change, for it is written down before it is made.
+    """
     parts = [push.gradients for push in pushes if push.gradients is not None]
-    into, owned = parts[0].region, len(pushes) == 1 or not parts[0].lent
+    into, owned = parts[0].region, not parts[0].lent or (len(pushes) == 1 and not keep)
     if not owned:
         into = pool.take()
     try:
         absent = pushes[0].absent
+        if len(pushes) == 1 and not owned:
+            copy_region(parts[0].region, into)
         if len(pushes) > 1:
             absent = average(into, [part.region for part in parts], [push.absent for push in pushes])
         weight = _combine_buffers(into, [push for push in pushes if push.with_buffers], live_workers)
-        rows = combined_rows([push.rows for push in pushes], tables, len(pushes))
+        rows = combined_rows([push.rows for push in pushes], tables, len(pushes), keep=keep)
         yield Step(into, absent, pushes[0].options, scale, weight, rows)
     finally:
         if not owned:

@@ -40,6 +40,8 @@ class PushedRows:
     options: Sequence[RowOptions]
     #: Where the payload goes: all ids, then all gradients. Where it was lent, ids lie elsewhere.
     buffer: memoryview
+    #: Gradients lie in memory that the worker can change.
+    lent: bool = False
 
     @property
     def rows(self) -> int:
@@ -76,7 +78,7 @@ def announced(
     for (table, rows), dim in zip(counts, dims, strict=True):
         parts.append(TableRows(table, ids[row : row + rows], values[at : at + rows * dim].reshape(rows, dim)))
         row, at = row + rows, at + rows * dim
-    return PushedRows(tuple(parts), options, memoryview(data.data))
+    return PushedRows(tuple(parts), options, memoryview(data.data), lent is not None)
 
 
 def checked_counts(tables: Iterable[pb.TableRows], layout: Layout) -> list[tuple[int, int]]:
@@ -163,12 +165,19 @@ def wanted(tables: Iterable[pb.TableRows], layout: Layout) -> WantedRows:
     return WantedRows(tuple(parts), memoryview(ids.view(np.uint8).data), rows_bytes)
 
 
-def combined_rows(pushes: Sequence[PushedRows | None], tables: Sequence[row_tables.Table], count: int) -> list[RowStep]:
-    """In the lane: the part of tables in the step that ``pushes`` make, in rank order; ``count`` pushes share in it."""
+def combined_rows(
+    pushes: Sequence[PushedRows | None], tables: Sequence[row_tables.Table], count: int, *, keep: bool = False
+) -> list[RowStep]:
+    """In the lane: the part of tables in the step that ``pushes`` make, in rank order; ``count`` pushes share in it.
+
+    ``keep``: none of it lies in memory that a worker can change.
+    """
     present = [pushed for pushed in pushes if pushed is not None]
     steps = []
     for number in sorted({part.table for pushed in present for part in pushed.parts}):
         parts = [(part.ids, part.gradients) for each in present for part in each.parts if part.table == number]
         ids, gradients = parts[0] if count == 1 else row_tables.merge_rows(parts, count)
+        if keep and count == 1 and present[0].lent:
+            gradients = gradients.copy()
         steps.append(RowStep(number, ids, gradients, tables[number].updates + 1, present[0].options[number]))
     return steps

@@ -16,7 +16,7 @@ from ps_protocol.tables import RowOptions
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire import RAW, Wire
-from ps_server.consistency import Decision, Position, PushInfo, Verdict, WorkerKey
+from ps_server.consistency import LIMIT, Decision, Position, PushInfo, Verdict, WorkerKey
 from ps_server.optimizers import Region
 from ps_server.shard.carriers.carrier import Carrier, scatter
 from ps_server.shard.coding import Coding
@@ -37,7 +37,7 @@ WAITING_SECONDS = 5.0
 PIPELINE_DEPTH = 4
 """Pushes of one stream that may be unanswered before the shard stops reading it."""
 
-_MAX_PHASE = (1 << 64) - 1
+_MAX_PHASE = LIMIT - 1
 
 REPLY_SECONDS = 1.0
 """How long a push waits for the reply before it to be sent."""

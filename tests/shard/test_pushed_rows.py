@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
+import torch
 
 from ps_protocol.layout import Layout
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_server import tables as row_tables
+from ps_server.consistency import Position, PushInfo, WorkerKey
+from ps_server.optimizers import Region
+from ps_server.shard.combining import Gradients, Push, combined
+from ps_server.shard.pool import RegionPool
 from ps_server.shard.pushed_rows import announced, combined_rows, inspect
 from tests.support.tables import spec_with, table_spec, whole_table_map
 
@@ -27,3 +33,21 @@ def test_ids_that_a_worker_changes_after_they_were_checked_find_no_row():
     assert table.rows == ROWS
     assert sorted(int(id_) for bucket in range(2) for id_ in table.ids_of(bucket)) == list(range(ROWS))
     assert np.shares_memory(step.gradients, np.frombuffer(room, np.uint8)), "gradients are not copied"
+    (kept,) = combined_rows([pushed], [table], 1, keep=True)
+    assert np.array_equal(kept.gradients, step.gradients)
+    assert not np.shares_memory(kept.gradients, np.frombuffer(room, np.uint8)), "unless they are written down"
+
+
+@pytest.mark.parametrize("lent", [False, True])
+@pytest.mark.parametrize("keep", [False, True])
+def test_gradients_that_are_written_down_lie_where_no_worker_can_change_them(lent, keep):
+    layout = Layout.of(whole_table_map(spec_with(table_spec(dim=DIM))), 0)
+    pool, region = RegionPool(layout), Region(layout)
+    region.data.fill_(1)
+    info = PushInfo(WorkerKey(0, 1), 1, Position(0, 1), 0)
+    push = Push(info, Gradients(region, lent), frozenset(), [{}])
+    with combined([push], 1.0, 1, pool, [], keep=keep) as step:
+        assert (step.gradients is region) == (not (lent and keep))
+        assert torch.equal(step.gradients.data, region.data)
+        assert pool.in_use == int(lent and keep)
+    assert pool.in_use == 0
