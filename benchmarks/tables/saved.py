@@ -35,7 +35,8 @@ def subject(table_rows: int) -> Subject:
     def opened() -> Iterator[Saved]:
         with ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ps-bench-"))
-            cluster = stack.enter_context(running_cluster(coordinator_options=(*_OPTIONS, "--checkpoint-dir", folder)))
+            place = "--checkpoint-dir", folder
+            cluster = stack.enter_context(running_cluster(options=place, coordinator_options=(*_OPTIONS, *place)))
             child = stack.enter_context(Child(worker, cluster.address))
             child.ready()
             child.call("touch", 0, table_rows)

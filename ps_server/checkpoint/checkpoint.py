@@ -75,6 +75,14 @@ class Checkpoint:
         """
         found = [self]
         while base := found[-1].model(model).base(table):
+            if base.folder in (each.folder.name for each in found):
+                raise DamagedData(
+                    f"{self.folder} goes on from itself",
+                    variable=table,
+                    expected="older checkpoints, each once",
+                    actual=f"{base.folder} again",
+                    remedy="restore another checkpoint",
+                )
             found.append(found[-1]._open_base(base))
         return found
 
@@ -82,7 +90,7 @@ class Checkpoint:
         folder = self.folder.parent / base.folder
         try:
             actual = read_seal(folder)
-        except ConfigError as error:
+        except (ConfigError, DamagedData) as error:
             actual = str(error)
         if actual != base.seal:
             raise DamagedData(

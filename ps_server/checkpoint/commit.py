@@ -10,9 +10,9 @@ from pathlib import Path
 
 from ps_protocol.errors import ConfigError, DamagedData, InvalidRequest
 from ps_protocol.model import ShardMap
-from ps_server.checkpoint.files import checksum, publish, storage_errors, sync_folder, write_file
+from ps_server.checkpoint.files import MANIFEST_NAME, checksum, publish, storage_errors, sync_folder, write_file
 from ps_server.checkpoint.header import index_json
-from ps_server.checkpoint.manifest import MANIFEST_NAME, Manifest, read_seal
+from ps_server.checkpoint.manifest import MAX_MANIFEST_BYTES, Manifest, read_seal
 from ps_server.checkpoint.pieces import FileRecord
 from ps_server.checkpoint.plan import INDEX_NAME, model_folder
 from ps_server.checkpoint.record import Facts, ModelRecord, Part
@@ -38,7 +38,15 @@ def commit(folder: Path, shard_maps: Sequence[ShardMap], parts: Sequence[Part], 
                 _check_size(folder / model.folder / file.name, file.size_bytes)
         models = {name: _with_index(folder, model) for name, model in models.items()}
         manifest = Manifest(version("torch-ps"), now, facts, models)
-        publish(folder / MANIFEST_NAME, manifest.encode())
+        data = manifest.encode()
+        if len(data) > MAX_MANIFEST_BYTES:
+            raise InvalidRequest(
+                f"the manifest of {folder} is larger than readers take",
+                expected=f"at most {MAX_MANIFEST_BYTES} bytes",
+                actual=f"{len(data)} bytes",
+                remedy="declare fewer and larger variables, or several jobs",
+            )
+        publish(folder / MANIFEST_NAME, data)
         sync_folder(folder.parent)
     return manifest
 

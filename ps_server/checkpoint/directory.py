@@ -7,8 +7,16 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ps_protocol.errors import ConfigError, DamagedData, InvalidRequest
-from ps_server.checkpoint.files import make_folder, make_folders, remove_file, remove_tree, storage_errors, sync_folder
-from ps_server.checkpoint.manifest import MANIFEST_NAME, read_manifest
+from ps_server.checkpoint.files import (
+    MANIFEST_NAME,
+    make_folder,
+    make_folders,
+    remove_file,
+    remove_tree,
+    storage_errors,
+    sync_folder,
+)
+from ps_server.checkpoint.manifest import read_manifest
 
 _NAME = re.compile(r"checkpoint-(\d{8,})")
 

@@ -16,6 +16,8 @@ import xxhash
 from ps_protocol.errors import ConfigError, StorageFull
 from ps_server.private_files import FILE_MODE, FOLDER_MODE
 
+MANIFEST_NAME = "manifest.json"
+
 #: A checksum covers this many bytes of a tensor, or what is left of it. Part of the format.
 CHECKED_BYTES = 1 << 20
 

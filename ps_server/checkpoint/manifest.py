@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ps_protocol.errors import ConfigError, DamagedData
 from ps_protocol.sealed import SEAL_AT, SEAL_BYTES, seal, sealed
-from ps_server.checkpoint.files import CHECKED_BYTES, checksum, storage_errors
+from ps_server.checkpoint.files import CHECKED_BYTES, MANIFEST_NAME, checksum, storage_errors
+from ps_server.checkpoint.opening import open_below, read_below
 from ps_server.checkpoint.record import Facts, ModelRecord
-
-MANIFEST_NAME = "manifest.json"
+from ps_server.checkpoint.sound import check_models
 
 #: Rises when an older torch-ps could misread a checkpoint. 1 knew no tables: one without them still has it.
 FORMAT = 2
+
+MAX_MANIFEST_BYTES = 64 << 20
+"""Some hundred thousand tensors. Reading one takes up to thirty times its size in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +69,29 @@ class Manifest:
             if body["checked_bytes"] != CHECKED_BYTES:
                 raise ValueError(f"checked_bytes is {body['checked_bytes']}, not {CHECKED_BYTES}")
             models = {name: ModelRecord.from_json(model) for name, model in body["models"].items()}
-            return cls(body["program"], body["committed_seconds"], body["facts"], models)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            check_models(models)
+            program, seconds, facts = body["program"], body["committed_seconds"], body["facts"]
+            if not (isinstance(program, str) and isinstance(facts, dict) and _is_time(seconds)):
+                raise ValueError("program, committed_seconds or facts are not as they are written")
+            return cls(program, seconds, facts, models)
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise _damaged(path, expected=f"a manifest of format {form}", actual=repr(error)) from error
 
 
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < math.inf
+
+
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest in ``folder``. Raises ConfigError when there is none, DamagedData as ``Manifest.decode``."""
+    """The manifest in ``folder``.
+
+    Raises ConfigError when there is none, DamagedData as ``Manifest.decode``, and for one that is no plain file or
+    larger than any that ``commit`` writes.
+    """
     path = folder / MANIFEST_NAME
     try:
         with storage_errors(path):
-            data = path.read_bytes()
+            data = read_below(folder, MANIFEST_NAME, MAX_MANIFEST_BYTES)
     except ConfigError as error:
         if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
             raise ConfigError(
@@ -90,10 +107,9 @@ def read_manifest(folder: Path) -> Manifest:
 def read_seal(folder: Path) -> str:
     """What tells the checkpoint in ``folder`` from every other: the checksum of its manifest, as that says it.
 
-    Raises ConfigError where there is no manifest.
+    Raises ConfigError where there is no manifest, DamagedData where it is no plain file.
     """
-    path = folder / MANIFEST_NAME
-    with storage_errors(path), path.open("rb") as file:
+    with storage_errors(folder / MANIFEST_NAME), os.fdopen(open_below(folder, MANIFEST_NAME), "rb") as file:
         return file.read(SEAL_BYTES)[SEAL_AT:].split(b'"')[0].decode(errors="replace")
 
 

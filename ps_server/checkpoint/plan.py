@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 from ps_protocol.layout import Layout
 from ps_protocol.model import ShardMap, Slice
+from ps_server.checkpoint.files import MANIFEST_NAME
 from ps_server.checkpoint.header import FileForm, TensorForm
-from ps_server.checkpoint.manifest import MANIFEST_NAME
 
 INDEX_NAME = "model.safetensors.index.json"
 

@@ -106,7 +106,7 @@ class ModelRecord:
         """Raises KeyError, TypeError or ValueError for anything that ``to_json`` did not make."""
         try:
             shard_map = shard_map_from_pb(json_format.ParseDict(data["shard_map"], pb.ShardMap()))
-        except (json_format.ParseError, PsError) as error:
+        except (json_format.ParseError, PsError, SystemError) as error:  # the last: numbers beyond what C can hold
             raise ValueError(str(error)) from error
         return cls(
             data["folder"],

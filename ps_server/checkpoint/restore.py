@@ -65,6 +65,9 @@ def _joined(source: Source, span: SliceSpan, pieces: list[Piece]) -> torch.Tenso
             remedy="place the variables of this model whole",
         )
     shape = first.shape if same or not first.shape else span.shape
+    # Before memory is taken by what the manifest says: the files are as large as that.
+    for piece in pieces:
+        source.check_file(piece.file)
     tensor = torch.empty(shape, dtype=torch_dtype(first.dtype))
     data = memoryview(tensor.view(-1).view(torch.uint8).numpy().data)
     if same or not first.shape:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ps_protocol.errors import DamagedData
 from ps_server.checkpoint.files import CHECKED_BYTES, checksum, storage_errors
+from ps_server.checkpoint.opening import open_below
 from ps_server.checkpoint.pieces import FileRecord, Piece
 from ps_server.checkpoint.record import ModelRecord
 
@@ -40,7 +41,7 @@ class Source:
 
     def __init__(self, folder: Path, model: ModelRecord, on_read: OnRead = uncounted) -> None:
         self._on_read = on_read
-        self._folder = folder / model.folder
+        self._root, self._model, self._folder = folder, model.folder, folder / model.folder
         self._records = {file.name: file for file in model.files}
         self._open: dict[str, int] = {}
         self._buffer = memoryview(bytearray(CHECKED_BYTES))
@@ -63,7 +64,7 @@ class Source:
             self._checked(piece, first)
 
     def check_file(self, name: str) -> None:
-        """Check the size of a file and its head, once."""
+        """Check the size of a file and its head, once. It is one of the model's."""
         if name not in self._open:
             self._open_file(name, "")
 
@@ -83,7 +84,7 @@ class Source:
     def _open_file(self, name: str, tensor: str) -> None:
         record = self._records[name]
         try:
-            descriptor = self._open[name] = os.open(self._folder / name, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = self._open[name] = open_below(self._root, f"{self._model}/{name}")
         except FileNotFoundError:
             raise self._damaged(name, tensor, f"a file of {record.size_bytes} bytes", "no such file") from None
         size = os.fstat(descriptor).st_size

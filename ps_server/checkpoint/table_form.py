@@ -55,6 +55,15 @@ COUNTED_BY: Mapping[str, Index] = {
 }
 
 
+#: Every column there is.
+COLUMNS = frozenset({INDEX, *COUNTED_BY})
+
+
+def dtype_of(column: str) -> DType:
+    """Of the items of a column."""
+    return DType.FLOAT32 if column in (ROWS, STATE) else DType.INT64
+
+
 def table_file(table: str, shard: int, shards: int) -> str:
     """The file of one shard, inside the model's folder."""
     return str(PurePosixPath(FOLDER, model_folder(table), numbered("rows", shard + 1, shards)))
@@ -68,9 +77,5 @@ def item_shape(column: str, spec: TableSpec) -> tuple[int, ...]:
 def file_form(name: str, spec: TableSpec, items: Mapping[str, int]) -> tuple[FileForm, Sequence[TensorForm]]:
     """The file ``name`` with columns of so many ``items``; those without any are left out, but not ids and rows."""
     kept = [column for column, count in items.items() if count or column in (INDEX, IDS, ROWS)]
-    dtypes = {ROWS: DType.FLOAT32, STATE: DType.FLOAT32}
-    tensors = [
-        TensorForm(column, dtypes.get(column, DType.INT64), (items[column], *item_shape(column, spec)))
-        for column in kept
-    ]
+    tensors = [TensorForm(column, dtype_of(column), (items[column], *item_shape(column, spec))) for column in kept]
     return FileForm.of(name, tensors), tensors

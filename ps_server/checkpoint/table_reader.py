@@ -11,11 +11,13 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ps_protocol.errors import DamagedData
 from ps_protocol.tables import Ids, TableSpec
 from ps_server.checkpoint import table_form as form
 from ps_server.checkpoint.checkpoint import Checkpoint
 from ps_server.checkpoint.files import CHECKED_BYTES
 from ps_server.checkpoint.pieces import Piece
+from ps_server.checkpoint.sound import MAX_FILE_BYTES
 from ps_server.checkpoint.source import Source, opened
 from ps_server.tables import BucketContents
 
@@ -81,9 +83,20 @@ class _Layer:
         source = files.enter_context(opened(checkpoint.folder, record, checkpoint.on_read))
         self.parts = record.parts_of(spec.name)
         self._buckets: dict[int, _Bucket] = {}
+        names = [table.name for table in record.shard_map.spec.tables]
+        owners = record.shard_map.tables[names.index(spec.name)]
         for part in self.parts:
             columns = {piece.state: _Column(source, piece) for piece in part.pieces}
             index = columns[form.INDEX].items(0, len(columns[form.INDEX])).reshape(-1, len(form.Index))
+            here = [bucket for bucket, owner in enumerate(owners) if owner == part.shard]
+            if (wrong := _wrong(index, columns, here)) is not None:
+                raise DamagedData(
+                    f"{checkpoint.folder / record.folder / part.file} is damaged: its index is not what was written",
+                    variable=spec.name,
+                    expected="the buckets of the shard, and as many items as its columns have",
+                    actual=wrong,
+                    remedy="restore another checkpoint, or a copy of this one",
+                )
             begins = np.cumsum(index, 0) - index
             for counts, begin in zip(index, begins, strict=True):
                 self._buckets[int(counts[form.Index.BUCKET])] = _Bucket(columns, counts, begin)
@@ -91,6 +104,19 @@ class _Layer:
     def bucket(self, number: int) -> _Bucket:
         """Every bucket is in one of the files: it was looked at before they became a checkpoint."""
         return self._buckets[number]
+
+
+def _wrong(index: npt.NDArray[np.int64], columns: Mapping[str, _Column], here: Sequence[int]) -> str | None:
+    """Why ``index`` is not of these ``columns`` and of the buckets ``here``; None: it is."""
+    if sorted(index[:, form.Index.BUCKET].tolist()) != list(here):
+        return "other buckets"
+    if index.size and (index.min() < 0 or index.max() > MAX_FILE_BYTES // max(1, len(index))):
+        return "counts that cannot be"
+    totals = index.sum(0)
+    for name, column in columns.items():
+        if name != form.INDEX and len(column) != int(totals[form.COUNTED_BY[name]]):
+            return f"{totals[form.COUNTED_BY[name]]} items of column {name}, which has {len(column)}"
+    return None
 
 
 class _Column:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ps_protocol.model import Consistency
 from ps_server.checkpoint_options import CheckpointConfig
@@ -57,7 +58,15 @@ class Programs:
         if process.part is Part.SHARD:
             threads = [] if self.shard_threads is None else ["--threads", str(self.shard_threads)]
             place = ["--shard", str(process.index), "--coordinator", coordinator, "--bind", "127.0.0.1", "--port", "0"]
-            return [*self.servers[1], *place, "--log-level", self.log_level, *threads, *self._shard_storage()]
+            return [
+                *self.servers[1],
+                *place,
+                "--log-level",
+                self.log_level,
+                *threads,
+                *self._shard_storage(),
+                *self._shard_checkpoints(),
+            ]
         return [*self.script.command, *self.script.arguments]
 
     def _coordinator_arguments(self) -> list[str]:
@@ -66,6 +75,13 @@ class Programs:
             arguments += ["--data-dir", str(self.storage.data_dir)]
         arguments += checkpoint_flags(self.checkpoints, self.restore)
         return arguments if self.seed is None else [*arguments, "--seed", str(self.seed)]
+
+    def _shard_checkpoints(self) -> list[str]:
+        """Where shards may write checkpoints and read them from."""
+        folders = [] if self.checkpoints.directory is None else [self.checkpoints.directory]
+        if self.restore is not None and self.restore != "latest":
+            folders.append(Path(self.restore).absolute().parent)
+        return [part for folder in folders for part in ("--checkpoint-dir", str(folder))]
 
     def _shard_storage(self) -> list[str]:
         if not self.keeps_state:

@@ -15,6 +15,7 @@ from ps_protocol.errors import Fenced, InternalError, Unavailable
 from ps_protocol.model import ShardMap
 from ps_protocol.view import ClusterView, MemberStats, Role
 from ps_server import serving
+from ps_server.checkpoint.roots import CheckpointRoots
 from ps_server.failpoints import Failpoints
 from ps_server.shard.aging import Aging
 from ps_server.shard.counters import Counters
@@ -69,6 +70,8 @@ class ShardConfig:
     max_model_bytes: int = 0
     #: From a process that may live.
     take_over: bool = False
+    #: Checkpoints are written and read below these alone.
+    checkpoint_dirs: tuple[Path, ...] = ()
 
 
 async def serve(config: ShardConfig, stop: asyncio.Event) -> None:
@@ -138,6 +141,7 @@ class Life:
                 storage.keep,
                 lambda: storage.promised,
                 config.max_model_bytes or machine_bytes(),
+                CheckpointRoots.of(config.checkpoint_dirs),
             ),
             storage.recovered,
         )

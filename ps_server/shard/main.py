@@ -75,6 +75,15 @@ __all__ = ["ShardConfig", "main", "serve"]
     show_default="the memory of the machine",
     help="Bytes of the values of all models that this shard takes.",
 )
+@click.option(
+    "--checkpoint-dir",
+    "checkpoint_dirs",
+    type=click.Path(file_okay=False, path_type=Path),
+    multiple=True,
+    show_default="no checkpoints",
+    help="Folder that checkpoints are written to and read from, the same as ps-coordinator's; for --restore from "
+    "elsewhere give that one, too. Others are refused, whoever asks.",
+)
 @click.option("--threads", type=click.IntRange(0), default=0, help="Threads of the optimizer; 0: half of the cores.")
 @click.option(
     "--stuck-seconds",
@@ -107,6 +116,7 @@ def main(
     stuck_seconds: float,
     max_model_bytes: int,
     take_over: bool,
+    checkpoint_dirs: tuple[Path, ...],
     **storage: Any,
 ) -> None:
     """Run one shard: it holds its slices of every model, and applies the gradients pushed to it.
@@ -153,6 +163,7 @@ def main(
             stuck_seconds,
             max_model_bytes,
             take_over,
+            checkpoint_dirs,
         )
         serving.run(lambda stop: serve(config, stop))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ps_protocol.errors import InternalError
 from ps_protocol.model import ShardMap
+from ps_server.checkpoint.roots import CheckpointRoots
 from ps_server.failpoints import Failpoints
 from ps_server.log import Entry, MemoryLog, UpdateLog
 from ps_server.shard.lane import INLINE_BYTES, Lane
@@ -40,6 +41,8 @@ class ShardParts:
     promises: Callable[[], bool] = lambda: False
     #: Values of variables of all models that this shard takes.
     max_model_bytes: int = field(default_factory=machine_bytes)
+    #: Where checkpoints may be.
+    checkpoints: CheckpointRoots = field(default_factory=CheckpointRoots)
 
     async def write(self, entry: Entry, nbytes: int, points: tuple[str, ...] = ()) -> None:
         """Log an entry of about ``nbytes`` bytes, between two failpoints. Raises StorageFull, InternalError."""

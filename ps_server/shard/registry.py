@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
-from pathlib import Path
 
 from ps_protocol.convert import shard_map_to_pb
 from ps_protocol.errors import (
@@ -231,7 +230,7 @@ class Registry:
         model = self._made(start)
         self._placed[name] = model
         if shard_map.restored_from and not model.initialised:
-            await self._restore(model, Path(shard_map.restored_from), progress)
+            await self._restore(model, shard_map.restored_from, progress)
         self._show(model)
         return model
 
@@ -294,8 +293,9 @@ class Registry:
             remedy="start this shard again: what was prepared is in its log",
         )
 
-    async def _restore(self, model: ShardModel, folder: Path, progress: PlacingProgress) -> None:
+    async def _restore(self, model: ShardModel, place: str, progress: PlacingProgress) -> None:
         """Give a new model the values of a checkpoint, before anybody sees it. Raises PsError."""
+        folder = await asyncio.to_thread(self._parts.checkpoints.confine, place)
         doing = f"is restored from {folder}"
         progress.begin(doing)
         checkpoint = await asyncio.to_thread(Checkpoint.open, folder, progress.count_read)

@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Callable, Generator
 from contextlib import closing
 
+from ps_protocol.errors import DamagedData
 from ps_protocol.layout import Layout
 from ps_server.checkpoint import Checkpoint
 from ps_server.checkpoint.restore import read_state, read_values
+from ps_server.checkpoint.sound import whole_number
 from ps_server.checkpoint.table_reader import saved_table
 from ps_server.consistency import TrackerMemento
 from ps_server.log import BucketsPut
@@ -76,8 +78,19 @@ def lots(checkpoint: Checkpoint, layout: Layout) -> Generator[Lot]:
 
 
 def saved_tracker(checkpoint: Checkpoint, model: str) -> TrackerMemento:
-    """Where the job stood: what the furthest shard knew, and no worker. Raises ModelMismatch."""
-    trackers = [TrackerMemento.from_json(facts["tracker"]) for facts in checkpoint.model(model).facts]
+    """Where the job stood: what the furthest shard knew, and no worker. Raises ModelMismatch, DamagedData."""
+    try:
+        trackers = [TrackerMemento.from_json(facts["tracker"]) for facts in checkpoint.model(model).facts]
+        numbers = [(t.version, *t.applied, *t.highest) for t in trackers]
+        if not trackers or not all(whole_number(number) for each in numbers for number in each):
+            raise ValueError(f"versions and positions {numbers}")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DamagedData(
+            f"{checkpoint.folder} does not say where model '{model}' stood",
+            expected="what each shard knew of pushes",
+            actual=repr(error)[:200],
+            remedy="restore another checkpoint, or a copy of this one",
+        ) from error
     return TrackerMemento(
         max(tracker.version for tracker in trackers),
         max(tracker.applied for tracker in trackers),

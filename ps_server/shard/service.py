@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
@@ -293,7 +294,7 @@ class ShardService:
     async def cut(self, request: pb.CutRequest, context: Context) -> pb.CutReply:
         """Copy the models at the cut, and write them."""
         models, parts = await self._cuts.cut(
-            request.cut, request.models, Path(request.folder), max(1, request.full_every)
+            request.cut, request.models, await self._folder(request.folder), max(1, request.full_every)
         )
         return pb.CutReply(models=models, parts=parts)
 
@@ -315,7 +316,11 @@ class ShardService:
 
     async def restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreReply:
         """Replace values and state by those of a checkpoint."""
-        return pb.RestoreReply(models=await self._cuts.restore(Path(request.folder)))
+        return pb.RestoreReply(models=await self._cuts.restore(await self._folder(request.folder)))
+
+    async def _folder(self, text: str) -> Path:
+        """Where a checkpoint is or will be. Raises InvalidRequest for a place that this shard does not use."""
+        return await asyncio.to_thread(self._registry.parts.checkpoints.confine, text)
 
 
 def _serialized(message: Message) -> bytes:

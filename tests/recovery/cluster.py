@@ -9,6 +9,7 @@ import shutil
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -171,6 +172,8 @@ class Cluster:
         where = ["--port", port, "--shards", str(shards), "--data-dir", str(self.data)]
         self.coordinator = Program(zygote, COORDINATOR, [*where, *timing, *coordinator], folder, "coordinator")
         self.others: list[Program] = []
+        #: Shards write and read checkpoints where the coordinator does.
+        self.checkpoints = [part for pair in pairwise(coordinator) if pair[0] == "--checkpoint-dir" for part in pair]
         self.shards = [self.shard(number, *shard) for number in range(shards)]
         self.workers: list[Worker] = []
 
@@ -179,7 +182,7 @@ class Cluster:
     ) -> Program:
         """Another process for shard ``number``; not started."""
         where = ["--shard", str(number), "--coordinator", coordinator or self.address, "--bind", "127.0.0.1"]
-        kept = ["--data-dir", str(data or self.data), "--threads", "1"]
+        kept = ["--data-dir", str(data or self.data), "--threads", "1", *self.checkpoints]
         program = Program(
             self.zygote, SHARD, [*where, *kept, *options], self.folder, name or f"shard-{number}-{len(self.others)}"
         )

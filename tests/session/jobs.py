@@ -48,6 +48,8 @@ class Job:
     exits: ExitStack
     folder: Path
     checkpoints: Checkpoints
+    #: Where shards may write checkpoints and read them from.
+    checkpoint_dirs: tuple[Path, ...] = ()
     _shards: list[RunningShard] = field(default_factory=list)
 
     def run_checkpoints(self) -> None:
@@ -73,7 +75,9 @@ class Job:
 
     def start_shard(self, index: int) -> None:
         ready_file = self.folder / f"shard-{index}"
-        config = ShardConfig(index, self.address, "127.0.0.1", 0, "", 1, 10.0, ready_file)
+        config = ShardConfig(
+            index, self.address, "127.0.0.1", 0, "", 1, 10.0, ready_file, checkpoint_dirs=self.checkpoint_dirs
+        )
         stop = asyncio.Event()
         served = asyncio.run_coroutine_threadsafe(serve_shard(config, stop), self.loop.loop)
         self._shards.append(RunningShard(stop, served, ready_file))
@@ -136,7 +140,9 @@ def running_job(
         loop.run(start())
         with CoordinatorClient(server.address) as client:
             folder = Path(exits.enter_context(TemporaryDirectory()))
-            job = Job(loop, server.address, client, ExitStack(), folder, made)
+            used = [checkpoints.directory if checkpoints else None, saved.folder.parent if saved else None]
+            roots = tuple(root for root in used if root)
+            job = Job(loop, server.address, client, ExitStack(), folder, made, roots)
             exits.callback(lambda: loop.run(server.stop(0.2)))
             exits.callback(lambda: loop.run(driver.close()))
             exits.callback(job.stop_shards)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +23,7 @@ from ps_protocol.model import Consistency, DType, Kind, ModelSpec, NonFinite, Sh
 from ps_protocol.v1 import common_pb2, shard_pb2, shard_pb2_grpc
 from ps_protocol.view import ClusterView, Member, Role
 from ps_server import serving
+from ps_server.checkpoint.roots import CheckpointRoots
 from ps_server.failpoints import Failpoints
 from ps_server.log import Entry, MemoryLog, Update, UpdateLog
 from ps_server.shard.counters import Counters
@@ -151,12 +153,13 @@ def running_shard(
     incarnation: int = 100,
     *,
     joined: bool = True,
+    checkpoints: CheckpointRoots | None = None,
     fetch: Callable[[str], Awaitable[ShardMap]] | None = None,
 ) -> Iterator[TestShard]:
     """Serve shard 0 on a free port of 127.0.0.1. ``storage_config``: what it keeps on disk, in the place of ``log``.
 
-    ``joined``: it holds its place, having joined with TOKEN. ``fetch``: where it gets the maps of models that a view
-    names.
+    ``checkpoints``: where they may be; everywhere unless given. ``joined``: it holds its place, having joined with
+    TOKEN. ``fetch``: where it gets the maps of models that a view names.
     """
 
     async def listening(config: SideChannelConfig) -> SideChannels:
@@ -170,7 +173,16 @@ def running_shard(
         closing.callback(lane.close)
         storage = loop.run(Storage.open(0, storage_config or StorageConfig(), lane))
         closing.callback(lambda: loop.run(storage.close()))
-        parts = ShardParts(0, lane, fetch or no_map, log or storage.log, failpoints, promises=lambda: storage.promised)
+        everywhere = CheckpointRoots.of([Path("/")])
+        parts = ShardParts(
+            0,
+            lane,
+            fetch or no_map,
+            log or storage.log,
+            failpoints,
+            promises=lambda: storage.promised,
+            checkpoints=checkpoints or everywhere,
+        )
         registry = Registry(parts, storage.recovered)
         shard = TestShard(loop, registry, failpoints, counters, storage)
 
