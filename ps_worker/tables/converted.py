@@ -72,8 +72,12 @@ def _table(path: str, module: Dense, optimizer: RowOptimizer | None) -> Table:
 
 
 def _module(module: Dense, table: Table) -> TableModule:
+    made: Embedding | EmbeddingBag
     if isinstance(module, nn.Embedding):
-        return Embedding(table, padding_id=module.padding_idx)
-    return EmbeddingBag(
-        table, mode=module.mode, include_last_offset=module.include_last_offset, padding_id=module.padding_idx
-    )
+        made = Embedding(table, padding_id=module.padding_idx)
+    else:
+        made = EmbeddingBag(
+            table, mode=module.mode, include_last_offset=module.include_last_offset, padding_id=module.padding_idx
+        )
+    made.num_embeddings = module.num_embeddings
+    return made

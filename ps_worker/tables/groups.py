@@ -12,6 +12,7 @@ from ps_protocol.convert_tables import row_options_to_json
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.tables import RowOptions
 from ps_worker.tables.bound import BoundTables
+from ps_worker.tables.leaves import RowTensors
 
 Groups = list[dict[str, Any]]
 
@@ -73,4 +74,4 @@ class TableGroups:
 
     def _show_rows(self, optimizer: torch.optim.Optimizer) -> None:
         for group, leaves in zip(optimizer.param_groups[self._first :], self._tables.leaves, strict=True):
-            group["params"] = leaves.tensors
+            group["params"] = RowTensors(leaves)

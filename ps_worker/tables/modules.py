@@ -31,12 +31,18 @@ class Embedding(TableModule):
         super().__init__()
         self.padding_id = padding_id
         self.tables = (table_of(table, settings),)
+        self.embedding_dim = self.tables[0].dim
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    @property
+    def padding_idx(self) -> int | None:
+        """``padding_id``, by torch's name."""
+        return self.padding_id
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The row of each id. Raises InvalidRequest for ids that are none, and before the table is bound; PsError."""
-        request = self.request(ids)
+        request = self.request(input)
         [(rows, distinct)] = bound_of(request.table).rows([request])
-        return gathered(rows, distinct.places.view(ids.shape), padded=distinct.padded)
+        return gathered(rows, distinct.places.view(input.shape), padded=distinct.padded)
 
     def request(self, ids: torch.Tensor) -> Request:
         """What a forward pass with ``ids`` asks for."""
@@ -66,10 +72,16 @@ class EmbeddingBag(TableModule):
         self.include_last_offset = include_last_offset
         self.padding_id = padding_id
         self.tables = (table_of(table, settings),)
+        self.embedding_dim = self.tables[0].dim
+
+    @property
+    def padding_idx(self) -> int | None:
+        """``padding_id``, by torch's name."""
+        return self.padding_id
 
     def forward(
         self,
-        ids: torch.Tensor,
+        input: torch.Tensor,
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -79,7 +91,7 @@ class EmbeddingBag(TableModule):
         the table is bound; PsError.
         """
         bags = bags_of(
-            ids,
+            input,
             offsets,
             per_sample_weights,
             table=self.tables[0].name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -101,10 +101,61 @@ def _eviction(value: str) -> Eviction:
         raise ConfigError("unknown value for eviction", expected=expected, actual=repr(value)) from None
 
 
+class NoTensorError(InvalidRequest, AttributeError):
+    """A table has no tensor that holds all its rows; ``hasattr`` answers as for anything that is not there."""
+
+
 class TableModule(torch.nn.Module):
-    """A module whose rows are in tables. ``tables`` are its own, in the order of its features."""
+    """A module whose rows are in tables. ``tables`` are its own, in the order of its features.
+
+    Its parameters are the rows that have a gradient since the last step: ``clip_grad_norm_(model.parameters(), …)`` and
+    the like find them. They are in no ``state_dict``, and no move to a device takes them along.
+    """
 
     tables: tuple[Table, ...]
+    #: Of an embedding that was converted: how many rows it had. Else there is no such number.
+    num_embeddings: int
+
+    @property  # type: ignore[override]
+    def _parameters(self) -> dict[str, torch.Tensor | None]:
+        own: dict[str, torch.Tensor | None] = self.__dict__["_parameters"]
+        rows = {
+            f"rows_of_{table.name}": tensor
+            for table in self.__dict__.get("tables", ())
+            if table.bound is not None and not table.bound[0].closed
+            for tensor in table.bound[0].leaves[table.bound[1]].tensors
+        }
+        return {**own, **rows} if rows else own
+
+    @_parameters.setter
+    def _parameters(self, value: dict[str, torch.Tensor | None]) -> None:
+        self.__dict__["_parameters"] = value
+
+    def _save_to_state_dict(self, *arguments: Any, **named: Any) -> None:
+        """Nothing: rows are in checkpoints of the job."""
+
+    def _load_from_state_dict(self, *arguments: Any, **named: Any) -> None:
+        """Nothing, for the same reason."""
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """Nothing: rows come to the device of the ids."""
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "weight":
+            raise NoTensorError(
+                "a table has no weight: its rows are on the shards, as many as have been trained",
+                variable=", ".join(table.name for table in self.tables),
+                remedy="call the module with the ids whose rows are wanted, or export a checkpoint: psctl export",
+            )
+        if name in ("num_embeddings", "embedding_dim"):
+            raise NoTensorError(
+                f"this module has no {name}: "
+                + ("a table takes any id" if name == "num_embeddings" else "its tables have a dim each"),
+                variable=", ".join(table.name for table in self.tables),
+                remedy="leave it out" if name == "num_embeddings" else "use table.dim",
+            )
+        return super().__getattr__(name)
 
 
 @dataclass(frozen=True, slots=True)

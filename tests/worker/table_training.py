@@ -76,6 +76,6 @@ def all_rows(module: TableModule) -> torch.Tensor:
 
 
 def assert_same(model: Clicks, reference: Clicks) -> None:
-    for found, expected in zip(model.parameters(), reference.top.parameters(), strict=True):
+    for found, expected in zip(model.top.parameters(), reference.top.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     torch.testing.assert_close(all_rows(model.bag), reference.bag.weight.detach(), rtol=0, atol=1e-5)

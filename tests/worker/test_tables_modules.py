@@ -14,6 +14,7 @@ from torch import nn
 from ps_protocol.errors import InvalidRequest
 from ps_worker.tables import Embedding, EmbeddingBag, EmbeddingBags, Table
 from ps_worker.tables.batch import Request, distinct
+from ps_worker.tables.converted import convert
 from tests.worker.devices import REAL
 from tests.worker.row_source import DenseRows, bind, dense_gradients
 
@@ -113,6 +114,41 @@ def test_an_embedding_is_torch_s_embedding_in_any_shape(places: list[int], padde
     assert reference.weight.grad is not None
     torch.testing.assert_close(dense_gradients(bound, source)[0], reference.weight.grad)
     assert all(IDS[4] not in ids for [(_, ids)] in source.asked) or not padded
+
+
+@pytest.mark.parametrize("kind", [Embedding, EmbeddingBag])
+def test_a_module_has_torch_s_names(kind: type[Embedding | EmbeddingBag]) -> None:
+    module = kind(DIM, name="t", padding_id=3)
+    bind([module], DenseRows([weight(1)], IDS))
+    named = {"input": torch.tensor([[IDS[1], IDS[2]]])}
+    torch.testing.assert_close(module(**named), module(named["input"]))
+    assert (module.embedding_dim, module.padding_idx) == (DIM, 3)
+    if kind is EmbeddingBag:
+        more = {"input": torch.tensor([IDS[1]]), "offsets": torch.tensor([0]), "per_sample_weights": None}
+        assert module(**more).shape == (1, DIM)
+
+
+@pytest.mark.parametrize(("name", "words"), [("weight", "on the shards"), ("num_embeddings", "any id")])
+def test_what_a_table_has_not_is_explained_and_looks_absent(name: str, words: str) -> None:
+    module = Embedding(DIM, name="t")
+    with pytest.raises(InvalidRequest, match=words) as refused:
+        getattr(module, name)
+    assert refused.value.variable == "t"
+    assert not hasattr(module, name)
+    assert getattr(module, name, None) is None
+    with pytest.raises(AttributeError, match="colour"):
+        _ = module.colour
+
+
+def test_several_features_have_no_common_dim() -> None:
+    module = EmbeddingBags({"a": Table(2, name="a"), "b": Table(3, name="b")})
+    with pytest.raises(InvalidRequest, match="a dim each"):
+        _ = module.embedding_dim
+
+
+def test_a_converted_embedding_knows_how_many_it_had() -> None:
+    module = convert(nn.Embedding(100, DIM), 10, None)
+    assert module.num_embeddings == 100
 
 
 @settings(max_examples=30, deadline=None)

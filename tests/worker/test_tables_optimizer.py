@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import pytest
@@ -147,6 +148,72 @@ def test_row_gradients_can_be_clipped_together_with_the_others(two: FakeSession)
     assert_same(model, reference)
 
 
+@pytest.mark.parametrize("found", ["in the model", "in the groups"])
+def test_clipping_counts_rows_once_over_several_passes(two: FakeSession, found: str) -> None:
+    model, optimizer = on_shards(two)
+    reference, plain = in_torch()
+    reference.bag.sparse = False
+    norms = []
+    for module, own in ((model, optimizer), (reference, plain)):
+        for batch in batches(3):
+            (module(batch).square().sum() * 100).backward()
+        groups = [p for group in own.param_groups for p in group["params"]]
+        norms.append(nn.utils.clip_grad_norm_(module.parameters() if found == "in the model" else groups, 0.5))
+        own.step()
+    torch.testing.assert_close(norms[0], norms[1])
+    assert_same(model, reference)
+
+
+def test_a_pass_after_clipping_adds_to_what_was_clipped(two: FakeSession) -> None:
+    model, optimizer = on_shards(two)
+    reference, plain = in_torch()
+    reference.bag.sparse = False
+    for module, own in ((model, optimizer), (reference, plain)):
+        for batch in batches(3):
+            module(batch).square().sum().backward()
+            nn.utils.clip_grad_norm_(module.parameters(), 0.5)
+        own.step()
+    assert_same(model, reference)
+
+
+def test_a_kept_graph_adds_to_rows_that_were_clipped(two: FakeSession) -> None:
+    model, optimizer = on_shards(two)
+    reference, plain = in_torch()
+    reference.bag.sparse = False
+    for module, own in ((model, optimizer), (reference, plain)):
+        losses = [module(batch).square().sum() for batch in batches(2)]
+        for _ in range(2):
+            for loss in losses:
+                loss.backward(retain_graph=True)
+            nn.utils.clip_grad_norm_(module.parameters(), 0.5)
+        own.step()
+    assert_same(model, reference)
+
+
+def test_the_model_s_own_zero_grad_drops_gradients_of_rows(two: FakeSession) -> None:
+    model, optimizer = on_shards(two)
+    reference, plain = in_torch()
+    for module, own in ((model, optimizer), (reference, plain)):
+        module(batches(1, seed=9)[0]).sum().backward()
+        module.zero_grad()
+        module(batches(1)[0]).square().mean().backward()
+        own.step()
+    assert_same(model, reference)
+
+
+def test_rows_are_in_no_state_dict_and_follow_no_cast(two: FakeSession) -> None:
+    model, _ = on_shards(two)
+    model(batches(1)[0]).sum().backward()
+    assert [name for name, _ in model.named_parameters()] == ["bag.rows_of_t", "top.weight", "top.bias"]
+    assert list(model.state_dict()) == ["top.weight", "top.bias"]
+    model.load_state_dict(model.state_dict())
+    [rows] = model.bag.parameters()
+    model.bag.to(torch.float64)
+    assert next(model.bag.parameters()) is rows
+    assert rows.dtype is torch.float32
+    assert not list(copy.deepcopy(model).bag.parameters())
+
+
 @pytest.mark.parametrize("kind", ["step", "one cycle", "lambda"])
 def test_a_scheduler_moves_the_rate_of_each_table(two: FakeSession, kind: str) -> None:
     def scheduler(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
@@ -221,7 +288,7 @@ def test_a_state_dict_keeps_the_options_of_tables_and_no_rows(two: FakeSession) 
     assert len(optimizer.param_groups[1]["params"]) == 1
     optimizer.step()
     assert [len(push.tables) for push in two.shards[0].pushes] == [1, 1, 1]
-    assert optimizer.param_groups[1]["params"] == []
+    assert list(optimizer.param_groups[1]["params"]) == []
 
 
 def test_a_state_dict_of_the_torch_class_leaves_tables_alone_and_one_of_other_tables_is_refused(
