@@ -19,7 +19,7 @@ from ps_server.checkpoint import Checkpoint
 from ps_server.checkpoint.export import export as export_model
 from ps_server.checkpoint.table_export import RowFormat
 from ps_server.cli import clean_errors
-from ps_server.launcher.status_text import TableTotals, status_line, status_tables
+from ps_server.launcher.status_text import TableTotals, status_line, status_tables, time_text
 from ps_server.mode_options import MODES, bound_options, consistency_of
 from ps_server.psctl_feed import feed
 from ps_server.psctl_moves import drain, move
@@ -82,7 +82,7 @@ def status(coordinator: str, watch: bool, as_json: bool) -> None:
                     live.update(status_tables(seen, console.width, tables=tables), refresh=True)
         elif watch:
             for seen, tables in looks:
-                click.echo(status_line(seen, tables))
+                click.echo(f"{time_text(time.time())} {status_line(seen, tables)}")
         else:
             for seen, tables in looks:
                 console.print(status_tables(seen, console.width, tables=tables))

@@ -34,6 +34,8 @@ class Child:
     ) -> None:
         """Start it. ``inherited``: descriptors it holds for as long as it lives, under the same numbers."""
         self.name = name
+        #: The most memory it had; known when it has ended.
+        self.peak_bytes = 0
         #: The end of the process's standard output and error that is ours to read.
         self.output, theirs = os.pipe()
         os.set_blocking(self.output, False)
@@ -87,7 +89,11 @@ class Child:
             return None
         # Before it is reaped: until then nobody else can get its number.
         self.send(signal.SIGKILL)
-        return self._popen.wait()
+        _, status, usage = os.wait4(self._popen.pid, 0)
+        self._popen.returncode = os.waitstatus_to_exitcode(status)
+        # Linux counts it in units of 1,024 bytes (getrusage(2)).
+        self.peak_bytes = usage.ru_maxrss * 1024
+        return self._popen.returncode
 
     def kill(self) -> None:
         """End it now and wait for that."""

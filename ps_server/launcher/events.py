@@ -42,6 +42,8 @@ class Exited:
 
     process: ProcessName
     code: int
+    #: The most memory it had, as the kernel counts it; 0: not known.
+    peak_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,13 @@ import signal
 import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO, assert_never
 
+from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.errors import PsError
+from ps_protocol.view import ClusterStatus
 from ps_server.launcher.child import Child
 from ps_server.launcher.events import (
     SERVERS,
@@ -31,12 +34,15 @@ from ps_server.launcher.programs import Programs
 from ps_server.launcher.progress import ProgressPoller
 from ps_server.launcher.screen import Screen
 from ps_server.launcher.signals import SignalPipe
+from ps_server.launcher.summary import Folders, silent_workers, summary
 from ps_server.launcher.supervisor import ENDING, Stage, Supervisor
 from ps_server.private_files import open_private
 
 READY_POLL_SECONDS = 0.02
 LIVE_SECONDS = 0.5
 LINE_SECONDS = 2.0
+#: How long the end of a job waits for its last numbers.
+LAST_LOOK_SECONDS = 2.0
 #: How soon a script's end is seen that no SIGCHLD told of.
 WATCH_SECONDS = 1.0
 
@@ -70,6 +76,9 @@ class Runner:
         self._ready_file = Path()
         self._poller: ProgressPoller | None = None
         self._code: int | None = None
+        #: The job as it was when its servers were told to end.
+        self._final: ClusterStatus | None = None
+        self._looked = False
         self._begin = time.monotonic()
         self._next_progress = 0.0
 
@@ -96,12 +105,15 @@ class Runner:
                 case Start(process):
                     self._start(process)
                 case Send(process, signum):
+                    if process.part in SERVERS:
+                        self._look_last()
                     # It may have ended in the same moment as the process this answers.
                     if (child := self._children.get(process)) is not None:
                         child.send(signum)
                 case Say(text):
                     self._screen.say(text)
                 case Finish(code):
+                    self._conclude(code)
                     self._code = code
                 case _:
                     assert_never(command)
@@ -160,7 +172,7 @@ class Runner:
         for child in list(self._children.values()):
             if (code := child.poll()) is not None:
                 self._forget(child)
-                events.append(Exited(child.name, code))
+                events.append(Exited(child.name, code, child.peak_bytes))
         deadline = self._supervisor.deadline
         if deadline is not None and deadline <= time.monotonic():
             events.append(DeadlinePassed())
@@ -187,6 +199,29 @@ class Runner:
         if (status := self._poller.latest) is not None:
             self._screen.progress(status, now - self._begin)
 
+    def _look_last(self) -> None:
+        """Ask for the final numbers while there is somebody to ask: before the first server is told to end."""
+        if self._looked:
+            return
+        self._looked = True
+        with suppress(PsError), CoordinatorClient(self._coordinator) as client:
+            self._final = client.get_status(LAST_LOOK_SECONDS, once=True)
+
+    def _conclude(self, code: int) -> None:
+        """Say what has become of the job. Nothing of one that never began: why has been said."""
+        if not self._looked:
+            return
+        programs, status = self._programs, self._final or (self._poller.latest if self._poller else None)
+        folders = Folders(
+            _newest_checkpoint(programs.checkpoints.directory),
+            programs.storage.data_dir if programs.keeps_state else None,
+            self._log_dir,
+        )
+        words = silent_workers(status, programs.workers) if code == 0 else []
+        words += summary(code, time.monotonic() - self._begin, status, self._supervisor.failures, folders)
+        for text in words:
+            self._screen.say(text)
+
     def _close(self) -> None:
         for child in self._children.values():
             child.kill()
@@ -196,3 +231,11 @@ class Runner:
         self._selector.close()
         for log in self._logs.values():
             log.close()
+
+
+def _newest_checkpoint(directory: Path | None) -> Path | None:
+    if directory is None:
+        return None
+    from ps_server.checkpoint.directory import latest  # what reads checkpoints takes its time to import
+
+    return latest(directory)

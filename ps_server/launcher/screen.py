@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import TextIO
 
 from rich.console import Console
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from ps_protocol.view import ClusterStatus
 from ps_server.launcher.events import SERVERS, Part, ProcessName
-from ps_server.launcher.status_text import status_line, status_tables
+from ps_server.launcher.status_text import status_line, status_tables, time_text
 
 WORKER_STYLES = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
 SELF = "ps-run"
@@ -24,14 +25,17 @@ class Screen:
     """Used by the runner's one thread. Lines are written whole; a reader that went away sets ``broken``, never raises.
 
     On a terminal all goes to one rich console, with a table that stays below the lines. Otherwise the processes'
-    lines go to ``out`` as they are and ps-run's own to ``err``.
+    lines go to ``out`` as they are, and ps-run's own to ``err`` with the time of day.
     """
 
-    def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
-        """``out`` and ``err`` default to the process's own."""
+    def __init__(
+        self, out: TextIO | None = None, err: TextIO | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        """``out`` and ``err`` default to the process's own. ``clock``: seconds since the epoch."""
         out, err = out or _buffered(sys.stdout), err or _buffered(sys.stderr)
         self._console = Console(file=out, highlight=False, markup=False, emoji=False)
         self._out, self._err = out, err
+        self._clock = clock
         self._live: Live | None = None
         self._last_line = ""
         #: Nobody reads any more: the other end of a pipe, or the terminal, is gone.
@@ -48,8 +52,9 @@ class Screen:
         self._write(str(process), style, list(lines), self._out)
 
     def say(self, text: str, style: str = "bold") -> None:
-        """A line of ps-run's own."""
-        self._write(SELF, style, [text], self._err)
+        """A line of ps-run's own; with the time of day where it goes to a log."""
+        shown = text if self._console.is_terminal else f"{time_text(self._clock())} {text}"
+        self._write(SELF, style, [shown], self._err)
 
     def progress(self, status: ClusterStatus, elapsed_seconds: float) -> None:
         """The job as it stands: a table where it can be redrawn, else one line unless nothing moved."""
@@ -64,7 +69,7 @@ class Screen:
                 self._lose_reader()
         elif (line := status_line(status)) != self._last_line:
             self._last_line = line
-            self.say(f"{elapsed_seconds:.0f} s  {line}", style="none")
+            self.say(line, style="none")
 
     def close(self) -> None:
         """Leave the last table standing and give the cursor back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -78,6 +79,11 @@ def headline(status: ClusterStatus) -> str:
     return printable(" · ".join(parts))
 
 
+def time_text(seconds: float) -> str:
+    """Date and time of day of ``seconds`` since the epoch, where this process is."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
 def elapsed_text(seconds: float) -> str:
     """h:mm:ss, without the hours while there are none."""
     minutes, rest = divmod(int(seconds), 60)
@@ -129,13 +135,13 @@ def status_tables(
     status: ClusterStatus, width: int, elapsed_seconds: float | None = None, tables: Sequence[TableTotals] = ()
 ) -> Group:
     """The whole status for a terminal of ``width`` columns; ``tables`` of its models, and errors, come last."""
-    time = "" if elapsed_seconds is None else f" · {elapsed_text(elapsed_seconds)}"
+    elapsed = "" if elapsed_seconds is None else f" · {elapsed_text(elapsed_seconds)}"
     scripts = current_members(status, Role.WORKER) + current_members(status, Role.EVALUATOR)
     shards = current_members(status, Role.SHARD)
     servers = shards + current_members(status, Role.STANDBY)
     lags = {entry.member.index: entry.stats.standby_lag for entry in shards if not entry.gone}
     return Group(
-        Text(headline(status) + time, style="bold", no_wrap=True, overflow="ellipsis"),
+        Text(headline(status) + elapsed, style="bold", no_wrap=True, overflow="ellipsis"),
         _table(WORKER_COLUMNS, scripts, width),
         _table(shard_columns(status.view.spare, lags), servers, width),
         *([_table_of_tables(tables, width)] if tables else ()),

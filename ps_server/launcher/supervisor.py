@@ -80,14 +80,16 @@ class Stage(enum.Enum):
 ENDING = frozenset({Stage.LEAVING, Stage.SAVING, Stage.STOPPING, Stage.CLOSING})
 
 
-def describe_exit(code: int) -> str:
-    """How a process ended, in words."""
+def describe_exit(code: int, peak_bytes: int = 0) -> str:
+    """How a process ended, in words; of one that was killed outright with the memory it had at most."""
     if code >= 0:
         return f"exited with code {code}"
     try:
-        return f"was killed by signal {-code} ({signal.Signals(-code).name})"
+        name = signal.Signals(-code).name
     except ValueError:
         return f"was killed by signal {-code}"
+    why = f": perhaps out of memory, its peak was {peak_bytes / 1e9:.2f} GB" if code == -signal.SIGKILL else ""
+    return f"was killed by signal {-code} ({name}{why if peak_bytes else ''})"
 
 
 def shell_code(code: int) -> int:
@@ -110,6 +112,8 @@ class Supervisor:
         self._stage_ends: float | None = None
         self._exit_code: int | None = None
         self.stage = Stage.STARTING
+        #: How processes ended that were not to, in order.
+        self.failures: list[str] = []
 
     @property
     def deadline(self) -> float | None:
@@ -127,8 +131,8 @@ class Supervisor:
         match event:
             case CoordinatorReady():
                 return self._on_ready(now)
-            case Exited(process, code):
-                return self._on_exit(process, code, now)
+            case Exited():
+                return self._on_exit(event, now)
             case Interrupted(signum):
                 return self._on_interrupt(signum, now)
             case DeadlinePassed():
@@ -148,23 +152,26 @@ class Supervisor:
         self.stage, self._stage_ends = Stage.RUNNING, None
         return [self._start(process, now) for process in self._plan.members()]
 
-    def _on_exit(self, process: ProcessName, code: int, now: float) -> list[Command]:
+    def _on_exit(self, event: Exited, now: float) -> list[Command]:
+        process, code = event.process, event.code
         self._live.discard(process)
         if self.stage in ENDING:
             return self._advance(now)
+        how = f"{process} {describe_exit(code, event.peak_bytes)}"
+        if code or process.part in SERVERS:
+            self.failures.append(how)
         if process.part in SERVERS:
-            return self._on_lost_server(process, code, now)
+            return self._on_lost_server(process, code, how, now)
         if code == 0:
             return self._advance(now)
-        how = f"{process} {describe_exit(code)}"
         if process.part is Part.EVALUATOR:
             return [Say(f"{how}; training goes on without it"), *self._advance(now)]
         return self._again(process, how, now) or self._end(
             shell_code(code), f"{how}{self._spent('--restart-workers', process)}; stopping the job", now
         )
 
-    def _on_lost_server(self, process: ProcessName, code: int, now: float) -> list[Command]:
-        how, spent = f"{process} {describe_exit(code)}", ""
+    def _on_lost_server(self, process: ProcessName, code: int, how: str, now: float) -> list[Command]:
+        spent = ""
         # Refused by itself at its first start: wrong options or damaged data, which no restart repairs.
         if code <= 0 or not self._server_restarts.never_lived(process, now):
             if commands := self._again(process, how, now):

@@ -1,6 +1,7 @@
 """What people see: tables that fit, one line for logs, whole lines from pipes."""
 
 import io
+import time
 from dataclasses import replace
 
 import pytest
@@ -190,14 +191,17 @@ def test_elapsed_time_has_hours_only_when_there_are_some(seconds, text):
     assert elapsed_text(seconds) == text
 
 
+NOON = time.mktime((2026, 11, 22, 12, 0, 0, 0, 0, -1))
+
+
 def test_without_a_terminal_progress_is_one_line_and_nothing_while_nothing_moves():
     out, err = io.StringIO(), io.StringIO()
-    screen = Screen(out, err)
+    screen = Screen(out, err, clock=lambda: NOON)
     screen.progress(STATUS, 2.0)
     screen.progress(STATUS, 4.0)
     screen.show(ProcessName(Part.WORKER, 0), ["[not markup]"])
     screen.close()
-    assert err.getvalue() == f"ps-run      | 2 s  {status_line(STATUS)}\n"
+    assert err.getvalue() == f"ps-run      | 2026-11-22 12:00:00 {status_line(STATUS)}\n"
     assert out.getvalue() == "worker 0    | [not markup]\n"
 
 

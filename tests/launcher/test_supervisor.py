@@ -88,6 +88,23 @@ def test_a_killed_worker_counts_as_128_plus_the_signal():
     assert job.exits(COORDINATOR) == [Finish(139)]
 
 
+def test_a_worker_that_was_killed_outright_is_told_with_its_peak_of_memory():
+    job = Job(workers=1).ready()
+    job.see(Exited(WORKERS[0], -signal.SIGKILL, 3_210_000_000))
+    how = "worker 0 was killed by signal 9 (SIGKILL: perhaps out of memory, its peak was 3.21 GB)"
+    assert job.said == [f"{how}; stopping the job"]
+    assert job.supervisor.failures == [how]
+
+
+def test_failures_are_kept_for_the_end_and_ends_that_were_asked_for_are_none():
+    job = Job(worker_restarts=1).ready()
+    job.exits(WORKERS[0], 1)
+    job.exits(WORKERS[0])
+    job.exits(WORKERS[1], 3)
+    job.exits(SHARD, -signal.SIGTERM)
+    assert job.supervisor.failures == ["worker 0 exited with code 1", "worker 1 exited with code 3"]
+
+
 def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace():
     job = Job().ready()
     job.exits(WORKERS[1], 1)

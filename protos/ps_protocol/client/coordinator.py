@@ -347,9 +347,10 @@ class CoordinatorClient:
         request = pb.ReshardRequest(to=to, drain=drain, model=model, variable=variable, batch_bytes=batch_bytes)
         return MoveStream(self._stub.Reshard(request), self._peer)
 
-    def get_status(self, timeout_seconds: float = CALL_SECONDS) -> ClusterStatus:
-        """The view, and every member with its last statistics."""
-        return convert.status_from_pb(self._call("GetStatus", pb.GetStatusRequest(), timeout_seconds))
+    def get_status(self, timeout_seconds: float = CALL_SECONDS, *, once: bool = False) -> ClusterStatus:
+        """The view, and every member with its last statistics. ``once``: not repeated where nobody answers."""
+        call = self._once if once else self._call
+        return convert.status_from_pb(call("GetStatus", pb.GetStatusRequest(), timeout_seconds))
 
     def _once(self, method: str, request: Any, timeout_seconds: float, *, wait_for_ready: bool = False) -> Any:
         if self._closed.is_set():
