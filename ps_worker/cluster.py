@@ -18,7 +18,7 @@ from ps_protocol.errors import ConfigError
 from ps_protocol.model import Consistency, Mode, StalePolicy
 from ps_protocol.view import Role
 from ps_protocol.wire import Wire
-from ps_worker import data
+from ps_worker import data, uncaught
 from ps_worker.bindings import Source
 from ps_worker.config import WorkerConfig
 from ps_worker.declare import choice, named_arguments
@@ -26,6 +26,7 @@ from ps_worker.follow import follow
 from ps_worker.giving_way import GivingWay, stands_of
 from ps_worker.leased_loader import LeasedData, can_lease, leased
 from ps_worker.optimizer import PsOptimizer
+from ps_worker.progress import log
 from ps_worker.session import Session
 from ps_worker.stand_in import standing_in
 from ps_worker.summary import Style
@@ -57,8 +58,10 @@ def connect(
     gRPC) or "grpc" alone. Where one cannot be had, the next is taken; "auto", the default, begins with the first.
 
     Raises ConfigError for settings that are missing or wrong, and Unavailable when coordinator, shards or other workers
-    are not there within ``connect_timeout_seconds`` (default 60).
+    are not there within ``connect_timeout_seconds`` (default 60). Errors of torch-ps that the script does not catch
+    are shown without torch-ps's own frames; ``PS_TRACEBACK=full`` shows all.
     """
+    uncaught.install()
     config = WorkerConfig.from_environment(
         os.environ,
         coordinator=coordinator,
@@ -91,6 +94,9 @@ class Cluster(TableMaker):
         #: With several models.
         self._giving_way: GivingWay | None = None
         self._guard = TerminationGuard()
+        self._left = False
+        #: It reads a model, as a worker may do beside others.
+        self._followed = False
 
     def __enter__(self) -> Self:
         self._guard.install()
@@ -284,6 +290,7 @@ class Cluster(TableMaker):
         there ``model`` is one of its own, not the one an optimizer holds. Raises ModelMismatch, naming each difference,
         when ``model`` is another one.
         """
+        self._followed = True
         return follow(self._session, model, name, min_interval_seconds)
 
     def set_mode(
@@ -337,6 +344,18 @@ class Cluster(TableMaker):
             list(self._optimizers.values()), lambda: self._session.view.consistency.mode is not Mode.ASYNC
         )
 
+    def _warn_of_nothing_done(self) -> None:
+        """A worker that did nothing was not meant to, as far as can be told: leased data may all be with others."""
+        if self._session.config.role is not Role.WORKER or self._session.steps or self._leased or self._followed:
+            return
+        call = "step() of its optimizer" if self._optimizers else "optimizer()"
+        log.warning(
+            "%s %d leaves without a step: the script never called %s, and its parameters are as they were",
+            self.role,
+            self.rank,
+            call,
+        )
+
     def _leave(self, reason: str) -> None:
         # In this order, whatever fails: the last steps, a report of the items they trained, the membership.
         with ExitStack() as ending:
@@ -346,6 +365,9 @@ class Cluster(TableMaker):
                     ending.callback(leases.end)
                 for optimizer in self._optimizers.values() if not reason else ():
                     optimizer.finish()
+                if not reason and not self._left:
+                    self._warn_of_nothing_done()
+                self._left = True
 
     def _close(self, reason: str) -> None:
         # Leaving comes first: the others go on while streams and channels are closed here.

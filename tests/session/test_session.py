@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -247,3 +248,22 @@ def test_an_evaluator_is_told_what_to_call_instead() -> None:
             evaluator.barrier()
         view = evaluator.shard(TensorDataset(torch.arange(5)))
         assert len(view) == 5
+
+
+def test_a_worker_that_never_made_a_step_says_so_when_it_leaves(caplog: pytest.LogCaptureFixture) -> None:
+    with running_job(1, 1) as job:
+        with job.cluster():
+            pass
+        assert "worker 0 leaves without a step: the script never called optimizer()" in caplog.text
+        caplog.clear()
+        with job.cluster() as cluster:
+            model = torch.nn.Linear(2, 1)
+            optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        assert "without a step: the script never called step() of its optimizer" in caplog.text
+        caplog.clear()
+        with job.cluster() as cluster:
+            optimizer = cluster.optimizer(torch.optim.SGD, torch.nn.Linear(2, 1), lr=0.1)
+            optimizer.step()
+        with suppress(ZeroDivisionError), job.cluster():
+            raise ZeroDivisionError
+        assert "without a step" not in caplog.text
