@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 
+import torch
+
 from ps_protocol.layout import Layout
 from ps_server.shard.kept import Kept, LastChanges
-from tests.support.shards import simple_spec, whole_map
+from tests.support.shards import StubStream, flat, gradients, load, running_shard, simple_spec, start, whole_map
 
 LAYOUT = Layout.of(whole_map(simple_spec((2,), (3,), (4,), (5,))), 0)
 ALL = frozenset(range(LAYOUT.parameter_slices))
@@ -74,3 +76,42 @@ def test_random_changes_against_a_list_of_versions() -> None:
                 own[index] = versions[index]
             kept.sent(changes.number, raw=False)
             assert kept.unchanged() == tuple(ALL)
+
+
+def receive(stream: StubStream, held: list[torch.Tensor], layout: Layout) -> int:
+    """Take the next result into ``held``; returns how many slices it left out."""
+    result, payload = stream.result()
+    present = [i for i in range(layout.parameter_slices) if i not in result.absent]
+    values = torch.frombuffer(bytearray(payload), dtype=torch.float32) if payload else torch.empty(0)
+    for index, part in zip(present, values.split([held[i].numel() for i in present]), strict=True):
+        held[index] = part.reshape(held[index].shape)
+    return len(result.absent)
+
+
+def test_random_pushes_loads_and_lost_streams_leave_each_worker_with_the_shard_s_values() -> None:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    left_out = 0
+    with running_shard({0: 1, 1: 2}) as shard:
+        model, initial = start(shard, (4, 3), (5,), (2, 2), (7,))
+        layout, values = model.layout, [tensor.clone() for tensor in initial]
+        streams = [StubStream(shard, rank, rank + 1, keeps_slices=True) for rank in range(2)]
+        held = [[torch.full_like(tensor, float("nan")) for tensor in values] for _ in streams]
+        for number in range(50):
+            rank = chance.randrange(2)
+            if chance.random() < 0.1:
+                streams[rank].cancel()
+                streams[rank] = StubStream(shard, rank, rank + 1, keeps_slices=True)
+                held[rank] = [torch.full_like(tensor, float("nan")) for tensor in values]
+            if chance.random() < 0.1:
+                values = gradients(model, 1000 + number)
+                assert load(shard, model, flat(layout, *values)).written
+            absent = sorted(chance.sample(range(4), chance.randrange(5)))
+            pushed = [None if i in absent else g for i, g in enumerate(gradients(model, number))]
+            streams[rank].push(b"".join(g.numpy().tobytes() for g in pushed if g is not None), absent=absent)
+            values = [v if g is None else v - 0.1 * g for v, g in zip(values, pushed, strict=True)]
+            left_out += receive(streams[rank], held[rank], layout)
+            for found, wanted in zip(held[rank], values, strict=True):
+                torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+    assert left_out > 0
