@@ -92,6 +92,15 @@ class LineFormatter(logging.Formatter):
         return "\n".join(f"  {printable(line)}" for line in super().formatException(ei).split("\n"))
 
 
+exit_option = click.option(
+    "--exit-when-finished/--stay",
+    "exit_when_finished",
+    default=False,
+    show_default="stay, except under TF_CONFIG",
+    help="End, with code 0, when the job is finished: every worker has left, and the last checkpoint is written.",
+)
+
+
 def configure_logging(level: str) -> None:
     """One line per record on stderr: time, level, logger, message. Called once, by an entry point."""
     handler = logging.StreamHandler(sys.stderr)

@@ -49,6 +49,8 @@ class ClusterView:
     started: bool = False
     #: The job started and every worker has left.
     finished: bool = False
+    #: The job is finished and what is written at its end is there: no member is needed any more.
+    released: bool = False
     #: Shard numbers that hold no slices: drained, or added and not used yet.
     spare: frozenset[int] = frozenset()
     #: Names the move of slices that has not been decided; empty: none.

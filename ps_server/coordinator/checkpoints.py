@@ -63,6 +63,13 @@ class Checkpoints:
                 self._final = view.finished
                 await self._try_to_make()
 
+    @property
+    def settled(self) -> bool:
+        """Whether a job that is finished has its last checkpoint, or is to have none."""
+        if self._config.directory is None or not self._driver.view.models:
+            return True
+        return self._final and not self.busy.locked()
+
     def stop(self) -> None:
         """``run`` ends soon."""
         self._stopping.set()

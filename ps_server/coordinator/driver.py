@@ -222,6 +222,10 @@ class Driver:
         """See ClusterState.use_shards."""
         self._settle(self._state.use_shards(numbers))
 
+    def release(self) -> None:
+        """See ClusterState.release."""
+        self._settle(self._state.release())
+
     @property
     def view(self) -> ClusterView:
         """The newest view that may be told."""

@@ -24,6 +24,7 @@ from ps_server.checkpoint import Checkpoint, latest
 from ps_server.checkpoint_options import CheckpointConfig, checkpoint_config, checkpoint_options
 from ps_server.coordinator.checkpoints import Checkpoints
 from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.ending import end_with_job
 from ps_server.coordinator.job_limits import JobLimits
 from ps_server.coordinator.journal import Journal
 from ps_server.coordinator.memento import Memento, from_rows
@@ -49,7 +50,7 @@ first, then the shards (ps-server) and the workers with its address:
     PS_COORDINATOR=127.0.0.1:7000 python train.py
 
 Values come from flags, else from the environment (PS_COORDINATOR_SHARDS, …), else from the --config file, else
-from TF_CONFIG (--bind, --port, --shards and --workers only), else from the defaults.
+from TF_CONFIG (--bind, --port, --shards, --workers and --exit-when-finished only), else from the defaults.
 
 With --data-dir the coordinator may be killed and started again at any time: it goes on from its journal, its members
 keep their places, and nobody joins again. --shards, --workers, --partition and --seed belong to the job: without them
@@ -71,6 +72,8 @@ class CoordinatorConfig:
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     #: Where models come from that have not been placed yet.
     saved: Checkpoint | None = None
+    #: End when the job is finished and its members have left.
+    exit_when_finished: bool = False
 
 
 async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asyncio.Event) -> None:
@@ -96,9 +99,11 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
         if config.ready_file is not None:
             serving.write_ready_file(config.ready_file, server.address)
         running = asyncio.create_task(checkpoints.run(), name="checkpoints")
+        ending = end_with_job(driver, checkpoints, stop if config.exit_when_finished else None)
+        watching = asyncio.create_task(ending, name="end-with-job")
         ends = [asyncio.ensure_future(event.wait()) for event in (stop, driver.failed)]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for each in ends:
+        for each in (*ends, watching):
             each.cancel()
         await moves.stop()
         if driver.failed.is_set():
@@ -187,6 +192,7 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
     help="Bytes of the values of all models together; a model that is declared beyond is refused.",
 )
 @click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), show_default="random", help="Common seed of the job.")
+@cli.exit_option
 @checkpoint_options
 @click.pass_context
 def main(context: click.Context, /, **options: Any) -> None:
@@ -260,7 +266,10 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: Memento | None)
     if saved and kept is None and "seed" not in given:
         # The order of the data depends on it.
         cluster = replace(cluster, seed=saved.manifest.facts["seed"])
-    return CoordinatorConfig(options["bind"], options["port"], options["ready_file"], cluster, checkpoints, saved)
+    exits = bool(options["exit_when_finished"])
+    return CoordinatorConfig(
+        options["bind"], options["port"], options["ready_file"], cluster, checkpoints, saved, exits
+    )
 
 
 def _saved(chosen: str | None, directory: Path | None) -> Checkpoint | None:
@@ -309,7 +318,8 @@ def _from_tf_config(text: str, given: set[str]) -> dict[str, Any]:
             f"ps-coordinator runs the chief; this TF_CONFIG says {told.task_type} {told.task_index}",
             remedy=f"run {program} with it, or unset TF_CONFIG to run the coordinator beside it by its flags",
         )
-    values: dict[str, Any] = {"shards": told.shards, "workers": told.workers}
+    # An engine that started the tasks may wait for them all.
+    values: dict[str, Any] = {"shards": told.shards, "workers": told.workers, "exit_when_finished": True}
     if told.coordinator_address:
         host, _, port = told.coordinator_address.rpartition(":")
         # The chief's name may be that of a service in front of it, which nobody can listen on.

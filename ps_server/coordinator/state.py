@@ -174,7 +174,8 @@ class ClusterState:
         if starts := self._starts(self.view.used_shards):
             reason += f"; {_STARTS}"
         finished = self.view.finished and ask.role is not Role.WORKER
-        self._change(started=self.view.started or starts, finished=finished, **changes)
+        changes |= {"finished": finished, "released": finished and self.view.released}
+        self._change(started=self.view.started or starts, **changes)
         return Decision(joined, "; ".join([reason, *self._open_barrier()]))
 
     def heartbeat(
@@ -229,6 +230,13 @@ class ClusterState:
                 self._attendance.is_done(index)
             self._change()
         return Decision(None, "; ".join([*reasons, *self._open_barrier()]))
+
+    def release(self) -> Decision[None]:
+        """What is written at the end of a finished job is there: no member is needed any more."""
+        if not self.view.finished or self.view.released:
+            return Decision(None)
+        self._change(released=True)
+        return Decision(None, "no member is needed any more")
 
     def disconnected(self, role: Role, index: int, incarnation: int, now: float) -> None:
         """The stream on which a member follows the cluster has ended. Also one that is not a member any more."""

@@ -72,6 +72,8 @@ class ShardConfig:
     take_over: bool = False
     #: Checkpoints are written and read below these alone.
     checkpoint_dirs: tuple[Path, ...] = ()
+    #: End when the job needs no shard any more.
+    exit_when_finished: bool = False
 
 
 async def serve(config: ShardConfig, stop: asyncio.Event) -> None:
@@ -193,6 +195,7 @@ class Life:
             return await joined(self._client, spec, config.connect_timeout_seconds, self._stop)
         follower = Follower(config.shard, storage, lane)
         standby = Standby(self._client, spec, follower, config.connect_timeout_seconds, self._stop)
+        standby.exits_with_job = config.exit_when_finished
         taking = asyncio.create_task(standby.take_place())
         waits = asyncio.create_task(standby.waits.wait())
         await asyncio.wait([taking, waits], return_when=asyncio.FIRST_COMPLETED)
@@ -249,6 +252,9 @@ class Life:
             registry.on_view(view)
             if feed:
                 feed.on_view(view)
+            if view.released and self._config.exit_when_finished:
+                logger.info("the job is finished: stopping")
+                self._stop.set()
 
         def on_view(view: ClusterView) -> None:
             loop.call_soon_threadsafe(show, view)

@@ -14,7 +14,7 @@ from ps_protocol.address import split_address
 from ps_protocol.errors import ConfigError
 from ps_protocol.tf_config import TfConfig
 from ps_server import serving
-from ps_server.cli import clean_errors, configure_logging, run_program, server_options
+from ps_server.cli import clean_errors, configure_logging, exit_option, run_program, server_options
 from ps_server.failpoints import ENVIRONMENT, Failpoints
 from ps_server.shard.life import ShardConfig, serve
 from ps_server.shard.malloc import use_one_arena
@@ -92,6 +92,7 @@ __all__ = ["ShardConfig", "main", "serve"]
     help="A piece of work that takes longer than this, and a second for each 10 MB it touches, ends the process with "
     f"code {EXIT_STUCK}, so that a restart or a standby takes its place. 0: never.",
 )
+@exit_option
 @click.option(
     "--connect-timeout",
     type=click.FloatRange(0, min_open=True),
@@ -117,6 +118,7 @@ def main(
     max_model_bytes: int,
     take_over: bool,
     checkpoint_dirs: tuple[Path, ...],
+    exit_when_finished: bool,
     **storage: Any,
 ) -> None:
     """Run one shard: it holds its slices of every model, and applies the gradients pushed to it.
@@ -135,6 +137,9 @@ def main(
         configure_logging(log_level)
         if text := os.environ.get("TF_CONFIG"):
             shard, coordinator, bind, port = _from_tf_config(TfConfig.parse(text), shard, coordinator, bind, port)
+            # An engine that started the tasks may wait for them all.
+            source = click.get_current_context().get_parameter_source("exit_when_finished")
+            exit_when_finished = exit_when_finished or source is ParameterSource.DEFAULT
         if shard is None or coordinator is None:
             missing = "--shard" if shard is None else "--coordinator"
             raise ConfigError(f"{missing} is missing", remedy=f"give {missing}, or set TF_CONFIG; see ps-server --help")
@@ -164,6 +169,7 @@ def main(
             max_model_bytes,
             take_over,
             checkpoint_dirs,
+            exit_when_finished,
         )
         serving.run(lambda stop: serve(config, stop))
 

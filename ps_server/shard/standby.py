@@ -41,6 +41,8 @@ class Standby:
         self._follower = follower
         self._timeout_seconds = timeout_seconds
         self._stop = stop
+        #: Told to stop, too, by the end of the job.
+        self.exits_with_job = False
         self._view = ClusterView()
         self._fenced: Fenced | None = None
         self._changed = asyncio.Event()
@@ -120,6 +122,8 @@ class Standby:
 
         def show(view: ClusterView) -> None:
             self._view = view
+            if view.released and self.exits_with_job:
+                self._stop.set()
             self._changed.set()
 
         def fence(error: Fenced) -> None:
