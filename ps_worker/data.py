@@ -100,6 +100,31 @@ class ShareIterable(IterableDataset[T]):
         return self._share.of(len(self._source))  # type: ignore[arg-type]  # TypeError as from the source itself
 
 
+class OwnIteration(DataLoader[Any]):
+    """A part of the class that ``honoured`` makes: the ``__iter__`` of the user's own class, watched.
+
+    It has to take its batches from ``DataLoader.__iter__``: one that reads the dataset by itself, or goes on with what
+    its constructor had begun, would give every worker all the data.
+    """
+
+    #: Called with the samples of each batch.
+    on_samples: Callable[[int], None] = staticmethod(lambda samples: None)
+    #: Set once torch's own ``__iter__`` has begun to read what is split.
+    _split = False
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        batched = self.batch_sampler is not None
+        for batch in super().__iter__():
+            if not self._split:
+                raise own_iteration_refused(self)
+            self.on_samples(batch_samples(batch) if batched else 1)
+            yield batch
+
+    def _get_iterator(self) -> Any:
+        self._split = True
+        return super()._get_iterator()
+
+
 class ShareLoader(DataLoader[T]):
     """A DataLoader that tells how many samples it hands out. Used by the training loop."""
 
@@ -118,7 +143,8 @@ def shard(data: Any, share: Share, epochs: Iterator[int], on_samples: Callable[[
 
     - A ``DataLoader`` gives a ``DataLoader`` with the same arguments (``batch_size`` stays per worker) over this
       worker's elements of its sampler; with a ``batch_sampler`` of the user's, over every world_size-th batch.
-      Samplers of the user's own are taken as they are and have to yield the same on every worker.
+      Samplers of the user's own are taken as they are and have to yield the same on every worker. A subclass keeps its
+      own ``__iter__`` where that takes its batches from ``DataLoader.__iter__``; else its first batch is a ConfigError.
     - An ``IterableDataset``, alone or in a ``DataLoader``, gives every world_size-th item.
     - Another ``Dataset`` gives a ``Subset``: items rank, rank + world_size, …
 
@@ -158,8 +184,10 @@ def rebuilt(
 ) -> L:
     """A loader of ``kind`` with the arguments of ``loader`` but for its sampler, or batch sampler, and ``changes``.
 
-    Raises ConfigError for data that ``DistributedSampler`` has split already.
+    Raises ConfigError for data that ``DistributedSampler`` has split already, and for an ``__iter__`` of the user's.
     """
+    if iterates_by_itself(loader):
+        raise own_iteration_refused(loader)
     _refuse_split_data(loader)
     arguments = _kept_arguments(loader) | changes
     if loader.batch_size is None and loader.batch_sampler is not None:
@@ -173,7 +201,45 @@ def common_order(source: Iterable[T], seed: int, epoch: int) -> Iterator[T]:
     return iter(_seeded(source, torch.Generator().manual_seed((seed + epoch) % 2**63)))
 
 
-def _shard_loader(loader: DataLoader[Any], share: Share, epochs: Iterator[int]) -> ShareLoader[Any]:
+def iterates_by_itself(loader: DataLoader[Any]) -> bool:
+    """Whether the class of ``loader`` has an ``__iter__`` of its own."""
+    return type(loader).__iter__ not in (DataLoader.__iter__, ShareLoader.__iter__)
+
+
+def own_iteration_refused(loader: DataLoader[Any]) -> ConfigError:
+    """Of a loader whose own ``__iter__`` cannot be split."""
+    kind = next(each for each in type(loader).__mro__ if "__iter__" in each.__dict__ and each is not OwnIteration)
+    return ConfigError(
+        f"the __iter__ of {kind.__name__} is its own, and cannot be split",
+        expected="an __iter__ that takes its batches from DataLoader.__iter__, in a fixed split (no lease)",
+        actual=f"{kind.__module__}.{kind.__qualname__}.__iter__",
+        remedy="give shard() a plain DataLoader, and do the rest in the training loop",
+    )
+
+
+def honoured(loader: DataLoader[Any], share: Share, epochs: Iterator[int]) -> OwnIteration:
+    """A copy of ``loader``, of its own class, over this worker's part. Raises ConfigError for data split already."""
+    _refuse_split_data(loader)
+    own: OwnIteration = copy.copy(loader)  # type: ignore[assignment]
+    object.__setattr__(own, "__class__", type(type(loader).__name__, (OwnIteration, type(loader)), {}))
+    # torch forbids these changes in a loader that is made; the copy is being made.
+    own._DataLoader__initialized = False
+    if isinstance(loader.dataset, IterableDataset):
+        own.dataset = ShareIterable(loader.dataset, share)
+    elif loader.batch_size is None and loader.batch_sampler is not None:
+        own.batch_sampler = ShareSampler(loader.batch_sampler, share, epochs)
+    else:
+        own.sampler = ShareSampler(loader.sampler, share, epochs)
+        if loader.batch_size is not None:
+            own.batch_sampler = BatchSampler(own.sampler, loader.batch_size, loader.drop_last)
+    own._iterator = None
+    own._DataLoader__initialized = True
+    return own
+
+
+def _shard_loader(loader: DataLoader[Any], share: Share, epochs: Iterator[int]) -> ShareLoader[Any] | OwnIteration:
+    if iterates_by_itself(loader):
+        return honoured(loader, share, epochs)
     if isinstance(loader.dataset, IterableDataset):
         dataset: Dataset[Any] = ShareIterable(loader.dataset, share)
         arguments = _kept_arguments(loader)

@@ -8,7 +8,10 @@ from collections.abc import Callable
 from ps_protocol.errors import NotReady
 
 SLOWEST_BYTES_PER_SECOND = 10e6
-"""A write whose progress cannot be seen may take as long as it would at this rate."""
+"""A write, whose progress cannot be seen, may take as long as it would at this rate."""
+
+COMPILE_SECONDS = 600.0
+"""As long may it take to compile what tables need, on a machine that does much else."""
 
 
 class PlacingProgress:
@@ -22,18 +25,19 @@ class PlacingProgress:
         #: How far an attempt has come that failed.
         self._best = 0
         self._read_bytes = 0
-        self._write_bytes = 0
+        self._unseen_seconds = 0.0
         self._began_at = 0.0
 
-    def begin(self, doing: str, *, write_bytes: int = 0) -> None:
-        """The next stage, in words; ``write_bytes``: it writes so many in one go."""
+    def begin(self, doing: str, *, unseen_seconds: float = 0.0) -> None:
+        """The next stage, in words; for ``unseen_seconds`` it counts as advancing, whether or not anything is seen."""
         self._done = self._counted() + 1
-        self._doing, self._write_bytes, self._began_at, self._read_bytes = doing, write_bytes, self._clock(), 0
+        self._doing, self._read_bytes = doing, 0
+        self._unseen_seconds, self._began_at = unseen_seconds, self._clock()
 
     def fail(self, error: Exception) -> None:
         """It is tried again soon, from the start; that is progress once it gets further than before."""
         self._best, self._done = self.done, 0
-        self._doing, self._write_bytes, self._read_bytes = f"cannot be placed yet: {error}", 0, 0
+        self._doing, self._unseen_seconds, self._read_bytes = f"cannot be placed yet: {error}", 0.0, 0
 
     def count(self, what: object = None) -> None:
         """One more unit of the stage is done."""
@@ -50,8 +54,8 @@ class PlacingProgress:
         return max(self._best, self._counted())
 
     def _counted(self) -> int:
-        written = SLOWEST_BYTES_PER_SECOND * (self._clock() - self._began_at) if self._write_bytes else 0.0
-        return self._done + int(min(written, self._write_bytes))
+        unseen_seconds = min(self._clock() - self._began_at, self._unseen_seconds) if self._unseen_seconds else 0.0
+        return self._done + int(1000 * unseen_seconds)
 
     def __str__(self) -> str:
         return f"model '{self._model}': {self._stage}"

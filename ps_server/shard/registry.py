@@ -27,7 +27,7 @@ from ps_server.shard.followed import FollowedModel
 from ps_server.shard.model import ShardModel
 from ps_server.shard.parts import ShardParts
 from ps_server.shard.placing import Way, check_fits, moved_on, way
-from ps_server.shard.progress import PlacingProgress
+from ps_server.shard.progress import COMPILE_SECONDS, SLOWEST_BYTES_PER_SECOND, PlacingProgress
 from ps_server.shard.restore import restore, saved_tracker
 from ps_server.shard.snapshotter import Source
 
@@ -301,7 +301,7 @@ class Registry:
         checkpoint = await asyncio.to_thread(Checkpoint.open, folder, progress.count_read)
 
         def on_write(nbytes: int) -> None:
-            progress.begin(doing, write_bytes=nbytes)
+            progress.begin(doing, unseen_seconds=nbytes / SLOWEST_BYTES_PER_SECOND)
 
         tracker = saved_tracker(checkpoint, model.name)
         await restore(checkpoint, model, tracker, only_first=True, on_write=on_write)
@@ -311,7 +311,7 @@ class Registry:
         """Compile what the model's tables need, before anybody uses it."""
         if not spec.tables:
             return
-        progress.begin("has the code of its tables compiled or loaded")
+        progress.begin("has the code of its tables compiled or loaded", unseen_seconds=COMPILE_SECONDS)
         for table in spec.tables:
             await asyncio.to_thread(tables.warm_up, table, progress.count)
 

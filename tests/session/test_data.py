@@ -25,7 +25,7 @@ from torch.utils.data import (
 )
 
 from ps_protocol.errors import ConfigError
-from ps_worker.data import Share, batch_samples, shard
+from ps_worker.data import Share, batch_samples, rebuilt, shard
 
 
 def part(data: Any, rank: int, world_size: int, seed: int = 7, counted: list[int] | None = None) -> Any:
@@ -178,6 +178,69 @@ def test_persistent_loader_processes_see_a_new_order_each_epoch() -> None:
     first, second = batches(mine), batches(mine)
     assert first != second
     assert sorted(flat(first)) == sorted(flat(second)) == list(range(20))
+
+
+class Doubling(DataLoader[Any]):
+    """A loader as people write them to move batches to a device."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in super().__iter__():
+            yield [2 * part for part in batch] if isinstance(batch, list) else 2 * batch
+
+
+class Straight(DataLoader[Any]):
+    """Reads the dataset by itself."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([torch.tensor([0]), torch.tensor([1])])
+
+
+class Begun(DataLoader[Any]):
+    """Begins in its constructor and never ends, as loaders that keep their processes."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.iterator = super().__iter__()
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+
+@pytest.mark.parametrize("kind", ["sampler", "batch sampler", "stream", "processes"])
+def test_a_subclass_keeps_its_own_iteration_over_its_part(kind: str) -> None:
+    def loader() -> DataLoader[Any]:
+        match kind:
+            case "sampler":
+                return Doubling(numbers(10), batch_size=2)
+            case "batch sampler":
+                return Doubling(numbers(10), batch_sampler=BatchSampler(SequentialSampler(range(10)), 2, False))
+            case "stream":
+                return Doubling(Stream(10), batch_size=2)
+            case _:
+                return Doubling(numbers(10), batch_size=2, num_workers=1, persistent_workers=True)
+
+    counted: list[int] = []
+    parts = [part(loader(), rank, 2, counted=counted) for rank in (0, 1)]
+    assert all(isinstance(each, Doubling) for each in parts)
+    for _ in range(2):
+        found = [flat(batches(each)) for each in parts]
+        assert sorted(flat(found)) == list(range(0, 20, 2))
+        assert all(len(each) >= 4 for each in found)
+    assert sum(counted) == 20
+    del parts
+
+
+@pytest.mark.parametrize("kind", [Straight, Begun])
+def test_a_subclass_whose_batches_would_be_everybody_s_is_refused(kind: type[DataLoader[Any]]) -> None:
+    with pytest.raises(ConfigError, match=rf"the __iter__ of {kind.__name__} is its own") as refused:
+        next(iter(part(kind(numbers(10), batch_size=2), 0, 2)))
+    assert "plain DataLoader" in refused.value.remedy
+
+
+def test_a_subclass_with_its_own_iteration_has_no_leases() -> None:
+    with pytest.raises(ConfigError, match="the __iter__ of Doubling is its own"):
+        rebuilt(DataLoader, Doubling(numbers(10)), lambda source: SequentialSampler([]))
 
 
 class Stream(IterableDataset[int]):

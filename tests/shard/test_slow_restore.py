@@ -18,7 +18,7 @@ from ps_server.checkpoint import begin, commit
 from ps_server.checkpoint.source import Source
 from ps_server.checkpoint.writer import write_part
 from ps_server.consistency import TrackerMemento
-from ps_server.shard.progress import SLOWEST_BYTES_PER_SECOND, PlacingProgress
+from ps_server.shard.progress import PlacingProgress
 from tests.checkpoint.support import Job, shard_map_of, small_spec
 from tests.shard.disks import held
 from tests.support.shards import StubStream, TestShard, error_of, running_shard, wait_until
@@ -130,10 +130,10 @@ def test_a_defect_while_a_model_is_placed_is_told_to_its_workers(monkeypatch):
     assert "ZeroDivisionError: eps" in str(error)
 
 
-def test_a_write_in_one_go_counts_as_advancing_for_as_long_as_a_slow_disk_may_take():
+def test_a_write_in_one_go_counts_as_advancing_for_as_long_as_it_may_take():
     now = [0.0]
     progress = PlacingProgress("model", lambda: now[0])
-    progress.begin("is restored", write_bytes=int(3 * SLOWEST_BYTES_PER_SECOND))
+    progress.begin("is restored", unseen_seconds=3.0)
     seen = []
     for now[0] in (1.0, 2.0, 3.0, 4.0, 5.0):
         seen.append(progress.done)

@@ -90,7 +90,7 @@ def test_features_are_exactly_those_declared(ids: dict[str, torch.Tensor]) -> No
         ({"optimizer": rows.Adam(lr=-1)}, UnsupportedOptimizer, "lr"),
         ({"optimizer": rows.Adam(beta1=1.0)}, UnsupportedOptimizer, "beta1"),
         ({"init": rows.Uniform(1.0, -1.0)}, InvalidRequest, "low <= high"),
-        ({"init": rows.Normal(std=float("nan"))}, InvalidRequest, "finite"),
+        ({"init": rows.Normal(std=float("nan"))}, InvalidRequest, "numbers between"),
         ({"seed": -1}, InvalidRequest, "seed"),
         ({"max_rows": 3}, InvalidRequest, "max_rows"),
     ],
