@@ -4,8 +4,8 @@
 #
 #   tests/installed.sh [--suite [pytest arguments]]
 #
-# With --suite each Python then runs the test suite, or the part of it that the arguments choose, from an editable
-# installation as `make test` has it. PYTHONS="python3.12 /opt/3.13/bin/python" chooses interpreters. The last lines say
+# With --suite each Python then runs `make train` and `make test`, or of the test suite the part that the arguments
+# choose. PYTHONS="python3.12 /opt/3.13/bin/python" chooses interpreters. The last lines say
 # what was done and what was skipped; the exit code is 1 when anything failed. Needs a package index.
 set -euo pipefail
 
@@ -62,21 +62,27 @@ for package in ps_protocol, ps_server, ps_worker:
     outside "$place" ps-run --no-progress --shards 2 --workers 2 --mode sync "$work/sources/examples/digits.py" --epochs 8 --expect-accuracy 0.97
 }
 
+# The two commands of the README, in a copy of the tree; with arguments the second runs that part of the suite.
 try_suite() {
-    local place=$1
+    local place=$1 python=$2
     (
         cd "$work/tree"
-        pip "$place/env/bin/python" install --constraint constraints.txt --editable '.[dev,bench]'
-        env PATH="$place/env/bin:$PATH" "$place/env/bin/python" -m pytest "${@:2}"
+        make VENV="$place/env" PYTHON="$python" train
+        [ $# -gt 2 ] || exec make VENV="$place/env" PYTHON="$python" test
+        PATH="$place/env/bin:$PATH" exec "$place/env/bin/python" -m pytest "${@:3}"
     )
 }
 
-# What "$@" says becomes a line of the summary; output is shown as it comes.
+# Does "$@" and makes its end a line of the summary; "$ok" says how it went. Never called in a condition: there a
+# function goes on behind its own errors.
 step() {
     local name=$1
     echo "== $name"
-    # A function in a condition would go on behind its own errors.
-    if (set -e; trap - EXIT; "${@:2}") & wait $!; then summary+=("done     $name"); else summary+=("FAILED   $name"); failed=1; return 1; fi
+    set +e
+    (set -e; "${@:2}")
+    [ $? = 0 ] && ok=yes || ok=no
+    set -e
+    if [ $ok = yes ]; then summary+=("done     $name"); else summary+=("FAILED   $name"); failed=1; fi
 }
 
 pythons=()
@@ -88,18 +94,18 @@ else
     done
 fi
 
-step "source archive and wheel: built, contents" build "${pythons[0]}" || { printf '%s\n' "${summary[@]}"; exit 1; }
+step "source archive and wheel: built, contents" build "${pythons[0]}"
+[ $ok = yes ] || { printf '%s\n' "" "${summary[@]}"; exit 1; }
 for python in "${pythons[@]}"; do
     version=$("$python" -c 'import platform; print(platform.python_version())')
     place="$work/$version" && mkdir -p "$place"
-    if step "Python $version: the wheel in an empty environment" try_wheel "$place" "$python"; then
-        if [ $suite = yes ]; then
-            step "Python $version: the test suite${*:+, of it: $*}" try_suite "$place" "$@" || true
-        else
-            summary+=("SKIPPED  Python $version: the test suite (--suite runs it)")
-        fi
+    step "Python $version: the wheel in an empty environment" try_wheel "$place" "$python"
+    if [ $ok = no ]; then
+        summary+=("SKIPPED  Python $version: make train, make test")
+    elif [ $suite = no ]; then
+        summary+=("SKIPPED  Python $version: make train, make test (--suite runs them)")
     else
-        summary+=("SKIPPED  Python $version: the test suite")
+        step "Python $version: make train, make test${*:+, of it: $*}" try_suite "$place" "$python" "$@"
     fi
     rm -rf "$place"
 done
