@@ -40,8 +40,8 @@ def parsed(service: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str
     for name, value in service["environment"].items():
         monkeypatch.setenv(name, value)
     program, *arguments = service["command"]
-    module, _, function = PYPROJECT["project"]["scripts"][program].partition(":")
-    command: click.Command = getattr(importlib.import_module(module), function)
+    module = PYPROJECT["project"]["scripts"][program].partition(":")[0]
+    command: click.Command = importlib.import_module(module).main
     return command.make_context(program, arguments, **command.context_settings).params
 
 
