@@ -1,7 +1,7 @@
 """The program ``python -m ps_server.health``: asks a server over gRPC whether it serves, for health checks.
 
 It is called every few seconds for as long as a server lives, so it speaks the few bytes of a call itself and imports
-nothing but the standard library: loading gRPC costs thirty times what the question does. HTTP/2 is RFC 9113, the form
+nothing but the standard library: loading gRPC costs ten times what the question does. HTTP/2 is RFC 9113, the form
 of its headers RFC 7541, the service https://github.com/grpc/grpc/blob/master/doc/health-checking.md.
 """
 
@@ -113,7 +113,7 @@ def main(arguments: list[str]) -> int:
         print(USAGE, file=sys.stdout if asked else sys.stderr)
         return 0 if asked else 2
     try:
-        check(*arguments)
+        check(arguments[0], arguments[1] if len(arguments) == 2 else "")
     except NotServing as error:
         print(f"Error: {error}", file=sys.stderr)  # noqa: T201
         return 1

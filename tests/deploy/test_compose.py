@@ -123,9 +123,14 @@ def test_the_dockerfile_needs_no_frontend_of_its_own_and_ends_as_an_ordinary_use
     assert "syntax=" not in DOCKERFILE
     instructions = [line.split() for line in DOCKERFILE.splitlines() if re.match(r"[A-Z]+ ", line)]
     assert {source for instruction, source, *_ in instructions if instruction == "FROM"} == {
-        "python:3.11-slim",
+        "${BASE_IMAGE}",
         "dependencies",
     }
+    # Before the first stage, so that every FROM sees it.
+    assert instructions[0] == ["ARG", "BASE_IMAGE=python:3.11-slim"]
+    digest = "python:3.11-slim@sha256:0123"
+    assert services()["coordinator"]["build"]["args"] == {"BASE_IMAGE": "python:3.11-slim"}
+    assert services(BASE_IMAGE=digest)["coordinator"]["build"]["args"] == {"BASE_IMAGE": digest}
     assert [user for instruction, user, *_ in instructions if instruction == "USER"][-1] != "root"
     assert ["STOPSIGNAL", "SIGTERM"] in instructions
 
@@ -143,3 +148,14 @@ def test_everything_the_dockerfile_copies_is_let_into_the_build():
         for source in line.split()[1:-1]
     }
     assert copied == admitted
+
+
+def test_no_container_has_more_rights_memory_or_processes_than_it_needs():
+    for service in services().values():
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["read_only"] is True
+        assert service["tmpfs"] == ["/tmp"]
+        assert service["pids_limit"] == 512
+        assert service["mem_limit"] == "4g"
+    assert services(MEMORY="1g")["worker0"]["mem_limit"] == "1g"
