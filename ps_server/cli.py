@@ -35,6 +35,16 @@ def _read_config(context: click.Context, parameter: click.Parameter, path: Path 
     context.default_map = {**(context.default_map or {}), **values}
 
 
+config_option = click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    is_eager=True,
+    expose_value=False,
+    callback=_read_config,
+    help="TOML file of option = value lines. Flags and environment go before it.",
+)
+
+
 def server_options(default_port: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add --bind, --port, --log-level, --ready-file and --config.
 
@@ -62,14 +72,7 @@ def server_options(default_port: int) -> Callable[[Callable[..., Any]], Callable
             type=click.Path(dir_okay=False, writable=True, path_type=Path),
             help="File that gets this server's host:port once it serves.",
         ),
-        click.option(
-            "--config",
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            is_eager=True,
-            expose_value=False,
-            callback=_read_config,
-            help="TOML file of option = value lines. Flags and environment go before it.",
-        ),
+        config_option,
     )
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,6 +22,7 @@ from ps_protocol.tf_config import TfConfig
 from ps_server import cli, serving
 from ps_server.checkpoint import Checkpoint, latest
 from ps_server.checkpoint_options import CheckpointConfig, checkpoint_config, checkpoint_options
+from ps_server.cluster_options import cluster_options
 from ps_server.coordinator.checkpoints import Checkpoints
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.ending import end_with_job
@@ -156,41 +157,7 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
     "gradients of a step.",
 )
 @bound_options
-@click.option(
-    "--partition",
-    type=click.Choice(["balanced", "fixed", "min", "max"]),
-    default="balanced",
-    help="How variables are cut over the shards. balanced: by bytes, in as few slices as possible. fixed, min, max: "
-    "as TensorFlow's FixedShards, MinSize and MaxSize partitioners.",
-)
-@click.option(
-    "--partition-slices",
-    type=click.IntRange(0),
-    default=0,
-    help="fixed: slices per variable (0: one per "
-    "shard). min, max: at most that many (0: one per shard with min, any number with max).",
-)
-@click.option("--partition-bytes", type=click.IntRange(1), default=256 << 10, help="min, max: size of a slice.")
-@click.option(
-    "--lease-seconds",
-    type=click.FloatRange(0, min_open=True),
-    default=20.0,
-    help="A member that is silent this long is taken for dead: one that is frozen, or cut off. One whose process has "
-    "ended is noticed within 5 seconds. A lease has to outlast the pauses of a busy machine.",
-)
-@click.option(
-    "--heartbeat-seconds",
-    type=click.FloatRange(0, min_open=True),
-    default=1.0,
-    help="How often members renew their lease.",
-)
-@click.option(
-    "--max-model-bytes",
-    type=click.IntRange(1),
-    default=JobLimits().max_model_bytes,
-    show_default="64 GB",
-    help="Bytes of the values of all models together; a model that is declared beyond is refused.",
-)
+@cluster_options
 @click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), show_default="random", help="Common seed of the job.")
 @cli.exit_option
 @checkpoint_options

@@ -15,7 +15,8 @@ import click
 from ps_protocol.errors import ConfigError
 from ps_protocol.model import Mode
 from ps_server.checkpoint_options import checkpoint_config, checkpoint_options
-from ps_server.cli import LOG_LEVELS, clean_errors
+from ps_server.cli import LOG_LEVELS, clean_errors, config_option
+from ps_server.cluster_options import CLUSTER_OPTIONS, cluster_options, given_flags
 from ps_server.launcher.job_folder import JobFolder
 from ps_server.launcher.programs import Programs, Script
 from ps_server.launcher.runner import Runner
@@ -74,7 +75,10 @@ def make_log_folder(path: Path) -> None:
         )
 
 
-@click.command(context_settings={"allow_interspersed_args": False, "max_content_width": 110})
+@click.command(
+    context_settings={"allow_interspersed_args": False, "max_content_width": 110, "auto_envvar_prefix": "PS_RUN"}
+)
+@config_option
 @click.option("--shards", type=click.IntRange(1), default=1, show_default=True, help="Processes that hold parameters.")
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes that train.")
 @click.option("--evaluators", type=click.IntRange(0), default=0, show_default=True, help="Processes that follow.")
@@ -93,6 +97,14 @@ def make_log_folder(path: Path) -> None:
 )
 @storage_options
 @checkpoint_options
+@cluster_options
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    show_default="any free one",
+    help="Port of the coordinator, for psctl; on 127.0.0.1.",
+)
 @click.option(
     "--restart-servers",
     type=click.IntRange(0),
@@ -118,8 +130,12 @@ def make_log_folder(path: Path) -> None:
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module name, as for python -m.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
 def main(
+    context: click.Context,
+    /,
     *,
+    port: int,
     shards: int,
     workers: int,
     evaluators: int,
@@ -145,7 +161,7 @@ def main(
     checkpoint_keep: int,
     checkpoint_full_every: int,
     restore: str | None,
-    **storage_flags: Any,
+    **others: Any,
 ) -> None:
     """Run SCRIPT as a whole job on this machine: a coordinator, shards and workers, one process each.
 
@@ -156,7 +172,7 @@ def main(
     After a job that ended well it trains on from the parameters that the folder holds.
     """
     with clean_errors():
-        storage = storage_config(**storage_flags)
+        storage = storage_config(**{name: value for name, value in others.items() if name not in CLUSTER_OPTIONS})
         restarts = server_restarts(restart_servers, storage)
         checkpoints = checkpoint_config(checkpoint_dir, checkpoint_seconds, checkpoint_keep, checkpoint_full_every)
         if log_dir is not None:
@@ -173,6 +189,8 @@ def main(
         storage=storage,
         checkpoints=checkpoints,
         restore=restore,
+        coordinator_flags=given_flags(context),
+        port=port,
     )
     folder = None
     if programs.keeps_state and storage.data_dir is not None:

@@ -44,6 +44,9 @@ class Programs:
     storage: StorageConfig = field(default_factory=StorageConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     restore: str | None = None
+    #: What else ps-coordinator is told, and the port it first listens on; 0: any.
+    coordinator_flags: tuple[str, ...] = ()
+    port: int = 0
     #: Commands of ps-coordinator and ps-server.
     servers: tuple[tuple[str, ...], tuple[str, ...]] = SERVER_PROGRAMS
 
@@ -52,7 +55,7 @@ class Programs:
         is started again comes back where its members look for it.
         """
         if process.part is Part.COORDINATOR:
-            port = coordinator.rpartition(":")[2] or "0"
+            port = coordinator.rpartition(":")[2] or str(self.port)
             place = ["--bind", "127.0.0.1", "--port", port, "--ready-file", ready_file]
             return [*self.servers[0], *place, "--log-level", self.log_level, *self._coordinator_arguments()]
         if process.part is Part.SHARD:
@@ -73,7 +76,7 @@ class Programs:
         arguments = ["--shards", str(self.shards), "--workers", str(self.workers), *flags_of(self.consistency)]
         if self.keeps_state:
             arguments += ["--data-dir", str(self.storage.data_dir)]
-        arguments += checkpoint_flags(self.checkpoints, self.restore)
+        arguments += [*checkpoint_flags(self.checkpoints, self.restore), *self.coordinator_flags]
         return arguments if self.seed is None else [*arguments, "--seed", str(self.seed)]
 
     def _shard_checkpoints(self) -> list[str]:
