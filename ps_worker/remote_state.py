@@ -1,4 +1,4 @@
-"""Says where the state of an optimizer is to whoever looks for it in ``optimizer.state``."""
+"""Tells code that looks for optimizer state in ``optimizer.state`` where it is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ps_protocol.errors import UnsupportedOptimizer
 
 
 class StateOnShards(defaultdict[Any, Any]):
-    """What an optimizer has as ``state`` between its own calls: empty, and an error for who reads a parameter's.
+    """What an optimizer has as ``state`` between its own calls: empty, and an error for code that reads a parameter's.
 
     Used in the training thread, as torch's mapping in its place is.
     """

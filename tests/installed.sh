@@ -42,7 +42,7 @@ build() {
     mkdir "$work/sources" && tar -xzf "$work"/dist/*.tar.gz -C "$work/sources" --strip-components 1
 }
 
-# In an empty folder, without the variables of whoever calls.
+# In an empty folder, without the variables of the caller.
 outside() { (cd "$1/empty" && env -i HOME="$HOME" PATH="$1/env/bin:/usr/bin:/bin" "${@:2}"); }
 
 try_wheel() {

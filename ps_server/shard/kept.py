@@ -28,9 +28,7 @@ class LastChanges:
         #: The last one that changed all slices, and of each slice the last that did not.
         self._all = 0
         self._some = np.zeros(layout.parameter_slices, np.int64)
-        self._layout = layout
-        #: (absent slices, with buffers): the byte ranges of the others.
-        self.ranges = lru_cache(_CACHED_PATTERNS)(self._compute_ranges)
+        self._ranges = lru_cache(_CACHED_PATTERNS)(lambda absent, buffers: layout.ranges(absent, buffers=buffers))
 
     def record(self, untouched: frozenset[int] | None) -> None:
         """One change of all slices but ``untouched``; None: of no slice."""
@@ -50,8 +48,9 @@ class LastChanges:
             return ()
         return tuple(np.flatnonzero(self._some <= number).tolist())
 
-    def _compute_ranges(self, absent: tuple[int, ...], buffers: bool) -> list[Range]:
-        return self._layout.ranges(absent, buffers=buffers)
+    def ranges(self, absent: tuple[int, ...], *, buffers: bool) -> list[Range]:
+        """Where the slices that are not ``absent`` lie in the region."""
+        return self._ranges(absent, buffers)
 
 
 class Kept:

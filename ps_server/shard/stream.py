@@ -460,6 +460,6 @@ async def send_published(
     if encoded is not None:
         await carrier.send_payload(result, [encoded])
     else:
-        ranges = model.last_changes.ranges(tuple(result.absent), result.with_buffers)
+        ranges = model.last_changes.ranges(tuple(result.absent), buffers=result.with_buffers)
         await carrier.send_parameters(result, published.region, ranges)
     counters.bytes += result.payload_bytes
