@@ -12,7 +12,7 @@ PROTO_TOOLS := grpcio-tools==1.72.2
 PROTO_FILES := $(wildcard protos/ps_protocol/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-long check fix proto proto-check bench chaos fuzz sim cluster clean
+.PHONY: help setup train test test-long check fix proto proto-check bench chaos damage fuzz sim cluster clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1|/' | column -t -s '|'
@@ -63,6 +63,9 @@ bench: setup  ## measure on this machine; writes benchmarks/results/
 
 chaos: setup  ## train under random faults and check what is left: SEED=, MINUTES=30, EVERY=60 (seconds between kills)
 	$(BIN)/python -m chaos
+
+damage: setup  ## flip bits in files of data directories, cut and delete them: each is noticed, or harmless (DAMAGES=2000, SEED=)
+	$(BIN)/python -m tests.damage --damages $(or $(DAMAGES),2000) $(if $(SEED),--seed $(SEED))
 
 fuzz: setup  ## send mutated messages to every role while a job trains beside them: MESSAGES=300000 (each), SEED=
 	$(BIN)/python -m fuzz --messages $(or $(MESSAGES),300000) $(if $(SEED),--seed $(SEED))

@@ -15,6 +15,10 @@ from ps_protocol.errors import ConfigError
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+LOG_BYTES = 2 << 30
+"""Unless told otherwise; a shard with larger records takes more."""
+
+
 class Durability(enum.Enum):
     """What of a shard outlives its process."""
 
@@ -31,8 +35,10 @@ class SnapshotRule:
     """A snapshot is due when one of these has gone by since the last."""
 
     seconds: float = 60.0
-    #: Of the log: they take disk space, and time to replay.
-    log_bytes: int = 2 << 30
+    #: What the log takes on the disk: snapshots are begun early enough, if they are made as fast as it grows.
+    log_bytes: int = LOG_BYTES
+    #: A model whose records need more is refused.
+    strict: bool = False
     log_records: int = 50_000
 
 
@@ -70,9 +76,9 @@ _OPTIONS = (
     click.option(
         "--log-mb",
         type=click.IntRange(1),
-        default=2048,
         metavar="MB",
-        help="durable: take a snapshot, too, when the log has grown by this much; about the disk space it takes.",
+        help="durable: disk space for the log; a snapshot is taken, too, before it is full. A model whose updates need "
+        f"more is refused.  [default: {LOG_BYTES >> 20}, or what the largest update needs]",
     ),
 )
 
@@ -85,7 +91,7 @@ def storage_options(command: F) -> F:
 
 
 def storage_config(
-    data_dir: Path | None, durability: str | None, fsync: bool, snapshot_seconds: float, log_mb: int
+    data_dir: Path | None, durability: str | None, fsync: bool, snapshot_seconds: float, log_mb: int | None
 ) -> StorageConfig:
     """Raises ConfigError for options that contradict each other."""
     chosen = Durability(durability) if durability else Durability.DURABLE if data_dir else Durability.MEMORY
@@ -98,4 +104,5 @@ def storage_config(
         raise ConfigError(
             "--fsync is for durable shards", actual=f"--durability {chosen.value}", remedy="leave --fsync out"
         )
-    return StorageConfig(chosen, data_dir, fsync, SnapshotRule(snapshot_seconds, log_mb << 20))
+    log_bytes = LOG_BYTES if log_mb is None else log_mb << 20
+    return StorageConfig(chosen, data_dir, fsync, SnapshotRule(snapshot_seconds, log_bytes, strict=log_mb is not None))

@@ -92,7 +92,8 @@ class Programs:
         rule = self.storage.snapshots
         return [
             *("--data-dir", str(self.storage.data_dir), "--durability", self.storage.durability.value),
-            *("--snapshot-seconds", str(rule.seconds), "--log-mb", str(rule.log_bytes >> 20)),
+            *("--snapshot-seconds", str(rule.seconds)),
+            *(["--log-mb", str(rule.log_bytes >> 20)] if rule.strict else []),
             *(["--fsync"] if self.storage.fsync else []),
         ]
 

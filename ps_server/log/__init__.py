@@ -1,6 +1,6 @@
 """The ordered log of a shard's updates, its snapshots, and the way back from both."""
 
-from ps_server.log.durable import DurableLog
+from ps_server.log.durable import FEWEST_SEGMENTS, DurableLog
 from ps_server.log.folder import DataFolder
 from ps_server.log.manifest import ModelPart
 from ps_server.log.models import RecoveredModel, new_model
@@ -27,6 +27,7 @@ from ps_server.log.updates import (
 )
 
 __all__ = [
+    "FEWEST_SEGMENTS",
     "BucketsPut",
     "DataFolder",
     "DurableLog",

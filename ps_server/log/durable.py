@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ps_protocol.errors import InternalError
+from ps_protocol.errors import ConfigError, InternalError
 from ps_server.log.files import sync_folder, told_when_full, write_at
 from ps_server.log.folder import DataFolder
 from ps_server.log.head import HeadFile, LogHead
@@ -21,7 +21,15 @@ from ps_server.log.segments import Segment, SegmentFolder
 from ps_server.log.updates import Entry
 
 SEGMENT_BYTES = 64 << 20
-"""Size of a segment; larger records get larger ones."""
+"""Size of a segment, at most; larger records get larger ones."""
+
+SEGMENTS = 8
+"""A log that was given little space has about so many."""
+
+FEWEST_SEGMENTS = 3
+"""One that is written, one that waits, one whose records a snapshot is just making superfluous."""
+
+_SMALLEST_SEGMENT_BYTES = 64 << 10
 
 MESSAGE_BYTES = 64 << 10
 """More than the message of a record takes, without its payload."""
@@ -43,12 +51,23 @@ class DurableLog:
     become full. With ``sync`` an entry is on the disk when ``append`` returns; without, it survives the process only.
     """
 
-    def __init__(self, folder: DataFolder, number: int, end: End | None, *, sync: bool, writing: bool = True) -> None:
+    def __init__(
+        self,
+        folder: DataFolder,
+        number: int,
+        end: End | None,
+        *,
+        sync: bool,
+        writing: bool = True,
+        bound_bytes: int | None = None,
+    ) -> None:
         """Go on behind record ``number``; at ``end``, when the log has one. Raises OSError.
 
-        ``writing=False``: entries are counted, and written from ``resume`` to ``pause``.
+        ``writing=False``: entries are counted, and written from ``resume`` to ``pause``. ``bound_bytes``: what the
+        files of the log may take.
         """
         self.waits = sync
+        self._bound_bytes = bound_bytes
         #: The last record; being written while ``append`` runs.
         self.number = number
         #: The last record that is written whole.
@@ -81,7 +100,27 @@ class DurableLog:
     @property
     def segment_bytes(self) -> int:
         """Size of the segments made from now on: room for at least two of the largest records."""
-        return max(SEGMENT_BYTES, -(-2 * self._largest // SEGMENT_BYTES) * SEGMENT_BYTES)
+        return self._segment_for(self._largest)
+
+    def _segment_for(self, largest: int) -> int:
+        unit = SEGMENT_BYTES
+        if self._bound_bytes is not None:
+            unit = min(unit, max(_SMALLEST_SEGMENT_BYTES, padded(self._bound_bytes // SEGMENTS)))
+        return max(unit, -(-2 * largest // unit) * unit)
+
+    def check_bound(self, model: str, nbytes: int) -> None:
+        """Raises ConfigError when updates of ``nbytes`` bytes need more disk space than the log was given."""
+        if self._bound_bytes is None or not self._head.every_push:
+            return
+        smallest = FEWEST_SEGMENTS * 2 * padded(HEADER_BYTES + MESSAGE_BYTES + nbytes)
+        if smallest > self._bound_bytes:
+            raise ConfigError(
+                f"updates of model '{model}' do not fit into the log that shard {self._shard} was given",
+                shard=str(self._shard),
+                expected=f"--log-mb {-(-smallest // (1 << 20))} or more: six updates of {nbytes / 1e6:.1f} MB",
+                actual=f"--log-mb {self._bound_bytes >> 20}",
+                remedy="give more, or leave --log-mb out; more shards make updates smaller",
+            )
 
     async def reserve(self, nbytes: int) -> None:
         """Have room for a record of ``nbytes`` bytes of payload. Raises StorageFull; then nothing is reserved."""
@@ -191,7 +230,7 @@ class DurableLog:
         size = self.segment_bytes
         if self.read_from is not None and self._segments.bytes_from(self.read_from) <= keep_bytes:
             through = min(through, self.read_from - 1)
-        self._segments.cut(through + 1, max(2, keep_bytes // size), size)
+        self._segments.cut(through + 1, max(FEWEST_SEGMENTS, keep_bytes // size), size)
 
     def close(self) -> None:
         """After the lane's last work. Repeatable."""

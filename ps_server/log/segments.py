@@ -106,28 +106,33 @@ class SegmentFolder:
         sync_folder(self.folder)
         return os.open(path, os.O_RDWR), size
 
-    def cut(self, below: int, keep_spare: int, size_bytes: int) -> None:
+    def cut(self, below: int, keep: int, size_bytes: int) -> None:
         """Recycle the segments whose records are all numbered below ``below``. Raises OSError.
 
-        Up to ``keep_spare`` files of at least ``size_bytes`` wait to be overwritten; the rest is deleted.
+        Files of ``size_bytes``, or somewhat more, wait to be overwritten; what is above ``keep`` files is deleted.
         """
         segments = self.live()
-        for segment, following in itertools.pairwise(segments):
+        fitting = range(size_bytes, 2 * size_bytes + 1)
+        for number, (segment, following) in enumerate(itertools.pairwise(segments), 1):
             if following.first > below:
                 break
             with self._lock:
-                wanted = len(self._spare) < keep_spare and segment.size_bytes >= size_bytes
+                wanted = len(self._spare) + len(segments) - number < keep and segment.size_bytes in fitting
                 if wanted:
                     size = segment.size_bytes
                     spare = segment.path.rename(self.folder / f"spare-{next(self._names)}.log")
                     self._spare[spare] = size
             if not wanted:
                 segment.path.unlink()
+        remaining = len(self.live())
         with self._lock:
-            small = [path for path, size in self._spare.items() if size < size_bytes]
-            for path in small:
+            unfit = [path for path, size in self._spare.items() if size not in fitting]
+            waiting = [path for path in self._spare if path not in unfit]
+            # One waits in any case: it may have been promised.
+            unfit += waiting[max(1, keep - remaining) :]
+            for path in unfit:
                 del self._spare[path]
-        for path in small:
+        for path in unfit:
             path.unlink()
 
     def _spares(self) -> list[Path]:

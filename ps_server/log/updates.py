@@ -146,6 +146,9 @@ class UpdateLog(Protocol):
     def release(self, nbytes: int) -> None:
         """End a reservation, whether or not it was used."""
 
+    def check_bound(self, model: str, nbytes: int) -> None:
+        """Raises ConfigError when updates of ``nbytes`` bytes need more disk space than the log was given."""
+
     def append(self, entry: Entry) -> int:
         """Take one entry; returns its number, from 1. Raising stops the model."""
 
@@ -163,6 +166,9 @@ class MemoryLog:
 
     def release(self, nbytes: int) -> None:
         """Nothing was reserved."""
+
+    def check_bound(self, model: str, nbytes: int) -> None:
+        """Nothing takes no space."""
 
     def append(self, entry: Entry) -> int:
         """Keep nothing."""

@@ -217,6 +217,7 @@ class Registry:
 
     async def _place(self, shard_map: ShardMap, progress: PlacingProgress) -> ShardModel:
         name = shard_map.spec.name
+        self._parts.log.check_bound(name, Layout.of(shard_map, self._parts.shard).region_bytes)
         await self._warm_up(shard_map.spec, progress)
         progress.begin("is laid out")
         if name in self._recovered:

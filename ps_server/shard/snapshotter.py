@@ -12,7 +12,7 @@ from typing import Protocol
 
 from ps_protocol.errors import ModelMoved, PsError, Unavailable
 from ps_protocol.layout import Layout
-from ps_server.log import DataFolder, DurableLog, ModelPart, SnapshotWriter, describe_buckets
+from ps_server.log import FEWEST_SEGMENTS, DataFolder, DurableLog, ModelPart, SnapshotWriter, describe_buckets
 from ps_server.optimizers import Block, StateEntry, blocks_of
 from ps_server.shard.bucket_groups import Group, Wanted, buckets_of
 from ps_server.shard.lane import Lane
@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.25
 _RETRY_SECONDS = 5.0
+
+_SMALL_BYTES = 256 << 20
+"""A log with less space is looked after more often."""
 
 
 class Source(Protocol):
@@ -75,6 +78,8 @@ class Snapshotter:
         self._taken_at = time.monotonic()
         self._taken_number = log.number
         self._taken_bytes = log.written_bytes
+        #: What the log grew by while the last snapshot was made.
+        self._grown_bytes = 0
         #: Snapshots made by this process.
         self.count = 0
         self._stopping = asyncio.Event()
@@ -84,7 +89,7 @@ class Snapshotter:
     async def run(self) -> None:
         """Take snapshots when they are due, until ``stop``. A failure is said, and tried again."""
         while not self._stopping.is_set():
-            await self._pause(_LOOK_SECONDS)
+            await self._pause(_LOOK_SECONDS if self._rule.log_bytes >= _SMALL_BYTES else _LOOK_SECONDS / 5)
             if self._due() and not self._stopping.is_set():
                 await self._try()
 
@@ -139,9 +144,17 @@ class Snapshotter:
         rule, log = self._rule, self._log
         return log.number > self._taken_number and (
             time.monotonic() - self._taken_at >= rule.seconds
-            or log.written_bytes - self._taken_bytes >= rule.log_bytes
+            or log.written_bytes - self._taken_bytes >= self._due_bytes
             or log.number - self._taken_number >= rule.log_records
         )
+
+    @property
+    def _due_bytes(self) -> int:
+        """So much of log calls for a snapshot: the rest is for what is written while that is made, and for segments
+        that are not full.
+        """
+        bound = self._rule.log_bytes
+        return max(bound // 4, bound - FEWEST_SEGMENTS * self._log.segment_bytes - self._grown_bytes * 5 // 4)
 
     async def _write(self, logs: Callable[[], Awaitable[None]] | None) -> int:
         """Returns the bytes written. Values loaded meanwhile make it worthless: then it begins again."""
@@ -168,6 +181,7 @@ class Snapshotter:
                 await to_thread(self._folder.holds_snapshot, snapshot.through)
                 await to_thread(log.cut, snapshot.number, self._rule.log_bytes)
                 self._taken_at, self._taken_number, self._taken_bytes = begun_at, snapshot.number, begun_bytes
+                self._grown_bytes = log.written_bytes - begun_bytes
                 return writer.written_bytes
 
     async def _write_model(self, writer: SnapshotWriter, model: Source) -> None:

@@ -44,7 +44,15 @@ class Storage:
         try:
             # In the lane: replaying uses as many threads of torch as training.
             found = await lane.submit(lambda: recover(folder, log_goes_on=goes_on), 1 << 62)
-            storage._durable = DurableLog(folder, found.number, found.end, sync=config.fsync, writing=goes_on)
+            rule = config.snapshots
+            storage._durable = DurableLog(
+                folder,
+                found.number,
+                found.end,
+                sync=config.fsync,
+                writing=goes_on,
+                bound_bytes=rule.log_bytes if rule.strict else None,
+            )
             storage._durable.last_writer = found.writer
         except BaseException:
             folder.close()
