@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from asyncio import to_thread
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ps_protocol.errors import ConfigError, InternalError
+from ps_protocol.errors import ConfigError, InternalError, StorageFull
 from ps_server.log.files import sync_folder, told_when_full, write_at
 from ps_server.log.folder import DataFolder
-from ps_server.log.head import HeadFile, LogHead
+from ps_server.log.head import HEAD_BYTES, HeadFile, LogHead
 from ps_server.log.messages import EntryWriter
-from ps_server.log.record import HEADER_BYTES, Header, copy_record, encode_record, padded
+from ps_server.log.record import ALIGNMENT_BYTES, HEADER_BYTES, Header, copy_record, encode_record, padded
 from ps_server.log.scan import End
 from ps_server.log.segments import Segment, SegmentFolder
 from ps_server.log.updates import Entry
@@ -30,6 +31,11 @@ FEWEST_SEGMENTS = 3
 """One that is written, one that waits, one whose records a snapshot is just making superfluous."""
 
 _SMALLEST_SEGMENT_BYTES = 64 << 10
+
+PRESSED_SECONDS = 5.0
+"""How long a push waits for a snapshot before it is refused, to be tried again."""
+
+_PRESSED_LOOK_SECONDS = 0.01
 
 MESSAGE_BYTES = 64 << 10
 """More than the message of a record takes, without its payload."""
@@ -68,6 +74,8 @@ class DurableLog:
         """
         self.waits = sync
         self._bound_bytes = bound_bytes
+        #: Pushes wait for a snapshot, which makes records superfluous.
+        self.pressed = False
         #: The last record; being written while ``append`` runs.
         self.number = number
         #: The last record that is written whole.
@@ -102,10 +110,20 @@ class DurableLog:
         """Size of the segments made from now on: room for at least two of the largest records."""
         return self._segment_for(self._largest)
 
+    @property
+    def _is_full(self) -> bool:
+        return self._bound_bytes is not None and self._segments.is_full(self._bound_bytes - self.segment_bytes)
+
     def _segment_for(self, largest: int) -> int:
         unit = SEGMENT_BYTES
         if self._bound_bytes is not None:
-            unit = min(unit, max(_SMALLEST_SEGMENT_BYTES, padded(self._bound_bytes // SEGMENTS)))
+            unit = min(
+                unit,
+                max(
+                    _SMALLEST_SEGMENT_BYTES,
+                    (self._bound_bytes - HEAD_BYTES) // SEGMENTS // ALIGNMENT_BYTES * ALIGNMENT_BYTES,
+                ),
+            )
         return max(unit, -(-2 * largest // unit) * unit)
 
     def check_bound(self, model: str, nbytes: int) -> None:
@@ -122,6 +140,27 @@ class DurableLog:
                 remedy="give more, or leave --log-mb out; more shards make updates smaller",
             )
 
+    async def space(self, nbytes: int) -> None:
+        """Wait while the log has all the space it was given, and a snapshot would make some free.
+
+        Raises StorageFull when none does in time. Pushes that are under way hold no other one up: theirs is made.
+        """
+        if self._bound_bytes is None or not self._head.every_push:
+            return
+        size = padded(HEADER_BYTES + MESSAGE_BYTES + nbytes)
+        until = time.monotonic() + PRESSED_SECONDS
+        while self._wanting(size) and self._is_full:
+            self.pressed = True
+            if time.monotonic() > until:
+                raise StorageFull(
+                    f"the log of shard {self._shard} has all the space it was given, and no snapshot makes some free",
+                    shard=str(self._shard),
+                    expected=f"{self._bound_bytes >> 20} MB",
+                    actual=str(self._path),
+                    remedy="give more with --log-mb; pushes are taken again as soon as there is room",
+                )
+            await asyncio.sleep(_PRESSED_LOOK_SECONDS)
+
     async def reserve(self, nbytes: int) -> None:
         """Have room for a record of ``nbytes`` bytes of payload. Raises StorageFull; then nothing is reserved."""
         size = padded(HEADER_BYTES + MESSAGE_BYTES + nbytes)
@@ -133,7 +172,7 @@ class DurableLog:
         except BaseException:
             self.release(nbytes)
             raise
-        if self._writing and not self._segments.spare_bytes:
+        if self._writing and not self._segments.spare_bytes and not self._is_full:
             self._prepare_ahead()
 
     def release(self, nbytes: int) -> None:
@@ -228,9 +267,13 @@ class DurableLog:
     def cut(self, through: int, keep_bytes: int) -> None:
         """Records up to ``through`` are not needed any more; keep about ``keep_bytes`` of files to be overwritten."""
         size = self.segment_bytes
-        if self.read_from is not None and self._segments.bytes_from(self.read_from) <= keep_bytes:
+        self.pressed = False
+        # Within a bound not all of it, or who reads would hold up who writes.
+        kept_bytes = keep_bytes if self._bound_bytes is None else keep_bytes // 2
+        if self.read_from is not None and self._segments.bytes_from(self.read_from) <= kept_bytes:
             through = min(through, self.read_from - 1)
-        self._segments.cut(through + 1, max(FEWEST_SEGMENTS, keep_bytes // size), size)
+        # One less than there is room for: the next may be made before another is given back.
+        self._segments.cut(through + 1, max(FEWEST_SEGMENTS, keep_bytes // size - 1), size)
 
     def close(self) -> None:
         """After the lane's last work. Repeatable."""
@@ -240,11 +283,14 @@ class DurableLog:
             with suppress(OSError):  # the next start then expects less
                 self._head_file.write(self._head)
 
-    def _wanting(self) -> bool:
-        """Whether what is reserved might not fit into what is prepared; a segment holds half its size at least."""
+    def _wanting(self, more: int = 0) -> bool:
+        """Whether what is reserved, and ``more``, might not fit into what is prepared.
+
+        A segment holds half its size at least.
+        """
         if not self._writing and self._open is None:
             return False
-        needed = 2 * sum(size * count for size, count in self._reserved.items())
+        needed = 2 * (more + sum(size * count for size, count in self._reserved.items()))
         size = self.segment_bytes
         left = (self._open.size_bytes - self._open.offset) if self._open else 0
         fitting = [spare for spare in self._segments.spare_bytes if spare >= size]

@@ -84,6 +84,14 @@ class SegmentFolder:
         with self._lock:
             self._spare[path] = size_bytes
 
+    def is_full(self, most_bytes: int) -> bool:
+        """Whether the files take more than ``most_bytes``, and some hold records that a snapshot may free."""
+        live = self.live()
+        try:
+            return len(live) > 1 and sum(segment.size_bytes for segment in live) + sum(self.spare_bytes) > most_bytes
+        except FileNotFoundError:
+            return True  # one was just freed: look again
+
     def bytes_from(self, number: int) -> int:
         """Bytes of the live segments that hold records from ``number`` on."""
         segments = self.live()

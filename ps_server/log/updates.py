@@ -140,6 +140,9 @@ class UpdateLog(Protocol):
     def keeps(self) -> bool:
         """Whether ``append`` writes what it is given, which must not change meanwhile; exact in the lane."""
 
+    async def space(self, nbytes: int) -> None:
+        """Wait while a snapshot would have to be made before an update of ``nbytes`` bytes. Raises StorageFull."""
+
     async def reserve(self, nbytes: int) -> None:
         """Have room for a record of ``nbytes`` bytes. Raises StorageFull; then nothing is reserved."""
 
@@ -160,6 +163,9 @@ class MemoryLog:
 
     def __init__(self) -> None:
         self.number = 0
+
+    async def space(self, nbytes: int) -> None:
+        """Nothing is kept within bounds."""
 
     async def reserve(self, nbytes: int) -> None:
         """There is always room for nothing."""

@@ -196,6 +196,7 @@ class ShardModel:
             self.check()
             self.require_values()
             skipped = await must_skip(push, self._lane, self._live.replica.tables)
+            await self._log.space(self._applier.nbytes(push))
             await self._log.reserve(self._applier.nbytes(push))
         except BaseException:
             self._applier.give_memory(push)

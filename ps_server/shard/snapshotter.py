@@ -146,6 +146,7 @@ class Snapshotter:
             time.monotonic() - self._taken_at >= rule.seconds
             or log.written_bytes - self._taken_bytes >= self._due_bytes
             or log.number - self._taken_number >= rule.log_records
+            or log.pressed
         )
 
     @property
