@@ -97,6 +97,7 @@ class Cluster:
     def _worker(self, number: int) -> Process:
         name = f"worker {number}"
         told = {"PS_COORDINATOR": self.links[f"{name}–coordinator"].address, "PS_RANK": str(number)}
+        told["PS_LINEAGE"] = name
         pace = str(self.size.step_seconds)
         return self._process(name, lambda life: ("-m", "chaos.training", str(self._counter(name, life)), pace), **told)
 

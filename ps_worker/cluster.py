@@ -57,8 +57,10 @@ def connect(
     ``transport`` says how steps travel: "shm" (shared memory with shards on this host), "bulk" (TCP sockets beside
     gRPC) or "grpc" alone. Where one cannot be had, the next is taken; "auto", the default, begins with the first.
 
-    Raises ConfigError for settings that are missing or wrong, and Unavailable when coordinator, shards or other workers
-    are not there within ``connect_timeout_seconds`` (default 60). Errors of torch-ps that the script does not catch
+    Raises ConfigError for settings that are missing or wrong; PlaceTaken when another process has this rank (with
+    ``PS_TAKE_OVER=1`` in the environment that one is fenced) or the job has all its workers; InvalidRequest for a rank
+    that it does not have; Unavailable when coordinator, shards or other workers are not there within
+    ``connect_timeout_seconds`` (default 60). Errors of torch-ps that the script does not catch
     are shown without torch-ps's own frames; ``PS_TRACEBACK=full`` shows all.
     """
     uncaught.install()

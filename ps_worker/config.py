@@ -45,6 +45,8 @@ class WorkerConfig:
     reconnect_timeout_seconds: float = RECONNECT_TIMEOUT_SECONDS
     #: The transport to try first: one of ``TRANSPORTS``.
     transport: str = "auto"
+    #: Take the rank from a process that may live.
+    take_over: bool = False
 
     @classmethod
     def from_environment(
@@ -71,6 +73,7 @@ class WorkerConfig:
             role=chosen_role,
             rank=_first(_number("rank", rank, int), _number("PS_RANK", environ.get("PS_RANK"), int), tf_rank),
             device=device or environ.get("PS_DEVICE"),
+            take_over=_switch("PS_TAKE_OVER", environ),
             transport=_transport(transport or environ.get("PS_TRANSPORT") or "auto"),
             connect_timeout_seconds=_seconds(
                 environ, "PS_CONNECT_TIMEOUT", connect_timeout_seconds, CONNECT_TIMEOUT_SECONDS
@@ -116,6 +119,13 @@ def _role(stated: str | None, tf: TfConfig | None) -> Role:
             remedy="correct the role argument of connect() or PS_ROLE",
         )
     return _ROLES[name]
+
+
+def _switch(name: str, environ: Mapping[str, str]) -> bool:
+    value = environ.get(name, "0")
+    if value not in ("0", "1"):
+        raise ConfigError(f"{name} is not 0 or 1", actual=repr(value), remedy=f"correct {name} or leave it out")
+    return value == "1"
 
 
 def _transport(name: str) -> str:

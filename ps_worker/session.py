@@ -68,7 +68,7 @@ class Session:
         deadline = time.monotonic() + config.connect_timeout_seconds
         client = CoordinatorClient(config.coordinator)
         try:
-            spec = JoinSpec(role=config.role, index=config.rank, address="")
+            spec = JoinSpec(config.role, config.rank, take_over=config.take_over)
             membership = Membership.join(client, spec, config.connect_timeout_seconds, log.warning)
         except BaseException:
             client.close()

@@ -126,7 +126,12 @@ class SimShard:
             shared.judge.restored_nothing(self.number)
         self._scheduler.say(self.process.name, "starts with record", found.number, "of incarnation", brought)
         ask = Applicant(
-            Role.SHARD, self.number, self.process.name, f"token of {self.process.name}", data_incarnation=brought
+            Role.SHARD,
+            self.number,
+            self.process.name,
+            f"token of {self.process.name}",
+            data_incarnation=brought,
+            lineage=f"shard {self.number}",
         )
         shared.shards_by_address[self.process.name] = self
         self._scheduler.after(

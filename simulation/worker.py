@@ -177,7 +177,9 @@ class SimWorker:
 
     def _life(self) -> Steps:
         name = self.process.name
-        self._membership.join(Applicant(Role.WORKER, self.rank, "", f"token of {name}"), self._wake)
+        self._membership.join(
+            Applicant(Role.WORKER, self.rank, "", f"token of {name}", lineage=f"worker {self.rank}"), self._wake
+        )
         yield
         self._phase = self._membership.joined.phase if self._membership.joined else 0
         while not (self._membership.view.view.started):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ps_protocol import PROTOCOL_VERSION
-from ps_protocol.errors import Fenced, InvalidRequest, NotReady, ProtocolVersionMismatch, UnknownShard
+from ps_protocol.errors import Fenced, InvalidRequest, NotReady, PlaceTaken, ProtocolVersionMismatch, UnknownShard
 from ps_protocol.view import Role
 from ps_server.coordinator.job_limits import check_length
 
@@ -39,6 +40,10 @@ class Applicant:
     yields: bool = False
     #: Shards: a number that the job does not have yet is added to it.
     add: bool = False
+    #: The same for all processes that a supervisor starts for a place, each after the end of the one before it.
+    lineage: str = ""
+    #: Take the place from a process that may live.
+    take_over: bool = False
 
     def adds(self, shards: int) -> bool:
         """Whether this one makes a job of ``shards`` shards larger."""
@@ -61,10 +66,10 @@ class Copies:
         return bool(directory) and directory in (self.writer, self.standby)
 
 
-def check_applicant(ask: Applicant, shards: int) -> None:
+def check_applicant(ask: Applicant, shards: int, workers: int) -> None:
     """Raises ProtocolVersionMismatch, InvalidRequest, or UnknownShard for a number that is none of ``shards``.
 
-    A shard that is to be added may have a higher number.
+    A shard that is to be added may have a higher number. ``workers``: how many a job of a fixed number has; else 0.
     """
     if ask.protocol_version != PROTOCOL_VERSION:
         raise ProtocolVersionMismatch(
@@ -73,9 +78,8 @@ def check_applicant(ask: Applicant, shards: int) -> None:
             actual=str(ask.protocol_version),
             remedy="install the same torch-ps on both sides",
         )
-    texts = ("address", ask.address), ("host", ask.host), ("token", ask.token), ("directory", ask.directory)
-    for what, text in texts:
-        check_length(f"the {what} of a {ask.role.value} that joins", text)
+    for what in ("address", "host", "token", "directory", "lineage"):
+        check_length(f"the {what} of a {ask.role.value} that joins", getattr(ask, what))
     if ask.role in (Role.WORKER, Role.EVALUATOR) and (ask.index or 0) >= _MOST_RANKS:
         raise InvalidRequest(f"{ask.role.value} {ask.index} cannot be", expected=f"a number below {_MOST_RANKS}")
     if not ask.token:
@@ -84,6 +88,14 @@ def check_applicant(ask: Applicant, shards: int) -> None:
         raise InvalidRequest(
             f"a {ask.role.value} cannot hold state of incarnation {ask.data_incarnation}",
             expected=f"0 to {_HIGHEST_INCARNATION}" if ask.role is Role.SHARD else "0: only shards hold state",
+        )
+    if ask.role is Role.WORKER and ask.index is not None and 0 < workers <= ask.index:
+        raise InvalidRequest(
+            f"the job has {workers} worker{'s' if workers > 1 else ''}, and none has rank {ask.index}",
+            expected=f"a rank from 0 to {workers - 1}" if workers > 1 else "rank 0",
+            actual=f"rank {ask.index}",
+            remedy="correct PS_RANK; or begin a job with --workers "
+            f"{ask.index + 1}, or with --workers 0, where workers come and go",
         )
     if ask.role is Role.STANDBY and (ask.index is None or not ask.directory):
         raise InvalidRequest("a standby joins with the number of its shard and the name of its data directory")
@@ -103,16 +115,45 @@ def check_applicant(ask: Applicant, shards: int) -> None:
         )
 
 
-def check_vacant(ask: Applicant, holder: Applicant | None) -> None:
-    """Raises NotReady when ``ask`` is not to take its place from ``holder``, a member."""
+def check_vacant(ask: Applicant, holder: Applicant | None, held: str) -> None:
+    """Raises NotReady or PlaceTaken when ``ask`` is not to take its place from ``holder``, a member.
+
+    It may when it proves that the holder is dead: the holder's directory is in its hands, whose lock one process has at
+    a time, or one supervisor started both. ``held``: for how long, and when it was heard of, in words.
+    """
     if holder is None or (ask.directory and holder.directory == ask.directory):
-        return  # the holder's directory is not in its hands any more: it is dead, and this is its next life
+        return
     if ask.role is Role.STANDBY or ask.yields:
         raise NotReady(
             f"{ask.role.value} {ask.index} is there already: {holder.host}, process {holder.pid}",
             shard=str(ask.index),
             expected="a place nobody holds",
             remedy="wait until it is lost",
+        )
+    if ask.take_over or (ask.lineage and holder.lineage == ask.lineage):
+        return
+    where = f"{holder.host or 'an unknown host'}, process {holder.pid}"
+    shard = ask.role is Role.SHARD
+    raise PlaceTaken(
+        f"{ask.role.value} {ask.index} is held by another process: {where}" + (f", at {holder.address}" * shard),
+        shard=str(ask.index) if shard else "",
+        expected="a place that nobody holds, or proof that its holder is dead: the same --data-dir"
+        if shard
+        else "a rank that nobody holds",
+        actual=held,
+        remedy=f"give this process another {'--shard' if shard else 'PS_RANK'}, or end that one; "
+        f"{'--take-over' if shard else 'PS_TAKE_OVER=1'} takes the place from it",
+    )
+
+
+def check_free_rank(workers: int, live: Collection[int]) -> None:
+    """Raises PlaceTaken when each rank of a job with that many ``workers`` is held; 0: they come and go."""
+    if workers and all(rank in live for rank in range(workers)):
+        raise PlaceTaken(
+            f"the job has {workers} worker{'s' if workers > 1 else ''}, and all of them are there",
+            expected="a rank that nobody holds",
+            actual=f"one more worker than --workers {workers}",
+            remedy=f"begin a job with --workers {workers + 1}, or with --workers 0, where workers come and go",
         )
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ps_protocol.errors import DamagedData, Unavailable
+from ps_protocol.errors import DamagedData, PlaceTaken, Unavailable
 from ps_protocol.leases import LeaseAnswer, LeaseAsk
 from ps_protocol.model import Consistency, ModelSpec, ShardMap
 from ps_protocol.view import BarrierState, ClusterStatus, ClusterView, Joined, MemberStats, Role, SyncWord
@@ -111,6 +111,30 @@ class Driver:
     def join(self, ask: Applicant) -> Joined:
         """See ClusterState.join."""
         return self._settle(self._state.join(ask, self._clock()))
+
+    async def join_when_vacant(self, ask: Applicant, wait_seconds: float) -> Joined:
+        """As ``join``; while who holds the place is silent it waits for the end of that one's lease.
+
+        So a process that was started again by hand gets its place as soon as the one before it counts as dead, and a
+        second one beside a live one is refused at that one's next heartbeat. Raises PlaceTaken after ``wait_seconds``.
+        """
+        deadline = self._clock() + wait_seconds
+        begin = self._state.beats(ask.role)
+        while True:
+            self._check_open()
+            try:
+                return self.join(ask)
+            except PlaceTaken as refusal:
+                if not self._silent(ask, begin) or self._clock() >= deadline:
+                    logger.warning("refused another process: %s", refusal)
+                    raise
+            await self._wait_for_change(min(self._heartbeat_seconds / 2, max(0.0, deadline - self._clock())))
+
+    def _silent(self, ask: Applicant, begin: Mapping[tuple[int, int], int]) -> bool:
+        """Whether a holder of the place, or of any, has not been heard of since ``begin``."""
+        now = self._state.beats(ask.role)
+        holders = {key: beats for key, beats in now.items() if ask.index in (None, key[0])}
+        return any(begin.get(key) == beats for key, beats in holders.items())
 
     def heartbeat(
         self,
@@ -301,7 +325,7 @@ class Driver:
 
     def _settle(self, decision: Decision[T]) -> T:
         if decision.reason:
-            logger.info("%s", decision.reason)
+            logger.log(logging.WARNING if decision.loss else logging.INFO, "%s", decision.reason)
             self._release_lost_leases()
             self._untold = True
         self._tell()

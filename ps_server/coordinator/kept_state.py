@@ -26,10 +26,14 @@ class KeptState:
         """The directories that hold that state."""
         return dict(self._copies)
 
-    def take_over(self, ask: Applicant, index: int) -> None:
+    def check(self, ask: Applicant, index: int) -> None:
         """Raises Fenced or NotReady when ``ask`` must not go on as shard ``index`` with what it brings."""
+        check_state(ask, self._newest.get(index, 0), self._copies.get(index, Copies()))
+
+    def take_over(self, ask: Applicant, index: int) -> None:
+        """``ask`` goes on as shard ``index``. Raises what ``check`` does."""
+        self.check(ask, index)
         newest = self._newest.get(index, 0)
-        check_state(ask, newest, self._copies.get(index, Copies()))
         if ask.data_incarnation and ask.data_incarnation != newest:
             self._newest[index] = ask.data_incarnation
             self._copies[index] = Copies(ask.directory)

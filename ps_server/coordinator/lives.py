@@ -29,6 +29,10 @@ class Life:
     #: When its connection ended, if no heartbeat has come since.
     disconnected_at: float | None = None
     stats: MemberStats = field(default_factory=MemberStats)
+    #: When it joined, or this coordinator started.
+    since: float = 0.0
+    #: How often it was heard of since.
+    beats: int = 0
 
     @property
     def member(self) -> Member:
@@ -47,6 +51,15 @@ class Life:
         if self.disconnected_at is not None:
             return "its connection ended, and no heartbeat came"
         return f"its lease of {self.place.joined.lease_seconds:g} s ended"
+
+    def held(self, now: float) -> str:
+        """Since when it has its place, and when it was heard of, in words."""
+        heard = max(0.0, now - self.last_heartbeat)
+        left = max(0.0, self.lease_end - now)
+        return (
+            f"held for {now - self.since:.0f} s, last heard of {heard:.1f} s ago; its lease ends in {left:.1f} s "
+            "unless it is heard of again"
+        )
 
     def status(self, now: float, gone: str = "") -> MemberStatus:
         """As people look at it."""
@@ -102,7 +115,7 @@ class Lives:
     def begin(self, place: Place, now: float) -> None:
         """A process takes a place that nobody holds."""
         member = place.joined.member
-        life = Life(place, now)
+        life = Life(place, now, since=now)
         self._lives[member.role, member.index] = self._by_token[place.applicant.token] = life
         self._know(member)
 
@@ -116,6 +129,7 @@ class Lives:
     def heard(self, life: Life, now: float) -> None:
         """Its whole lease begins again."""
         life.last_heartbeat, life.disconnected_at = now, None
+        life.beats += 1
 
     def disconnected(self, role: Role, index: int, incarnation: int, now: float) -> None:
         """The connection of this member has ended; of one that is none: nothing."""
@@ -149,18 +163,28 @@ class Lives:
         """Whoever holds this place."""
         return self._lives.get((role, index))
 
+    def beats(self, role: Role) -> dict[tuple[int, int], int]:
+        """How often each member of ``role`` was heard of, by number and incarnation."""
+        return {
+            (index, life.member.incarnation): life.beats for (held, index), life in self._lives.items() if held is role
+        }
+
     def find(self, role: Role, index: int, incarnation: int) -> Life:
         """The member of this place and incarnation. Raises Fenced, saying how it went, when it is none."""
         life = self._lives.get((role, index))
         if life is not None and life.member.incarnation == incarnation:
             return life
         fate = self.fate(role, index, incarnation) or self._unknown(incarnation)
-        holder = f"incarnation {life.member.incarnation}" if life else "nobody"
+        holder, remedy = "nobody", "start this process again; it joins as a new incarnation"
+        if life is not None:
+            who = life.place.applicant
+            holder = f"incarnation {life.member.incarnation}: {who.host or 'an unknown host'}, process {who.pid}"
+            remedy = "leave the place to that process, or end it and start this one again"
         raise Fenced(
             f"{role.value} {index} is not a member any more: {fate}",
             expected=f"the place is held by {holder}",
             actual=f"incarnation {incarnation}",
-            remedy="start this process again; it joins as a new incarnation",
+            remedy=remedy,
         )
 
     def fate(self, role: Role, index: int, incarnation: int) -> str:

@@ -32,6 +32,9 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
 MAX_REQUEST_BYTES = 4 << 20
 """No request needs more: about 70,000 variables are declared in so many."""
 
+JOIN_WAIT_SECONDS = 60.0
+"""How long a process may wait for a place whose holder is silent; it may join again."""
+
 _MAX_REASON = 1000
 """Characters of why a member left."""
 
@@ -59,7 +62,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:  # noqa: N802
         """A new member, or the same answer to the same token."""
         async with translated(context):
-            joined = self._driver.join(
+            joined = await self._driver.join_when_vacant(
                 Applicant(
                     role=convert.role_from_pb(request.role),
                     index=request.index if request.HasField("index") else None,
@@ -72,7 +75,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                     directory=request.directory,
                     yields=request.yields,
                     add=request.add,
-                )
+                    lineage=request.lineage,
+                    take_over=request.take_over,
+                ),
+                _wait_seconds(JOIN_WAIT_SECONDS, context),
             )
             return convert.joined_to_pb(joined)
 

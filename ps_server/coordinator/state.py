@@ -18,7 +18,7 @@ from ps_protocol.view import (
     Role,
     SyncWord,
 )
-from ps_server.coordinator.applicant import Applicant, check_applicant, check_vacant
+from ps_server.coordinator.applicant import Applicant, check_applicant, check_free_rank, check_vacant
 from ps_server.coordinator.attendance import Attendance
 from ps_server.coordinator.barrier import Barrier
 from ps_server.coordinator.job_limits import nbytes_of
@@ -29,6 +29,8 @@ from ps_server.coordinator.models import Models, PlacementPlan
 from ps_server.coordinator.settings import ClusterSettings, check_consistency, check_same_job
 
 _LEFT = "left"
+#: How the reason of a worker begins that was told to stop.
+_INTERRUPTED = "KeyboardInterrupt"
 _STARTS = "all expected members are there: the job starts"
 
 T = TypeVar("T")
@@ -40,6 +42,8 @@ class Decision(Generic[T]):
 
     value: T
     reason: str = ""
+    #: Something was lost: people are to see it.
+    loss: bool = False
 
 
 class ClusterState:
@@ -133,21 +137,28 @@ class ClusterState:
     def join(self, ask: Applicant, now: float) -> Decision[Joined]:
         """Give ``ask`` a place and a new incarnation; a repetition gets the first answer again.
 
-        Whoever held the place is fenced: a process that was started again does not wait for its own old lease. A shard
-        that is to be added makes the job larger; its number, and those below that are new, too, are spare.
+        Whoever held the place is fenced, but only by one that proves to follow on its death, or was told to take over:
+        see ``check_vacant``. A shard that is to be added makes the job larger; its number, and those below that are
+        new, too, are spare.
         Raises ProtocolVersionMismatch, InvalidRequest, UnknownShard for a shard number out of range, Fenced for a shard
-        that brings older state than is known of its place, or NotReady for one that yields and a standby too many,
+        that brings older state than is known of its place, NotReady for one that yields and a standby too many,
+        PlaceTaken for a place that another process holds, or when every rank is held,
         DamagedData when a shard brings state that a whole journal would know of.
         """
-        check_applicant(ask, self.view.expected_shards)
+        workers = self._settings.expected_workers
+        check_applicant(ask, self.view.expected_shards, workers)
         if known := self._lives.by_token(ask.token):
             self._lives.heard(known, now)
             return Decision(known.place.joined)
+        if ask.index is None and ask.role is Role.WORKER:
+            check_free_rank(workers, self._lives.ranks)
         index = self._lives.lowest_free(ask.role) if ask.index is None else ask.index
         old = self._lives.holder(ask.role, index)
-        check_vacant(ask, old.place.applicant if old else None)
-        if ask.role is Role.SHARD:
+        if ask.role is Role.SHARD and not ask.yields:
             self._check_journalled(ask)
+            self._kept_state.check(ask, index)
+        check_vacant(ask, old.place.applicant if old else None, old.held(now) if old else "")
+        if ask.role is Role.SHARD:
             self._kept_state.take_over(ask, index)
         # Above what the shard brings, too: a coordinator that lost its journal may count from too low.
         incarnation = max(self._next_incarnation, ask.data_incarnation + 1)
@@ -202,6 +213,10 @@ class ClusterState:
             return Decision(None)
         return Decision(None, "; ".join(self._kept_state.says(life.member, life.place.applicant.directory, sync)))
 
+    def beats(self, role: Role) -> Mapping[tuple[int, int], int]:
+        """How often each member of ``role`` was heard of, by number and incarnation."""
+        return self._lives.beats(role)
+
     def check_member(self, role: Role, index: int, incarnation: int) -> None:
         """Raises Fenced when the place is not this incarnation's."""
         self._lives.find(role, index, incarnation)
@@ -229,7 +244,8 @@ class ClusterState:
             if role is Role.WORKER and not why:
                 self._attendance.is_done(index)
             self._change()
-        return Decision(None, "; ".join([*reasons, *self._open_barrier()]))
+        failed = role is Role.WORKER and bool(why) and not why.startswith(_INTERRUPTED)
+        return Decision(None, "; ".join([*reasons, *self._open_barrier()]), loss=failed)
 
     def release(self) -> Decision[None]:
         """What is written at the end of a finished job is there: no member is needed any more."""
@@ -255,7 +271,7 @@ class ClusterState:
             reasons += self._lost_all()
         else:
             self._change()
-        return Decision(members, "; ".join([*reasons, *self._open_barrier()]))
+        return Decision(members, "; ".join([*reasons, *self._open_barrier()]), loss=True)
 
     def next_expiry(self) -> float | None:
         """When the first lease ends if no heartbeat comes; None without members."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import time
 from pathlib import Path
@@ -17,6 +18,11 @@ RELEASE_SECONDS = 10.0
 """How long the servers of a ps-run that was killed may take to be gone."""
 
 _POLL_SECONDS = 0.05
+
+
+def lineage_of(path: Path) -> str:
+    """The name of all jobs in the folder ``path``: one follows on the end of the other."""
+    return hashlib.blake2b(str(path.resolve()).encode(), digest_size=16).hexdigest()
 
 
 class JobFolder:

@@ -7,6 +7,7 @@ import importlib.machinery
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ps_protocol.model import Mode
 from ps_server.checkpoint_options import checkpoint_config, checkpoint_options
 from ps_server.cli import LOG_LEVELS, clean_errors, config_option
 from ps_server.cluster_options import CLUSTER_OPTIONS, cluster_options, given_flags
-from ps_server.launcher.job_folder import JobFolder
+from ps_server.launcher.job_folder import JobFolder, lineage_of
 from ps_server.launcher.programs import Programs, Script
 from ps_server.launcher.runner import Runner
 from ps_server.launcher.screen import Screen
@@ -196,6 +197,7 @@ def main(
     if programs.keeps_state and storage.data_dir is not None:
         with clean_errors():
             folder = JobFolder(storage.data_dir)
+        programs = replace(programs, lineage=lineage_of(storage.data_dir))
     screen = Screen()
     if folder is not None and folder.used_before:
         screen.say(f"going on from the state that {folder.path} holds; another --data-dir begins anew")

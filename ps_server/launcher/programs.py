@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ps_protocol.client.coordinator import LINEAGE_VARIABLE
 from ps_protocol.model import Consistency
 from ps_server.checkpoint_options import CheckpointConfig
 from ps_server.checkpoint_options import flags_of as checkpoint_flags
@@ -47,6 +49,8 @@ class Programs:
     #: What else ps-coordinator is told, and the port it first listens on; 0: any.
     coordinator_flags: tuple[str, ...] = ()
     port: int = 0
+    #: Random name of this start of ps-run; the same for a folder that one job has at a time.
+    lineage: str = field(default_factory=lambda: secrets.token_hex(8))
     #: Commands of ps-coordinator and ps-server.
     servers: tuple[tuple[str, ...], tuple[str, ...]] = SERVER_PROGRAMS
 
@@ -112,6 +116,8 @@ class Programs:
         environment = {**inherited, "PYTHONUNBUFFERED": "1"}
         # As ps_worker does itself, but also for scripts that load gRPC before it.
         environment.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+        # A process is started when the one before it in its place has ended.
+        environment[LINEAGE_VARIABLE] = f"{self.lineage} {process}"
         if process.part in (Part.WORKER, Part.EVALUATOR):
             environment.setdefault("OMP_NUM_THREADS", str(max(1, self.cores // self.workers)))
             environment |= {

@@ -190,7 +190,15 @@ class Life:
     async def _place(self, storage: Storage, lane: Lane, address: str) -> Membership | None:
         """The membership as shard; None when told to stop before."""
         config = self._config
-        spec = JoinSpec(Role.SHARD, config.shard, address, storage.incarnation, storage.directory, add=config.add)
+        spec = JoinSpec(
+            Role.SHARD,
+            config.shard,
+            address,
+            storage.incarnation,
+            storage.directory,
+            add=config.add,
+            take_over=config.take_over,
+        )
         if not config.standby:
             return await joined(self._client, spec, config.connect_timeout_seconds, self._stop)
         follower = Follower(config.shard, storage, lane)

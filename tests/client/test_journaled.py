@@ -27,7 +27,7 @@ SETTINGS = ClusterSettings(lease_seconds=20.0, heartbeat_seconds=0.05, seed=5)
 
 
 def shard(state: int = 0) -> JoinSpec:
-    return JoinSpec(Role.SHARD, 0, "127.0.0.1:1", state)
+    return JoinSpec(Role.SHARD, 0, "127.0.0.1:1", state, take_over=True)
 
 
 @contextmanager
@@ -100,7 +100,7 @@ def test_workers_parked_at_a_barrier_pass_it_after_the_coordinator_was_away(coor
 def test_a_place_lost_before_the_restart_stays_lost(coordinator: TestCoordinator) -> None:
     with CoordinatorClient(coordinator.address) as client:
         old = client.join(JoinSpec(Role.WORKER, 0), "old").member
-        client.join(JoinSpec(Role.WORKER, 0), "new")
+        client.join(JoinSpec(Role.WORKER, 0, take_over=True), "new")
         coordinator.stop()
         start_later(coordinator)
         with pytest.raises(Fenced, match="took its place"):

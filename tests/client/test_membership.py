@@ -193,7 +193,7 @@ def test_a_replaced_member_learns_it_at_once_and_never_sees_the_view_without_its
         seen: list[ClusterView] = []
         lost: queue.SimpleQueue[Fenced] = queue.SimpleQueue()
         old.subscribe(seen.append, lost.put)
-        with member(coordinator.address, JoinSpec(Role.WORKER, 0)) as new:
+        with member(coordinator.address, JoinSpec(Role.WORKER, 0, take_over=True)) as new:
             assert "took its place" in str(lost.get(timeout=5.0))
             assert new.member.incarnation > old.member.incarnation
         error = wait_until_fenced(old)
@@ -205,7 +205,7 @@ def test_a_replaced_member_learns_it_at_once_and_never_sees_the_view_without_its
 
 def test_a_subscriber_after_the_loss_is_told_too(coordinator: TestCoordinator) -> None:
     with member(coordinator.address, JoinSpec(Role.WORKER, 0)) as old:
-        with member(coordinator.address, JoinSpec(Role.WORKER, 0)):
+        with member(coordinator.address, JoinSpec(Role.WORKER, 0, take_over=True)):
             wait_until_fenced(old)
         told: list[Fenced] = []
         old.subscribe(lambda view: None, told.append)

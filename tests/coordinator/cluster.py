@@ -36,7 +36,8 @@ class Cluster:
         self.joins += 1
         address = "host:1" if role is Role.SHARD else ""
         token = token if token is not None else f"token {self.joins}"
-        return self.state.join(Applicant(role, index, address, token, data_incarnation=state), self.now).value
+        ask = Applicant(role, index, address, token, data_incarnation=state, take_over=index is not None)
+        return self.state.join(ask, self.now).value
 
     def shard(self, index: int = 0, state: int = 0) -> Joined:
         """A shard that brings the state incarnation ``state`` wrote."""

@@ -40,7 +40,7 @@ async def leave(driver: Driver, holder: Member) -> None:
 
 
 async def be_replaced(driver: Driver, holder: Member) -> None:
-    join(driver, holder.index, "another")
+    driver.join(Applicant(Role.WORKER, holder.index, "", "another", take_over=True))
 
 
 async def fall_silent(driver: Driver, holder: Member) -> None:

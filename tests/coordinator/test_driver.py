@@ -1,4 +1,5 @@
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -151,3 +152,22 @@ def test_closing_ends_watchers_and_parked_barriers() -> None:
                 await task
 
     driven(body, ClusterSettings())
+
+
+def test_losses_are_warnings_and_what_was_asked_for_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(driver: Driver) -> None:
+        for rank, why in enumerate(("StateLost: gone", "KeyboardInterrupt: ", "")):
+            member = driver.join(worker(rank)).member
+            driver.leave(member.role, member.index, member.incarnation, why)
+        silent = driver.join(worker(3)).member
+        async for view in driver.views(0):
+            if silent not in view.members:
+                return
+
+    caplog.set_level(logging.INFO)
+    driven(body, SHORT)
+    levels = {record.getMessage(): record.levelno for record in caplog.records if "worker" in record.getMessage()}
+    losses = [text for text, level in levels.items() if level == logging.WARNING]
+    assert any("worker 0 left: StateLost" in text for text in losses)
+    assert any("lease ended: worker 3" in text for text in losses)
+    assert not any("worker 1" in text or "worker 2" in text for text in losses)

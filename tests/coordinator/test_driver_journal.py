@@ -181,7 +181,7 @@ def test_a_shard_with_older_state_is_refused_after_a_restart_too(tmp_path: Path)
     async def first(driver: Driver, journal: CountingJournal) -> None:
         for state in (0, 1):
             brings = lives[0] if state else 0
-            ask = Applicant(Role.SHARD, 0, "host:1", f"shard {state}", data_incarnation=brings)
+            ask = Applicant(Role.SHARD, 0, "host:1", f"shard {state}", data_incarnation=brings, lineage="s")
             member = driver.join(ask).member
             beat(driver, member, keeps_state=True)
             lives.append(member.incarnation)

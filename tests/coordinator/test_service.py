@@ -155,7 +155,7 @@ def test_a_parked_barrier_ends_when_its_worker_is_replaced(client: CoordinatorCl
     client.barrier(b, 0, wait_seconds=0)
     with ThreadPoolExecutor(1) as pool:
         parked = pool.submit(client.barrier, b, 0, 30.0)
-        client.join(JoinSpec(Role.WORKER, 1), "the new worker 1")
+        client.join(JoinSpec(Role.WORKER, 1, take_over=True), "the new worker 1")
         with pytest.raises(Fenced):
             parked.result(5)
     assert not client.barrier(a, 0, wait_seconds=0).released

@@ -44,10 +44,13 @@ def test_the_revision_of_a_join_is_the_first_view_that_shows_the_member() -> Non
 
 
 @pytest.mark.parametrize("role", [Role.WORKER, Role.EVALUATOR, Role.SHARD])
-def test_a_new_process_in_the_same_place_fences_the_old_one(role: Role) -> None:
+@pytest.mark.parametrize("proof", ["lineage", "take over"])
+def test_the_next_process_of_a_place_fences_the_one_before_it(role: Role, proof: str) -> None:
     c = Cluster()
-    old = c.join(role, 0)
-    decision = c.state.join(Applicant(role, 0, "host:2", "other"), 0.0)
+    lineage = "job 7" if proof == "lineage" else ""
+    old = c.state.join(Applicant(role, 0, "host:1", "first", lineage=lineage), 0.0).value
+    ask = Applicant(role, 0, "host:2", "other", lineage=lineage, take_over=proof == "take over")
+    decision = c.state.join(ask, 0.0)
     assert f"incarnation {old.member.incarnation} is fenced" in decision.reason
     assert list(c.state.view.live(role).values()) == [decision.value.member]
     with pytest.raises(Fenced, match="incarnation 101 took its place") as caught:

@@ -16,7 +16,7 @@ from tests.coordinator.test_memento import restarted
 
 def added(c: Cluster, index: int) -> Joined:
     c.joins += 1
-    ask = Applicant(Role.SHARD, index, "host:1", f"token {c.joins}", add=True)
+    ask = Applicant(Role.SHARD, index, "host:1", f"token {c.joins}", add=True, take_over=True)
     return c.state.join(ask, c.now).value
 
 
@@ -73,10 +73,10 @@ def test_nobody_waits_for_a_spare_shard() -> None:
     c = Cluster(expected_shards=1, expected_workers=1)
     added(c, 1)
     c.shard(0)
-    c.worker()
+    worker = c.worker()
     assert c.state.view.started
     c.leave(added(c, 2))
-    assert c.declare(c.worker()).holders == [0]
+    assert c.declare(worker).holders == [0]
 
 
 def test_a_job_begins_when_the_shard_it_waits_for_is_drained_instead() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ps_protocol.errors import InvalidRequest, PlaceTaken
 from ps_protocol.view import Joined
 from ps_server.coordinator.memento import changed_rows, from_rows
 from ps_server.coordinator.state import ClusterState
@@ -69,9 +70,12 @@ def test_a_worker_that_was_done_is_not_waited_for_again() -> None:
     assert not c.state.view.started
 
 
-def test_a_worker_beyond_the_expected_ones_counts_for_none_of_them() -> None:
+def test_a_worker_beyond_the_expected_ones_is_refused() -> None:
     c, joined = running()
-    c.leave(c.worker())
+    with pytest.raises(PlaceTaken, match=r"the job has 2 workers, and all of them are there.*--workers 0"):
+        c.worker()
+    with pytest.raises(InvalidRequest, match=r"none has rank 5; expected: a rank from 0 to 1.*PS_RANK"):
+        c.worker(5)
     lose(c, *joined)
     c.worker(0)
     assert not c.state.view.started

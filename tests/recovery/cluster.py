@@ -204,6 +204,7 @@ class Cluster:
         ours_out, theirs_out = os.pipe()
         log = self.folder / f"worker-{len(self.workers)}.log"
         environment = {"TF_CONFIG": "", "PS_COORDINATOR": coordinator or self.address, "PS_RANK": str(rank), **inside}
+        environment.setdefault("PS_LINEAGE", f"worker {rank}")
         with log.open("w") as errors:
             files = (theirs_in, theirs_out, errors.fileno())
             process = self.zygote.start(WORKER, [json.dumps(options)], environment, files)

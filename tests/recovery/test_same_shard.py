@@ -20,12 +20,25 @@ def test_a_second_process_on_the_same_directory_is_refused_and_the_first_trains_
     assert worker.read("digest") == f"digest {alone(STEPS)}"
 
 
-def test_a_second_process_with_a_directory_of_its_own_fences_the_first_and_training_stops(launch, tmp_path):
+def test_a_second_process_with_a_directory_of_its_own_is_refused_and_the_first_trains_on(launch, tmp_path):
+    cluster = launch()
+    worker = cluster.worker(pauses=[5])
+    worker.read("step 5")
+    second = cluster.shard(0, data=tmp_path / "other")
+    second.launch()
+    assert second.wait() == 1
+    assert "shard 0 is held by another process" in second.said
+    assert "--take-over takes the place from it" in second.said
+    worker.tell()
+    assert worker.read("digest") == f"digest {alone(STEPS)}"
+
+
+def test_a_second_process_that_is_told_to_take_over_fences_the_first_and_training_stops(launch, tmp_path):
     cluster, first = (started := launch()), started.shards[0]
     worker = cluster.worker(pauses=[5])
     worker.read("step 5")
     held = replayed(cluster.data)
-    second = cluster.shard(0, data=tmp_path / "other")
+    second = cluster.shard(0, "--take-over", data=tmp_path / "other")
     second.start()
     assert first.wait() == 1
     assert f"incarnation {cluster.status().view.members[0].incarnation} took its place" in first.said

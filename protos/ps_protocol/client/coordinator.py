@@ -45,6 +45,11 @@ CONNECT_SECONDS = 5.0
 CALL_SECONDS = 10.0
 """How long a call is tried before it fails with Unavailable."""
 
+LINEAGE_VARIABLE = "PS_LINEAGE"
+"""Set by a supervisor to the same text for all processes that it starts for one place, each after the one before it has
+ended: such a one does not wait for a lease.
+"""
+
 WAIT_REPORT_SECONDS = 3.0
 """How often a wait for an absent coordinator is told of."""
 
@@ -76,6 +81,8 @@ class JoinSpec:
     yields: bool = False
     #: Shards: a number that the job does not have yet is added to it, as a spare one.
     add: bool = False
+    #: Take the place from a process that may live.
+    take_over: bool = False
 
 
 class ViewStream:
@@ -204,7 +211,8 @@ class CoordinatorClient:
         """Become a member. ``token`` is random and the same for each repetition by one process.
 
         Raises ProtocolVersionMismatch, UnknownShard, InvalidRequest, Fenced for a shard whose place has newer state
-        elsewhere than ``spec.data_incarnation``, or NotReady for a place that is not to be had now.
+        elsewhere than ``spec.data_incarnation``, NotReady for a place that is not to be had now, or PlaceTaken for one
+        that another process holds; while that is silent it waits, up to the end of its lease.
         """
         request = pb.JoinRequest(
             role=convert.role_to_pb(spec.role),
@@ -218,6 +226,8 @@ class CoordinatorClient:
             directory=spec.directory,
             yields=spec.yields,
             add=spec.add,
+            lineage=os.environ.get(LINEAGE_VARIABLE, ""),
+            take_over=spec.take_over,
         )
         return convert.joined_from_pb(self._call("Join", request, timeout_seconds), spec.role, spec.address)
 
