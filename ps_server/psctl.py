@@ -35,7 +35,9 @@ LOG_SECONDS = 2.0
 def to_json(value: object) -> object:
     """Dataclasses, enums and mappings as JSON's types."""
     if is_dataclass(value):
-        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
+        values = {field.name: getattr(value, field.name) for field in fields(value)}
+        # Bytes are marks that only the coordinator can read.
+        return {name: to_json(each) for name, each in values.items() if not isinstance(each, bytes)}
     if isinstance(value, enum.Enum):
         return to_json(value.value)
     if isinstance(value, Mapping):
