@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 
 from ps_protocol.kernels import kernel
+from ps_protocol.tables import Ids
 
 _EMPTY = -1
+#: Places looked at per id, beyond which ids are no accident: a table half full needs one or two.
+_PROBES = 64
 #: int64 [n]; memory that may only be read will do.
 _IDS = "Array(int64, 1, 'C', readonly=True)"
 
@@ -39,8 +42,8 @@ def buckets_of(ids: Any, buckets: Any) -> Any:
 
 
 @kernel(f"Tuple((int64[::1], int64[::1]))({_IDS})")
-def unique(ids: Any) -> Any:
-    """Each id once, in order of appearance, and for each id of the batch its place among them. int64 [u], int64 [n]."""
+def _unique(ids: Any) -> Any:
+    """As ``unique``; nothing of both where ids collide as only chosen ones do."""
     size = 16
     while size < 2 * ids.size:
         size *= 2
@@ -49,6 +52,7 @@ def unique(ids: Any) -> Any:
     found = np.empty(ids.size, np.int64)
     inverse = np.empty(ids.size, np.int64)
     count = 0
+    left = _PROBES * (ids.size + 16)
     for i in range(ids.size):
         wanted = ids[i]
         slot = (mix(wanted) >> np.uint64(20)) & mask
@@ -56,6 +60,9 @@ def unique(ids: Any) -> Any:
         while place != _EMPTY and found[place] != wanted:
             slot = (slot + np.uint64(1)) & mask
             place = places[slot]
+            left -= 1
+            if left < 0:
+                return found[:0].copy(), inverse[:0].copy()
         if place == _EMPTY:
             place = np.int32(count)
             places[slot] = place
@@ -63,6 +70,21 @@ def unique(ids: Any) -> Any:
             count += 1
         inverse[i] = place
     return found[:count].copy(), inverse
+
+
+def unique(ids: Ids) -> tuple[Ids, Ids]:
+    """Each id once, in order of appearance, and for each id of the batch its place among them. int64 [u], int64 [n].
+
+    Takes time in proportion to their number, whoever has chosen them: ids that collide are sorted instead.
+    """
+    found, inverse = _unique(ids)
+    if inverse.size == ids.size:
+        return found, inverse
+    values, first, sorted_places = np.unique(ids, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place = np.empty(order.size, np.int64)
+    place[order] = np.arange(order.size)
+    return values[order], place[sorted_places]
 
 
 @kernel(f"Tuple((int64[::1], int64[::1]))({_IDS}, int32[::1], int64)")

@@ -1,10 +1,12 @@
 """Compiled maps from id to row: one open-addressing table per bucket, all in memory given by address.
 
 A bucket's map is a block of ``capacity`` row numbers (uint32) and behind them ``capacity`` tags (uint8): 0 where
-nothing is, else 8 bits of the id's hash. Its keys are not stored again: they are the ids of the rows. Places are
-hash * capacity >> 32, so a capacity may be any number; collisions go to the next place (linear probing); a removal
-shifts back what is behind (Knuth, TAOCP 3, 6.4, algorithm R), so there are no tombstones. A map is never full; a search
-goes once round a map and no further all the same, and what finds no end there returns ``NO_END``.
+nothing is, else 8 bits of the id's hash. Its keys are not stored again: they are the ids of the rows. The hash is
+``mix`` times a ``salt``, an odd number that nobody outside knows: who chooses ids cannot choose places (multiplicative
+hashing, Dietzfelbinger et al. 1997). Places are hash * capacity >> 32, so a capacity may be any number; collisions go
+to the next place (linear probing); a removal shifts back what is behind (Knuth, TAOCP 3, 6.4, algorithm R), so there
+are no tombstones. A map is never full; a search goes once round a map and no further all the same, and what finds no
+end there returns ``NO_END``.
 """
 
 from __future__ import annotations
@@ -84,25 +86,28 @@ def _find_from(place: Any, wanted: Any, tag: Any, rows: Any, tags: Any, keys: An
     return np.int64(NO_END)
 
 
-@kernel(types.int64(IDS, _I64, _I64, _I64, _I64))
-def find(ids: Any, addresses: Any, capacities: Any, keys: Any, found: Any) -> Any:
+@kernel(types.int64(IDS, types.uint64, _I64, _I64, _I64, _I64))
+def find(ids: Any, salt: Any, addresses: Any, capacities: Any, keys: Any, found: Any) -> Any:
     """The row of each id into ``found``, -1 where it has none. Block by block, so that the reads of memory overlap.
 
     Returns 0, or NO_END.
     """
     mask = np.uint64(capacities.size - 1)
     hashes = np.empty(_BLOCK, np.uint64)
+    buckets = np.empty(_BLOCK, np.int64)
     places = np.empty(_BLOCK, np.int64)
     for begin in range(0, ids.size, _BLOCK):
         end = min(ids.size, begin + _BLOCK)
         for i in range(begin, end):
             bits = mix(ids[i])
-            hashes[i - begin] = bits
             bucket = np.int64(bits & mask)
+            buckets[i - begin] = bucket
+            bits *= salt
+            hashes[i - begin] = bits
             _prefetch_place(bits, addresses[bucket], capacities[bucket])
         for i in range(begin, end):
             bits = hashes[i - begin]
-            bucket = np.int64(bits & mask)
+            bucket = buckets[i - begin]
             capacity = capacities[bucket]
             tags = _tags(addresses[bucket], capacity)
             place = _next(_place(bits, capacity), _tag(bits), tags)
@@ -116,7 +121,7 @@ def find(ids: Any, addresses: Any, capacities: Any, keys: Any, found: Any) -> An
         for i in range(begin, end):
             if found[i] >= 0 and keys[found[i]] != ids[i]:
                 bits = hashes[i - begin]
-                bucket = np.int64(bits & mask)
+                bucket = buckets[i - begin]
                 rows = _rows(addresses[bucket], capacities[bucket])
                 tags = _tags(addresses[bucket], capacities[bucket])
                 place = _find_from(places[i - begin], ids[i], _tag(bits), rows, tags, keys)
@@ -142,25 +147,28 @@ def _put(tag: Any, row: Any, place: Any, rows: Any, tags: Any) -> Any:
     return True
 
 
-@kernel(types.int64(IDS, types.int64, _I64, _I64, _I64, _I64, _I64))
-def insert(ids: Any, count: Any, addresses: Any, capacities: Any, counts: Any, keys: Any, found: Any) -> Any:
+@kernel(types.int64(IDS, types.uint64, types.int64, _I64, _I64, _I64, _I64, _I64))
+def insert(ids: Any, salt: Any, count: Any, addresses: Any, capacities: Any, counts: Any, keys: Any, found: Any) -> Any:
     """The row of each id into ``found``; those without get ``count``, ``count`` + 1, … Returns how many rows there are.
 
     No id comes twice; the maps have room. Returns NO_END, with some of the ids done, for a map that has none.
     """
     mask = np.uint64(capacities.size - 1)
     hashes = np.empty(_BLOCK, np.uint64)
+    buckets = np.empty(_BLOCK, np.int64)
     places = np.empty(_BLOCK, np.int64)
     for begin in range(0, ids.size, _BLOCK):
         end = min(ids.size, begin + _BLOCK)
         for i in range(begin, end):
             bits = mix(ids[i])
-            hashes[i - begin] = bits
             bucket = np.int64(bits & mask)
+            buckets[i - begin] = bucket
+            bits *= salt
+            hashes[i - begin] = bits
             _prefetch_place(bits, addresses[bucket], capacities[bucket])
         for i in range(begin, end):
             bits = hashes[i - begin]
-            bucket = np.int64(bits & mask)
+            bucket = buckets[i - begin]
             capacity = capacities[bucket]
             tags = _tags(addresses[bucket], capacity)
             place = _next(_place(bits, capacity), _tag(bits), tags)
@@ -171,7 +179,7 @@ def insert(ids: Any, count: Any, addresses: Any, capacities: Any, counts: Any, k
                 prefetch(keys, np.int64(_rows(addresses[bucket], capacity)[place]))
         for i in range(begin, end):
             bits = hashes[i - begin]
-            bucket = np.int64(bits & mask)
+            bucket = buckets[i - begin]
             rows = _rows(addresses[bucket], capacities[bucket])
             tags = _tags(addresses[bucket], capacities[bucket])
             place = _find_from(places[i - begin], ids[i], _tag(bits), rows, tags, keys)
@@ -191,8 +199,8 @@ def insert(ids: Any, count: Any, addresses: Any, capacities: Any, counts: Any, k
     return count
 
 
-@kernel(types.int64(types.int64, types.int64, types.int64, types.int64, _I64))
-def rehash(old: Any, old_capacity: Any, address: Any, capacity: Any, keys: Any) -> Any:
+@kernel(types.int64(types.uint64, types.int64, types.int64, types.int64, types.int64, _I64))
+def rehash(salt: Any, old: Any, old_capacity: Any, address: Any, capacity: Any, keys: Any) -> Any:
     """All entries of one map into a new, empty one. Returns 0, or NO_END where they do not fit."""
     old_rows = _rows(old, old_capacity)
     old_tags = _tags(old, old_capacity)
@@ -207,7 +215,7 @@ def rehash(old: Any, old_capacity: Any, address: Any, capacity: Any, keys: Any) 
         for i in range(count):
             prefetch(keys, moved[i])
         for i in range(count):
-            bits = mix(keys[moved[i]])
+            bits = mix(keys[moved[i]]) * salt
             if not _put(_tag(bits), np.uint32(moved[i]), _place(bits, capacity), rows, tags):
                 return NO_END
     return 0
@@ -242,7 +250,7 @@ def _place_of(bits: Any, row: Any, rows: Any, tags: Any) -> Any:
 
 
 @njit(inline="always")
-def _take_out(hole: Any, rows: Any, tags: Any, keys: Any) -> None:
+def _take_out(hole: Any, salt: Any, rows: Any, tags: Any, keys: Any) -> None:
     """Empty a place, and shift back what was behind it because of it."""
     capacity = tags.size
     place = hole
@@ -252,7 +260,7 @@ def _take_out(hole: Any, rows: Any, tags: Any, keys: Any) -> None:
             place = 0
         if tags[place] == 0:
             break
-        home = _place(mix(keys[rows[place]]), capacity)
+        home = _place(mix(keys[rows[place]]) * salt, capacity)
         if (place - home) % capacity >= (place - hole) % capacity:
             rows[hole] = rows[place]
             tags[hole] = tags[place]
@@ -260,9 +268,18 @@ def _take_out(hole: Any, rows: Any, tags: Any, keys: Any) -> None:
     tags[hole] = 0
 
 
-@kernel(types.int64(IDS, types.int64, _I64, _I64, _I64, _I64, _I64, _U32, _F32_2))
+@kernel(types.int64(IDS, types.uint64, types.int64, _I64, _I64, _I64, _I64, _I64, _U32, _F32_2))
 def remove(
-    ids: Any, count: Any, addresses: Any, capacities: Any, counts: Any, keys: Any, touched: Any, uses: Any, values: Any
+    ids: Any,
+    salt: Any,
+    count: Any,
+    addresses: Any,
+    capacities: Any,
+    counts: Any,
+    keys: Any,
+    touched: Any,
+    uses: Any,
+    values: Any,
 ) -> Any:
     """Take out the rows of ids that have one, each once; the last of ``count`` rows moves into the hole each time.
 
@@ -274,9 +291,10 @@ def remove(
             for ahead in range(min(_BLOCK, ids.size - i, count)):
                 for each in (ids[i + ahead], keys[count - 1 - ahead]):
                     bucket = np.int64(mix(each) & mask)
-                    _prefetch_place(mix(each), addresses[bucket], capacities[bucket])
+                    _prefetch_place(mix(each) * salt, addresses[bucket], capacities[bucket])
         bits = mix(ids[i])
         bucket = np.int64(bits & mask)
+        bits *= salt
         capacity = capacities[bucket]
         rows = _rows(addresses[bucket], capacity)
         tags = _tags(addresses[bucket], capacity)
@@ -284,13 +302,14 @@ def remove(
         if place < 0 or tags[place] == 0:
             return NO_END
         row = np.int64(rows[place])
-        _take_out(place, rows, tags, keys)
+        _take_out(place, salt, rows, tags, keys)
         counts[bucket] -= 1
         count -= 1
         if row == count:
             continue
         bits = mix(keys[count])
         bucket = np.int64(bits & mask)
+        bits *= salt
         capacity = capacities[bucket]
         rows = _rows(addresses[bucket], capacity)
         place = _place_of(bits, count, rows, _tags(addresses[bucket], capacity))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +65,8 @@ class RowStore:
         self.capacity = self.ids.size
         #: Rows of each bucket.
         self.counts = np.zeros(buckets, np.int64)
+        #: So that nobody who chooses ids can make the searches for them long.
+        self._salt = np.uint64(secrets.randbits(64) | 1)
         self._nothing = zeroed(5)
         self._blocks: dict[int, npt.NDArray[Any]] = {}
         self._addresses = np.full(buckets, self._nothing.ctypes.data, np.int64)
@@ -82,7 +85,7 @@ class RowStore:
     def find(self, ids: Ids) -> npt.NDArray[np.int64]:
         """The row of each id, -1 where it has none."""
         found = np.empty(ids.size, np.int64)
-        _ended(map_kernels.find(ids, self._addresses, self._capacities, self.ids, found))
+        _ended(map_kernels.find(ids, self._salt, self._addresses, self._capacities, self.ids, found))
         return found
 
     def insert(self, ids: Ids, touched: int) -> npt.NDArray[np.int64]:
@@ -96,7 +99,7 @@ class RowStore:
         found = np.empty(ids.size, np.int64)
         first = self.count
         self.count = _ended(
-            map_kernels.insert(ids, first, self._addresses, self._capacities, self.counts, self.ids, found)
+            map_kernels.insert(ids, self._salt, first, self._addresses, self._capacities, self.counts, self.ids, found)
         )
         self._most = max(self._most, self.count)
         self.touched[first : self.count] = touched
@@ -133,7 +136,9 @@ class RowStore:
     def remove(self, ids: Ids) -> None:
         """Take out ids that have a row, each once. Memory goes back once much is free."""
         columns = self.ids, self.touched, self.uses, self.rows
-        _ended(map_kernels.remove(ids, self.count, self._addresses, self._capacities, self.counts, *columns))
+        _ended(
+            map_kernels.remove(ids, self._salt, self.count, self._addresses, self._capacities, self.counts, *columns)
+        )
         self.count -= ids.size
         for bucket in np.flatnonzero(self.counts < _EMPTIEST * self._capacities):
             if self._capacities[bucket] > _ALWAYS_KEPT:
@@ -184,7 +189,7 @@ class RowStore:
         block = zeroed(5 * capacity)
         if self.counts[bucket]:
             old = self._addresses[bucket], self._capacities[bucket]
-            _ended(map_kernels.rehash(*old, block.ctypes.data, capacity, self.ids))
+            _ended(map_kernels.rehash(self._salt, *old, block.ctypes.data, capacity, self.ids))
         self._blocks[bucket] = block
         self._addresses[bucket] = block.ctypes.data
         self._capacities[bucket] = capacity

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from ps_protocol import ids as compiled
 from ps_protocol.errors import InternalError
 from ps_protocol.tables import Ids
 from ps_server.tables.store import RowStore
@@ -70,3 +71,37 @@ def test_a_row_that_its_map_does_not_hold_ends_the_removal_that_looks_for_it() -
     rows[rows == 4] = 9  # The last row, which would move into the hole.
     with pytest.raises(InternalError):
         store.remove(HERE[:1])
+
+
+def _unmixed(bits: np.ndarray) -> Ids:
+    """The ids that ``mix`` makes ``bits`` of, as who wants collisions computes them."""
+
+    def unshifted(value: np.ndarray, shift: int) -> np.ndarray:
+        found = value
+        for _ in range(64 // shift):
+            found = value ^ (found >> np.uint64(shift))
+        return found
+
+    bits = unshifted(bits, 31) * np.uint64(pow(0x94D049BB133111EB, -1, 1 << 64))
+    bits = unshifted(bits, 27) * np.uint64(pow(0xBF58476D1CE4E5B9, -1, 1 << 64))
+    return (unshifted(bits, 30) - np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
+
+
+@pytest.mark.parametrize("shift", [8, 12, 44], ids=["one place of a map", "another", "one place of a batch"])
+def test_ids_that_were_chosen_to_collide_are_spread(shift: int) -> None:
+    count = 20_000
+    ids = _unmixed((np.arange(1, count + 1, dtype=np.uint64) << np.uint64(shift)) | np.uint64(5))
+    assert compiled.buckets_of(ids, 256).max() == compiled.buckets_of(ids, 256).min()
+    repeated = np.concatenate([ids[::-1], ids])
+    found, places = compiled.unique(repeated)
+    assert np.array_equal(found, ids[::-1])
+    assert np.array_equal(found[places], repeated)
+    assert compiled._unique(ids)[1].size == 0, "they are sorted instead"
+    store = RowStore(256, 1, with_uses=False)
+    store.insert(ids, 1)
+    assert np.array_equal(store.find(ids), np.arange(count))
+    (bucket,) = np.flatnonzero(store.counts)
+    free = np.flatnonzero(store._blocks[int(bucket)][4 * int(store._capacities[bucket]) :] == 0)
+    assert np.diff(free, prepend=-1).max() < 1000, "no search is longer"
+    store.remove(ids)
+    assert store.count == 0
