@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +17,8 @@ from google.protobuf.message_factory import GetMessageClass
 
 from fuzz.identity import Identity
 from fuzz.messages import Generator
-from ps_protocol import PROTOCOL_VERSION
+from fuzz.streams import Stepper
+from fuzz.templates import calls, exchange, opening
 from ps_protocol.messages import framed
 from ps_protocol.v1 import common_pb2, shard_pb2
 
@@ -77,8 +78,9 @@ class Attack:
         address: str,
         service: ServiceDescriptor,
         generator: Generator,
+        identity: Identity,
         allowed: Allowed,
-        weights: dict[str, float],
+        weights: Mapping[str, float],
     ) -> None:
         """``weights``: how often a method is chosen, by name; 1 where not named."""
         self.tally = Tally()
@@ -87,25 +89,34 @@ class Attack:
         self._weights = [weights.get(method.name, 1.0) for method in self._methods]
         self._service = service.full_name
         self._generator = generator
+        self._identity = identity
         self._allowed = allowed
+        self._templates = calls(identity)
 
     async def run(self, messages: int, at_once: int = 128) -> None:
         """Send ``messages``, in ``at_once`` calls at a time. Raises nothing of what the server answers."""
         async with grpc.aio.insecure_channel(self._address, options=(("grpc.enable_http_proxy", 0),)) as channel:
 
-            async def calls() -> None:
+            async def call_on() -> None:
                 while self.tally.total < messages:
                     (method,) = self._generator.random.choices(self._methods, self._weights)
                     await self._call(channel, method)
 
-            await asyncio.gather(*(calls() for _ in range(at_once)))
+            stepping = [self._step_on(channel, messages)] if "Step" in {method.name for method in self._methods} else []
+            await asyncio.gather(*(call_on() for _ in range(at_once)), *stepping)
+
+    async def _step_on(self, channel: grpc.aio.Channel, messages: int) -> None:
+        """Streams that get as far as a worker's do, one after the other beside the calls."""
+        stepper = Stepper(channel, self._identity, self._generator)
+        while self.tally.total < messages:
+            count = self._generator.random.randint(1, 3 * PER_STREAM)
+            call = await stepper.run(count, self._allowed, 2 * CALL_SECONDS)
+            self.tally.messages["Step"] += count
+            self.tally.answered("Step", await call.code(), await call.details())
 
     async def _call(self, channel: grpc.aio.Channel, method: MethodDescriptor) -> None:
-        kind = GetMessageClass(method.input_type)
-        count = self._generator.random.randint(1, PER_STREAM) if method.client_streaming else 1
-        sent = [self._generator.bytes_of(kind, self._allowed) for _ in range(count)]
-        if method.name in ("Step", "Push") and self._generator.random.random() < 0.8:
-            sent[0] = self._opening()
+        sent = self._messages(method)
+        count = len(sent)
         self.tally.messages[method.name] += count
         path = f"/{self._service}/{method.name}"
         call: Any
@@ -121,14 +132,12 @@ class Attack:
             await (_read(call) if method.server_streaming else call)
         self.tally.answered(method.name, await call.code(), await call.details())
 
-    def _opening(self) -> bytes:
-        while True:
-            made = self._generator.message(shard_pb2.StepRequest)
-            assert isinstance(made, shard_pb2.StepRequest)
-            made.open.CopyFrom(self._generator.message(shard_pb2.Open))  # type: ignore[arg-type]
-            made.open.protocol_version = PROTOCOL_VERSION
-            if self._allowed(made.open):
-                return made.SerializeToString()
+    def _messages(self, method: MethodDescriptor) -> Sequence[bytes]:
+        kind, draw = GetMessageClass(method.input_type), self._generator.random
+        templates: Sequence[Message | None] = self._templates.get(method.name, [None])
+        if method.client_streaming and draw.random() < 0.5:
+            templates = [*templates, *draw.choices(templates, k=draw.randint(1, PER_STREAM))]
+        return [self._generator.bytes_of(kind, self._allowed, template) for template in templates]
 
 
 async def _each(sent: Sequence[bytes]) -> AsyncIterator[bytes]:
@@ -152,19 +161,14 @@ async def attack_sockets(
     async with grpc.aio.insecure_channel(shard) as channel:
         step = channel.stream_stream(f"/{shard_pb2.DESCRIPTOR.services_by_name['Shard'].full_name}/Step")
         while tally.total < messages:
-            worker = shard_pb2.WorkerId(rank=identity.rank, incarnation=identity.incarnation)
-            opening = shard_pb2.Open(
-                model="target",
-                epoch=identity.epoch,
-                worker=worker,
-                protocol_version=PROTOCOL_VERSION,
-                transports=[common_pb2.TRANSPORT_BULK],
-            )
+            hello = opening(identity)
+            hello.open.transports.append(common_pb2.TRANSPORT_BULK)
             call = step(timeout=CALL_SECONDS)
-            sent = [_frame(generator, allowed) for _ in range(draw.randint(1, PER_STREAM))]
+            valid = exchange(identity, draw.randint(1, 3), 0, draw.randint(1, 3))
+            sent = [_frame(generator, allowed, draw.choice(valid)) for _ in range(draw.randint(1, PER_STREAM))]
             tally.messages["socket"] += len(sent)
             try:
-                await call.write(shard_pb2.StepRequest(open=opening).SerializeToString())
+                await call.write(hello.SerializeToString())
                 reply = await call.read()
                 if reply is grpc.aio.EOF:
                     continue
@@ -172,8 +176,8 @@ async def attack_sockets(
                 for offered in opened.side_channels:
                     attach = shard_pb2.StepRequest(attach=shard_pb2.Attach(token=offered.token))
                     confirm = shard_pb2.StepRequest(confirm=shard_pb2.Confirm())
-                    hello = [framed(each.SerializeToString()) for each in (attach, confirm)]
-                    await _talk(host, offered.port, hello + sent if draw.random() < 0.7 else sent)
+                    begun = [framed(each.SerializeToString()) for each in (attach, confirm)]
+                    await _talk(host, offered.port, begun + sent if draw.random() < 0.7 else sent)
             except grpc.aio.AioRpcError:
                 pass
             finally:
@@ -182,11 +186,11 @@ async def attack_sockets(
     return tally
 
 
-def _frame(generator: Generator, allowed: Allowed) -> bytes:
+def _frame(generator: Generator, allowed: Allowed, template: shard_pb2.StepRequest) -> bytes:
     draw = generator.random
     if draw.random() < 0.15:
         return draw.randbytes(draw.randint(1, 60))
-    data = generator.bytes_of(shard_pb2.StepRequest, allowed)
+    data = generator.bytes_of(shard_pb2.StepRequest, allowed, template)
     length = len(data) if draw.random() < 0.95 else draw.choice((0, 1, 1 << 20, (1 << 32) - 1))
     return struct.pack("<I", length) + data
 

@@ -116,11 +116,25 @@ class Generator:
                     changed[at : at + 4] = struct.pack("<i", draw.choice((-1, 0, 1, 1 << 30)))
         return bytes(changed)
 
-    def bytes_of(self, kind: type[Message], allowed: Callable[[Message], bool]) -> bytes:
-        """A message on the wire: half of them mutated. ``allowed`` refuses what a real caller may do to others."""
+    def near(self, template: Message) -> Message:
+        """A copy of ``template`` with none, one or two of its fields drawn again."""
+        made = type(template)()
+        made.CopyFrom(template)
+        for _ in range(self.random.choice((0, 1, 1, 2))):
+            self._redraw(made)
+        return made
+
+    def bytes_of(
+        self, kind: type[Message], allowed: Callable[[Message], bool], template: Message | None = None
+    ) -> bytes:
+        """A message on the wire: near ``template``, or of any fields; a third with mutated bytes.
+
+        ``allowed`` refuses what the job lets every caller do to all others.
+        """
         while True:
-            data = self.message(kind).SerializePartialToString()
-            if self.random.random() < 0.5:
+            drawn = self.near(template) if template and self.random.random() < 0.8 else self.message(kind)
+            data = drawn.SerializePartialToString()
+            if self.random.random() < 0.35:
                 data = self.mutated(data)
             parsed = kind()
             try:
@@ -129,6 +143,16 @@ class Generator:
                 return data
             if allowed(parsed):
                 return data
+
+    def _redraw(self, made: Message, depth: int = 0) -> None:
+        inner = [value for field, value in made.ListFields() if field.message_type and not field.is_repeated]
+        if inner and self.random.random() < 0.8:
+            self._redraw(self.random.choice(inner), depth + 1)
+        elif made.DESCRIPTOR.fields:
+            field = self.random.choice(made.DESCRIPTOR.fields)
+            made.ClearField(field.name)
+            if self.random.random() < 0.85:
+                self._fill(made, field, depth)
 
     def _fill(self, made: Message, field: FieldDescriptor, depth: int) -> None:
         if not field.is_repeated:

@@ -23,6 +23,7 @@ from chaos.training import read_counter
 from fuzz.attack import Attack, Tally, attack_sockets
 from fuzz.identity import MODEL, Identity
 from fuzz.messages import Generator
+from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.v1 import coordinator_pb2, shard_pb2
 
 ROLES = ("coordinator", "shard", "socket")
@@ -129,6 +130,9 @@ class Permitted:
                 return False
             case coordinator_pb2.JoinRequest():
                 return message.role not in (coordinator_pb2.ROLE_SHARD, coordinator_pb2.ROLE_STANDBY)
+            case coordinator_pb2.LeaveRequest():
+                # A caller that has gone gets no further than the first check.
+                return message.incarnation not in (self.identity.incarnation, *self.identity.others)
             case shard_pb2.FreezeRequest() | shard_pb2.ReachRequest():
                 return not 0.05 < message.seconds < float("inf")
             case shard_pb2.RestoreRequest():
@@ -152,11 +156,11 @@ async def attack(role: str, attacked: Attacked, seed: int, messages: int) -> Tal
     await identity.load(attacked.shard)
     pools = {
         "model": (*[MODEL] * 30, "other"),
-        "rank": (identity.rank, 0, 99),
-        "index": (identity.rank, 0, 99),
-        "incarnation": (identity.incarnation, identity.incarnation, 1 << 40),
-        "epoch": (identity.epoch, 0, identity.epoch, 1 << 63),
-        "protocol_version": (4, 5),
+        "rank": (*[identity.rank] * 10, 0, 99),
+        "index": (*[identity.rank] * 10, 0, 99),
+        "incarnation": (*[identity.incarnation] * 10, 1 << 40),
+        "epoch": (*[identity.epoch] * 10, 0, 1 << 63),
+        "protocol_version": (PROTOCOL_VERSION, PROTOCOL_VERSION, 1),
         "payload": (bytes(identity.region_bytes), bytes(identity.region_bytes), b"", b"\xff" * identity.region_bytes),
         "wait_seconds": (0.0, 0.01, float("nan")),
         "seconds": (0.01, float("nan"), float("inf"), -1.0),
@@ -171,7 +175,7 @@ async def attack(role: str, attacked: Attacked, seed: int, messages: int) -> Tal
             (coordinator_pb2, attacked.coordinator) if role == "coordinator" else (shard_pb2, attacked.shard)
         )
         (service,) = module.DESCRIPTOR.services_by_name.values()
-        sent = Attack(address, service, generator, guard, _WEIGHTS)
+        sent = Attack(address, service, generator, identity, guard, _WEIGHTS)
         await sent.run(messages)
         return sent.tally
     finally:
