@@ -128,8 +128,14 @@ class Attack:
             call = channel.unary_stream(path)(sent[0], timeout=CALL_SECONDS)
         else:
             call = channel.unary_unary(path)(sent[0], timeout=CALL_SECONDS)
-        with suppress(grpc.aio.AioRpcError):
+        try:
             await (_read(call) if method.server_streaming else call)
+        except grpc.aio.AioRpcError:
+            pass
+        except asyncio.CancelledError:
+            # So gRPC's client ends some calls that the server ended first.
+            if not call.done():
+                raise
         self.tally.answered(method.name, await call.code(), await call.details())
 
     def _messages(self, method: MethodDescriptor) -> Sequence[bytes]:

@@ -34,6 +34,9 @@ MOST_GROWTH_BYTES = 100 << 20
 STEPS_AFTER = 20
 """Steps that the canary makes after an attack, to show that it goes on."""
 
+START_SECONDS = 300.0
+"""Compiling what tables need takes half a minute on an idle core."""
+
 STALLED_SECONDS = 30.0
 """A job beside the attack that makes no step for so long counts as hung."""
 
@@ -87,7 +90,7 @@ class Attacked:
         job = ("--port", port, "--bind", "127.0.0.1", "--shards", "1", "--data-dir", data, "--seed", "1")
         kept = ("--checkpoint-dir", str(folder / "checkpoints"))
         place = ("--shard", "0", "--coordinator", self.coordinator, "--port", self.shard.rpartition(":")[2])
-        held = ("--bind", "127.0.0.1", "--data-dir", data, "--threads", "1")
+        held = ("--bind", "127.0.0.1", "--data-dir", data, "--durability", "durable", "--threads", "1")
         self.servers = {
             "coordinator": self._process("coordinator", ("-m", "ps_server.coordinator.main", *job, *kept)),
             "shard": self._process("shard", ("-m", "ps_server.shard.main", *place, *held)),
@@ -100,7 +103,7 @@ class Attacked:
         """Start everything, and return when the canary has made steps."""
         for process in (*self.servers.values(), self.canary):
             process.start()
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + START_SECONDS
         while read_counter(self.steps) < 3:
             if not self.canary.alive or time.monotonic() > deadline:
                 raise TimeoutError(f"the job does not train; logs are in {self.folder}")
@@ -208,6 +211,7 @@ def run(roles: Sequence[str], seed: int, messages: int, folder: Path) -> list[st
             broken += [f"{role}: {line}" for line in _broken(attacked, watched, tally, before)]
             for line in _lines(role, tally, watched, seconds):
                 print(line, flush=True)
+        broken += _recovered(attacked)
         broken += _logged(attacked)
     finally:
         attacked.close()
@@ -232,8 +236,8 @@ async def _watching(watched: Watched, work: asyncio.Task[Tally]) -> Tally:
     return work.result()
 
 
-def _wait_for_steps(attacked: Attacked, steps: int) -> None:
-    deadline = time.monotonic() + STALLED_SECONDS
+def _wait_for_steps(attacked: Attacked, steps: int, seconds: float = STALLED_SECONDS) -> None:
+    deadline = time.monotonic() + seconds
     while attacked.canary.alive and read_counter(attacked.steps) < steps and time.monotonic() < deadline:
         time.sleep(0.1)
 
@@ -248,6 +252,17 @@ def _lines(role: str, tally: Tally, watched: Watched, seconds: float) -> Iterato
     for (_, status), count in tally.answers.items():
         statuses[status] += count
     yield "  calls: " + ", ".join(f"{count} {status}" for status, count in statuses.most_common())
+
+
+def _recovered(attacked: Attacked) -> Iterator[str]:
+    """Kill the shard and start it again: everything it was sent is in its log."""
+    shard, before = attacked.servers["shard"], read_counter(attacked.steps)
+    shard.stop(signal.SIGKILL)
+    shard.start()
+    _wait_for_steps(attacked, before + STEPS_AFTER, START_SECONDS)
+    if not (shard.alive and attacked.canary.alive) or read_counter(attacked.steps) < before + STEPS_AFTER:
+        yield f"the shard does not come back from its log; see {shard.log} and {attacked.canary.log}"
+    print(f"killed and started again: canary {read_counter(attacked.steps)} steps", flush=True)
 
 
 def _logged(attacked: Attacked) -> Iterator[str]:
