@@ -78,7 +78,8 @@ def server_options(default_port: int) -> Callable[[Callable[..., Any]], Callable
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
             command = option(command)
-        return command
+        versioned: Callable[..., Any] = version_option(command)
+        return versioned
 
     return decorate
 
@@ -94,6 +95,10 @@ class LineFormatter(logging.Formatter):
         """The traceback, line by line."""
         return "\n".join(f"  {printable(line)}" for line in super().formatException(ei).split("\n"))
 
+
+version_option: Callable[[Any], Any] = click.version_option(
+    package_name="torch-ps", message="%(prog)s of torch-ps %(version)s"
+)
 
 exit_option = click.option(
     "--exit-when-finished/--stay",

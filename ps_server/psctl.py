@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -18,7 +19,7 @@ from ps_protocol.view import ClusterStatus
 from ps_server.checkpoint import Checkpoint
 from ps_server.checkpoint.export import export as export_model
 from ps_server.checkpoint.table_export import RowFormat
-from ps_server.cli import clean_errors
+from ps_server.cli import clean_errors, version_option
 from ps_server.launcher.status_text import TableTotals, status_line, status_tables, time_text
 from ps_server.mode_options import MODES, bound_options, consistency_of
 from ps_server.psctl_feed import feed
@@ -26,6 +27,7 @@ from ps_server.psctl_moves import drain, move
 from ps_server.psctl_options import connected, coordinator_option, patiently
 from ps_server.psctl_rows import import_rows
 from ps_server.psctl_tables import table_totals
+from ps_server.psctl_wait import UNHEALTHY, ailments, wait
 
 CALL_SECONDS = 5.0
 WATCH_SECONDS = 1.0
@@ -33,7 +35,7 @@ LOG_SECONDS = 2.0
 
 
 def to_json(value: object) -> object:
-    """Dataclasses, enums and mappings as JSON's types."""
+    """Dataclasses, enums, bytes and mappings as JSON's types."""
     if is_dataclass(value):
         values = {field.name: getattr(value, field.name) for field in fields(value)}
         # Bytes are marks that only the coordinator can read.
@@ -44,6 +46,8 @@ def to_json(value: object) -> object:
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_json(item) for item in value]
+    if isinstance(value, bytes):
+        return value.hex()
     if isinstance(value, frozenset):
         return sorted(value)
     return value
@@ -53,6 +57,7 @@ def to_json(value: object) -> object:
 @click.option(
     "--coordinator", envvar="PS_COORDINATOR", show_envvar=True, metavar="HOST:PORT", help="The job's coordinator."
 )
+@version_option
 def main(coordinator: str | None) -> None:
     """Look at a running torch-ps job, change its consistency mode, make and use its checkpoints, move its slices, load
     rows of its tables.
@@ -63,13 +68,22 @@ main.add_command(move)
 main.add_command(drain)
 main.add_command(feed)
 main.add_command(import_rows)
+main.add_command(wait)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
+
+
+def _tell(facts: Mapping[str, object], text: str, as_json: bool) -> None:
+    """What a command found or did."""
+    click.echo(json.dumps(to_json(facts)) if as_json else text)
 
 
 @main.command()
 @coordinator_option
 @click.option("--watch", is_flag=True, help="Show it again and again, until Ctrl-C or the end of the job.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs; with --watch one per line.")
-def status(coordinator: str, watch: bool, as_json: bool) -> None:
+@click.option("--check", is_flag=True, help=f"Exit code {UNHEALTHY} when members are missing, failed or were lost.")
+def status(coordinator: str, watch: bool, as_json: bool, check: bool) -> None:
     """Members, their speed, models and mode; rows and bytes of tables, as their shards tell."""
     console = Console(highlight=False, markup=False, emoji=False)
     with connected(coordinator) as client:
@@ -88,6 +102,9 @@ def status(coordinator: str, watch: bool, as_json: bool) -> None:
         else:
             for seen, tables in looks:
                 console.print(status_tables(seen, console.width, tables=tables))
+    if check and (found := ailments(seen)):
+        click.echo("not healthy: " + "; ".join(found), err=True)
+        sys.exit(UNHEALTHY)
 
 
 def _looks(
@@ -105,9 +122,11 @@ def _looks(
 @main.command()
 @click.argument("mode", type=MODES)
 @coordinator_option
+@json_option
 @bound_options
 def mode(
     coordinator: str,
+    as_json: bool,
     mode: str,
     staleness: int | None,
     backup: int | None,
@@ -119,22 +138,25 @@ def mode(
     wanted = consistency_of(mode, staleness, backup, grace_seconds, stale_policy, stale_threshold)
     with connected(coordinator) as client:
         view = client.set_consistency(wanted, CALL_SECONDS)
-    click.echo(f"mode is now {view.consistency}")
+    _tell({"consistency": view.consistency}, f"mode is now {view.consistency}", as_json)
 
 
 @main.command()
 @coordinator_option
-def checkpoint(coordinator: str) -> None:
+@json_option
+def checkpoint(coordinator: str, as_json: bool) -> None:
     """Write a checkpoint of the whole job now, while it trains; prints its folder when it is complete."""
     with connected(coordinator) as client:
         folder, size, seconds = patiently("writing the checkpoint", client.checkpoint)
-    click.echo(f"{folder}: {size / 1e6:.1f} MB in {seconds:.1f} s")
+    facts = {"folder": folder, "size_bytes": size, "seconds": seconds}
+    _tell(facts, f"{folder}: {size / 1e6:.1f} MB in {seconds:.1f} s", as_json)
 
 
 @main.command()
 @click.argument("folder", default="")
 @coordinator_option
-def restore(coordinator: str, folder: str) -> None:
+@json_option
+def restore(coordinator: str, folder: str, as_json: bool) -> None:
     """Put the checkpoint in FOLDER (default: the newest) into the running job, while it trains.
 
     Values and optimizer state of its models are replaced on all shards at once. Versions and clocks go on; a push that
@@ -144,7 +166,7 @@ def restore(coordinator: str, folder: str) -> None:
     with connected(coordinator) as client:
         chosen = str(Path(folder).absolute()) if folder else ""
         found, models = patiently("restoring", lambda: client.restore_checkpoint(chosen))
-    click.echo(f"restored {', '.join(models) or 'nothing'} from {found}")
+    _tell({"folder": found, "models": models}, f"restored {', '.join(models) or 'nothing'} from {found}", as_json)
 
 
 @main.command()
@@ -175,12 +197,14 @@ def export(folder: Path, target: Path, model: str, max_file_mb: int, rows: str) 
 
 @main.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-def verify(folder: Path) -> None:
+@json_option
+def verify(folder: Path, as_json: bool) -> None:
     """Read every byte of the checkpoint in FOLDER and compare it with its checksums."""
     with clean_errors():
         found = Checkpoint.open(folder)
         found.verify()
-    click.echo(f"{folder}: whole, with {', '.join(sorted(found.manifest.models))}")
+    models = sorted(found.manifest.models)
+    _tell({"folder": str(folder), "models": models}, f"{folder}: whole, with {', '.join(models)}", as_json)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ import os
 # DataLoader(num_workers=…) forks in the middle of training; the child itself never calls gRPC (grpc/grpc#32992).
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
+from importlib.metadata import PackageNotFoundError, version
+
 from ps_protocol.errors import (
     ConfigError,
     Fenced,
@@ -21,6 +23,11 @@ from ps_protocol.errors import (
 from ps_worker import rows, tables
 from ps_worker.cluster import Cluster, connect
 from ps_worker.optimizer import PsOptimizer as Optimizer
+
+try:
+    __version__ = version("torch-ps")
+except PackageNotFoundError:  # a source tree that is not installed
+    __version__ = "unknown"
 
 __all__ = [
     "Cluster",

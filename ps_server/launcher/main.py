@@ -16,7 +16,7 @@ import click
 from ps_protocol.errors import ConfigError
 from ps_protocol.model import Mode
 from ps_server.checkpoint_options import checkpoint_config, checkpoint_options
-from ps_server.cli import LOG_LEVELS, clean_errors, config_option
+from ps_server.cli import LOG_LEVELS, clean_errors, config_option, version_option
 from ps_server.cluster_options import CLUSTER_OPTIONS, cluster_options, given_flags
 from ps_server.launcher.job_folder import JobFolder, lineage_of
 from ps_server.launcher.programs import Programs, Script
@@ -129,6 +129,7 @@ def make_log_folder(path: Path) -> None:
 @click.option("--no-progress", is_flag=True, help="Show no live table, or no line every two seconds.")
 @click.option("--python", default=sys.executable, metavar="EXE", help="Interpreter for SCRIPT.  [default: this one]")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module name, as for python -m.")
+@version_option
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import logging
 import subprocess
@@ -32,6 +33,10 @@ def test_the_public_names_are_exactly_these() -> None:
         "tables",
     ]
     assert all(getattr(ps_worker, name) is not None for name in ps_worker.__all__)
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert ps_worker.__version__ == importlib.metadata.version("torch-ps")
 
 
 def test_every_public_error_is_caught_as_ps_error() -> None:

@@ -22,6 +22,12 @@ from ps_protocol.v1 import common_pb2 as pb
 _UNREACHED = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
 
 
+_UNKNOWN_NAME = (
+    "its name is not known on this host: correct it, or start that server with --advertise ADDRESS:PORT, an address "
+    "under which others reach it"
+)
+
+
 def translate(error: grpc.RpcError, peer: str = "the server") -> PsError:
     """The typed error behind ``error``. ``peer`` names the other side, for messages about the connection.
 
@@ -37,7 +43,10 @@ def translate(error: grpc.RpcError, peer: str = "the server") -> PsError:
     if status in _UNREACHED:
         return Unavailable(
             f"{peer} does not answer ({status.name}: {text})",
-            remedy="check that it runs, that the address is right, and that the network lets this through",
+            # gRPC's words; it has no status of its own for this.
+            remedy=_UNKNOWN_NAME
+            if "DNS resolution failed" in text
+            else "check that it runs, that the address is right, and that the network lets this through",
         )
     if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return InvalidRequest(
