@@ -17,7 +17,7 @@ class Counters:
     bytes: int = 0
     version: int = 0
     staleness: int = 0
-    #: Pushes that were not applied: late, or too stale.
+    #: Pushes that were not applied: late, too stale, or of a step that raised.
     dropped: int = 0
     _last: tuple[float, int, int] = field(default_factory=lambda: (time.monotonic(), 0, 0))
 

@@ -347,7 +347,9 @@ class StepStream:
                 await self._rows(answer)
             elif answer.decision is None or answer.push_only:
                 await self._model.settled()
-                await self._carrier.send(pb.StepReply(result=settled_result(answer, self._model)))
+                result = settled_result(answer, self._model)
+                self._counters.dropped += answer.decision is not None and result.HasField("error")
+                await self._carrier.send(pb.StepReply(result=result))
             else:
                 await self._gate(answer.info.position, answer.ahead)
                 await self._reply(self._with_differences(result_of(answer, self._model)), answer.info)
@@ -394,7 +396,7 @@ class StepStream:
                     self._model.failpoints.hit("after_apply_before_reply")
                 result.version = published.version
                 if info:
-                    tell_skipped(result, info, self._model)
+                    self._counters.dropped += tell_skipped(result, info, self._model)
                 raw = self._coding is not None and self._coding.needs_raw
                 if result.sequence and not raw:
                     result.absent.extend(self._kept.unchanged())
@@ -440,11 +442,13 @@ def settled_result(answer: Answer, model: ShardModel) -> pb.StepResult:
     return result
 
 
-def tell_skipped(result: pb.StepResult, info: PushInfo, model: ShardModel) -> None:
-    """Say in ``result`` that the step of this push raised, if it did."""
-    if error := model.skipped(info):
+def tell_skipped(result: pb.StepResult, info: PushInfo, model: ShardModel) -> bool:
+    """Say in ``result`` that the step of this push raised, if it did; whether it did."""
+    error = model.skipped(info)
+    if error is not None:
         result.outcome = pb.OUTCOME_SKIPPED
         result.error.CopyFrom(to_detail(error))
+    return error is not None
 
 
 async def send_published(

@@ -82,6 +82,7 @@ def test_a_step_that_raises_leaves_nothing_and_the_others_train_on(tmp_path, kil
         assert bad.exchange(payload, group_options=[json.dumps({})])[0].outcome == pb.OUTCOME_APPLIED
         outcomes = model.tracker.counts.outcomes
         assert (outcomes["applied"], outcomes["failed"], model.tracker.version) == (3, 2, 5)
+        assert shard.counters.dropped == 2, "psctl status shows it"
         with killed(shard, live) as again:
             _same(shard, model, again, again.place(model.layout.shard_map))
         good.end()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ps_protocol.ids import buckets_of
@@ -44,6 +44,7 @@ def joined(pieces: list[memoryview]) -> bytes:
     return b"".join(bytes(piece) for piece in pieces)
 
 
+@settings(deadline=None)  # The first example may compile.
 @given(owners, owners, ids, ids)
 def test_each_shard_gets_its_own_rows_in_the_order_they_came(
     one: tuple[int, ...], two: tuple[int, ...], first: list[int], second: list[int]
@@ -61,6 +62,7 @@ def test_each_shard_gets_its_own_rows_in_the_order_they_came(
         assert update.of(places, shard) == payload
 
 
+@settings(deadline=None)  # The first example may compile.
 @given(owners, owners, ids, ids, ids)
 def test_rows_come_back_to_their_ids_whatever_the_shards(
     one: tuple[int, ...], two: tuple[int, ...], first: list[int], second: list[int], again: list[int]
