@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from ps_protocol.errors import DamagedData
-from ps_server.log import durable
+from ps_protocol.sealed import seal, unseal
+from ps_server.log import DataFolder, durable
 from ps_server.log.record import HEADER_BYTES, decode_header
 from tests.log.support import go_on, layout_of, opened, seeded, served_by_version, write_log, write_snapshot
 
@@ -265,3 +266,45 @@ def test_another_torch_is_not_spoken_of_where_nothing_is_replayed(shard, monkeyp
     monkeypatch.setattr("torch.__version__", "9.9.9")
     with opened(shard.parent):
         assert "torch" not in caplog.text
+
+
+def test_a_head_of_a_newer_version_is_refused(shard):
+    path = shard / "log" / "head.json"
+    path.write_bytes(seal({**unseal(path.read_bytes(), 1), "format": 99}))
+    newer = f"{path} was written by a newer torch-ps; expected: format 1; actual: format 99"
+    with pytest.raises(DamagedData, match=newer), opened(shard.parent):
+        pass
+
+
+def test_after_a_start_of_the_machine_a_log_without_fsync_may_end_before_its_head(shard, monkeypatch, caplog):
+    with opened(shard.parent, gently=True):
+        pass
+    path = newest_segment(shard)
+    *_, last, end = record_offsets(path)
+    with path.open("r+b") as file:
+        os.pwrite(file.fileno(), bytes(end - last), last)
+    monkeypatch.setattr("ps_server.log.head.boot_id", lambda: "another")
+    with opened(shard.parent) as (_, found):
+        assert (found.number, found.promised) == (8, False)
+    assert "ends at record 8, and was longer before" in caplog.text
+    assert "there is no --fsync: this may be what that took" in caplog.text
+
+
+def test_what_a_copy_replaces_is_not_missed(shard):
+    folder = DataFolder.open(shard.parent, 0)
+    assert folder.identity.log
+    assert folder.identity.snapshot == 6
+    folder.begin_copy()
+    assert (folder.identity.log, folder.identity.snapshot) == (False, 0)
+    folder.belongs_to(9)
+    folder.close()
+    with opened(shard.parent) as (_, found):
+        assert found.number == 0
+
+
+def test_the_system_need_not_tell_when_the_machine_was_started(shard, monkeypatch):
+    monkeypatch.setattr("ps_server.log.head._BOOT_ID", shard / "missing")
+    with opened(shard.parent):
+        pass
+    with opened(shard.parent) as (_, found):
+        assert (found.number, found.promised) == (9, False)

@@ -106,3 +106,16 @@ def test_a_record_that_could_not_be_written_leaves_no_gap(tmp_path, monkeypatch)
     again = Shard(tmp_path, log_goes_on=True)
     assert (again.number, again.tracker.version) == (written + 1, 1)
     again.killed()
+
+
+def test_a_segment_that_a_start_removes_is_not_missed_by_the_next(tmp_path):
+    shard = Shard(tmp_path)
+    shard.step()
+    shard.snapshot(cut=True)
+    shard.log.resume()
+    shard.step()  # in a segment that no snapshot will need
+    shard.killed()
+    for _ in range(2):
+        again = Shard(tmp_path)
+        assert again.tracker.version == 3
+        again.killed()

@@ -9,12 +9,14 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ps_protocol.errors import ConfigError
+from ps_protocol.errors import ConfigError, StorageFull
 from ps_protocol.v1 import shard_pb2
 from ps_server.launcher.programs import Programs
 from ps_server.log import DataFolder, DurableLog
 from ps_server.storage_options import LOG_BYTES, SnapshotRule, storage_config, storage_options
+from tests.log.support import layout_of, update
 from tests.shard.disks import shard_on
+from tests.support.loops import LoopThread
 from tests.support.shards import StubStream, flat, gradients, simple_spec, start, wait_until, whole_map
 
 BOUND = 4 << 20
@@ -112,3 +114,29 @@ class FakePrograms:
 
     def __init__(self, storage: object) -> None:
         self.storage = storage
+
+
+def write_updates(loop: LoopThread, log: DurableLog, count: int) -> None:
+    """As pushes of a model are."""
+    layout = layout_of((5_000,))
+    for version in range(1, count + 1):
+        loop.run(log.space(layout.region_bytes))
+        loop.run(log.reserve(layout.region_bytes))
+        log.append(update(layout, version))
+        log.release(layout.region_bytes)
+
+
+def test_a_push_that_no_snapshot_makes_room_for_is_refused_and_taken_when_one_does(tmp_path, monkeypatch):
+    monkeypatch.setattr("ps_server.log.durable.PRESSED_SECONDS", 0.02)
+    folder = DataFolder.open(tmp_path, 0)
+    log = DurableLog(folder, 0, None, sync=False, bound_bytes=1 << 20)
+    with LoopThread() as loop:
+        with pytest.raises(StorageFull, match=r"has all the space it was given.*expected: 1 MB.*--log-mb"):
+            write_updates(loop, log, 100)
+        assert log.pressed
+        assert size_of(log.path) <= 1 << 20
+        log.cut(log.number, 1 << 20)
+        assert not log.pressed
+        write_updates(loop, log, 1)
+    log.close()
+    folder.close()
