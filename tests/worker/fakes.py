@@ -56,6 +56,8 @@ class Faults:
     #: Say these while the pull is parked.
     waiting: list[str] = field(default_factory=list)
     refuse: list[PsError] = field(default_factory=list)
+    #: Its step raises with this, and is skipped: the version and the clock move, nothing else.
+    step_raises: list[PsError] = field(default_factory=list)
     #: Answer LATE with this clock.
     late: list[int] = field(default_factory=list)
     #: Called when a push has arrived; the answer waits until ``release`` is put.
@@ -237,6 +239,9 @@ class FakeShard:
             result.outcome = pb.OUTCOME_DUPLICATE
         elif self.faults.late:
             result.outcome, result.clock = pb.OUTCOME_LATE, self.faults.late.pop()
+        elif self.faults.step_raises:
+            result.outcome, self.version = pb.OUTCOME_SKIPPED, self.version + 1
+            result.error.CopyFrom(to_detail(self.faults.step_raises.pop()))
         elif header.skipped:
             result.outcome = pb.OUTCOME_SKIPPED
         else:

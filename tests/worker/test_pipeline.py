@@ -11,7 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from ps_protocol.errors import Fenced, InvalidRequest, NotReady, StateLost, StorageFull, Unavailable
+from ps_protocol.errors import (
+    Fenced,
+    InvalidRequest,
+    NotReady,
+    StateLost,
+    StorageFull,
+    Unavailable,
+    UnsupportedOptimizer,
+)
 from ps_worker.declare import build_spec
 from ps_worker.flat import FlatModel
 from ps_worker.gradients import Gradients
@@ -324,6 +332,16 @@ def test_a_refusal_is_raised_after_all_shards_answered_and_the_streams_go_on(ses
     assert session.shards[1].version == 1
     assert worker.step().versions == (1, 2)
     assert [len(s.opens) for s in session.shards] == [1, 1]
+
+
+def test_a_step_that_raised_is_told_and_the_worker_goes_on_from_its_version(session: FakeSession) -> None:
+    worker = started(session)
+    session.shards[0].faults.step_raises = [UnsupportedOptimizer("a step failed and was skipped", shard="0")]
+    with pytest.raises(UnsupportedOptimizer, match="was skipped"):
+        worker.step()
+    assert worker.step().versions == (2, 2)
+    assert [len(s.opens) for s in session.shards] == [1, 1]
+    assert session.shards[0].pushes[-1].pulled_version == 1
 
 
 def test_refusals_of_several_shards_are_told_together(session: FakeSession) -> None:
