@@ -11,6 +11,9 @@ from ps_protocol.errors import InvalidRequest
 from ps_protocol.tables import Ids, TableSpec
 from ps_protocol.v1 import shard_pb2 as pb
 
+MAX_UPDATES = 1 << 62
+"""More updates than a table has in any life; the next ones are an int64, too."""
+
 
 @dataclass(frozen=True, slots=True)
 class BucketContents:
@@ -64,6 +67,8 @@ class BucketContents:
         _check(spec, "row width", spec.width, message.width)
         _check(spec, "number of payload bytes", sum(sizes), message.payload_bytes)
         _check(spec, "payload", sum(sizes), len(payload))
+        if message.updates > MAX_UPDATES:
+            _check(spec, "number of updates", f"at most {MAX_UPDATES}", message.updates)
         if message.bucket >= spec.buckets:
             _check(spec, "bucket number", f"below {spec.buckets}", message.bucket)
         kinds = np.int64, np.int64, np.float32, np.uint32, np.int64, np.int64, np.uint32

@@ -9,6 +9,7 @@ from ps_protocol.errors import InvalidRequest
 from ps_protocol.tables import ROW_OPTIMIZERS, Eviction, RowLife, TableSpec
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_server.tables import BucketContents, Table
+from ps_server.tables.contents import MAX_UPDATES
 from tests.tables.samples import NO_IDS, random_ids, same, spec, table, use, values
 
 _LIFE = RowLife(admit_after=2, max_rows=1000, eviction=Eviction.LFU)
@@ -106,6 +107,8 @@ def test_an_empty_bucket_travels() -> None:
         ({"payload_bytes": 1}, "payload bytes"),
         ({"bucket": 8}, "bucket number"),
         ({"bucket": 1}, "ids of this bucket"),
+        ({"updates": MAX_UPDATES + 1}, "number of updates"),
+        ({"updates": (1 << 64) - 1}, "number of updates"),
     ],
 )
 def test_contents_that_are_not_what_was_announced_are_refused(change: dict[str, int], what: str) -> None:
