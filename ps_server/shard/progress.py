@@ -31,7 +31,7 @@ class PlacingProgress:
     def begin(self, doing: str, *, unseen_seconds: float = 0.0) -> None:
         """The next stage, in words; for ``unseen_seconds`` it counts as advancing, whether or not anything is seen."""
         self._done = self._counted() + 1
-        self._doing, self._read_bytes = doing, 0
+        self._doing, self._read_bytes = doing, self._read_bytes if doing == self._doing else 0
         self._unseen_seconds, self._began_at = unseen_seconds, self._clock()
 
     def fail(self, error: Exception) -> None:

@@ -140,6 +140,16 @@ def test_a_write_in_one_go_counts_as_advancing_for_as_long_as_it_may_take():
     assert seen[0] < seen[1] < seen[2] == seen[3] == seen[4]
 
 
+def test_what_was_read_is_told_through_all_of_a_restore():
+    progress = PlacingProgress("model")
+    progress.begin("is restored")
+    progress.count_read(3_000_000)
+    progress.begin("is restored", unseen_seconds=1.0)
+    assert "is restored, 3 MB read" in progress.error(0).message
+    progress.begin("is laid out")
+    assert "MB" not in str(progress)
+
+
 def test_trying_again_is_progress_only_where_it_gets_further():
     progress = PlacingProgress("model")
     progress.begin("is laid out")
