@@ -59,7 +59,10 @@ def test_an_error_that_is_not_of_a_call_is_internal() -> None:
     assert type(translate(grpc.RpcError("odd"))) is errors.InternalError
 
 
-def test_a_name_that_is_not_known_here_has_the_remedy_for_that() -> None:
-    error = translate(Failed(grpc.StatusCode.UNAVAILABLE, "DNS resolution failed for host1:7001: …"), "shard 0")
+@pytest.mark.parametrize(
+    "text", ["DNS resolution failed for host1:7001: …", "errors resolving host1:7001: [… not found]"]
+)
+def test_a_name_that_is_not_known_here_has_the_remedy_for_that(text: str) -> None:
+    error = translate(Failed(grpc.StatusCode.UNAVAILABLE, text), "shard 0")
     assert "--advertise ADDRESS:PORT" in error.remedy
     assert "--advertise" not in translate(Failed(grpc.StatusCode.UNAVAILABLE, "Connection refused"), "shard 0").remedy

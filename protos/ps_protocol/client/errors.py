@@ -22,6 +22,8 @@ from ps_protocol.v1 import common_pb2 as pb
 _UNREACHED = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
 
 
+_UNRESOLVED = ("DNS resolution failed", "errors resolving", "Domain name not found")
+
 _UNKNOWN_NAME = (
     "its name is not known on this host: correct it, or start that server with --advertise ADDRESS:PORT, an address "
     "under which others reach it"
@@ -45,7 +47,7 @@ def translate(error: grpc.RpcError, peer: str = "the server") -> PsError:
             f"{peer} does not answer ({status.name}: {text})",
             # gRPC's words; it has no status of its own for this.
             remedy=_UNKNOWN_NAME
-            if "DNS resolution failed" in text
+            if any(words in text for words in _UNRESOLVED)
             else "check that it runs, that the address is right, and that the network lets this through",
         )
     if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
