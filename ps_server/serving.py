@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,6 +83,14 @@ async def start(
     return RunningServer(join_address(host, bound), bound, server, servicer)
 
 
+def _raise_descriptors() -> None:
+    """As many open files as this process may have: each connection of a worker takes one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):  # more than the kernel lets any process have
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def _check_free(bind: str, port: int) -> None:
     """Find out before gRPC does, which would not tell the reason."""
     try:
@@ -134,4 +144,5 @@ def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
             for number in numbers:
                 loop.remove_signal_handler(number)
 
+    _raise_descriptors()
     uvloop.run(supervised())

@@ -5,6 +5,15 @@ from __future__ import annotations
 KEEPALIVE_SECONDS = 10.0
 KEEPALIVE_TIMEOUT_SECONDS = 5.0
 
+HANDSHAKE_SECONDS = 10.0
+"""How long a new connection to a server may take to speak HTTP/2."""
+
+IDLE_SECONDS = 60.0
+"""How long a connection to a server stays open without a call; the next call opens another."""
+
+MAX_STREAMS = 1024
+"""Calls at a time on one connection to a server."""
+
 SHARD_KEY = "ps-shard-bin"
 """Metadata of the coordinator's calls that change a shard: a ShardKey."""
 
@@ -31,6 +40,10 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *_COMMON,
     ("grpc.http2.min_ping_interval_without_data_ms", int(KEEPALIVE_SECONDS * 500)),
     ("grpc.keepalive_permit_without_calls", 1),
+    # Connections that say nothing, or have nothing to say, give their descriptors back.
+    ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_SECONDS * 1000)),
+    ("grpc.max_connection_idle_ms", int(IDLE_SECONDS * 1000)),
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
     # A port in use is an error, not a second listener.
     ("grpc.so_reuseport", 0),
 )

@@ -143,13 +143,21 @@ def merge(ranges: Iterable[Range]) -> list[Range]:
 
 
 def subtract(ranges: Iterable[Range], taken: Iterable[Range]) -> list[Range]:
-    """What is left of ``ranges`` without ``taken``; both are in order, without overlaps of their own."""
+    """What is left of ``ranges`` without ``taken``; both are in order, without overlaps of their own.
+
+    Takes one pass over both.
+    """
     left: list[Range] = []
-    removed = list(taken)
+    removed, at = list(taken), 0
     for begin, end in ranges:
-        for first, last in removed:
-            if last <= begin or first >= end:
-                continue
+        while at < len(removed) and removed[at][1] <= begin:
+            at += 1
+        # The last of these may reach into the next range.
+        for number in range(at, len(removed)):
+            first, last = removed[number]
+            if first >= end:
+                break
+            at = number
             if begin < first:
                 left.append((begin, first))
             begin = last

@@ -23,6 +23,9 @@ INLINE_BYTES = 64 << 10
 
 TOKEN_BYTES = 32
 
+ATTACH_BYTES = 128
+"""No message is longer on a side channel before its token was shown."""
+
 STALL_SECONDS = 60.0
 """How long a peer may take or give nothing in the middle of a transfer."""
 
@@ -35,12 +38,12 @@ _RIGHTS = (socket.SOL_SOCKET, socket.SCM_RIGHTS)
 _MAX_PIECES = 512  # of one system call; Linux takes 1024
 
 
-def checked_length(header: bytes | bytearray) -> int:
-    """The length that ``header`` announces. Raises InvalidRequest above the limit."""
+def checked_length(header: bytes | bytearray, most_bytes: int = MAX_MESSAGE_BYTES) -> int:
+    """The length that ``header`` announces. Raises InvalidRequest above ``most_bytes``."""
     (length,) = LENGTH.unpack(header)
-    if length > MAX_MESSAGE_BYTES:
+    if length > most_bytes:
         raise InvalidRequest(
-            "a message on a side channel is too long", expected=f"at most {MAX_MESSAGE_BYTES} bytes", actual=str(length)
+            "a message on a side channel is too long", expected=f"at most {most_bytes} bytes", actual=str(length)
         )
     return int(length)
 

@@ -15,7 +15,7 @@ from ps_protocol.frames import STATE_CHUNK_FIELD, cut, encode_chunk
 from ps_protocol.layout import Layout
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_server.log import bytes_of
-from ps_server.shard.carriers.grpc_stream import Context
+from ps_server.shard.carriers.grpc_stream import Context, write
 from ps_server.shard.change_round import Batch, Reached, round_of
 from ps_server.shard.lane import INLINE_BYTES, Lane
 from ps_server.shard.model import ShardModel
@@ -140,6 +140,6 @@ async def _send(context: Context, lineage: str, width: int, batch: Batch) -> Non
     )
     if reached := batch.reached:
         message.cursor.CopyFrom(pb.FeedCursor(lineage=lineage, updates=reached.updates, changes=reached.changes))
-    await context.write(pb.FeedReply(batch=message).SerializeToString())
+    await write(context, pb.FeedReply(batch=message).SerializeToString())
     for position, chunk in cut(pieces):
-        await context.write(encode_chunk(STATE_CHUNK_FIELD, position, chunk))
+        await write(context, encode_chunk(STATE_CHUNK_FIELD, position, chunk))

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ps_protocol.errors import Unavailable
+from ps_protocol.errors import InvalidRequest, Unavailable
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_server.checkpoint import Checkpoint, Part
 from ps_server.checkpoint.table_part import Base, Mark
@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 REACH_SECONDS = 30.0
 """How long a cut waits for pushes that another shard has accepted."""
 
+
+MAX_HOLD_SECONDS = 600.0
+"""How long a cut may hold a shard without hearing more of it, at most."""
 
 HOLD_SECONDS = 10.0
 """How long a shard that has restored a checkpoint waits for the others."""
@@ -59,6 +62,7 @@ class Cuts:
 
         Raises Unavailable while it has not been decided how slices lie.
         """
+        _check_hold(seconds)
         if self._bound and name != self._name:
             raise Unavailable(
                 f"shard {self._shard} waits to hear whether slices have moved",
@@ -83,6 +87,7 @@ class Cuts:
         A model of which nothing is here gets no pushes and is left out. Raises Unavailable when the cut is over or what
         the others have does not come.
         """
+        _check_hold(seconds)
         with self._kept(name):
             models = await self._reach(name, targets)
         if not self._bound:
@@ -214,6 +219,16 @@ class Cuts:
             self._timer.cancel()
         for model in self._registry.models:
             model.thaw()
+
+
+def _check_hold(seconds: float) -> None:
+    """Raises InvalidRequest for a time that no shard holds still. NaN is none either."""
+    if not 0 <= seconds <= MAX_HOLD_SECONDS:
+        raise InvalidRequest(
+            "a shard does not hold still for so long",
+            expected=f"0 to {MAX_HOLD_SECONDS:g} seconds",
+            actual=f"{seconds} seconds",
+        )
 
 
 async def _reach(model: ShardModel, targets: Mapping[WorkerKey, int]) -> None:

@@ -19,7 +19,7 @@ from ps_protocol.view import ClusterView, Role
 from ps_server.log import DurableLog, LogReader, describe_buckets
 from ps_server.optimizers import blocks_of, describe, tensor_bytes
 from ps_server.shard.bucket_groups import buckets_of
-from ps_server.shard.carriers.grpc_stream import Context, read
+from ps_server.shard.carriers.grpc_stream import Context, read, read_soon, write
 from ps_server.shard.model import ShardModel
 from ps_server.shard.registry import Registry
 from ps_server.shard.replication import Replication, Tell
@@ -215,7 +215,7 @@ class Feed:
             self._news.clear()
             while data := await to_thread(reader.read) if self._far(reader) else reader.read():
                 self._sent = reader.whole
-                await context.write(encode_chunk(STATE_CHUNK_FIELD, position, [data]))
+                await write(context, encode_chunk(STATE_CHUNK_FIELD, position, [data]))
                 position += len(data)
             await self._news.wait()
 
@@ -262,7 +262,7 @@ class Feed:
 
 
 async def _started(context: Context) -> pb.FollowStart:
-    message = _parsed(await read(context) or b"")
+    message = _parsed(await read_soon(context) or b"")
     if message.WhichOneof("body") != "start":
         raise InvalidRequest("a standby begins with FollowStart", actual=str(message.WhichOneof("body")))
     return message.start
@@ -313,8 +313,8 @@ async def _copy_model(context: Context, model: ShardModel) -> None:
 
 async def _write_payload(context: Context, pieces: Sequence[memoryview]) -> None:
     for position, chunk in cut(pieces):
-        await context.write(encode_chunk(STATE_CHUNK_FIELD, position, chunk))
+        await write(context, encode_chunk(STATE_CHUNK_FIELD, position, chunk))
 
 
 async def _write(context: Context, **body: object) -> None:
-    await context.write(pb.FollowReply(**body).SerializeToString())  # type: ignore[arg-type]
+    await write(context, pb.FollowReply(**body).SerializeToString())  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -152,6 +152,7 @@ class ShardModel:
         self.staleness = {rank: value for rank, value in self.staleness.items() if rank in live}
         self.differences.members(live)
         self.tracker.members(live)
+        self._streams.members(live)
         self._advance()
 
     def configure(self, consistency: Consistency) -> None:
@@ -176,6 +177,10 @@ class ShardModel:
     def transports(self) -> Mapping[WorkerKey, common_pb2.Transport]:
         """How the open streams travel, by worker."""
         return self._streams.transports
+
+    def place(self, worker: WorkerKey) -> AbstractContextManager[asyncio.Future[None]]:
+        """The one place of a stream of ``worker``: see Travels."""
+        return self._streams.place(worker)
 
     @contextmanager
     def travelling(self, worker: WorkerKey, transport: common_pb2.Transport) -> Iterator[None]:

@@ -44,7 +44,7 @@ async def restore(
     """
     region, entries = await asyncio.to_thread(read, checkpoint, model.layout)
     with closing(lots(checkpoint, model.layout)) as pieces:
-        while lot := await asyncio.to_thread(next, pieces, None):
+        while lot := await _next(pieces):
             nbytes = sum(contents.nbytes + _BUCKET_BYTES for _, contents in lot)
             on_write(nbytes)
             await model.write_rows(BucketsPut(model.name, lot), nbytes, at_cut=True)
@@ -57,6 +57,16 @@ def read(checkpoint: Checkpoint, layout: Layout) -> tuple[Region, list[StateEntr
     region = Region(layout)
     read_values(checkpoint, layout, region.bytes)
     return region, read_state(checkpoint, layout)
+
+
+async def _next(pieces: Generator[Lot]) -> Lot | None:
+    """The next lot, read in a thread. Who is cancelled waits for it: a generator at work cannot be closed."""
+    reading = asyncio.ensure_future(asyncio.to_thread(next, pieces, None))
+    try:
+        return await asyncio.shield(reading)
+    except asyncio.CancelledError:
+        await asyncio.gather(reading, return_exceptions=True)
+        raise
 
 
 def lots(checkpoint: Checkpoint, layout: Layout) -> Generator[Lot]:

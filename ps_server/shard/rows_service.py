@@ -16,7 +16,7 @@ from ps_protocol.tables import Ids
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.view import Role
 from ps_server.log import RowsLoaded, bytes_of
-from ps_server.shard.carriers.grpc_stream import Context, GrpcCarrier, read
+from ps_server.shard.carriers.grpc_stream import Context, GrpcCarrier, read_soon, reader_gone, write
 from ps_server.shard.fence import Fence
 from ps_server.shard.pushed_rows import MAX_ROWS_BYTES, wanted
 from ps_server.shard.registry import Registry
@@ -41,11 +41,12 @@ class RowsService:
         asked = wanted([pb.TableRows(table=request.table, rows=len(request.ids) // 8)], model.layout)
         asked.buffer[:] = request.ids
         version, rows = await model.look_up(asked)
-        await GrpcCarrier(context).send_payload(pb.Rows(version=version), [rows])
+        with reader_gone():
+            await GrpcCarrier(context).send_payload(pb.Rows(version=version), [rows])
 
     async def load_rows(self, context: Context) -> pb.LoadRowsReply:
         """Write rows, new ones or over those there."""
-        message = _parse(await read(context) or b"")
+        message = _parse(await read_soon(context) or b"")
         if message.WhichOneof("body") != "header":
             raise InvalidRequest("LoadRows begins with its header", actual=str(message.WhichOneof("body")))
         header = message.header
@@ -83,10 +84,10 @@ class RowsService:
         while group := (await model.copy_buckets(buckets))[1]:
             for table, contents in group:
                 reply = pb.SaveBucketsReply(bucket=contents.message(table), tracker=tracker)
-                await context.write(reply.SerializeToString())
+                await write(context, reply.SerializeToString())
                 tracker = ""
                 for position, chunk in cut(contents.pieces()):
-                    await context.write(encode_chunk(STATE_CHUNK_FIELD, position, chunk))
+                    await write(context, encode_chunk(STATE_CHUNK_FIELD, position, chunk))
 
 
 def _check(table: Table, ids: Ids) -> None:
@@ -122,7 +123,7 @@ async def _receive(context: Context, pieces: list[memoryview]) -> None:
     """Chunks until ``pieces`` are full. Raises InvalidRequest."""
     scatter = Scatter(pieces)
     while not scatter.complete:
-        if (data := await read(context)) is None:
+        if (data := await read_soon(context)) is None:
             missing = scatter.expected_bytes - scatter.received_bytes
             raise InvalidRequest("LoadRows ended before its payload", expected=f"{missing} more bytes")
         chunk = parse_chunk(STATE_CHUNK_FIELD, data)

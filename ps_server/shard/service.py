@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import torch
@@ -22,7 +22,7 @@ from ps_server.consistency import WorkerKey
 from ps_server.optimizers import describe, tensor_bytes
 from ps_server.rpc_errors import translated
 from ps_server.shard.carriers.carrier import parse_request
-from ps_server.shard.carriers.grpc_stream import Context, GrpcCarrier, read
+from ps_server.shard.carriers.grpc_stream import Context, GrpcCarrier, read_soon, reader_gone, write
 from ps_server.shard.changes import ChangeFeed
 from ps_server.shard.counters import Counters
 from ps_server.shard.cut import Cuts
@@ -38,6 +38,11 @@ from ps_server.shard.state import LoadReader, check_slices, parse_load
 from ps_server.shard.stream import StepStream, send_published
 
 SERVICE = "ps_protocol.v1.Shard"
+
+OPEN_SECONDS = 10.0
+"""How long a stream may take to say whose it is."""
+
+T = TypeVar("T")
 
 _Handler = Callable[[Any, Context], Awaitable[Any]]
 
@@ -123,16 +128,16 @@ class ShardService:
         wire = wire_from_pb(request.wire)
         model, worker, opened = await self._open(request)
         anchor = GrpcCarrier(context)
-        with self._side_channels.offer(request.transports, model.layout) as offer:
+        with model.place(worker) as ended, self._side_channels.offer(request.transports, model.layout) as offer:
             opened.side_channels.extend(offer.channels)
             await anchor.send(pb.StepReply(opened=opened))
             try:
-                carrier = await offer.chosen(anchor)
+                carrier = await _until(ended, offer.chosen(anchor))
             except ConnectionError:
                 return
             stream = StepStream(carrier, model, worker, self._counters, wire, keeps_slices=request.keeps_slices)
             with model.travelling(worker, carrier.transport):
-                await stream.run(*([] if carrier is anchor else [_ended(anchor)]))
+                await _until(ended, stream.run(*([] if carrier is anchor else [_ended(anchor)])))
 
     async def push(self, _: AsyncIterator[bytes], context: Context) -> bytes:
         """Open, one push header, its payload; answered when accepted."""
@@ -141,14 +146,15 @@ class ShardService:
         wire = wire_from_pb(request.wire)
         stream = StepStream(GrpcCarrier(context), model, worker, self._counters, wire)
         try:
-            result = await stream.push_once()
+            with model.place(worker) as ended:
+                result = await _until(ended, stream.push_once())
         except ConnectionError as error:
             raise InvalidRequest("the stream ended before a whole push") from error
         return result.SerializeToString()
 
     async def _open_request(self, context: Context) -> pb.Open:
         """The first message of a stream. Raises InvalidRequest, ProtocolVersionMismatch."""
-        message = parse_request(await read(context) or b"")
+        message = parse_request(await read_soon(context, OPEN_SECONDS) or b"")
         if message.WhichOneof("body") != "open":
             raise InvalidRequest("a stream begins with Open", actual=str(message.WhichOneof("body")))
         if message.open.protocol_version != PROTOCOL_VERSION:
@@ -187,11 +193,12 @@ class ShardService:
         model.require_values()
         async with model.published() as published:
             result = pb.StepResult(outcome=pb.OUTCOME_APPLIED, version=published.version, with_buffers=True)
-            await send_published(GrpcCarrier(context), result, published, model, self._counters)
+            with reader_gone():
+                await send_published(GrpcCarrier(context), result, published, model, self._counters)
 
     async def load(self, _: AsyncIterator[bytes], context: Context) -> bytes:
         """Write parameters, buffers and optimizer state."""
-        message = parse_load(await read(context) or b"")
+        message = parse_load(await read_soon(context) or b"")
         if message.WhichOneof("body") != "header":
             raise InvalidRequest("a Load begins with its header", actual=str(message.WhichOneof("body")))
         header = message.header
@@ -201,7 +208,7 @@ class ShardService:
         try:
             reader = LoadReader(model.layout, header, region)
             while not reader.complete:
-                if (data := await read(context)) is None:
+                if (data := await read_soon(context)) is None:
                     raise InvalidRequest("a Load ended before its payload", expected=reader.missing)
                 reader.take(data)
             written = await model.load(
@@ -230,9 +237,9 @@ class ShardService:
             )
             if slices:
                 header.tracker = json.dumps(model.known_pushes().to_json())
-            await context.write(pb.SaveReply(header=header).SerializeToString())
+            await write(context, pb.SaveReply(header=header).SerializeToString())
             for position, chunk in cut(pieces):
-                await context.write(encode_chunk(STATE_CHUNK_FIELD, position, chunk))
+                await write(context, encode_chunk(STATE_CHUNK_FIELD, position, chunk))
 
     async def load_rows(self, _: AsyncIterator[bytes], context: Context) -> bytes:
         """Write rows of a table."""
@@ -325,6 +332,20 @@ class ShardService:
 
 def _serialized(message: Message) -> bytes:
     return message.SerializeToString()
+
+
+async def _until(ended: asyncio.Future[None], work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, unless ``ended`` raises before: then the work is cancelled."""
+    working = asyncio.ensure_future(work)
+    try:
+        either: list[asyncio.Future[Any]] = [working, ended]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            ended.result()
+        return working.result()
+    finally:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
 
 
 async def _ended(anchor: GrpcCarrier) -> None:

@@ -31,6 +31,9 @@ TOKEN_SECONDS = 10.0
 MAX_GRADIENT_SEGMENTS = 2
 """A worker needs one, or two when it fills one while the other is applied."""
 
+MAX_STRANGERS = 64
+"""Connections that have not shown a token; one more closes the oldest."""
+
 ROOM_BYTES = 128 << 20
 """Address space for rows in shared memory, each way; pages come as they are written. What is larger is sent."""
 
@@ -73,6 +76,9 @@ class Offer:
             self.confirmed.cancel()
             first.result()
             return anchor
+        except asyncio.CancelledError:
+            first.cancel()
+            raise
         finally:
             anchor.watch(first)
 
@@ -85,6 +91,8 @@ class SideChannels:
         self._config = config
         self._tokens: dict[bytes, tuple[Offer, common_pb2.Transport]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        #: Connections that have not shown a token, oldest first.
+        self._strangers: dict[SocketCarrier, None] = {}
         self._name = f"torch-ps-{os.getpid()}-{secrets.token_hex(16)}"
         self._unix = _listen_unix(self._name) if config.shm else None
         self._tcp = _listen_tcp(config.bind, config.ports) if config.ports else None
@@ -149,7 +157,14 @@ class SideChannels:
                 logger.warning("cannot take a connection: %s", error)
                 await asyncio.sleep(1.0)  # out of descriptors, most likely: trying at once would spin
                 continue
-            self._spawn(self._admit(SocketCarrier(connection, self._config.stall_seconds)))
+            carrier = SocketCarrier(connection, self._config.stall_seconds)
+            # Whoever has waited longest for its token has had the most time to show it.
+            if len(self._strangers) >= MAX_STRANGERS:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                oldest.close()
+            self._strangers[carrier] = None
+            self._spawn(self._admit(carrier))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -162,6 +177,7 @@ class SideChannels:
         try:
             async with asyncio.timeout(self._config.token_seconds):
                 offer = await self._attach(carrier)
+                self._strangers.pop(carrier, None)
                 message = await carrier.receive()
             if message is not None and message.WhichOneof("body") == "confirm":
                 confirmed = offer.confirm(carrier)
@@ -171,6 +187,7 @@ class SideChannels:
         except (ConnectionError, TimeoutError) as error:
             logger.debug("a side channel was not taken up: %s", error)
         finally:
+            self._strangers.pop(carrier, None)
             if not confirmed:
                 carrier.close()
 
@@ -187,6 +204,7 @@ class SideChannels:
                 expected="the token of the last Opened, once, within seconds",
                 remedy="open the stream again",
             )
+        carrier.admit()
         offer, transport = found
         if transport == common_pb2.TRANSPORT_BULK:
             await carrier.send(pb.StepReply(attached=pb.Attached()))

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from operator import itemgetter
 
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.layout import Layout, Range, merge, subtract
 from ps_server.optimizers import Region
 from ps_server.shard.pool import RegionPool
+
+MAX_RANGES = 1 << 16
+"""Parts of one push that may lie apart: far more than a model has variables that come ahead one by one."""
+
+_SHOWN = 20
 
 
 class Staging:
@@ -30,19 +37,38 @@ class Staging:
             )
         if self._region is None:
             self._region = self._pool.take()
-        self._ranges = merge(sorted([*subtract(self._ranges, [(begin, end)]), (begin, end)]))
+        self._add(begin, end)
         return self._region.bytes[begin:end]
+
+    def _add(self, begin: int, end: int) -> None:
+        """Join [begin, end) with the ranges that it touches; takes a binary search, and a move of what lies behind.
+
+        Raises InvalidRequest for one range too many.
+        """
+        first = bisect_left(self._ranges, begin, key=itemgetter(1))
+        last = bisect_right(self._ranges, end, key=itemgetter(0))
+        touched = self._ranges[first:last]
+        if not touched and len(self._ranges) >= MAX_RANGES:
+            raise InvalidRequest(
+                "the parts of a push lie in too many places",
+                shard=str(self._layout.shard),
+                expected=f"at most {MAX_RANGES} ranges that do not touch",
+                actual=f"{MAX_RANGES + 1}",
+                remedy="stage larger parts, or send the push whole",
+            )
+        joined = (min(begin, touched[0][0]), max(end, touched[-1][1])) if touched else (begin, end)
+        self._ranges[first:last] = [joined]
 
     def checked(self, flat: Sequence[int]) -> list[Range]:
         """The ranges that a push says have come. Raises InvalidRequest when they have not."""
         ranges = list(zip(flat[::2], flat[1::2], strict=False))
         ordered = len(flat) % 2 == 0 and list(flat) == sorted(flat)
-        if not ordered or any(subtract([wanted], self._ranges) for wanted in ranges):
+        if not ordered or subtract(merge(ranges), self._ranges):
             raise InvalidRequest(
                 "a push counts on bytes that have not come ahead of it",
                 shard=str(self._layout.shard),
-                expected=f"ranges within {self._ranges}",
-                actual=str(ranges),
+                expected=f"ranges within {_shown(self._ranges)}",
+                actual=_shown(ranges),
                 remedy="stage them on this stream after the push before, or send them in the payload",
             )
         return ranges
@@ -57,3 +83,7 @@ class Staging:
         if self._region is not None:
             self._pool.give(self._region)
         self._region, self._ranges = None, []
+
+
+def _shown(ranges: Sequence[Range]) -> str:
+    return str(list(ranges[:_SHOWN]))[:-1] + (f", and {len(ranges) - _SHOWN} more]" if len(ranges) > _SHOWN else "]")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import random
+from itertools import pairwise
+
 import grpc
 import pytest
 
 from ps_protocol.errors import InvalidRequest
+from ps_protocol.layout import Layout, subtract
 from ps_protocol.v1 import common_pb2 as common
 from ps_protocol.v1 import shard_pb2 as pb
+from ps_server.shard.pool import RegionPool
+from ps_server.shard.staging import MAX_RANGES, Staging
 from tests.support.shards import (
     StubStream,
     assert_equal,
@@ -16,8 +22,10 @@ from tests.support.shards import (
     gradients,
     reference,
     running_shard,
+    simple_spec,
     start,
     wait_until,
+    whole_map,
 )
 
 
@@ -65,9 +73,9 @@ def test_a_push_that_counts_on_bytes_that_have_not_come_is_refused(staged):
 
 
 def test_the_memory_of_parts_is_free_again_when_no_push_follows_them():
-    with running_shard() as shard:
+    with running_shard({0: 1, 1: 2, 2: 3}) as shard:
         model, _ = start(shard)
-        ended, cancelled, skipping = StubStream(shard), StubStream(shard), StubStream(shard)
+        ended, cancelled, skipping = (StubStream(shard, rank=rank, incarnation=rank + 1) for rank in range(3))
         for stream in (ended, cancelled, skipping):
             stream.send(stage=pb.Stage(begin=0, end=8, payload=bytes(8)))
         wait_until(lambda: model.pool.in_use == 3)
@@ -93,3 +101,52 @@ def test_an_unknown_wire_format_is_refused_when_the_stream_opens():
         with pytest.raises(grpc.RpcError) as failed:
             StubStream(shard, wire=common.Wire(format=99))
         assert isinstance(error_of(failed.value), InvalidRequest)
+
+
+def staging_of(elements: int) -> Staging:
+    layout = Layout.of(whole_map(simple_spec((elements,))), 0)
+    return Staging(layout, RegionPool(layout))
+
+
+def test_ranges_are_what_a_set_of_bytes_is():
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    for _ in range(200):
+        staging, staged = staging_of(16), set()
+        for _ in range(draw.randrange(1, 12)):
+            begin = draw.randrange(64)
+            end = draw.randrange(begin + 1, 65)
+            staging.place(begin, end)
+            staged |= set(range(begin, end))
+        ranges = staging._ranges
+        assert {byte for begin, end in ranges for byte in range(begin, end)} == staged
+        # In order, and none touches the next.
+        assert all(one[1] < other[0] for one, other in pairwise(ranges))
+        wanted = sorted(draw.sample(range(65), 2 * draw.randrange(1, 6)))
+        pairs = list(zip(wanted[::2], wanted[1::2], strict=True))
+        left = {byte for begin, end in subtract(pairs, ranges) for byte in range(begin, end)}
+        assert left == {byte for begin, end in pairs for byte in range(begin, end)} - staged
+        if left:
+            with pytest.raises(InvalidRequest, match="counts on bytes"):
+                staging.checked(wanted)
+        else:
+            assert staging.checked(wanted) == pairs
+
+
+def test_many_parts_that_lie_apart_are_taken_up_to_a_bound():
+    """Twice a quadratic number of steps for so many would take minutes."""
+    staging = staging_of(4 * MAX_RANGES)
+    for number in range(MAX_RANGES):
+        staging.place(8 * number, 8 * number + 1)
+    with pytest.raises(InvalidRequest, match="too many places") as refused:
+        staging.place(8 * MAX_RANGES, 8 * MAX_RANGES + 1)
+    assert refused.value.remedy
+    flat_ranges = [edge for number in range(MAX_RANGES) for edge in (8 * number, 8 * number + 1)]
+    assert len(staging.checked(flat_ranges)) == MAX_RANGES
+    with pytest.raises(InvalidRequest) as wrong:
+        staging.checked([0, 2])
+    assert len(wrong.value.expected) < 1000
+    # What joins two of them is taken all the same.
+    staging.place(0, 9)
+    staging.discard()

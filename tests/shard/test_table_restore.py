@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from ps_server.log import BucketsPut
+from ps_server.shard import restore as shard_restore
 from ps_server.tables import BucketContents
 from tests.shard.disks import shard_on
 from tests.support.shards import load
@@ -38,3 +43,29 @@ def test_rows_without_values_are_no_restored_model_and_both_are(tmp_path: Path) 
         model = shard.place(whole_table_map(spec))
         assert model.initialised
         assert model.tables[0].rows == 1
+
+
+def test_a_restore_whose_caller_goes_waits_for_what_is_being_read(monkeypatch):
+    """A generator at work in a thread cannot be closed."""
+    reading, goes_on = threading.Event(), threading.Event()
+
+    def slowly(*arguments):
+        reading.set()
+        assert goes_on.wait(20)
+        yield from ()
+
+    monkeypatch.setattr(shard_restore, "lots", slowly)
+    monkeypatch.setattr(shard_restore, "read", lambda *_: (None, []))
+
+    async def body() -> None:
+        restoring = asyncio.create_task(
+            shard_restore.restore(None, SimpleNamespace(layout=None), only_first=False)  # type: ignore[arg-type]
+        )
+        await asyncio.to_thread(reading.wait, 20)
+        restoring.cancel()
+        await asyncio.sleep(0)
+        goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await restoring
+
+    asyncio.run(body())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
 
-from ps_protocol.errors import InvalidRequest
+from ps_protocol.errors import InvalidRequest, Unavailable
 from ps_protocol.frames import STEP_CHUNK_FIELD, Scatter, cut, encode_chunk, parse_chunk, pieces_of
 from ps_protocol.layout import Range
 from ps_protocol.messages import STALL_SECONDS
@@ -24,6 +25,41 @@ async def read(context: Context) -> bytes | None:
     """The next message of a stream, None once the client has sent its last."""
     data: Any = await context.read()
     return None if data is grpc.aio.EOF else bytes(data)
+
+
+async def read_soon(context: Context, seconds: float = STALL_SECONDS) -> bytes | None:
+    """As ``read``, where the client owes a message. Raises Unavailable when none comes."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await read(context)
+    except TimeoutError:
+        raise Unavailable(
+            "a call was given up: its client sent nothing",
+            expected=f"the next message within {seconds:g} s",
+            remedy="call again",
+        ) from None
+
+
+async def write(context: Context, data: bytes, seconds: float = STALL_SECONDS) -> None:
+    """Send one message. Raises Unavailable when the client does not read: what waits to be sent takes memory."""
+    try:
+        async with asyncio.timeout(seconds):
+            await context.write(data)
+    except TimeoutError:
+        raise Unavailable(
+            "a call was given up: its client does not read",
+            expected=f"some bytes read within {seconds:g} s",
+            remedy="call again",
+        ) from None
+
+
+@contextmanager
+def reader_gone() -> Iterator[None]:
+    """Turn the ConnectionError of a carrier into Unavailable, where nobody else waits for it."""
+    try:
+        yield
+    except ConnectionError as error:
+        raise Unavailable(f"a call was given up: {error}", remedy="call again") from None
 
 
 class GrpcCarrier:
@@ -62,7 +98,10 @@ class GrpcCarrier:
         """Chunks until the payload is whole."""
         scatter = Scatter(pieces)
         while not scatter.complete:
-            data = await read(self._context)
+            try:
+                data = await read_soon(self._context, self._stall_seconds)
+            except Unavailable as error:
+                raise ConnectionAbortedError("the worker stalled in the middle of a push") from error
             if data is None:
                 raise ConnectionResetError("the stream ended in the middle of a push")
             chunk = parse_chunk(STEP_CHUNK_FIELD, data) or _other_chunk(data, scatter)

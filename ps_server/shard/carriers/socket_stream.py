@@ -12,8 +12,10 @@ from ps_protocol.errors import InvalidRequest
 from ps_protocol.frames import pieces_of
 from ps_protocol.layout import Range
 from ps_protocol.messages import (
+    ATTACH_BYTES,
     INLINE_BYTES,
     LENGTH,
+    MAX_MESSAGE_BYTES,
     STALL_SECONDS,
     checked_length,
     framed,
@@ -50,6 +52,8 @@ class SocketCarrier:
         self._readable: asyncio.Future[None] | None = None
         self._watched = False
         self._closed = False
+        #: Of a message that comes in: little until the token has been shown.
+        self._most_bytes = ATTACH_BYTES
         self._segments: Sequence[Region] = ()
         #: Where the worker writes rows that it pushes, and where rows that it asked for are written.
         self._pushed_room: Segment | None = None
@@ -58,6 +62,10 @@ class SocketCarrier:
         self._sent: Recent[weakref.ref[Region]] = Recent()
         self._numbers = 0
         self._release: asyncio.Future[None] | None = None
+
+    def admit(self) -> None:
+        """Its token was right: messages may be as long as any."""
+        self._most_bytes = MAX_MESSAGE_BYTES
 
     async def share(self, segments: Sequence[Region], rooms: Sequence[Segment] = ()) -> None:
         """Become an shm carrier: answer Attach with the worker's gradient ``segments``, which nobody else uses.
@@ -84,7 +92,7 @@ class SocketCarrier:
         head = bytearray(LENGTH.size)
         if not await self._fill(memoryview(head), may_end=True):
             return None
-        body = bytearray(checked_length(head))
+        body = bytearray(checked_length(head, self._most_bytes))
         await self._fill(memoryview(body))
         message = parse_request(body)
         if message.WhichOneof("body") == "chunk":
