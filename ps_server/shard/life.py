@@ -18,6 +18,7 @@ from ps_server import serving
 from ps_server.checkpoint.roots import CheckpointRoots
 from ps_server.failpoints import Failpoints
 from ps_server.shard.aging import Aging
+from ps_server.shard.budget import AnswerBudget
 from ps_server.shard.counters import Counters
 from ps_server.shard.feed import Feed
 from ps_server.shard.fence import Fence
@@ -70,6 +71,8 @@ class ShardConfig:
     max_model_bytes: int = 0
     #: From a process that may live.
     take_over: bool = False
+    #: Memory of answers on their way; 0: a quarter of this machine's.
+    answer_bytes: int = 0
     #: Checkpoints are written and read below these alone.
     checkpoint_dirs: tuple[Path, ...] = ()
     #: End when the job needs no shard any more.
@@ -143,6 +146,7 @@ class Life:
                 storage.keep,
                 lambda: storage.promised,
                 config.max_model_bytes or machine_bytes(),
+                AnswerBudget(config.answer_bytes),
                 CheckpointRoots.of(config.checkpoint_dirs),
             ),
             storage.recovered,

@@ -76,6 +76,14 @@ __all__ = ["ShardConfig", "main", "serve"]
     help="Bytes of the values of all models that this shard takes.",
 )
 @click.option(
+    "--answer-mb",
+    type=click.IntRange(0),
+    default=0,
+    show_default="a quarter of the memory of the machine",
+    metavar="MB",
+    help="Memory of answers on their way to who asked for rows or parameters; one client gets half of it at most.",
+)
+@click.option(
     "--checkpoint-dir",
     "checkpoint_dirs",
     type=click.Path(file_okay=False, path_type=Path),
@@ -117,6 +125,7 @@ def main(
     stuck_seconds: float,
     max_model_bytes: int,
     take_over: bool,
+    answer_mb: int,
     checkpoint_dirs: tuple[Path, ...],
     exit_when_finished: bool,
     **storage: Any,
@@ -168,6 +177,7 @@ def main(
             stuck_seconds,
             max_model_bytes,
             take_over,
+            answer_mb << 20,
             checkpoint_dirs,
             exit_when_finished,
         )

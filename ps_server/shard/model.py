@@ -85,7 +85,7 @@ class ShardModel:
         self.staleness: dict[int, int] = {}
         #: Options that workers push in vain (sync).
         self.differences = OptionDifferences(self.name)
-        self._streams = Travels(self.name)
+        self._streams, self._uploads = Travels(self.name), Travels(self.name)
         self._lane = lane
         self._log = log
         self._replication = replication
@@ -181,6 +181,10 @@ class ShardModel:
     def place(self, worker: WorkerKey) -> AbstractContextManager[asyncio.Future[None]]:
         """The one place of a stream of ``worker``: see Travels."""
         return self._streams.place(worker)
+
+    def uploading(self, worker: WorkerKey) -> AbstractContextManager[asyncio.Future[None]]:
+        """The one place of a Load or LoadRows of ``worker``: a newer one ends the older."""
+        return self._uploads.place(worker, worker.incarnation)
 
     @contextmanager
     def travelling(self, worker: WorkerKey, transport: common_pb2.Transport) -> Iterator[None]:
@@ -470,6 +474,10 @@ class ShardModel:
             await asyncio.shield(loading)
         except PsError:
             self.initialised = before
+            raise
+        except asyncio.CancelledError:
+            # The lane reads ``region``, which is its owner's again when this returns.
+            await asyncio.gather(loading, return_exceptions=True)
             raise
         await self._covered()
         return True

@@ -10,6 +10,7 @@ from ps_protocol.model import ShardMap
 from ps_server.checkpoint.roots import CheckpointRoots
 from ps_server.failpoints import Failpoints
 from ps_server.log import Entry, MemoryLog, UpdateLog
+from ps_server.shard.budget import AnswerBudget
 from ps_server.shard.lane import INLINE_BYTES, Lane
 from ps_server.shard.replication import Replication
 from ps_server.tables.arrays import machine_bytes
@@ -41,6 +42,8 @@ class ShardParts:
     promises: Callable[[], bool] = lambda: False
     #: Values of variables of all models that this shard takes.
     max_model_bytes: int = field(default_factory=machine_bytes)
+    #: Memory of answers on their way.
+    answers: AnswerBudget = field(default_factory=AnswerBudget)
     #: Where checkpoints may be.
     checkpoints: CheckpointRoots = field(default_factory=CheckpointRoots)
 

@@ -16,10 +16,12 @@ from ps_protocol.tables import Ids
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.view import Role
 from ps_server.log import RowsLoaded, bytes_of
+from ps_server.shard.budget import READERS
 from ps_server.shard.carriers.grpc_stream import Context, GrpcCarrier, read_soon, reader_gone, write
 from ps_server.shard.fence import Fence
 from ps_server.shard.pushed_rows import MAX_ROWS_BYTES, wanted
 from ps_server.shard.registry import Registry
+from ps_server.shard.travels import until
 
 if TYPE_CHECKING:
     from ps_server.tables import Table
@@ -40,9 +42,10 @@ class RowsService:
             raise InvalidRequest("ids are not int64", expected="a multiple of 8 bytes", actual=f"{len(request.ids)}")
         asked = wanted([pb.TableRows(table=request.table, rows=len(request.ids) // 8)], model.layout)
         asked.buffer[:] = request.ids
-        version, rows = await model.look_up(asked)
-        with reader_gone():
-            await GrpcCarrier(context).send_payload(pb.Rows(version=version), [rows])
+        async with self._registry.parts.answers.taken(READERS, asked.rows_bytes):
+            version, rows = await model.look_up(asked)
+            with reader_gone():
+                await GrpcCarrier(context).send_payload(pb.Rows(version=version), [rows])
 
     async def load_rows(self, context: Context) -> pb.LoadRowsReply:
         """Write rows, new ones or over those there."""
@@ -53,8 +56,9 @@ class RowsService:
         writers = Role.WORKER, Role.EVALUATOR
         worker = await self._fence.admit(header.worker, header.membership_revision, *writers)
         model = await self._registry.model(header.model, header.epoch)
-        ids, rows = _room(header, model.layout)
-        await _receive(context, [bytes_of(ids), bytes_of(rows)])
+        with model.uploading(worker) as ended:
+            ids, rows = _room(header, model.layout)
+            await until(ended, _receive(context, [bytes_of(ids), bytes_of(rows)]))
         if not np.isfinite(rows).all():
             raise InvalidRequest(
                 "rows hold NaN or infinity; nothing was written",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 import torch
@@ -21,6 +21,7 @@ from ps_protocol.wire import wire_from_pb
 from ps_server.consistency import WorkerKey
 from ps_server.optimizers import describe, tensor_bytes
 from ps_server.rpc_errors import translated
+from ps_server.shard.budget import READERS
 from ps_server.shard.carriers.carrier import parse_request
 from ps_server.shard.carriers.grpc_stream import Context, GrpcCarrier, read_soon, reader_gone, write
 from ps_server.shard.changes import ChangeFeed
@@ -36,13 +37,12 @@ from ps_server.shard.rows_service import RowsService
 from ps_server.shard.side_channels import SideChannels
 from ps_server.shard.state import LoadReader, check_slices, parse_load
 from ps_server.shard.stream import StepStream, send_published
+from ps_server.shard.travels import until
 
 SERVICE = "ps_protocol.v1.Shard"
 
 OPEN_SECONDS = 10.0
 """How long a stream may take to say whose it is."""
-
-T = TypeVar("T")
 
 _Handler = Callable[[Any, Context], Awaitable[Any]]
 
@@ -132,12 +132,13 @@ class ShardService:
             opened.side_channels.extend(offer.channels)
             await anchor.send(pb.StepReply(opened=opened))
             try:
-                carrier = await _until(ended, offer.chosen(anchor))
+                carrier = await until(ended, offer.chosen(anchor))
             except ConnectionError:
                 return
-            stream = StepStream(carrier, model, worker, self._counters, wire, keeps_slices=request.keeps_slices)
+            answers, keeps = self._registry.parts.answers, request.keeps_slices
+            stream = StepStream(carrier, model, worker, self._counters, wire, keeps_slices=keeps, answers=answers)
             with model.travelling(worker, carrier.transport):
-                await _until(ended, stream.run(*([] if carrier is anchor else [_ended(anchor)])))
+                await until(ended, stream.run(*([] if carrier is anchor else [_ended(anchor)])))
 
     async def push(self, _: AsyncIterator[bytes], context: Context) -> bytes:
         """Open, one push header, its payload; answered when accepted."""
@@ -147,7 +148,7 @@ class ShardService:
         stream = StepStream(GrpcCarrier(context), model, worker, self._counters, wire)
         try:
             with model.place(worker) as ended:
-                result = await _until(ended, stream.push_once())
+                result = await until(ended, stream.push_once())
         except ConnectionError as error:
             raise InvalidRequest("the stream ended before a whole push") from error
         return result.SerializeToString()
@@ -191,7 +192,8 @@ class ShardService:
         """Parameters and buffers of the newest version, whatever the mode."""
         model = await self._registry.model(request.model, request.epoch)
         model.require_values()
-        async with model.published() as published:
+        region_bytes = model.layout.region_bytes
+        async with self._registry.parts.answers.taken(READERS, region_bytes), model.published() as published:
             result = pb.StepResult(outcome=pb.OUTCOME_APPLIED, version=published.version, with_buffers=True)
             with reader_gone():
                 await send_published(GrpcCarrier(context), result, published, model, self._counters)
@@ -204,6 +206,10 @@ class ShardService:
         header = message.header
         worker = await self._fence.admit(header.worker, header.membership_revision)
         model = await self._registry.model(header.model, header.epoch)
+        with model.uploading(worker) as ended:
+            return await until(ended, self._load(header, worker, model, context))
+
+    async def _load(self, header: pb.LoadHeader, worker: WorkerKey, model: ShardModel, context: Context) -> bytes:
         region = model.pool.take() if header.with_region else None
         try:
             reader = LoadReader(model.layout, header, region)
@@ -229,7 +235,12 @@ class ShardService:
         layout, slices = model.layout, request.slices
         check_slices(layout, slices)
         ranges = [(layout.slices[i].begin, layout.slices[i].end) for i in slices] if slices else layout.ranges()
-        async with model.save(frozenset(slices) or None) as (published, entries):
+        # The values as they are published, and a copy of the optimizer's state, which most often is twice as large.
+        size = 3 * sum(end - begin for begin, end in ranges)
+        async with (
+            self._registry.parts.answers.taken(READERS, size),
+            model.save(frozenset(slices) or None) as (published, entries),
+        ):
             pieces = pieces_of(published.region.bytes, ranges)
             pieces += [tensor_bytes(tensor) for _, tensor in entries]
             header = pb.SaveHeader(
@@ -332,20 +343,6 @@ class ShardService:
 
 def _serialized(message: Message) -> bytes:
     return message.SerializeToString()
-
-
-async def _until(ended: asyncio.Future[None], work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, unless ``ended`` raises before: then the work is cancelled."""
-    working = asyncio.ensure_future(work)
-    try:
-        either: list[asyncio.Future[Any]] = [working, ended]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if ended.done():
-            ended.result()
-        return working.result()
-    finally:
-        working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
 
 
 async def _ended(anchor: GrpcCarrier) -> None:

@@ -18,6 +18,7 @@ from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire import RAW, Wire
 from ps_server.consistency import LIMIT, Decision, Position, PushInfo, Verdict, WorkerKey
 from ps_server.optimizers import Region
+from ps_server.shard.budget import AnswerBudget
 from ps_server.shard.carriers.carrier import Carrier, scatter
 from ps_server.shard.coding import Coding
 from ps_server.shard.counters import Counters
@@ -102,11 +103,14 @@ class StepStream:
         wire: Wire = RAW,
         *,
         keeps_slices: bool = False,
+        answers: AnswerBudget | None = None,
     ) -> None:
         """``wire`` is how payloads are written; raw where they lie in memory that both sides map.
 
-        ``keeps_slices``: the worker keeps what comes, so that only what has changed need come again.
+        ``keeps_slices``: the worker keeps what comes, so that only what has changed need come again. ``answers``: what
+        limits the memory of rows on their way; None: nothing does.
         """
+        self._budget = answers or AnswerBudget()
         self._carrier = carrier
         self._model = model
         self._worker = worker
@@ -377,12 +381,14 @@ class StepStream:
         if asked.position is not None:
             await self._gate(asked.position, 0)
         room = self._carrier.room(asked.wanted.rows_bytes)
-        try:
-            version, rows = await self._model.look_up(asked.wanted, room)
-        except InvalidRequest as error:
-            await self._carrier.send_payload(pb.Rows(number=asked.number, error=to_detail(error)), [])
-            return
-        await self._carrier.send_rows(pb.Rows(number=asked.number, version=version), rows, in_room=room is not None)
+        # Not before the mode lets it be answered: who waits for others would hold what they need.
+        async with self._budget.taken(self._worker, 0 if room is not None else asked.wanted.rows_bytes):
+            try:
+                version, rows = await self._model.look_up(asked.wanted, room)
+            except InvalidRequest as error:
+                await self._carrier.send_payload(pb.Rows(number=asked.number, error=to_detail(error)), [])
+                return
+            await self._carrier.send_rows(pb.Rows(number=asked.number, version=version), rows, in_room=room is not None)
         self._counters.bytes += len(rows)
 
     async def _reply(self, result: pb.StepResult, info: PushInfo | None = None) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from ps_protocol import convert
 from ps_protocol.errors import Fenced, PsError, Unavailable
 from ps_protocol.v1 import common_pb2
 from ps_server.consistency import WorkerKey
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +27,7 @@ class Travels:
         self.transports: dict[WorkerKey, common_pb2.Transport] = {}
         #: The newest open stream of each worker.
         self._streams: dict[WorkerKey, object] = {}
-        #: By rank, whose newest stream it is, and how that is told that another takes its place.
+        #: By rank, or by incarnation for uploads: whose newest call it is, and how that hears that it has to end.
         self._places: dict[int, tuple[WorkerKey, asyncio.Future[None]]] = {}
 
     def __len__(self) -> int:
@@ -32,23 +35,24 @@ class Travels:
         return len(self._streams)
 
     @contextmanager
-    def place(self, worker: WorkerKey) -> Iterator[asyncio.Future[None]]:
-        """While a step stream of ``worker`` is served; there is one of each rank.
+    def place(self, worker: WorkerKey, key: int | None = None) -> Iterator[asyncio.Future[None]]:
+        """While a call of ``worker`` is served of which there is one for each ``key``: for each rank, unless told.
 
         What is yielded raises once it must end: Unavailable when the worker has opened another, Fenced when it is no
         member any more.
         """
-        self._end(worker.rank, Unavailable(f"{worker} has opened another stream of model '{self._model}'"))
+        key = worker.rank if key is None else key
+        self._end(key, Unavailable(f"{worker} has begun another call of this kind on model '{self._model}'"))
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._places[worker.rank] = worker, ended
+        self._places[key] = worker, ended
         try:
             yield ended
         finally:
             if ended.done():
                 ended.exception()  # seen, should nobody have waited for it
             ended.cancel()
-            if self._places.get(worker.rank) == (worker, ended):
-                del self._places[worker.rank]
+            if self._places.get(key) == (worker, ended):
+                del self._places[key]
 
     def members(self, live: Mapping[int, int]) -> None:
         """End the streams of workers that are not ``live``, rank to incarnation."""
@@ -82,3 +86,17 @@ class Travels:
             # A worker that lost its stream may have opened the next before this one was seen to end.
             if self._streams.get(worker) is stream:
                 del self._streams[worker], self.transports[worker]
+
+
+async def until(ended: asyncio.Future[None], work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, unless ``ended`` raises before: then the work is cancelled."""
+    working = asyncio.ensure_future(work)
+    try:
+        either: list[asyncio.Future[Any]] = [working, ended]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            ended.result()
+        return working.result()
+    finally:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)

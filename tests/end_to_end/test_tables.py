@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -304,16 +305,21 @@ def test_leased_data_is_not_taken_early(lease: bool) -> None:
         assert early == ([0] * 4 if lease else [1, 1, 1, 0])
 
 
+_SEEDED = threading.Lock()
+"""Held while values are drawn: workers are threads here, and the generator is one."""
+
+
 class Old(nn.Module):
     """As a model was before there were tables."""
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(1)
-        self.user = nn.Embedding(60, 4, padding_idx=0)
-        self.item = nn.EmbeddingBag(50, 4, mode="sum")
-        self.small = nn.Embedding(5, 4)
-        self.same = nn.Embedding(60, 4)
+        with _SEEDED:
+            torch.manual_seed(1)
+            self.user = nn.Embedding(60, 4, padding_idx=0)
+            self.item = nn.EmbeddingBag(50, 4, mode="sum")
+            self.small = nn.Embedding(5, 4)
+            self.same = nn.Embedding(60, 4)
         self.same.weight = self.user.weight
 
     def forward(self, user: torch.Tensor, item: torch.Tensor) -> torch.Tensor:

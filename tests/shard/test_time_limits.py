@@ -22,6 +22,7 @@ from tests.support.shards import (
     error_of,
     flat,
     gradients,
+    load,
     running_shard,
     start,
     wait_until,
@@ -42,21 +43,26 @@ def error_at_the_end(replies) -> PsError:
 
 
 @pytest.fixture
-def hurried(monkeypatch):
-    """Limits of a fraction of a second."""
-    monkeypatch.setattr(grpc_stream.read_soon, "__defaults__", (0.2,))
-    monkeypatch.setattr(grpc_stream.write, "__defaults__", (0.2,))
-    monkeypatch.setattr(grpc_stream.GrpcCarrier.__init__, "__defaults__", (0.2,))
-    monkeypatch.setattr("ps_server.shard.service.OPEN_SECONDS", 0.2)
+def hurry(monkeypatch):
+    """Called where clients have said all they had to in time: from then on limits are a fraction of a second."""
+
+    def limits() -> None:
+        monkeypatch.setattr(grpc_stream.read_soon, "__defaults__", (0.2,))
+        monkeypatch.setattr(grpc_stream.write, "__defaults__", (0.2,))
+        monkeypatch.setattr(grpc_stream.GrpcCarrier.__init__, "__defaults__", (0.2,))
+        monkeypatch.setattr("ps_server.shard.service.OPEN_SECONDS", 0.2)
+
+    return limits
 
 
 @pytest.mark.parametrize(
     ("method", "request_of"),
     [("Save", pb.SaveRequest), ("Pull", pb.PullRequest)],
 )
-def test_what_nobody_reads_is_given_up(hurried, method, request_of):
+def test_what_nobody_reads_is_given_up(hurry, method, request_of):
     with running_shard() as shard:
         model, _ = start(shard, *LARGE)
+        hurry()
         replies = shard.channel.unary_stream(SERVICE + method)(request_of(model="model").SerializeToString())
         newest = shard.take(model)
         newest[1]()
@@ -100,24 +106,27 @@ def header(shard, method):
 
 
 @pytest.mark.parametrize("method", ["Step", "Push", "Load", "LoadRows"])
-def test_a_call_that_says_nothing_is_given_up(hurried, method):
+def test_a_call_that_says_nothing_is_given_up(hurry, method):
     with running_shard() as shard:
         start(shard)
+        hurry()
         assert isinstance(Sender(shard, method).error(), Unavailable)
 
 
-def test_a_load_that_stops_half_way_is_given_up_and_changes_nothing(hurried):
+def test_a_load_that_stops_half_way_is_given_up_and_changes_nothing(hurry):
     with running_shard() as shard:
         model, _ = start(shard)
+        hurry()
         call = Sender(shard, "Load", header(shard, "Load"), pb.LoadRequest(chunk=pb.Chunk(payload=bytes(4))))
         assert isinstance(call.error(), Unavailable)
         assert model.loads == 1
         wait_until(lambda: model.pool.in_use == 0)
 
 
-def test_a_push_that_stops_half_way_over_grpc_ends_its_stream_and_keeps_no_memory(hurried):
+def test_a_push_that_stops_half_way_over_grpc_ends_its_stream_and_keeps_no_memory(monkeypatch):
     with running_shard() as shard:
         model, _ = start(shard)
+        monkeypatch.setattr(grpc_stream.GrpcCarrier.__init__, "__defaults__", (0.2,))
         stream = StubStream(shard)
         stream.send(push=pb.PushHeader(sequence=1, clock=1))
         stream.send(chunk=pb.Chunk(payload=bytes(4)))
@@ -157,7 +166,7 @@ def test_a_newer_stream_of_a_worker_ends_the_older_and_frees_its_memory():
         for older in streams[:-1]:
             error = error_at_the_end(older.replies)
             assert isinstance(error, Unavailable)
-            assert "another stream" in str(error)
+            assert "another call" in str(error)
         payload = flat(model.layout, *gradients(model, 1))
         assert streams[-1].exchange(payload)[0].version == 1
         streams[-1].end()
@@ -175,6 +184,16 @@ def test_streams_of_a_worker_that_is_no_member_any_more_end():
         wait_until(lambda: model.pool.in_use == 0)
         assert stays.exchange(flat(model.layout, *gradients(model, 1)))[0].version == 1
         stays.end()
+
+
+def test_a_newer_load_of_a_worker_ends_the_older():
+    with running_shard() as shard:
+        model, _ = start(shard)
+        older = Sender(shard, "Load", header(shard, "Load"))
+        wait_until(lambda: model.pool.in_use == 1)
+        assert load(shard, model, bytes(model.layout.region_bytes)).written
+        assert isinstance(older.error(), Unavailable)
+        wait_until(lambda: model.pool.in_use == 0)
 
 
 # -- connections

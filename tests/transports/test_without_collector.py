@@ -68,9 +68,10 @@ def test_the_end_of_a_stream_that_was_replaced_does_not_hide_the_transport_of_it
 
     with running_shard() as shard:
         model, _ = begin(shard, *LARGE)
-        first, second = Line(shard, model, "bulk"), Line(shard, model, "shm")
-        for each in (first, second):
-            each.exchange([None] * 3)
+        first = Line(shard, model, "bulk")
+        first.exchange([None] * 3)
+        second = Line(shard, model, "shm")
+        second.exchange([None] * 3)
         streams = len(model._streams)
         first.close()
         wait_until(lambda: model.pool.spare == 0)
