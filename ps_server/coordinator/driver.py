@@ -21,6 +21,7 @@ from ps_server.coordinator.journal import Journal
 from ps_server.coordinator.memento import Memento, changed_rows, from_rows
 from ps_server.coordinator.models import PlacementPlan
 from ps_server.coordinator.placement import as_before
+from ps_server.coordinator.saved_facts import saved_data, saved_phase
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.coordinator.state import ClusterState, Decision
 
@@ -65,10 +66,10 @@ class Driver:
         #: What the journal says.
         self._kept: Memento | None = from_rows(journal.read(), str(journal.path)) if journal else None
         if journal is None or self._kept is None:
-            phase = saved.manifest.facts["phase"] if saved else 0
+            phase = saved_phase(saved) if saved else 0
             self._state, self._data = ClusterState(settings, phase), DataLeases()
             if saved is not None:
-                self._data = DataLeases.restore(saved.manifest.facts["data"])
+                self._data = saved_data(saved)
                 self._release_lost_leases()
         else:
             self._state = ClusterState.restore(settings, self._kept, clock())

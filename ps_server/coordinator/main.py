@@ -31,6 +31,7 @@ from ps_server.coordinator.journal import Journal
 from ps_server.coordinator.memento import Memento, from_rows
 from ps_server.coordinator.moves import Moves
 from ps_server.coordinator.placement import Balanced, FixedShards, MaxSize, MinSize, PartitionRule
+from ps_server.coordinator.saved_facts import saved_seed
 from ps_server.coordinator.service import MAX_REQUEST_BYTES, SERVICE_NAME, CoordinatorService
 from ps_server.coordinator.settings import ClusterSettings, check_consistency
 from ps_server.mode_options import MODES, bound_options, consistency_of
@@ -232,7 +233,7 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: Memento | None)
     saved = _saved(options["restore"], checkpoints.directory)
     if saved and kept is None and "seed" not in given:
         # The order of the data depends on it.
-        cluster = replace(cluster, seed=saved.manifest.facts["seed"])
+        cluster = replace(cluster, seed=saved_seed(saved))
     exits = bool(options["exit_when_finished"])
     return CoordinatorConfig(
         options["bind"], options["port"], options["ready_file"], cluster, checkpoints, saved, exits
