@@ -208,14 +208,26 @@ def _parameter(name: str, tensor: torch.Tensor, group: int) -> Variable:
         raise InvalidRequest("a parameter on the meta device has no values", variable=name, remedy="materialise it")
     if not tensor.is_leaf:
         raise InvalidRequest("a parameter is the result of a computation", variable=name, expected="a leaf tensor")
-    if not tensor.is_contiguous():
+    if not _is_dense(tensor):
         raise InvalidRequest(
-            "a parameter is not contiguous",
+            "a parameter is not dense: its memory has gaps, or elements share a place",
             variable=name,
             actual=f"shape {tuple(tensor.shape)}, strides {tensor.stride()}",
             remedy="give it contiguous memory first: p.data = p.data.contiguous()",
         )
     return Variable(name, tuple(tensor.shape), dtype, Kind.PARAMETER, group)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill its memory, each its own place, in any order of the axes."""
+    if not tensor.numel():
+        return True
+    filled = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != filled:
+            return False
+        filled *= size
+    return True
 
 
 def _check_together(names: list[str], parameters: list[torch.Tensor]) -> None:

@@ -144,8 +144,8 @@ def _cut(plan: FlatPlan, wanted: Sequence[bool]) -> list[Bucket]:
                 open_bucket = None
                 continue
             if open_bucket is None or span.arena != arena or span.end - open_bucket.begin > BUCKET_BYTES:
-                open_bucket = Bucket(shard, span.begin, span.end)
+                open_bucket = Bucket(shard, span.begin, span.padded_end)
                 buckets.append(open_bucket)
-            arena, open_bucket.end = span.arena, span.end
+            arena, open_bucket.end = span.arena, span.padded_end
             open_bucket.members.add(span.slice.variable)
     return [bucket for bucket in buckets if bucket.begin < bucket.end]

@@ -29,7 +29,7 @@ from ps_worker.optimizer import PsOptimizer
 from ps_worker.progress import log
 from ps_worker.session import Session
 from ps_worker.stand_in import standing_in
-from ps_worker.summary import Style
+from ps_worker.summary import Style, Writes
 from ps_worker.tables.maker import TableMaker
 from ps_worker.tables.prefetch import BatchIds, Prefetch
 from ps_worker.terminate import TerminationGuard
@@ -151,6 +151,7 @@ class Cluster(TableMaker):
         buffers: str = "rank0",
         wire: str | None = None,
         overlap: bool = False,
+        writes: str = "assign",
         tables: Iterable[torch.nn.Module] = (),
         module: torch.nn.Module | None = None,
         **arguments: Any,
@@ -172,6 +173,10 @@ class Cluster(TableMaker):
         module, those are found in ``module`` and the modules ``tables``. ``overlap`` is not possible with tables; see
         ``prefetch``.
 
+        ``writes`` says what becomes of values that are set after this call (``load_state_dict``, clamps, ``init``):
+        with "assign" they are the cluster's from the next step on, and an error where others' updates would be lost
+        with them; "refuse" makes all of them errors, "ignore" drops them (docs/guarantees.md).
+
         Raises ModelMismatch when workers declare different models, UnsupportedOptimizer for what shards cannot run.
         """
         self._workers_only(
@@ -189,7 +194,7 @@ class Cluster(TableMaker):
             name=chosen,
             nonfinite=nonfinite,
             buffers=buffers,
-            style=Style(Wire.parse(wire), overlap),
+            style=Style(Wire.parse(wire), overlap, choice(Writes, writes, "writes")),
             tables=tables,
             module=module,
             held={id(p): other for other, optimizer in self._optimizers.items() for p in optimizer.trained_parameters},
@@ -366,7 +371,7 @@ class Cluster(TableMaker):
                 for leases in self._leased:
                     ending.callback(leases.end)
                 for optimizer in self._optimizers.values() if not reason else ():
-                    optimizer.finish()
+                    optimizer.settle()
                 if not reason and not self._left:
                     self._warn_of_nothing_done()
                 self._left = True

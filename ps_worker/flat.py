@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ps_protocol.errors import InvalidRequest
-from ps_protocol.layout import Range
+from ps_protocol.layout import Range, aligned
 from ps_protocol.model import Kind, ShardMap
 from ps_worker.bindings import Bindings
 from ps_worker.memory import FlatMemory
 from ps_worker.plan import FlatPlan
+from ps_worker.written import WrittenValues
 
 
 class FlatModel:
     """Called from the training thread only.
 
-    ``param.data`` of every bound parameter becomes a view of ``parameters`` (as DDP and FSDP do), values kept. Buffers
-    stay the user's own tensors and are copied. Memory is allocated once, here.
+    ``param.data`` of every bound parameter becomes a view of ``parameters`` (as DDP and FSDP do) with a storage of its
+    own, values kept. A parameter whose memory is not contiguous (channels_last, transposed) keeps its own, and so does
+    one that is given other memory later (``flatten_parameters``, ``param.data = …``): they are copied, as buffers are,
+    which stay the user's own tensors. Flat memory is allocated once, here.
     """
 
     def __init__(self, bindings: Bindings, shard_map: ShardMap) -> None:
@@ -26,23 +31,30 @@ class FlatModel:
         homes: dict[torch.device, list[Range]] = {}
         for number in sorted(range(len(devices)), key=self.plan.offsets.__getitem__):
             begin = self.plan.offsets[number]
-            homes.setdefault(devices[number], []).append((begin, begin + self.plan.variables[number].nbytes))
+            end = aligned(begin + self.plan.variables[number].nbytes)
+            homes.setdefault(devices[number], []).append((begin, end))
         self.parameters = FlatMemory(self.plan.total_bytes, homes)
         views = [
             self.parameters.view(device, begin, variable.dtype, variable.shape)
             for device, begin, variable in zip(devices, self.plan.offsets, self.plan.variables, strict=True)
         ]
         count = len(bindings.parameters)
-        self._buffer_views = views[count:]
-        self._bind(views[:count])
+        self._views, self._buffer_views = views[:count], views[count:]
+        #: Numbers of the parameters with memory of their own.
+        self._apart: list[int] = []
+        self._bind()
+        self._written = WrittenValues(bindings, self._views, self._apart)
 
     @torch.no_grad()
-    def _bind(self, views: list[torch.Tensor]) -> None:
-        if views:
-            torch._foreach_copy_(views, [p.detach() for p in self._bindings.parameters])
-        for parameter, view in zip(self._bindings.parameters, views, strict=True):
-            parameter.data = view
-        self._addresses = [view.data_ptr() for view in views]
+    def _bind(self) -> None:
+        if self._views:
+            torch._foreach_copy_(self._views, [p.detach() for p in self._bindings.parameters])
+        for number, (parameter, view) in enumerate(zip(self._bindings.parameters, self._views, strict=True)):
+            if parameter.is_contiguous():
+                parameter.data = view
+            else:
+                self._apart.append(number)
+        self._addresses = [p.data_ptr() for p in self._bindings.parameters]
 
     def lay_out(self, shard_map: ShardMap) -> None:
         """Slices have moved between shards; all values stay where they are."""
@@ -54,21 +66,39 @@ class FlatModel:
         return bool(self._bindings.buffers)
 
     def check_in_place(self) -> None:
-        """Raises InvalidRequest for a parameter that was moved off its memory."""
+        """Find parameters that were given other memory; they keep it. Raises InvalidRequest for one of another kind."""
         if [p.data_ptr() for p in self._bindings.parameters] != self._addresses:
-            self._refuse_moved()
+            self._let_go()
+
+    def written(self) -> tuple[int, ...]:
+        """Numbers of the variables that the user has set since they were published. Raises as ``check_in_place``."""
+        self.check_in_place()
+        return self._written.found()
+
+    def settled(self) -> None:
+        """All values as the module has them now are the cluster's."""
+        self._written.parameters_published()
+        self._written.buffers_settled()
+
+    def values_of(self, number: int) -> torch.Tensor:
+        """The parameter of this number as the module has it."""
+        return self._bindings.parameters[number].detach()
 
     @torch.no_grad()
     def collect_values(self) -> None:
         """Make host memory hold all parameters and buffers as the module has them now, to upload them."""
+        self._copy_apart(self._views, self._bindings.parameters)
         if self._buffer_views:
             torch._foreach_copy_(self._buffer_views, self._bindings.buffer_values())
         self.parameters.to_host((0, self.plan.total_bytes))
 
+    @torch.no_grad()
     def publish_parameters(self) -> None:
         """Make received parameters the module's, and let autograd know that they changed in place."""
         self.parameters.to_devices(self._span(Kind.PARAMETER))
+        self._copy_apart(self._bindings.parameters, self._views)
         torch.autograd.graph.increment_version(self._bindings.parameters)
+        self._written.parameters_published()
 
     @torch.no_grad()
     def publish_buffers(self) -> None:
@@ -76,17 +106,35 @@ class FlatModel:
         if self._buffer_views:
             self.parameters.to_devices(self._span(Kind.BUFFER))
             torch._foreach_copy_(self._bindings.buffer_values(), self._buffer_views)
+        self._written.buffers_settled()
+
+    def buffers_sent(self) -> None:
+        """The buffers as the module has them now are on their way."""
+        self._written.buffers_settled()
+
+    def changed_buffers(self) -> tuple[int, ...]:
+        """Numbers of the buffers that may have changed since they were sent or published."""
+        return self._written.changed_buffers()
+
+    def _copy_apart(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        if self._apart:
+            torch._foreach_copy_([targets[n] for n in self._apart], [sources[n] for n in self._apart])
 
     def _span(self, kind: Kind) -> Range:
         """The bytes of all arenas of ``kind``; they are neighbours."""
         spans = [span for key, span in self.plan.arenas if key.kind is kind]
         return (spans[0][0], spans[-1][1]) if spans else (0, 0)
 
-    def _refuse_moved(self) -> None:
-        for number, parameter in enumerate(self._bindings.parameters):
-            if parameter.data_ptr() != self._addresses[number]:
+    def _let_go(self) -> None:
+        for number, (parameter, view) in enumerate(zip(self._bindings.parameters, self._views, strict=True)):
+            if parameter.data_ptr() == self._addresses[number]:
+                continue
+            if (parameter.device, parameter.dtype, parameter.shape) != (view.device, view.dtype, view.shape):
                 raise InvalidRequest(
                     "a parameter was moved or converted after cluster.optimizer(...) had placed it",
                     variable=self.plan.variables[number].name,
                     remedy="call model.to(...), .half() and the like before cluster.optimizer(...)",
                 )
+            self._addresses[number] = parameter.data_ptr()
+            if number not in self._apart:
+                self._apart.append(number)

@@ -191,7 +191,7 @@ class Gradients:
     def _homes(self, shard: int) -> Homes:
         homes: dict[torch.device, list[Range]] = {}
         for span in self._plan.layouts[shard].slices:
-            homes.setdefault(self._devices[span.slice.variable], []).append((span.begin, span.end))
+            homes.setdefault(self._devices[span.slice.variable], []).append((span.begin, span.padded_end))
         return homes
 
     def _bind(self) -> None:

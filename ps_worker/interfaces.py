@@ -8,7 +8,7 @@ from typing import Protocol
 import grpc
 import torch
 
-from ps_protocol.model import ModelSpec, ShardMap
+from ps_protocol.model import Consistency, ModelSpec, ShardMap
 from ps_protocol.v1 import common_pb2
 
 
@@ -53,6 +53,16 @@ class TrainingSession(Protocol):
     @property
     def transports(self) -> Sequence[common_pb2.Transport]:
         """Side channels to be tried, best first; then everything goes by gRPC."""
+        ...
+
+    @property
+    def consistency(self) -> Consistency:
+        """The job's mode now."""
+        ...
+
+    @property
+    def workers(self) -> Sequence[int]:
+        """Ranks of the live workers, this one's too, rising."""
         ...
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from ps_protocol import PROTOCOL_VERSION, convert
 from ps_protocol.codecs import Run, payload_runs
 from ps_protocol.convert_tables import row_options_to_json
 from ps_protocol.errors import InternalError, PsError, Unavailable, from_detail
+from ps_protocol.frames import pieces_of
 from ps_protocol.layout import Range, subtract, total_bytes
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire import RAW, wire_to_pb
@@ -353,6 +354,37 @@ class Lane:
         """Upload parameters and buffers from flat memory; the first values of a model win. Raises PsError."""
         pieces = self._flat.parameters.pieces(self._flat.plan.ranges(self.shard))
         self._calls().load_region(self._writer(), pieces)
+
+    def status(self) -> pb.ModelStatus:
+        """How the model stands on the shard. Raises PsError."""
+        return self._calls().status()
+
+    def holds(self, variables: Iterable[int]) -> bool:
+        """Whether the shard has slices of any of ``variables``, by number."""
+        return bool(self._slices_of(frozenset(variables)))
+
+    def assign(self, variables: frozenset[int]) -> None:
+        """Write flat memory's values of ``variables``, by number, over the shard's. Raises PsError."""
+        if slices := self._slices_of(variables):
+            pieces = self._flat.parameters.pieces(self._flat.plan.values(self.shard, slices))
+            self._calls().assign(self._writer(), slices, pieces)
+
+    def differing(self, variables: frozenset[int]) -> int | None:
+        """The first of ``variables`` whose values on the shard are not flat memory's; None: all are. Raises PsError."""
+        region = memoryview(bytearray(self.layout.region_bytes))
+
+        def place(result: pb.StepResult) -> list[memoryview]:
+            return pieces_of(region, self.layout.ranges(result.absent, buffers=result.with_buffers))
+
+        self._calls().pull(place, self.layout.region_bytes)
+        for index in self._slices_of(variables):
+            span, (own,) = self.layout.slices[index], self._flat.plan.values(self.shard, [index]) or [(0, 0)]
+            if region[span.begin : span.end] != self._flat.parameters.bytes[slice(*own)]:
+                return span.slice.variable
+        return None
+
+    def _slices_of(self, variables: frozenset[int]) -> list[int]:
+        return [i for i, span in enumerate(self.layout.slices) if span.slice.variable in variables]
 
     def load_rows(self, call: RowsCall) -> None:
         """Upload first values of rows. Raises PsError."""

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 
 from ps_protocol.frames import pieces_of
-from ps_protocol.layout import ALIGNMENT_BYTES, Range, merge
-from ps_protocol.model import DType
+from ps_protocol.layout import Range, aligned, merge
+from ps_protocol.model import ALIGNMENT_BYTES, DType
 from ps_protocol.segments import Segment
 from ps_worker.state import tensor_bytes
 
@@ -43,11 +43,15 @@ class FlatMemory:
         self._mirrors = {d: Mirror(self.host, ranges, d) for d, ranges in self._homes.items() if d != HOST}
 
     def view(self, device: torch.device, begin: int, dtype: DType, shape: Sequence[int]) -> torch.Tensor:
-        """A tensor of ``shape`` from byte ``begin`` on, where ``device`` uses it."""
+        """A tensor of ``shape`` from byte ``begin`` on, where ``device`` uses it, in a storage of its own.
+
+        So what saves or copies the storages of some tensors saves those, and takes no two for parts of one.
+        """
         end = begin + math.prod(shape) * dtype.itemsize
         data = self._mirrors[device].part(begin, end) if device in self._mirrors else self.host[begin:end]
-        flat = data.view(getattr(torch, dtype.value))
-        return flat.view(*shape) if shape else flat[0]
+        # Through a capsule: a storage over the same memory that keeps it, on any device.
+        alone = torch.from_dlpack(torch.utils.dlpack.to_dlpack(data))  # type: ignore[attr-defined]
+        return alone.view(getattr(torch, dtype.value)).view(shape)
 
     def parts(self, span: Range) -> Iterator[torch.Tensor]:
         """The bytes of ``span`` that are at home somewhere, as one tensor for each run on one device."""
@@ -106,7 +110,7 @@ class Mirror:
             # As far from a multiple of the alignment as on the host, for the elements behind may be wider.
             first = total + begin % ALIGNMENT_BYTES
             self._offsets.append(first - begin)
-            total = -(-(first + end - begin) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            total = aligned(first + end - begin)
         self._values = torch.zeros(total, dtype=torch.uint8, device=device)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._device = device

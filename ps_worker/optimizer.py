@@ -16,6 +16,7 @@ import torch
 from ps_protocol import convert
 from ps_protocol.errors import ConfigError, NonFiniteGradient, UnsupportedOptimizer
 from ps_protocol.model import Buffers, NonFinite, Options
+from ps_worker.assigning import Assigning
 from ps_worker.bindings import Source
 from ps_worker.buckets import Buckets
 from ps_worker.declare import Declaration, build_spec, group_options
@@ -86,6 +87,7 @@ class PsOptimizer(torch.optim.Optimizer):
             initial_rows=declaration.tables.initial_rows(),
             reconnect_timeout_seconds=reconnect_timeout_seconds,
         )
+        self._assigning = Assigning(session, self._pipeline, self._flat, style.writes)
         self._overlap = Overlap(self._pipeline) if style.overlap else None
         parameters = declaration.bindings.parameters
         self._buckets = Buckets(self._flat.plan, parameters, self._gradients, self._pipeline) if style.overlap else None
@@ -173,12 +175,17 @@ class PsOptimizer(torch.optim.Optimizer):
         Raises NonFiniteGradient, with nothing sent, when a gradient holds NaN or infinity and the policy is "refuse".
         Raises Unavailable when a shard stayed away too long, StateLost, Fenced. Where exchanges overlap, what became of
         one is raised by the next call, and ``last`` is that of the step before.
+
+        Values that the user has set since the last step (``load_state_dict``, a clamp) are the cluster's before this
+        step is applied to them, as ``writes`` says (docs/guarantees.md). Raises InvalidRequest where others' updates
+        would be lost with them.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._flat.check_in_place()
+        with self.around():
+            self._assigning.before_step(overlaps=self._overlap is not None and self._overlap.is_pending)
         self._strays.warn_once(logger)
         # The memory that gradients are collected in is free when the last exchange is finished.
         self.finish()
@@ -186,6 +193,7 @@ class PsOptimizer(torch.optim.Optimizer):
         absent = self._gradients.collect(gathered)
         if self._sends_buffers:
             self._gradients.collect_buffers()
+            self._flat.buffers_sent()
         ahead = self._session.lookahead if self._overlap else 0
         update = Update(
             absent,
@@ -196,6 +204,7 @@ class PsOptimizer(torch.optim.Optimizer):
             rows=self._tables.collect() if self._spec.tables else None,
             table_options=self._table_groups.options(self.param_groups),
         )
+        self._assigning.has_stepped = True
         if self._overlap and ahead:
             self._overlap.begin(partial(self._exchange, update))
             return loss
@@ -233,17 +242,48 @@ class PsOptimizer(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
 
     def pull(self) -> None:
-        """Put the newest parameters and buffers of the cluster into the model, for evaluation. Raises PsError."""
+        """Put the newest parameters and buffers of the cluster into the model, for evaluation. Raises PsError.
+
+        What the user has set since the last step is replaced.
+        """
         self.finish()
         self._pipeline.pull()
+        self._assigning.after_barrier()
+
+    def assign(self) -> None:
+        """Make this worker's parameters and buffers the cluster's, whatever the mode. Raises PsError.
+
+        Call it on one worker, then ``cluster.barrier()`` on all: from then on all have them. Updates that other workers
+        have pushed meanwhile are replaced; the optimizer's state stays (``load_state_dict`` sets that).
+        """
+        self._finish_keeping()
+        self._assigning.assign(range(len(self._spec.variables)))
+
+    def settle(self) -> None:
+        """At a clean end of the job: what was set after the last step goes to the shards where it can. Raises PsError.
+
+        Called by ``cluster.close``.
+        """
+        self._finish_keeping()
+        self._assigning.at_end()
+
+    @torch.no_grad()
+    def _finish_keeping(self) -> None:
+        """``finish``, with what the user has set since the last step still in the model."""
+        pending = self._overlap is not None and self._overlap.is_pending
+        kept = {n: self._flat.values_of(n).clone() for n in self._flat.written()} if pending else {}
+        self.finish()
+        for number, values in kept.items():
+            self._bindings.parameters[number].copy_(values)
 
     def arrive(self, phase: int) -> None:
         """Tell every shard that this worker enters the barrier that ends ``phase``. Called by ``cluster.barrier``.
 
         Arrivals are not acknowledged. Called again while waiting, it repeats them on streams that broke meanwhile.
-        Raises PsError.
+        What the worker of the lowest rank has set since its last step is the cluster's then. Raises PsError.
         """
-        self.finish()
+        self._finish_keeping()
+        self._assigning.before_barrier(with_buffers=self._sends_buffers and self._spec.buffers is Buffers.RANK0)
         self._pipeline.arrive(phase)
 
     def close(self) -> None:

@@ -22,6 +22,11 @@ class Overlap:
         """Whether an exchange is under way. From any thread."""
         return (under_way := self._under_way) is not None and not under_way.done()
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether an exchange has begun that ``finish`` has not ended."""
+        return self._under_way is not None
+
     def begin(self, exchange: Callable[[], StepSummary]) -> None:
         """Start one exchange; the one before must have been finished."""
         self._under_way = self._thread.submit(exchange)

@@ -85,6 +85,11 @@ class StepPipeline:
         session.on_shards(self.leave_replaced)
 
     @property
+    def name(self) -> str:
+        """Of the model."""
+        return self._name
+
+    @property
     def version(self) -> int:
         """The lowest version of the parameters held, over the shards."""
         return min(lane.version for lane in self._lanes)
@@ -307,6 +312,10 @@ class StepPipeline:
     def _save_state(self) -> State:
         entries = [self._persistently(lane, lane.save_state) for lane in self._lanes]
         return join_state([lane.layout for lane in self._lanes], entries)
+
+    def on_shards(self, action: Callable[[Lane], T]) -> list[T]:
+        """What ``action``, which may be repeated, gives for each shard's lane. Raises PsError."""
+        return self._as_laid_out(lambda: [self._persistently(lane, partial(action, lane)) for lane in self._lanes])
 
     def load_state(self, state: Mapping[int, Mapping[str, Any]]) -> None:
         """Replace the optimizer state of every shard. Raises PsError."""

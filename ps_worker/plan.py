@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
-from ps_protocol.layout import ALIGNMENT_BYTES, ArenaKey, Layout, Range, arena_keys, merge
-from ps_protocol.model import Kind, ShardMap
+from ps_protocol.layout import ArenaKey, Layout, Range, SliceSpan, aligned, arena_keys, merge
+from ps_protocol.model import ALIGNMENT_BYTES, Kind, ShardMap
 
 _CACHED_PATTERNS = 64
 
@@ -15,9 +15,11 @@ class FlatPlan:
     """Immutable; computed once per model from its shard map.
 
     Flat memory holds one arena per arena key of the model. In each arena come the whole variables of shard 0 in the
-    order of its region, then those of shard 1, and so on, then the variables that are split over shards. So a shard's
-    region is a few ranges of flat memory, however many variables it has. When slices move between shards, variables
-    stay where they are in flat memory.
+    order of its region, then those of shard 1, and so on, then the variables that are split over shards. Every variable
+    begins at a multiple of 64 bytes, and so does every slice in its region: what lies between is padding on both sides.
+    So a shard's region is a few ranges of flat memory, however many variables it has. Padding behind a slice that is a
+    part of its variable has no place between the variable's rows: it goes to 64 bytes of its own at the end. When
+    slices move between shards, variables stay where they are in flat memory.
     """
 
     def __init__(self, shard_map: ShardMap, before: FlatPlan | None = None) -> None:
@@ -28,22 +30,15 @@ class FlatPlan:
         self.offsets: list[int] = [0] * len(self.variables)
         #: The bytes of each arena in flat memory.
         self.arenas: list[tuple[ArenaKey, Range]] = []
-        self.total_bytes = 0
+        #: Bytes of all arenas.
+        self.values_bytes = 0
         if before is None:
             for key in arena_keys(shard_map.spec):
                 self._place(key)
         else:
-            self.offsets, self.arenas, self.total_bytes = before.offsets, before.arenas, before.total_bytes
-        self._slices = [
-            [
-                (
-                    self.offsets[span.slice.variable] + span.slice.row_begin * span.variable.row_bytes,
-                    self.offsets[span.slice.variable] + span.slice.row_end * span.variable.row_bytes,
-                )
-                for span in layout.slices
-            ]
-            for layout in self.layouts
-        ]
+            self.offsets, self.arenas, self.values_bytes = before.offsets, before.arenas, before.values_bytes
+        self.total_bytes = self.values_bytes + ALIGNMENT_BYTES
+        self._slices = [[self._places(span) for span in layout.slices] for layout in self.layouts]
         # A model's steps show few patterns of absent variables, mostly one: the frozen and unused ones.
         self._ranges = lru_cache(_CACHED_PATTERNS)(self._compute_ranges)
         self._absent = lru_cache(_CACHED_PATTERNS)(self._compute_absent)
@@ -60,12 +55,20 @@ class FlatPlan:
         """
         return self._ranges(shard, tuple(absent), buffers)
 
+    def values(self, shard: int, slices: Iterable[int]) -> list[Range]:
+        """Where the values of some slices of ``shard``, by index, lie in flat memory, without padding."""
+        found = []
+        for index in slices:
+            span, (begin, _) = self.layouts[shard].slices[index], self._slices[shard][index][0]
+            found.append((begin, begin + span.end - span.begin))
+        return merge(found)
+
     def absent_slices(self, absent: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """Per shard, the indexes of the slices of the variables ``absent``."""
         return self._absent(absent)
 
     def _place(self, key: ArenaKey) -> None:
-        begin = position = -(-self.total_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        begin = position = self.values_bytes
         members = [i for i, v in enumerate(self.variables) if ArenaKey(v.kind, v.group, v.dtype) == key]
         whole = [
             span.slice.variable
@@ -77,17 +80,28 @@ class FlatPlan:
         placed = set(whole)
         for number in (*whole, *(i for i in members if i not in placed)):
             self.offsets[number] = position
-            position += self.variables[number].nbytes
+            position = aligned(position + self.variables[number].nbytes)
         self.arenas.append((key, (begin, position)))
-        self.total_bytes = position
+        self.values_bytes = position
+
+    def _places(self, span: SliceSpan) -> tuple[Range, ...]:
+        """Where a slice and its padding lie in flat memory, in the order of the region."""
+        variable = self.offsets[span.slice.variable]
+        begin = variable + span.slice.row_begin * span.variable.row_bytes
+        end = begin + span.end - span.begin
+        padding_bytes = span.padded_end - span.end
+        if span.end - span.begin == span.variable.nbytes:
+            return ((begin, end + padding_bytes),)
+        return (begin, end), (self.values_bytes, self.values_bytes + padding_bytes)
 
     def _compute_ranges(self, shard: int, absent: tuple[int, ...], buffers: bool) -> list[Range]:
         missing = frozenset(absent)
         spans = zip(self.layouts[shard].slices, self._slices[shard], strict=True)
         return merge(
             place
-            for index, (span, place) in enumerate(spans)
+            for index, (span, places) in enumerate(spans)
             if index not in missing and (buffers or span.variable.kind is Kind.PARAMETER)
+            for place in places
         )
 
     def _compute_absent(self, absent: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:

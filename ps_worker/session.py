@@ -275,6 +275,16 @@ class Session:
         return TRANSPORTS[self._config.transport]
 
     @property
+    def consistency(self) -> Consistency:
+        """The job's mode now."""
+        return self.view.consistency
+
+    @property
+    def workers(self) -> Sequence[int]:
+        """Ranks of the live workers, this one's too, rising."""
+        return sorted({*self.view.live(Role.WORKER), self.rank})
+
+    @property
     def lookahead(self) -> int:
         """1 in async, and in ssp where the bound leaves room for it; in sync every step needs its own parameters."""
         consistency = self.view.consistency

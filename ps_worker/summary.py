@@ -29,6 +29,14 @@ class Outcome(enum.IntEnum):
     REFUSED = 7
 
 
+class Writes(enum.Enum):
+    """What ``cluster.optimizer`` does with values that the user sets between steps."""
+
+    ASSIGN = "assign"
+    REFUSE = "refuse"
+    IGNORE = "ignore"
+
+
 @dataclass(frozen=True, slots=True)
 class Style:
     """How a model's steps are made."""
@@ -36,6 +44,7 @@ class Style:
     wire: Wire = RAW
     #: The exchange goes on while the next gradients are computed.
     overlap: bool = False
+    writes: Writes = Writes.ASSIGN
 
 
 PLAIN = Style()

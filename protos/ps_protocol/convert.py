@@ -8,6 +8,8 @@ from ps_protocol.convert_tables import table_from_pb, table_to_pb
 from ps_protocol.enums import enum_member
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model import (
+    ALIGNMENT_BYTES,
+    PACKED_BYTES,
     Buffers,
     Consistency,
     DType,
@@ -115,11 +117,19 @@ def shard_map_to_pb(shard_map: ShardMap) -> pb.ShardMap:
         ],
         restored_from=shard_map.restored_from,
         tables=[pb.TablePlacement(shards=owners) for owners in shard_map.tables],
+        alignment_bytes=0 if shard_map.alignment_bytes == PACKED_BYTES else shard_map.alignment_bytes,
     )
 
 
 def shard_map_from_pb(message: pb.ShardMap) -> ShardMap:
-    """Raises InvalidRequest as ``spec_from_pb`` does."""
+    """Raises InvalidRequest as ``spec_from_pb`` does, and for an alignment this version does not know."""
+    if message.alignment_bytes not in (0, ALIGNMENT_BYTES):
+        raise InvalidRequest(
+            "slices are aligned in a way this version does not know",
+            expected=f"0 or {ALIGNMENT_BYTES} bytes",
+            actual=str(message.alignment_bytes),
+            remedy="run the same version of torch-ps everywhere",
+        )
     return ShardMap(
         epoch=message.epoch,
         spec=spec_from_pb(message.spec),
@@ -127,6 +137,7 @@ def shard_map_from_pb(message: pb.ShardMap) -> ShardMap:
         slices=tuple(Slice(s.variable, s.row_begin, s.row_end, s.shard) for s in message.slices),
         restored_from=message.restored_from,
         tables=tuple(tuple(placement.shards) for placement in message.tables),
+        alignment_bytes=message.alignment_bytes or PACKED_BYTES,
     )
 
 

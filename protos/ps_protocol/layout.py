@@ -2,6 +2,7 @@
 
 A shard's slices of one model form a *region*. It holds one arena per (kind, group, dtype) of the model, parameters
 before buffers, each arena starting at a multiple of 64 bytes, each holding its slices in the order of the shard map.
+Every slice begins at a multiple of the shard map's alignment; the zeros behind it, its padding, travel with it.
 """
 
 from __future__ import annotations
@@ -10,9 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ps_protocol.model import DType, Kind, ModelSpec, ShardMap, Slice, Variable
-
-ALIGNMENT_BYTES = 64
+from ps_protocol.model import ALIGNMENT_BYTES, DType, Kind, ModelSpec, ShardMap, Slice, Variable
 
 #: Byte positions [begin, end) in a region.
 Range = tuple[int, int]
@@ -36,6 +35,8 @@ class SliceSpan:
     arena: int
     begin: int
     end: int
+    #: Byte behind the slice's padding, where the next one begins.
+    padded_end: int
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -46,7 +47,7 @@ class SliceSpan:
 
 @dataclass(frozen=True, slots=True)
 class ArenaSpan:
-    """One arena and its bytes [begin, end) in the region; empty where the shard has no such slice."""
+    """One arena and its bytes [begin, end) in the region, padding included; empty where the shard has no such slice."""
 
     key: ArenaKey
     begin: int
@@ -88,12 +89,13 @@ class Layout:
         spans: list[SliceSpan] = []
         position = parameter_bytes = 0
         for number, key in enumerate(keys):
-            begin = position = -(-position // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            begin = position = aligned(position)
             for piece in members[key]:
                 v = variables[piece.variable]
                 end = position + (piece.row_end - piece.row_begin) * v.row_bytes
-                spans.append(SliceSpan(piece, v, number, position, end))
-                position = end
+                padded_end = aligned(end, shard_map.alignment_bytes)
+                spans.append(SliceSpan(piece, v, number, position, end, padded_end))
+                position = padded_end
             arenas.append(ArenaSpan(key, begin, position))
             if key.kind is Kind.PARAMETER:
                 parameter_bytes = position
@@ -111,7 +113,7 @@ class Layout:
         return sum(span.variable.kind is Kind.PARAMETER for span in self.slices)
 
     def ranges(self, absent: Iterable[int] = (), *, parameters: bool = True, buffers: bool = True) -> list[Range]:
-        """Byte ranges of the present slices, merged where they touch.
+        """Byte ranges of the present slices and their padding, merged where they touch.
 
         ``absent`` holds slice indexes that are left out.
         """
@@ -122,11 +124,16 @@ class Layout:
             ]
         else:
             wanted = [
-                (s.begin, s.end)
+                (s.begin, s.padded_end)
                 for i, s in enumerate(self.slices)
                 if i not in missing and (parameters if s.variable.kind is Kind.PARAMETER else buffers)
             ]
         return merge(wanted)
+
+
+def aligned(position: int, alignment_bytes: int = ALIGNMENT_BYTES) -> int:
+    """The first multiple of ``alignment_bytes`` from byte ``position`` on."""
+    return -(-position // alignment_bytes) * alignment_bytes
 
 
 def merge(ranges: Iterable[Range]) -> list[Range]:

@@ -26,6 +26,13 @@ _ITEM_BYTES = MappingProxyType(
 )
 
 
+ALIGNMENT_BYTES = 64
+"""Where variables begin: at a multiple of this. A line of the processor's cache, and enough for any vector kernel."""
+
+PACKED_BYTES = 1
+"""The alignment of models that were placed before variables were aligned: one begins where the one before it ends."""
+
+
 class DType(enum.Enum):
     """Element types; the values are the names torch gives them."""
 
@@ -145,6 +152,8 @@ class ShardMap:
     restored_from: str = ""
     #: For each of the model's tables, the shard of each bucket.
     tables: tuple[tuple[int, ...], ...] = ()
+    #: Every slice begins at a multiple of this: ALIGNMENT_BYTES, or PACKED_BYTES where an older version placed it.
+    alignment_bytes: int = ALIGNMENT_BYTES
 
     def buckets(self, table: int, shard: int) -> list[int]:
         """The buckets of one table that live on ``shard``, rising."""

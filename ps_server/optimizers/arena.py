@@ -178,7 +178,8 @@ class Arena:
         """Where the per-element state ``name`` of slices [first, last) lies."""
         item = self._span.key.dtype.itemsize
         if name not in self._flat:
-            self._flat[name] = torch.empty((self._span.end - self._span.begin) // item, dtype=dtype)
+            # Zeros: padding that begins with anything else would not stay zero.
+            self._flat[name] = torch.zeros((self._span.end - self._span.begin) // item, dtype=dtype)
         begin, end = self._slices[first].begin - self._span.begin, self._slices[last - 1].end - self._span.begin
         return self._flat[name][begin // item : end // item]
 

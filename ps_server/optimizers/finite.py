@@ -17,11 +17,14 @@ def first_nonfinite(layout: Layout, region: Region, absent: frozenset[int] = fro
     """
     for run in parameter_runs(layout, [absent]):
         if run.absent == (False,) and not _finite(region.tensor(run.begin, run.end, run.dtype)):
-            return next(
+            named = (
                 span.variable.name
                 for index, span in enumerate(layout.slices)
                 if span.arena == run.arena and index not in absent and not _finite(region.slice(index))
             )
+            # None of them: it lies in the padding, which is nobody's.
+            if (name := next(named, None)) is not None:
+                return name
     return None
 
 

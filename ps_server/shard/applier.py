@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import copy
 
 import numpy as np
@@ -128,14 +128,19 @@ class Applier:
         await asyncio.wait([aged])
         return went
 
-    def load(self, loaded: Loaded, nbytes: int, version: int) -> asyncio.Future[Region]:
+    def load(self, loaded: Loaded, nbytes: int, version: int, slices: Collection[int] = ()) -> asyncio.Future[Region]:
         """Queue that values and state are written, for which ``nbytes`` are reserved, and logged.
+
+        Of the region only ``slices``, where there are any: the others become what they are here then.
 
         The future holds the PsError that refuses them, if one does; nothing was changed then.
         """
         refusals: list[PsError] = []
 
         def work(replica: Replica) -> None:
+            if slices and loaded.region is not None:
+                for begin, end in self._layout.ranges(slices):
+                    loaded.region.data[begin:end].copy_(replica.region.data[begin:end])
             try:
                 require_counters(replica.layout, loaded.entries or ())
                 replica.load(loaded.region, loaded.entries)

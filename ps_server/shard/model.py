@@ -81,6 +81,8 @@ class ShardModel:
         self.tracker.configure(consistency)
         #: Whether the region holds values yet: rank 0's initial ones, or later ones.
         self.initialised = start.initialised
+        #: Loads that replaced values which it had.
+        self.assigned = 0
         #: Staleness of each rank's last applied push.
         self.staleness: dict[int, int] = {}
         #: Options that workers push in vain (sync).
@@ -449,12 +451,13 @@ class ShardModel:
         *,
         only_first: bool,
         at_cut: bool = False,
+        slices: Collection[int] = (),
         check: Callable[[], None] | None = None,
     ) -> bool:
         """Write values and state; False when ``only_first`` found values. Raises InvalidRequest, StorageFull.
 
-        ``tracker``: where a restored job stood; before anybody has opened a stream. ``at_cut`` and ``check`` as in
-        ``write_rows``.
+        ``slices``: those of ``region`` that are written; none: all. ``tracker``: where a restored job stood; before
+        anybody has opened a stream. ``at_cut`` and ``check`` as in ``write_rows``.
         """
         nbytes = self.layout.region_bytes + sum(tensor.nbytes for _, tensor in entries or ())
         if not self.initialised and self._announce:
@@ -469,7 +472,8 @@ class ShardModel:
             self.tracker.restore(tracker)
         before = self.initialised
         self.initialised = before or region is not None
-        loading = self._applier.load(Loaded(self.name, region, entries, tracker), nbytes, self.tracker.version)
+        loaded = Loaded(self.name, region, entries, tracker)
+        loading = self._applier.load(loaded, nbytes, self.tracker.version, slices)
         try:
             await asyncio.shield(loading)
         except PsError:
@@ -479,6 +483,7 @@ class ShardModel:
             # The lane reads ``region``, which is its owner's again when this returns.
             await asyncio.gather(loading, return_exceptions=True)
             raise
+        self.assigned += before and region is not None
         await self._covered()
         return True
 

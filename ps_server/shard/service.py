@@ -210,6 +210,8 @@ class ShardService:
             return await until(ended, self._load(header, worker, model, context))
 
     async def _load(self, header: pb.LoadHeader, worker: WorkerKey, model: ShardModel, context: Context) -> bytes:
+        if header.slices:
+            model.require_values()
         region = model.pool.take() if header.with_region else None
         try:
             reader = LoadReader(model.layout, header, region)
@@ -221,6 +223,7 @@ class ShardService:
                 region,
                 reader.entries,
                 only_first=header.only_if_uninitialised,
+                slices=frozenset(header.slices),
                 check=lambda: self._fence.check(worker),
             )
         finally:
@@ -279,6 +282,7 @@ class ShardService:
             staleness_counts=tracker.counts.staleness,
             outcomes=tracker.counts.outcomes,
             parked_pulls=model.parked_pulls,
+            assigned=model.assigned,
             tables=[
                 pb.TableStatus(
                     name=table.spec.name,

@@ -20,10 +20,12 @@ class LoadReader:
     """Takes the messages of one Load call: first the header, then chunks into a region and into new state tensors."""
 
     def __init__(self, layout: Layout, header: pb.LoadHeader, region: Region | None) -> None:
-        """``region`` receives the parameters and buffers when the header announces them."""
+        """``region`` receives the parameters and buffers when the header announces them. Raises InvalidRequest."""
         self.region = region
         self.entries = [_allocate(layout, state) for state in header.state] if header.with_state else None
-        pieces = pieces_of(region.bytes, layout.ranges()) if region else []
+        check_slices(layout, header.slices)
+        ranges = [(layout.slices[i].begin, layout.slices[i].end) for i in header.slices] or layout.ranges()
+        pieces = pieces_of(region.bytes, ranges) if region else []
         pieces += [tensor_bytes(tensor) for _, tensor in self.entries or ()]
         self._scatter = Scatter(pieces)
 

@@ -17,7 +17,7 @@ from ps_server.shard import registry as registry_module
 from tests.support.shards import TestShard, error_of, running_shard
 from tests.support.tables import RowStream, array, get_rows, start_with, table_spec
 
-DENSE = bytes(48)
+DENSE = bytes(64)
 
 
 def feed(shard: TestShard, cursor: pb.FeedCursor | None = None, **fields: Any) -> Iterator[tuple[pb.FeedBatch, bytes]]:

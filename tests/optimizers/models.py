@@ -69,10 +69,10 @@ def whole_layout(spec: ModelSpec) -> Layout:
 
 
 def fill(region: Region, generator: torch.Generator) -> None:
-    for number, arena in enumerate(region.layout.arenas):
-        if arena.key.kind is Kind.PARAMETER:
-            flat = region.arena(number)
-            flat.copy_(torch.randn(flat.shape, generator=generator))
+    """Random parameters; padding stays zero, as whoever sends a region leaves it."""
+    for index in range(region.layout.parameter_slices):
+        values = region.slice(index)
+        values.copy_(torch.randn(values.shape, generator=generator))
 
 
 @dataclass

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ps_protocol.layout import ALIGNMENT_BYTES, Layout
-from ps_protocol.model import DType, Kind, ModelSpec, ShardMap, Variable
+from ps_protocol.layout import Layout
+from ps_protocol.model import ALIGNMENT_BYTES, DType, Kind, ModelSpec, ShardMap, Variable
 from ps_server.optimizers import Region, torch_dtype
 
 from .models import spec_of, whole_layout

@@ -19,7 +19,7 @@ from tests.support.shards import StubStream, TestShard, error_of, flat, gradient
 from tests.transports.support import UvloopThread
 
 SERVICE = "/ps_protocol.v1.Shard/"
-PAYLOAD_BYTES = 68
+PAYLOAD_BYTES = 128
 """The parameters of the model that ``start`` makes."""
 
 

@@ -228,7 +228,7 @@ def attacked() -> Iterator[Target]:
 @example(
     messages=[
         pb.StepRequest(
-            push=pb.PushHeader(sequence=1, clock=1, payload=bytes(68), group_options=[text])
+            push=pb.PushHeader(sequence=1, clock=1, payload=bytes(128), group_options=[text])
         ).SerializeToString()
         for text in ('{"lr": 0}', '{"lr": -1}')
     ]

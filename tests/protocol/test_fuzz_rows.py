@@ -16,7 +16,7 @@ from tests.protocol.attacked import Target, call, target, whole_streams
 from tests.support.shards import wait_until
 from tests.support.tables import RowStream, array, start_with, table_spec
 
-DENSE_BYTES = 48
+DENSE_BYTES = 64
 LARGE = st.sampled_from([1 << 20, (1 << 32) - 1, 1 << 40, (1 << 63) - 1, (1 << 64) - 1])
 COUNTS = st.integers(0, 4) | LARGE
 NUMBERS = st.integers(0, 2) | st.sampled_from([(1 << 31) - 1, (1 << 32) - 1])

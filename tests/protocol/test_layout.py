@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_protocol.layout import ALIGNMENT_BYTES, Layout, merge, total_bytes
-from ps_protocol.model import DType, Kind, ModelSpec, ShardMap, Slice, Variable
+from ps_protocol.layout import Layout, merge, total_bytes
+from ps_protocol.model import ALIGNMENT_BYTES, PACKED_BYTES, DType, Kind, ModelSpec, ShardMap, Slice, Variable
 
 VARIABLES = st.lists(
     st.builds(
@@ -33,8 +33,11 @@ def test_slices_lie_one_after_another_in_their_arenas_and_parameters_come_first(
         for number, arena in enumerate(layout.arenas):
             inside = [s for s in layout.slices if s.arena == number]
             assert arena.begin % ALIGNMENT_BYTES == 0
-            assert [s.begin for s in inside] == [arena.begin, *(s.end for s in inside)][: len(inside)]
-            assert arena.end == (inside[-1].end if inside else arena.begin)
+            assert all(s.begin % ALIGNMENT_BYTES == 0 for s in inside)
+            assert all(s.end - s.begin == s.variable.nbytes for s in inside)
+            assert all(0 <= s.padded_end - s.end < ALIGNMENT_BYTES for s in inside)
+            assert [s.begin for s in inside] == [arena.begin, *(s.padded_end for s in inside)][: len(inside)]
+            assert arena.end == (inside[-1].padded_end if inside else arena.begin)
         kinds = [span.variable.kind for span in layout.slices]
         assert kinds == [Kind.PARAMETER] * layout.parameter_slices + [Kind.BUFFER] * (
             len(kinds) - layout.parameter_slices
@@ -52,7 +55,7 @@ def test_ranges_hold_the_bytes_of_the_present_slices_and_no_others(variables, da
             byte
             for i, span in enumerate(layout.slices)
             if i not in absent and (buffers or span.variable.kind is Kind.PARAMETER)
-            for byte in range(span.begin, span.end)
+            for byte in range(span.begin, span.padded_end)
         }
         assert {byte for begin, end in ranges for byte in range(begin, end)} == wanted
         assert total_bytes(ranges) == len(wanted)
@@ -60,12 +63,21 @@ def test_ranges_hold_the_bytes_of_the_present_slices_and_no_others(variables, da
 
 def test_a_model_of_a_thousand_tensors_is_one_range():
     (layout,) = layout_of([((10,), DType.FLOAT32, Kind.PARAMETER, 0)] * 1000)
-    assert layout.ranges() == [(0, 40_000)]
+    assert layout.ranges() == [(0, 64_000)]
 
 
 def test_a_scalar_is_one_row():
     (layout,) = layout_of([((), DType.FLOAT32, Kind.PARAMETER, 0)])
-    assert (layout.slices[0].shape, layout.region_bytes) == ((), 4)
+    assert (layout.slices[0].shape, layout.slices[0].end, layout.region_bytes) == ((), 4, 64)
+
+
+def test_a_model_that_was_placed_before_variables_were_aligned_lies_as_it_did():
+    variables = [Variable(f"v{i}", (size,), DType.FLOAT32) for i, size in enumerate((3, 5, 7))]
+    spec = ModelSpec("model", "torch.optim.SGD", tuple(variables), ({"lr": 1.0},))
+    slices = tuple(Slice(i, 0, v.rows, 0) for i, v in enumerate(variables))
+    layout = Layout.of(ShardMap(1, spec, 1, slices, alignment_bytes=PACKED_BYTES), 0)
+    assert [(s.begin, s.end) for s in layout.slices] == [(0, 12), (12, 32), (32, 60)]
+    assert (layout.ranges(), layout.ranges([1]), layout.region_bytes) == ([(0, 60)], [(0, 12), (32, 60)], 60)
 
 
 def test_merging_joins_what_touches_and_drops_what_is_empty():

@@ -35,7 +35,7 @@ from ps_server.shard.storage import Storage
 from ps_server.storage_options import Durability, SnapshotRule, StorageConfig
 from ps_server.tables import BucketContents
 from tests.support.loops import LoopThread
-from tests.support.shards import TOKEN, StubStream, TestShard, coordinator_stub, load
+from tests.support.shards import TOKEN, StubStream, TestShard, coordinator_stub, in_slices, load
 
 NEVER = SnapshotRule(seconds=1e9)
 OFTEN = SnapshotRule(seconds=0.01)
@@ -70,9 +70,8 @@ def gradients_of(spec: ModelSpec, seed: int) -> list[torch.Tensor]:
 
 
 def payload_of(layout: Layout, tensors: Sequence[torch.Tensor]) -> bytes:
-    """The rows that this layout has."""
-    rows = (tensors[s.slice.variable][s.slice.row_begin : s.slice.row_end] for s in layout.slices)
-    return b"".join(piece.contiguous().numpy().tobytes() for piece in rows)
+    """The rows that this layout has, each slice with its padding."""
+    return in_slices(tensors[s.slice.variable][s.slice.row_begin : s.slice.row_end] for s in layout.slices)
 
 
 class Node(TestShard):

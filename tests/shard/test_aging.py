@@ -12,7 +12,7 @@ from ps_server.shard.aging import Aging
 from tests.support.shards import RecordingLog, running_shard, wait_until
 from tests.support.tables import RowStream, array, start_with, table_spec
 
-DENSE = bytes(48)
+DENSE = bytes(64)
 
 
 class KeepingLog(RecordingLog):

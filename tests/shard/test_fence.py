@@ -27,13 +27,13 @@ def messages(method: str, worker: pb.WorkerId) -> list[Any]:
     opening = pb.StepRequest(
         open=pb.Open(model="model", worker=worker, protocol_version=PROTOCOL_VERSION, phase=0, clock=0)
     )
-    push = pb.StepRequest(push=pb.PushHeader(sequence=1, clock=1, payload=bytes(68)))
+    push = pb.StepRequest(push=pb.PushHeader(sequence=1, clock=1, payload=bytes(128)))
     return {
         "Step": [opening, push],
         "Push": [opening, push],
         "Load": [
             pb.LoadRequest(header=pb.LoadHeader(model="model", worker=worker, with_region=True)),
-            pb.LoadRequest(chunk=pb.Chunk(payload=bytes(68))),
+            pb.LoadRequest(chunk=pb.Chunk(payload=bytes(128))),
         ],
         "LoadRows": [pb.LoadRowsRequest(header=pb.LoadRowsHeader(model="model", worker=worker))],
         "Follow": [pb.FollowRequest(start=pb.FollowStart(protocol_version=PROTOCOL_VERSION, primary=INCARNATION))],

@@ -368,7 +368,7 @@ def test_values_that_are_loaded_while_slices_move_come_before_or_after_all_of_it
 
         def write():
             try:
-                load(made.nodes[1], model, bytes(4 * 13))
+                load(made.nodes[1], model, bytes(model.layout.region_bytes))
                 loaded.append(None)
             except grpc.RpcError as error:
                 loaded.append(error_of(error))

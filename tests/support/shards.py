@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +18,7 @@ import torch
 from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.channel import SHARD_KEY
 from ps_protocol.errors import ERROR_TRAILER, PsError, from_detail
-from ps_protocol.layout import Layout
+from ps_protocol.layout import Layout, aligned
 from ps_protocol.model import Consistency, DType, Kind, ModelSpec, NonFinite, ShardMap, Slice, Variable
 from ps_protocol.v1 import common_pb2, shard_pb2, shard_pb2_grpc
 from ps_protocol.view import ClusterView, Member, Role
@@ -283,10 +283,16 @@ def load(shard: TestShard, model: ShardModel, values: bytes, **header: Any) -> s
     return stub.Load(iter([shard_pb2.LoadRequest(header=head), shard_pb2.LoadRequest(chunk=chunk)]))
 
 
+def in_slices(tensors: Iterable[torch.Tensor]) -> bytes:
+    """The bytes of ``tensors``, each a whole slice, each with its padding."""
+    values = (t.contiguous().numpy().tobytes() for t in tensors)
+    return b"".join(each.ljust(aligned(len(each)), b"\0") for each in values)
+
+
 def flat(layout: Layout, *tensors: torch.Tensor) -> bytes:
-    """The payload that holds ``tensors``, the slices in order."""
+    """The payload that holds ``tensors``, the slices in order, each with its padding."""
     assert [tuple(t.shape) for t in tensors] == [span.shape for span in layout.slices[: len(tensors)]]
-    return b"".join(t.contiguous().numpy().tobytes() for t in tensors)
+    return in_slices(tensors)
 
 
 def unflat(layout: Layout, payload: bytes, count: int | None = None) -> list[torch.Tensor]:
@@ -295,7 +301,7 @@ def unflat(layout: Layout, payload: bytes, count: int | None = None) -> list[tor
     for span in layout.slices[:count]:
         size = (span.end - span.begin) // 4
         tensors.append(values[:size].reshape(span.shape))
-        values = values[size:]
+        values = values[(span.padded_end - span.begin) // 4 :]
     return tensors
 
 

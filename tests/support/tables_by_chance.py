@@ -18,7 +18,7 @@ TABLES = (
     table_spec("users", 3, "adam", life=RowLife(expire_after_updates=6), buckets=4),
     table_spec("words", 2, "ftrl", life=RowLife(max_rows=64, eviction=Eviction.LFU, admit_probability=0.5), buckets=64),
 )
-DENSE_BYTES = 48
+DENSE_BYTES = 64
 _IDS = 120
 
 
@@ -29,7 +29,7 @@ def push(chance: random.Random, streams: Sequence[RowStream]) -> list[tuple[pb.S
         if chance.random() < 0.8:
             ids = array(*chance.sample(range(-_IDS, _IDS), chance.randrange(30)))
             rows[number] = ids, numbers(chance, ids.size, table.dim)
-    dense = numbers(chance, 1, DENSE_BYTES // 4).tobytes()
+    dense = numbers(chance, 1, 12).tobytes().ljust(DENSE_BYTES, b"\0")
     return [stream.exchange_rows(dense, rows) for stream in streams]
 
 

@@ -19,8 +19,8 @@ from ps_protocol.channel import CLIENT_OPTIONS
 from ps_protocol.convert_tables import row_options_from_json
 from ps_protocol.errors import ERROR_TRAILER, ModelMoved, PsError, to_detail
 from ps_protocol.ids import buckets_of
-from ps_protocol.layout import Layout
-from ps_protocol.model import Kind, ModelSpec, ShardMap, Slice
+from ps_protocol.layout import Layout, aligned
+from ps_protocol.model import ALIGNMENT_BYTES, Consistency, Kind, Mode, ModelSpec, ShardMap, Slice
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
 
@@ -101,6 +101,9 @@ class FakeShard:
     def forget(self) -> None:
         """As a shard without durability comes back."""
         self.initialised = False
+        #: What it says of workers' positions, and how often values were replaced.
+        self.clocks: dict[int, tuple[int, int]] = {}
+        self.assigned = 0
         self.version = 0
         #: By table and id.
         self.rows: list[dict[int, np.ndarray]] = [{} for _ in self.layout.shard_map.spec.tables]
@@ -213,7 +216,7 @@ class FakeShard:
             ]
         )
         rows_bytes = sum(each.rows * (8 + 4 * self._dim(each.table)) for each in header.tables)
-        payload = header.payload or _receive(requests, sum(t.nbytes for t in wanted) + rows_bytes)
+        payload = header.payload or _receive(requests, sum(aligned(t.nbytes) for t in wanted) + rows_bytes)
         self.pushes.append(header)
         if self.faults.on_push:
             self.under_way, layout = (header, wanted, payload), self.layout
@@ -262,7 +265,7 @@ class FakeShard:
                 if tensor.nbytes
                 else tensor
             )
-            at += tensor.nbytes
+            at += aligned(tensor.nbytes)
             if any(tensor is p for p in self.parameters):
                 tensor.grad = value.reshape(tensor.shape).clone()
             else:
@@ -353,7 +356,7 @@ class FakeShard:
             for t, s in zip(self.tensors, self.layout.slices, strict=True)
             if with_buffers or s.variable.kind is Kind.PARAMETER
         ]
-        payload = _join(chosen)
+        payload = _join(chosen, ALIGNMENT_BYTES)
         result.version, result.payload_bytes, result.with_buffers = self.version, len(payload), with_buffers
         yield pb.StepReply(result=result).SerializeToString()
         for position, piece in _cut(payload):
@@ -379,9 +382,13 @@ class FakeShard:
         if header.only_if_uninitialised and self.initialised:
             return pb.LoadReply(version=self.version, written=False).SerializeToString()
         self.loads += 1
-        if header.with_region:
+        if header.slices:
+            self.assigned += 1
+            for index in header.slices:
+                payload = _take(self.tensors[index], payload)
+        elif header.with_region:
             for tensor in self.tensors:
-                payload = _take(tensor, payload)
+                payload = _take(tensor, payload, ALIGNMENT_BYTES)
             self.initialised = True
         if header.with_state and self.optimizer is not None:
             self.optimizer.state.clear()
@@ -400,7 +407,7 @@ class FakeShard:
             for name, value in (self.optimizer.state.get(t, {}) if self.optimizer else {}).items()
             if value is not None
         ]
-        payload = _join([*self.tensors, *(value for _, _, value in entries)])
+        payload = _join(self.tensors, ALIGNMENT_BYTES) + _join([value for _, _, value in entries])
         described = [
             pb.StateTensor(slice=i, name=name, dtype=f"DTYPE_{str(v.dtype)[6:].upper()}", shape=v.shape)
             for i, name, v in entries
@@ -411,7 +418,10 @@ class FakeShard:
             yield pb.SaveReply(chunk=pb.Chunk(position=position, payload=piece)).SerializeToString()
 
     def _get_model(self, _: bytes, context: grpc.ServicerContext) -> bytes:
-        return pb.ModelStatus(version=self.version, initialised=self.initialised).SerializeToString()
+        clocks = [pb.WorkerClock(rank=r, phase=phase, clock=clock) for r, (phase, clock) in self.clocks.items()]
+        return pb.ModelStatus(
+            version=self.version, initialised=self.initialised, clocks=clocks, assigned=self.assigned
+        ).SerializeToString()
 
 
 def _refuse(context: grpc.ServicerContext, error: PsError) -> None:
@@ -429,15 +439,16 @@ def _receive(requests: Iterator[bytes], size: int) -> bytes:
     return payload
 
 
-def _take(tensor: torch.Tensor, payload: bytes) -> bytes:
+def _take(tensor: torch.Tensor, payload: bytes, alignment_bytes: int = 1) -> bytes:
     if tensor.nbytes:
         values = torch.frombuffer(bytearray(payload[: tensor.nbytes]), dtype=tensor.dtype)
         tensor.copy_(values.reshape(tensor.shape))
-    return payload[tensor.nbytes :]
+    return payload[aligned(tensor.nbytes, alignment_bytes) :]
 
 
-def _join(tensors: Sequence[torch.Tensor]) -> bytes:
-    return b"".join(t.detach().reshape(-1).view(torch.uint8).numpy().tobytes() for t in tensors)
+def _join(tensors: Sequence[torch.Tensor], alignment_bytes: int = 1) -> bytes:
+    values = (t.detach().reshape(-1).view(torch.uint8).numpy().tobytes() for t in tensors)
+    return b"".join(each.ljust(aligned(len(each), alignment_bytes), b"\0") for each in values)
 
 
 def _cut(payload: bytes) -> Iterator[tuple[int, bytes]]:
@@ -462,6 +473,8 @@ class FakeSession:
         self.device = torch.device("cpu")
         self.lowest = rank == 0
         self.lookahead = 0
+        self.consistency = Consistency(Mode.SYNC)
+        self.workers = [rank]
         self.transports: tuple[common_pb2.Transport, ...] = ()
         self.fenced: PsError | None = None
         self.shards: list[FakeShard] = []

@@ -143,7 +143,8 @@ def test_an_option_that_json_cannot_hold_is_refused() -> None:
 @pytest.mark.parametrize(
     ("tensor", "text"),
     [
-        (nn.Parameter(torch.zeros(3, 2).t()), "not contiguous"),
+        (nn.Parameter(torch.zeros(3, 4)[:, ::2]), "not dense"),
+        (nn.Parameter(torch.zeros(3, 1).expand(3, 2)), "not dense"),
         (nn.Parameter(torch.zeros(2, dtype=torch.complex64)), "floating-point"),
         (nn.Parameter(torch.zeros(2, dtype=torch.int64), requires_grad=False), "floating-point"),
         (torch.zeros(2, 2).to_sparse().requires_grad_(), "sparse"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -54,10 +56,13 @@ def test_a_thousand_variables_are_one_range_per_shard() -> None:
     assert [len(model.plan.ranges(shard)) for shard in range(3)] == [1, 1, 1]
 
 
-def test_a_variable_split_over_three_shards_adds_one_range_to_each() -> None:
-    parameters = [nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(30, 2)), nn.Parameter(torch.zeros(4))]
+@pytest.mark.parametrize(("columns", "ranges"), [(16, 2), (2, 3)])
+def test_a_variable_split_over_three_shards_adds_one_range_to_each_and_one_for_its_padding(
+    columns: int, ranges: int
+) -> None:
+    parameters = [nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(30, columns)), nn.Parameter(torch.zeros(4))]
     model, _ = flatten(parameters, shards=3)
-    assert all(len(model.plan.ranges(shard)) <= 2 for shard in range(3))
+    assert all(len(model.plan.ranges(shard)) <= ranges for shard in range(3))
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3])
@@ -87,13 +92,17 @@ def test_the_ranges_of_all_shards_cover_every_byte_of_every_variable_once(
     ]
     model, _ = flatten(parameters, shards)
     variables = model.plan.variables
-    covered = [b for s in range(shards) for begin, end in model.plan.ranges(s) for b in range(begin, end)]
-    assert len(covered) == len(set(covered)) == sum(v.nbytes for v in variables)
+    values = {
+        b for offset, v in zip(model.plan.offsets, variables, strict=True) for b in range(offset, offset + v.nbytes)
+    }
+    covered = [
+        b for s in range(shards) for begin, end in model.plan.ranges(s) for b in range(begin, end) if b in values
+    ]
+    assert len(covered) == len(set(covered)) == len(values) == sum(v.nbytes for v in variables)
     for shard in range(shards):
         layout = model.plan.layouts[shard]
         assert total_bytes(model.plan.ranges(shard)) == total_bytes(layout.ranges())
-    offsets = zip(model.plan.offsets, variables, strict=True)
-    assert all(offset % v.dtype.itemsize == 0 for offset, v in offsets)
+    assert all(offset % 64 == 0 for offset in model.plan.offsets)
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3])
@@ -115,6 +124,7 @@ def test_a_push_carries_each_slices_gradient_in_region_order(shards: int) -> Non
             .view(torch.uint8)
             .numpy()
             .tobytes()
+            .ljust(span.padded_end - span.begin, b"\0")
             for span in model.plan.layouts[shard].slices[: model.plan.layouts[shard].parameter_slices]
         )
         assert payload(gradients, model, shard) == expected
@@ -162,7 +172,7 @@ def test_buffers_travel_only_when_collected_and_come_back_only_when_published() 
     module(torch.randn(8, 3))
     gradients.collect_buffers()
     pushed = b"".join(gradients.pieces(0, model.plan.layouts[0].ranges()))
-    assert len(pushed) == len(payload(gradients, model, 0)) + 12 + 12 + 8
+    assert len(pushed) == len(payload(gradients, model, 0)) + 64 + 64 + 64
     assert module.running_mean.numpy().tobytes() in pushed
     assert module.num_batches_tracked.numpy().tobytes() in pushed
     before = module.running_mean.clone()
@@ -237,6 +247,34 @@ def test_a_parameter_converted_after_the_declaration_is_refused_by_name() -> Non
     with pytest.raises(InvalidRequest, match="moved or converted") as caught:
         model.check_in_place()
     assert caught.value.variable == "weight"
+
+
+@pytest.mark.parametrize("alignment_bytes", [64, 1])
+def test_every_parameter_and_gradient_begins_on_64_bytes_behind_one_of_an_odd_size(alignment_bytes: int) -> None:
+    module = nn.ParameterList([nn.Parameter(torch.randn(size)) for size in (3, 5, 1, 16, 7)])
+    declaration = build_spec(torch.optim.SGD, module, {"lr": 0.1}, name="model")
+    shard_map = replace(place(declaration.spec, 2), alignment_bytes=alignment_bytes)
+    model = FlatModel(declaration.bindings, shard_map)
+    assert [p.data_ptr() % 64 for p in module] == [0] * 5
+    if alignment_bytes == 64:
+        gradients = Gradients(model.plan, declaration.bindings)
+        for p in module:
+            p.grad = torch.ones_like(p)
+        gradients.collect()
+        gradients.keep_in_place()
+        assert [p.grad.data_ptr() % 64 for p in module] == [0] * 5
+
+
+def test_padding_that_is_received_or_uploaded_touches_no_value() -> None:
+    module = nn.ParameterList([nn.Parameter(torch.ones(30, 2)), nn.Parameter(torch.ones(3))])
+    model, _ = flatten(module, shards=3)
+    for shard in range(3):
+        for span in model.plan.layouts[shard].slices:
+            places = model.plan.ranges(shard, [i for i, s in enumerate(model.plan.layouts[shard].slices) if s != span])
+            first = span.end - span.begin
+            padding = [piece for begin, end in places for piece in range(begin, end)][first:]
+            model.parameters.host[padding] = 255
+    assert all(bool((p == 1).all()) for p in module)
 
 
 def test_patterns_of_absent_variables_do_not_pile_up() -> None:

@@ -52,10 +52,12 @@ def pushed(plan: FlatPlan, gradients: Gradients, absent: tuple[int, ...] = (), *
 
 
 def wanted(plan: FlatPlan, values: list[torch.Tensor], absent: tuple[int, ...] = ()) -> list[bytes]:
-    """The slices of ``values``, by shard, in the order of its region."""
+    """The slices of ``values`` with their padding, by shard, in the order of its region."""
     return [
         b"".join(
-            bytes_of(values[s.slice.variable][s.slice.row_begin : s.slice.row_end] if s.variable.shape else value)
+            bytes_of(
+                values[s.slice.variable][s.slice.row_begin : s.slice.row_end] if s.variable.shape else value
+            ).ljust(s.padded_end - s.begin, b"\0")
             for s in layout.slices
             if s.slice.variable < len(values)
             and s.slice.variable not in absent

@@ -42,6 +42,11 @@ class Worker:
         self.gradients = Gradients(self.flat.plan, declaration.bindings)
         self.pipeline = StepPipeline(session, shard_map, self.flat, self.gradients, **timeouts)
 
+    @property
+    def region_bytes(self) -> int:
+        """Of all shards together."""
+        return sum(layout.region_bytes for layout in self.flat.plan.layouts)
+
     def step(self, *, skipped: bool = False, options: tuple[str, ...] = ('{"lr":1.0}',)) -> StepSummary:
         for parameter in self.parameters:
             parameter.grad = torch.ones_like(parameter)
@@ -74,7 +79,7 @@ def test_a_step_goes_to_every_shard_with_the_same_sequence_and_position(session:
         assert [(p.sequence, p.phase, p.clock, p.pulled_version) for p in shard.pushes] == [(1, 0, 1, 0), (2, 0, 2, 1)]
     assert summaries[-1].versions == (2, 2)
     assert summaries[-1].outcome is Outcome.APPLIED
-    assert session.steps == [(None, 0, 2 * sum(p.nbytes for p in worker.parameters))] * 2
+    assert session.steps == [(None, 0, 2 * worker.region_bytes)] * 2
 
 
 def test_options_are_sent_only_when_they_change(session: FakeSession) -> None:
@@ -364,7 +369,7 @@ def test_a_skipped_step_moves_the_clock_and_carries_no_gradient(session: FakeSes
     worker = started(session)
     assert worker.step(skipped=True).outcome is Outcome.SKIPPED
     assert worker.moved() == 0.0
-    assert session.steps == [(None, 0, sum(p.nbytes for p in worker.parameters))]
+    assert session.steps == [(None, 0, worker.region_bytes)]
     assert [s.stand for s in session.shards] == [(0, 1), (0, 1)]
 
 

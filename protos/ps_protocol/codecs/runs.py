@@ -37,9 +37,9 @@ def payload_runs(layout: Layout, absent: Iterable[int] = (), *, buffers: bool = 
         if index in missing or span.begin == span.end or not (buffers or span.variable.kind is Kind.PARAMETER):
             continue
         if span.arena == last_arena and runs[-1].end == span.begin:
-            runs[-1] = Run(runs[-1].begin, span.end, runs[-1].dtype)
+            runs[-1] = Run(runs[-1].begin, span.padded_end, runs[-1].dtype)
         else:
-            runs.append(Run(span.begin, span.end, _coded(layout.arenas[span.arena])))
+            runs.append(Run(span.begin, span.padded_end, _coded(layout.arenas[span.arena])))
         last_arena = span.arena
     return tuple(runs)
 

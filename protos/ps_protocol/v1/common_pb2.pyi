@@ -260,20 +260,22 @@ class Slice(_message.Message):
     def __init__(self, variable: _Optional[int] = ..., row_begin: _Optional[int] = ..., row_end: _Optional[int] = ..., shard: _Optional[int] = ...) -> None: ...
 
 class ShardMap(_message.Message):
-    __slots__ = ("epoch", "spec", "shards", "slices", "restored_from", "tables")
+    __slots__ = ("epoch", "spec", "shards", "slices", "restored_from", "tables", "alignment_bytes")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     SLICES_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FROM_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
+    ALIGNMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     spec: ModelSpec
     shards: int
     slices: _containers.RepeatedCompositeFieldContainer[Slice]
     restored_from: str
     tables: _containers.RepeatedCompositeFieldContainer[TablePlacement]
-    def __init__(self, epoch: _Optional[int] = ..., spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., shards: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[Slice, _Mapping]]] = ..., restored_from: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TablePlacement, _Mapping]]] = ...) -> None: ...
+    alignment_bytes: int
+    def __init__(self, epoch: _Optional[int] = ..., spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., shards: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[Slice, _Mapping]]] = ..., restored_from: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TablePlacement, _Mapping]]] = ..., alignment_bytes: _Optional[int] = ...) -> None: ...
 
 class Consistency(_message.Message):
     __slots__ = ("mode", "staleness", "backup", "stale_policy", "stale_threshold", "grace_seconds")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ps_protocol.codecs import codec_of
 from ps_protocol.codecs.codec import PIECE_ELEMENTS
 from ps_protocol.layout import Layout
-from ps_protocol.model import DType, Kind, ModelSpec, ShardMap, Slice, Variable
+from ps_protocol.model import PACKED_BYTES, DType, Kind, ModelSpec, ShardMap, Slice, Variable
 from ps_protocol.wire import Wire
 
 WIRES = [Wire.parse(text) for text in ("raw", "bf16", "fp16", "int8", "topk:0.01", "topk:0.3", "topk:1.0")]
@@ -19,14 +19,18 @@ KEEPING = [Wire.parse(text) for text in ("int8", "topk:0.01", "topk:0.3")]
 
 
 def layout_of(*variables: tuple, shards: int = 1, cuts: int = 1) -> list[Layout]:
-    """One layout per shard; a variable is (shape, dtype, kind), cut into ``cuts`` slices dealt round the shards."""
+    """One layout per shard, without padding; a variable is (shape, dtype, kind).
+
+    Each is cut into ``cuts`` slices, which are dealt round the shards.
+    """
     named = tuple(Variable(f"v{i}", shape, dtype, kind, 0) for i, (shape, dtype, kind) in enumerate(variables))
     slices = []
     for i, v in enumerate(named):
         edges = sorted({v.rows * c // cuts for c in range(cuts + 1)})
         slices += [Slice(i, a, b, len(slices) % shards) for a, b in pairwise(edges)]
     spec = ModelSpec("model", "torch.optim.SGD", named, ({"lr": 1.0},))
-    return [Layout.of(ShardMap(1, spec, shards, tuple(slices)), shard) for shard in range(shards)]
+    shard_map = ShardMap(1, spec, shards, tuple(slices), alignment_bytes=PACKED_BYTES)
+    return [Layout.of(shard_map, shard) for shard in range(shards)]
 
 
 def flat_layout(elements: int, dtype: DType = DType.FLOAT32) -> Layout:

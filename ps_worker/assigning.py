@@ -1,0 +1,250 @@
+"""Decides what becomes of values that the user has set after ``cluster.optimizer(...)``, and brings them to the shards.
+
+With one worker, and before training, they are the cluster's next values. In sync the worker of the lowest rank sends
+them ahead of its push, so they are in force before its step is applied; the others must have set the same. Where other
+workers' updates would be lost with it, nobody can know what was meant: that is an error.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from ps_protocol.errors import InvalidRequest, NotReady
+from ps_protocol.model import Consistency, Mode
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_worker.first_values import INITIAL_TIMEOUT_SECONDS
+from ps_worker.flat import FlatModel
+from ps_worker.interfaces import TrainingSession
+from ps_worker.pipeline import StepPipeline
+from ps_worker.summary import Writes
+
+logger = logging.getLogger("ps_worker")
+
+_POLL_SECONDS = 0.002
+_LONGEST_POLL_SECONDS = 0.1
+
+_REMEDY = (
+    "set values before cluster.optimizer(...), or call optimizer.assign() on one worker and then cluster.barrier(); "
+    "to take the cluster's values back, as after an evaluation with others, call optimizer.pull(); "
+    'writes="ignore" drops what is set'
+)
+
+
+class Fate(enum.Enum):
+    """What becomes of values that were set."""
+
+    #: They become the cluster's.
+    ASSIGN = "assign"
+    #: The worker of the lowest rank must have set them too; it sends them.
+    AGREE = "agree"
+    #: The cluster's stay: this worker came to a job that has been trained.
+    YIELD = "yield"
+    IGNORE = "ignore"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Where a worker stands when it is found that its user has set values."""
+
+    consistency: Consistency
+    #: Live ones, this one included.
+    workers: int
+    #: This one is the lowest rank.
+    is_lowest: bool
+    #: This worker has made a step.
+    has_stepped: bool
+    #: The model had been trained when this worker came.
+    joined_running: bool
+    #: An exchange runs beside the computation: it brings parameters that what was set is not based on.
+    overlaps: bool
+
+
+def fate_of(writes: Writes, situation: Situation) -> Fate:
+    """What becomes of values that were set, by the user's policy and where the worker stands."""
+    if writes is Writes.IGNORE:
+        return Fate.IGNORE
+    if writes is Writes.REFUSE:
+        return Fate.REFUSE
+    if not situation.has_stepped and situation.joined_running:
+        return Fate.YIELD
+    if situation.has_stepped and situation.overlaps:
+        return Fate.REFUSE
+    if situation.workers == 1:
+        return Fate.ASSIGN
+    in_step = situation.consistency.mode is Mode.SYNC and not situation.consistency.backup
+    if not situation.has_stepped or in_step:
+        return Fate.ASSIGN if situation.is_lowest else Fate.AGREE
+    return Fate.REFUSE
+
+
+class Assigning:
+    """Used by one optimizer, in the training thread, while no exchange is under way."""
+
+    def __init__(self, session: TrainingSession, pipeline: StepPipeline, flat: FlatModel, writes: Writes) -> None:
+        self._session = session
+        self._pipeline = pipeline
+        self._flat = flat
+        self._writes = writes
+        #: This worker has made a step.
+        self.has_stepped = False
+        #: What this worker had set when it came to a barrier, by number.
+        self._at_barrier: dict[int, torch.Tensor] = {}
+
+    def before_step(self, *, overlaps: bool = False) -> None:
+        """See to what was set since the last parameters came. Raises InvalidRequest where that cannot be known.
+
+        Raises NotReady when the worker of the lowest rank does not come, and PsError.
+        """
+        written = self._flat.written()
+        if not written:
+            return
+        match self._fate(overlaps):
+            case Fate.ASSIGN:
+                self.assign(written)
+            case Fate.AGREE:
+                self._agree(written)
+            case Fate.YIELD:
+                logger.warning(
+                    "model '%s' has been trained already: '%s' and whatever else was set before the first step is "
+                    "replaced by the cluster's values; call optimizer.assign() to set them",
+                    self._pipeline.name,
+                    self._name(written),
+                )
+                self._pipeline.pull()
+            case Fate.REFUSE:
+                raise self._refusal(written)
+            case Fate.IGNORE:
+                pass
+
+    def before_barrier(self, *, with_buffers: bool) -> None:
+        """What the worker of the lowest rank has set goes to the shards; what others have set is replaced.
+
+        ``with_buffers``: so do its buffers where they have changed since its last step. Raises InvalidRequest, PsError.
+        """
+        written = self._flat.written()
+        if self._writes is Writes.REFUSE and written:
+            raise self._refusal(written)
+        if self._writes is Writes.IGNORE:
+            return
+        buffers = self._flat.changed_buffers() if with_buffers or written else ()
+        if self._session.initialiser():
+            if written or buffers:
+                self.assign((*written, *buffers))
+        elif not self._at_barrier:
+            self._at_barrier = {n: self._flat.values_of(n).clone() for n in written}
+
+    def after_barrier(self) -> None:
+        """The cluster's parameters are the model's. Says so where they are not what this worker had set."""
+        kept, self._at_barrier = self._at_barrier, {}
+        lost = [n for n, values in kept.items() if not torch.equal(values, self._flat.values_of(n))]
+        if lost:
+            logger.warning(
+                "model '%s': '%s'%s was set on rank %d before cluster.barrier(), and not so on the lowest rank, whose "
+                "values hold; set them on all ranks, or on the lowest",
+                self._pipeline.name,
+                self._name(lost),
+                f" and {len(lost) - 1} more" if len(lost) > 1 else "",
+                self._session.rank,
+            )
+
+    def at_end(self) -> None:
+        """The worker leaves in order: what it has set last becomes the cluster's where that can be, or it is said."""
+        written = self._flat.written()
+        if not written or self._writes is Writes.IGNORE:
+            return
+        fate = self._fate(overlaps=False)
+        if fate is Fate.ASSIGN:
+            self.assign(written)
+        elif fate is not Fate.AGREE:
+            logger.warning(
+                "model '%s': '%s' was set after the last step: this process has it, the shards have not; "
+                "call cluster.barrier() before the end",
+                self._pipeline.name,
+                self._name(written),
+            )
+
+    def assign(self, variables: Iterable[int]) -> None:
+        """Make this worker's values of ``variables``, by number, the cluster's. Raises PsError."""
+        chosen = frozenset(variables)
+        self._flat.collect_values()
+        self._pipeline.on_shards(lambda lane: lane.assign(chosen))
+        self._flat.settled()
+
+    def _fate(self, overlaps: bool) -> Fate:
+        ranks = self._session.workers
+        return fate_of(
+            self._writes,
+            Situation(
+                consistency=self._session.consistency,
+                workers=len(ranks),
+                is_lowest=self._session.initialiser(),
+                has_stepped=self.has_stepped,
+                joined_running=self._pipeline.joined_running,
+                overlaps=overlaps,
+            ),
+        )
+
+    def _agree(self, written: tuple[int, ...]) -> None:
+        """Wait until the worker of the lowest rank has set ``written`` too. Raises InvalidRequest where it has not."""
+        deadline = time.monotonic() + INITIAL_TIMEOUT_SECONDS
+        pause = _POLL_SECONDS
+        while not self._session.initialiser():
+            statuses = self._pipeline.on_shards(lambda lane: (lane.status(), lane.holds(written)))
+            came = all(self._lowest_came(status) for status, _ in statuses)
+            if self._session.consistency.mode is Mode.SYNC:
+                if came:
+                    self._compare(written)
+                    return
+            elif all(status.assigned for status, holds in statuses if holds):
+                self._pipeline.pull()
+                return
+            elif came:
+                raise self._refusal(written, "the worker of the lowest rank has not set it")
+            if time.monotonic() > deadline:
+                raise NotReady(
+                    f"'{self._name(written)}' was set here, and the worker of the lowest rank does not come to set it",
+                    remedy=_REMEDY,
+                )
+            self._session.wait_hint(f"waiting for the lowest rank to set '{self._name(written)}' too")
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_POLL_SECONDS)
+        # The lowest rank has left: this one is it now.
+        self.assign(written)
+
+    def _lowest_came(self, status: pb.ModelStatus) -> bool:
+        """Whether the lowest rank's push for this worker's next step is there: what it had set came before it."""
+        lowest = min(self._session.workers)
+        return any(
+            clock.rank == lowest and (clock.phase, clock.clock) >= self._pipeline.next_position
+            for clock in status.clocks
+        )
+
+    def _compare(self, written: tuple[int, ...]) -> None:
+        self._flat.collect_values()
+        chosen = frozenset(written)
+        found = [n for n in self._pipeline.on_shards(lambda lane: lane.differing(chosen)) if n is not None]
+        if found:
+            raise self._refusal((min(found),), "the worker of the lowest rank has set other values, or none")
+
+    def _refusal(self, written: tuple[int, ...], why: str = "") -> InvalidRequest:
+        if not why and self._writes is Writes.REFUSE:
+            why = 'writes="refuse"'
+        mode = self._session.consistency
+        if not why and len(self._session.workers) == 1:
+            why = "an exchange overlaps, which brings parameters that are not based on them"
+        why = why or f"in {mode} with {len(self._session.workers)} workers others' updates may be lost with it"
+        return InvalidRequest(
+            f"values of '{self._name(written)}' were set after cluster.optimizer(...): {why}",
+            variable=self._name(written),
+            remedy=_REMEDY,
+        )
+
+    def _name(self, numbers: Iterable[int]) -> str:
+        return self._flat.plan.variables[min(numbers)].name

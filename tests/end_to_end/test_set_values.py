@@ -1,0 +1,362 @@
+"""Values that a program sets after ``cluster.optimizer(...)`` count as they do in one process, or are an error."""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from ps_protocol.errors import InvalidRequest
+from ps_protocol.model import Consistency, Mode
+from tests.end_to_end.training import assert_bitwise, assert_close, batches, concatenated, loss_of, net, run_workers
+from tests.end_to_end.training import values as values_of
+from tests.session.jobs import running_job
+
+STEPS = [step[0] for step in batches(6)]
+WEIGHTS = net(seed=9).state_dict()
+
+
+def saved(model: nn.Module) -> io.BytesIO:
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    return file
+
+
+def train(model, optimizer, steps=STEPS, after=lambda model: None):
+    for batch in steps:
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        optimizer.step()
+        after(model)
+
+
+def resume(model, optimizer):
+    """As ImageNet's example with --resume, HF's Trainer and Accelerate's load_state: all of it after the optimizer."""
+    model.load_state_dict(WEIGHTS)
+    train(model, optimizer)
+
+
+def load_best(model, optimizer):
+    """As HF's Trainer with load_best_model_at_end, and then trained on."""
+    train(model, optimizer, STEPS[:2])
+    best = saved(model)
+    train(model, optimizer, STEPS[2:4])
+    model.load_state_dict(torch.load(best))
+    train(model, optimizer, STEPS[4:])
+
+
+def clamp_data(model, optimizer):
+    def clamp(model):
+        for p in model.parameters():
+            p.data.clamp_(-0.2, 0.2)
+
+    train(model, optimizer, after=clamp)
+
+
+def clamp_in_place(model, optimizer):
+    @torch.no_grad()
+    def clamp(model):
+        for p in model.parameters():
+            p.clamp_(-0.2, 0.2)
+
+    train(model, optimizer, after=clamp)
+
+
+def renormalise(model, optimizer):
+    def normalise(model):
+        weight = model[0].weight
+        weight.data = weight.data / weight.data.norm(dim=1, keepdim=True)
+
+    train(model, optimizer, after=normalise)
+
+
+def init_late(model, optimizer):
+    generator = torch.Generator().manual_seed(3)
+    nn.init.normal_(model[2].weight, generator=generator)
+    nn.init.zeros_(model[2].bias)
+    train(model, optimizer)
+
+
+def write_through_numpy(model, optimizer):
+    def halve(model):
+        model[0].weight.detach().numpy()[0] *= 0.5
+
+    train(model, optimizer, after=halve)
+
+
+PROGRAMS = [resume, load_best, clamp_data, clamp_in_place, renormalise, init_late, write_through_numpy]
+
+
+def alone(program, steps=STEPS, make=net):
+    model = make()
+    program(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    return values_of(model)
+
+
+def on_cluster(program, mode=Mode.ASYNC, *, make=net, workers=1, **arguments):
+    def work(cluster):
+        model = make()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1, momentum=0.9, **arguments)
+        program(model, optimizer)
+        return values_of(model)
+
+    with running_job(2, workers, consistency=Consistency(mode)) as job:
+        return run_workers(job, workers, work)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_with_one_worker_what_is_set_counts_as_in_one_process(program):
+    (found,) = on_cluster(program)
+    assert_close(found, alone(program))
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_in_sync_what_all_workers_set_alike_counts_as_in_one_process(program):
+    # Two workers with the same batches: their mean is one process's gradient.
+    found = on_cluster(program, Mode.SYNC, workers=2)
+    assert_bitwise(found[0], found[1])
+    assert_close(found[0], alone(program))
+
+
+class Words(nn.Module):
+    """An embedding whose rows are renormalised as they are looked up."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.embedding = nn.Embedding(9, 4, max_norm=1.0, _weight=torch.randn(9, 4, generator=generator) * 3)
+        self.head = nn.Linear(4, 2)
+        nn.init.constant_(self.head.weight, 0.3)
+        nn.init.zeros_(self.head.bias)
+
+
+def words(model, optimizer):
+    for step in range(5):
+        optimizer.zero_grad()
+        model.head(model.embedding(torch.tensor([step, (3 * step) % 9]))).square().sum().backward()
+        optimizer.step()
+
+
+def test_rows_that_an_embedding_renormalises_stay_so():
+    (found,) = on_cluster(words, make=Words)
+    assert_close(found, alone(words, make=Words))
+
+
+class WithStatistics(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.norm = net(), nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        return self.norm(self.net(x))
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_buffers_that_are_set_are_the_clusters_too(steps):
+    other = WithStatistics()
+    with torch.no_grad():
+        other.norm.running_mean.fill_(3)
+
+    def work(cluster):
+        model = WithStatistics()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        train(model, optimizer, STEPS[:steps])
+        if cluster.rank == 0:
+            model.load_state_dict(other.state_dict())
+        cluster.barrier()
+        return model.state_dict()
+
+    with running_job(2, 2, consistency=Consistency(Mode.SYNC)) as job:
+        for found in run_workers(job, 2, work):
+            assert all(torch.equal(found[name], value) for name, value in other.state_dict().items())
+
+
+@pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.SSP])
+def test_before_training_the_lowest_ranks_values_are_set_in_every_mode(mode):
+    """All ranks load, as every one of these programs does; a batch of no loss then shows what is held."""
+
+    def work(cluster):
+        model = net(seed=cluster.rank)
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.0)
+        model.load_state_dict(WEIGHTS)
+        train(model, optimizer, STEPS[:2])
+        return values_of(model)
+
+    with running_job(2, 3, consistency=Consistency(mode)) as job:
+        for found in run_workers(job, 3, work):
+            assert_bitwise(found, list(WEIGHTS.values()))
+
+
+@pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.SSP, Mode.SYNC])
+def test_values_averaged_over_training_are_everybodys_after_the_barrier(mode):
+    def work(cluster):
+        model = net()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        average = AveragedModel(copy.deepcopy(model))
+        for batch in STEPS:
+            train(model, optimizer, [batch])
+            average.update_parameters(model)
+        cluster.barrier()
+        if cluster.rank == 0:
+            model.load_state_dict(average.module.state_dict())
+        cluster.barrier()
+        return values_of(model), values_of(average.module)
+
+    with running_job(2, 2, consistency=Consistency(mode)) as job:
+        (first, wanted), (second, _) = run_workers(job, 2, work)
+    assert_bitwise(first, wanted)
+    assert_bitwise(second, wanted)
+
+
+def test_assign_sets_the_clusters_values_in_any_mode():
+    def work(cluster):
+        model = net()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        train(model, optimizer, STEPS[:2])
+        cluster.barrier()
+        if cluster.rank == 1:
+            model.load_state_dict(WEIGHTS)
+            optimizer.assign()
+        cluster.barrier()
+        return values_of(model)
+
+    with running_job(2, 2, consistency=Consistency(Mode.ASYNC)) as job:
+        for found in run_workers(job, 2, work):
+            assert_bitwise(found, list(WEIGHTS.values()))
+
+
+def test_what_is_set_while_others_train_in_async_is_one_error_that_names_the_variable():
+    def work(cluster):
+        model = net()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        train(model, optimizer, STEPS[:1])
+        with torch.no_grad():
+            model[2].weight.clamp_(-0.01, 0.01)
+        with pytest.raises(InvalidRequest, match="others' updates may be lost") as caught:
+            train(model, optimizer, STEPS[1:2])
+        assert caught.value.variable == "2.weight"
+        assert "optimizer.assign()" in caught.value.remedy
+        optimizer.pull()
+        train(model, optimizer, STEPS[1:2])
+        # Until then neither is alone.
+        cluster.barrier()
+
+    with running_job(2, 2, consistency=Consistency(Mode.ASYNC)) as job:
+        run_workers(job, 2, work)
+
+
+def test_in_sync_what_one_rank_sets_otherwise_than_the_lowest_is_an_error_on_it():
+    def work(cluster):
+        model = net()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        train(model, optimizer, STEPS[:1])
+        if cluster.rank == 1:
+            with torch.no_grad():
+                model[0].bias.fill_(1)
+            with pytest.raises(InvalidRequest, match="lowest rank has set other values, or none") as caught:
+                train(model, optimizer, STEPS[1:2])
+            assert caught.value.variable == "0.bias"
+            optimizer.pull()
+        train(model, optimizer, STEPS[1:2])
+        return values_of(model)
+
+    with running_job(2, 2, consistency=Consistency(Mode.SYNC)) as job:
+        found = run_workers(job, 2, work)
+    assert_bitwise(found[0], found[1])
+
+
+def test_refuse_and_ignore_do_so():
+    def refuse(model, optimizer):
+        model.load_state_dict(WEIGHTS)
+        with pytest.raises(InvalidRequest, match='writes="refuse"'):
+            train(model, optimizer)
+        optimizer.pull()
+        train(model, optimizer)
+
+    def ignore(model, optimizer):
+        model.load_state_dict(WEIGHTS)
+        train(model, optimizer, STEPS[:1])
+
+    on_cluster(refuse, writes="refuse")
+    (found,) = on_cluster(ignore, writes="ignore")
+    assert not torch.equal(found[0], next(iter(WEIGHTS.values())))
+    model = net()
+    gradient_at_what_was_set = net()
+    gradient_at_what_was_set.load_state_dict(WEIGHTS)
+    loss_of(gradient_at_what_was_set, STEPS[0]).backward()
+    wanted = [p - 0.1 * q.grad for p, q in zip(values_of(model), gradient_at_what_was_set.parameters(), strict=True)]
+    assert_close(found, wanted)
+
+
+def test_with_overlap_what_is_set_before_training_counts_and_later_it_is_an_error():
+    def program(model, optimizer):
+        model.load_state_dict(WEIGHTS)
+        train(model, optimizer, STEPS[:1])
+        optimizer.finish()
+        assert_close(values_of(model), wanted)
+        train(model, optimizer, STEPS[1:2])
+        with torch.no_grad():
+            model[0].bias.fill_(1)
+        with pytest.raises(InvalidRequest, match="overlap"):
+            train(model, optimizer, STEPS[2:3])
+
+    other = net()
+    other.load_state_dict(WEIGHTS)
+    train(other, torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9), STEPS[:1])
+    wanted = values_of(other)
+
+    def work(cluster):
+        model = net()
+        program(model, cluster.optimizer(torch.optim.SGD, model, lr=0.1, momentum=0.9, overlap=True))
+
+    with running_job(2, 1, consistency=Consistency(Mode.ASYNC)) as job:
+        run_workers(job, 1, work)
+
+
+def test_a_worker_that_joins_a_trained_model_takes_the_clusters_values_and_says_so(caplog):
+    with running_job(2, 1) as job:
+        with job.cluster(rank=0) as first:
+            model = net()
+            optimizer = first.optimizer(torch.optim.SGD, model, lr=0.1)
+            train(model, optimizer, STEPS[:2])
+            with torch.no_grad():
+                model[2].bias.fill_(2)
+        with job.cluster(rank=0) as again, caplog.at_level(logging.WARNING, "ps_worker"):
+            model = net()
+            optimizer = again.optimizer(torch.optim.SGD, model, lr=0.1)
+            # What was set after the last step of the first.
+            assert bool((model[2].bias == 2).all())
+            before = values_of(model)
+            model.load_state_dict(WEIGHTS)
+            loss_of(model, STEPS[0]).backward()
+            gradients = [p.grad.clone() for p in model.parameters()]
+            optimizer.step()
+            assert_close(values_of(model), [b - 0.1 * g for b, g in zip(before, gradients, strict=True)])
+            assert "has been trained already" in caplog.text
+            assert "'0.weight'" in caplog.text
+
+
+def test_the_mean_of_two_batches_is_taken_at_what_was_set():
+    steps = batches(3, 2)
+
+    def clamp(model):
+        for p in model.parameters():
+            p.data.clamp_(-0.2, 0.2)
+
+    def work(cluster):
+        model = net()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        train(model, optimizer, [step[cluster.rank] for step in steps], clamp)
+        return values_of(model)
+
+    with running_job(2, 2, consistency=Consistency(Mode.SYNC)) as job:
+        found = run_workers(job, 2, work)
+    model = net()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), map(concatenated, steps), clamp)
+    assert_close(found[0], values_of(model))
