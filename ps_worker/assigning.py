@@ -121,7 +121,9 @@ class Assigning:
             case Fate.REFUSE:
                 raise self._refusal(written)
             case Fate.IGNORE:
-                pass
+                # The answer to a step brings what the step changes; what has no gradient would stay as it was set.
+                if any(self._flat.is_untrained(number) for number in written):
+                    self._pipeline.pull()
 
     def before_barrier(self, *, with_buffers: bool) -> None:
         """What the worker of the lowest rank has set goes to the shards; what others have set is replaced.

@@ -80,6 +80,10 @@ class FlatModel:
         self._written.parameters_published()
         self._written.buffers_settled()
 
+    def is_untrained(self, number: int) -> bool:
+        """Whether the parameter of this number has no gradient, so that the next step does not change it."""
+        return self._bindings.parameters[number].grad is None
+
     def values_of(self, number: int) -> torch.Tensor:
         """The parameter of this number as the module has it."""
         return self._bindings.parameters[number].detach()

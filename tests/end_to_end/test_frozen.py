@@ -134,3 +134,22 @@ def test_it_holds_with_wire_formats_and_overlap(settings):
             next(evaluator.follow(served))
     tolerance = 5e-3 if settings == {"wire": "bf16"} else 1e-6
     torch.testing.assert_close(model.base.weight, served.base.weight, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("writes", ["ignore", "assign"])
+def test_what_is_set_in_a_frozen_parameter_is_dropped_or_carried_as_in_any_other(writes):
+    with running_job(1, 1) as job, job.cluster(rank=0) as cluster:
+        model = Adapted()
+        model.base.requires_grad_(False)
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1, writes=writes)
+        base = model.base.weight.detach().clone()
+        step(model, optimizer, 0)
+        with torch.no_grad():
+            model.base.weight.add_(1)
+        step(model, optimizer, 1)
+        expected = base if writes == "ignore" else base + 1
+        assert torch.equal(model.base.weight, expected)
+        served = Adapted()
+        with job.cluster(Role.EVALUATOR) as evaluator:
+            next(evaluator.follow(served))
+        assert torch.equal(served.base.weight, expected)
