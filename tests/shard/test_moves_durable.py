@@ -260,7 +260,8 @@ def test_a_model_that_the_cluster_has_not_placed_yet_is_not_lost_in_a_snapshot_o
         made.loop.run(made.nodes[0].storage.close(snapshot=False))
         waiting = made.maps.pop("model")
         made.start(0, tmp_path / "of-0", rule=OFTEN)
-        load(made.nodes[0], made.model(0, name="other"), bytes(4 * 19), with_state=False)
+        other = made.model(0, name="other")
+        load(made.nodes[0], other, bytes(other.layout.region_bytes), with_state=False)
         snapshotter = made.nodes[0].storage._snapshotter
         if moves:
             # What had been prepared for it is in no snapshot: the log has to last.
