@@ -54,11 +54,12 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
         self.join(add=add)
 
     def join(self, *, add: bool = False) -> None:
-        """As another life, where it had one."""
+        """As another process that takes the place over, where it held one."""
         assert self._server is not None
         life = 0 if self.joined is None else self.joined.member.incarnation
         token = f"shard {self.number} after {life}"
-        self.joined = self.driver.join(Applicant(Role.SHARD, self.number, self._server.address, token, add=add))
+        ask = Applicant(Role.SHARD, self.number, self._server.address, token, add=add, take_over=life > 0)
+        self.joined = self.driver.join(ask)
 
     async def stop(self) -> None:
         if self._server is not None:

@@ -6,12 +6,15 @@ import json
 import os
 import shutil
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from ps_protocol.errors import DamagedData
+from ps_protocol.layout import Layout
+from ps_protocol.model import PACKED_BYTES
 from ps_protocol.sealed import seal, unseal
 from ps_server.log import DataFolder, durable
 from ps_server.log.record import HEADER_BYTES, decode_header
@@ -80,7 +83,8 @@ def test_a_directory_with_a_log_and_without_its_identity_is_refused(shard):
 def test_a_directory_as_the_first_formats_were_written_is_read_and_gets_checksums(tmp_path):
     with tarfile.open(Path(__file__).with_name("directory_of_format_1.tar.xz")) as archive:
         archive.extractall(tmp_path, filter="data")
-    shard, layout = tmp_path / "shard-0", layout_of(*SMALL)
+    shard, aligned = tmp_path / "shard-0", layout_of(*SMALL)
+    layout = Layout.of(replace(aligned.shard_map, alignment_bytes=PACKED_BYTES), 0)
     with opened(tmp_path) as (_, found):
         assert bytes(found.models["model"].replica.region.bytes) == served_by_version(layout, 7)[7]
     write_snapshot(tmp_path)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -105,9 +105,12 @@ class Job:
     ) -> WorkerConfig:
         return WorkerConfig(self.address, role, rank, "cpu", seconds, seconds, transport)
 
-    def cluster(self, role: Role = Role.WORKER, rank: int | None = None, transport: str = "auto") -> Cluster:
+    def cluster(
+        self, role: Role = Role.WORKER, rank: int | None = None, transport: str = "auto", *, take_over: bool = False
+    ) -> Cluster:
         """A member that leaves, at the latest, at the end of the test."""
-        cluster = Cluster(Session.join(self.config(role, rank, transport=transport)))
+        config = replace(self.config(role, rank, transport=transport), take_over=take_over)
+        cluster = Cluster(Session.join(config))
         self.exits.callback(cluster.close)
         return cluster
 

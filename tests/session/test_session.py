@@ -166,10 +166,10 @@ def test_leaving_a_coordinator_that_is_gone_takes_seconds_only_and_raises_nothin
     assert time.monotonic() - begin < 8
 
 
-def test_a_place_taken_by_a_newer_process_is_fenced() -> None:
+def test_a_process_whose_place_was_taken_over_is_fenced() -> None:
     with running_job() as job:
         old = job.cluster(rank=0)
-        job.cluster(rank=0)
+        job.cluster(rank=0, take_over=True)
         wait_until(lambda: old._session._membership.fenced is not None)
         with pytest.raises(Fenced):
             old.barrier()

@@ -229,7 +229,7 @@ def test_strangers_do_not_lock_newcomers_out_of_side_channels():
 
 def test_a_stranger_may_send_128_bytes_and_no_more():
     with running_shard() as shard:
-        start(shard)
+        model, _ = start(shard)
         worker = Worker(shard, BULK)
         host, port = shard.address.rpartition(":")[0], worker.offered.port
         with socket.create_connection((host, port)) as stranger:
@@ -242,6 +242,7 @@ def test_a_stranger_may_send_128_bytes_and_no_more():
         channel = worker.confirmed()
         stage = pb.Stage(begin=0, end=8, payload=bytes(8))
         channel.send(stage=stage)  # longer messages are for those who have shown theirs
-        channel.send(push=pb.PushHeader(sequence=1, clock=1, staged=[0, 8], payload=bytes(60), group_options=["{}"]))
+        rest = bytes(model.layout.region_bytes - 8)
+        channel.send(push=pb.PushHeader(sequence=1, clock=1, staged=[0, 8], payload=rest, group_options=["{}"]))
         assert channel.receive().result.sequence == 1
         worker.close()

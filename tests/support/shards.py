@@ -292,7 +292,8 @@ def in_slices(tensors: Iterable[torch.Tensor]) -> bytes:
 def flat(layout: Layout, *tensors: torch.Tensor) -> bytes:
     """The payload that holds ``tensors``, the slices in order, each with its padding."""
     assert [tuple(t.shape) for t in tensors] == [span.shape for span in layout.slices[: len(tensors)]]
-    return in_slices(tensors)
+    spans = zip(tensors, layout.slices, strict=False)
+    return b"".join(tensor.numpy().tobytes() + bytes(span.padded_end - span.end) for tensor, span in spans)
 
 
 def unflat(layout: Layout, payload: bytes, count: int | None = None) -> list[torch.Tensor]:
