@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ps_protocol.errors import NonFiniteGradient
+from ps_protocol.layout import aligned
 from ps_protocol.model import Consistency, Mode
 from ps_worker import buckets
 from ps_worker.lane import Lane
@@ -101,7 +102,7 @@ def test_a_large_model_gives_the_same_numbers_with_payloads_behind_their_message
 
 def test_all_gradients_of_a_plain_loop_go_ahead(ahead):
     train(plain)
-    size = sum(p.nbytes for p in net().parameters())
+    size = sum(aligned(p.nbytes) for p in net().parameters())
     assert all(sum(end - begin for begin, end in push) == size for push in ahead)
     assert len(ahead) == len(STEPS)
 

@@ -193,7 +193,9 @@ def test_parameters_of_other_dtypes_and_of_several_at_once(dtype):
             nn.functional.cross_entropy(model[2](model[1](model[0](x)).to(dtype)).float(), y).backward()
             optimizer.step()
 
-    found, wanted = both_ways(loop, make, lr=0.1, momentum=0.9)
+    # Powers of two: in 16 bits torch rounds their products alike in the vector part of a tensor and in the rest behind
+    # it, which begins elsewhere where variables lie in one arena. Of other numbers the last bit would differ.
+    found, wanted = both_ways(loop, make, lr=0.125, momentum=0.5)
     for a, b in zip(found, wanted, strict=True):
         assert a.dtype == b.dtype
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6 if a.dtype.itemsize >= 4 else 4e-3)

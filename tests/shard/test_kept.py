@@ -8,7 +8,17 @@ import torch
 
 from ps_protocol.layout import Layout
 from ps_server.shard.kept import Kept, LastChanges
-from tests.support.shards import StubStream, flat, gradients, load, running_shard, simple_spec, start, whole_map
+from tests.support.shards import (
+    StubStream,
+    flat,
+    gradients,
+    in_slices,
+    load,
+    running_shard,
+    simple_spec,
+    start,
+    whole_map,
+)
 
 LAYOUT = Layout.of(whole_map(simple_spec((2,), (3,), (4,), (5,))), 0)
 ALL = frozenset(range(LAYOUT.parameter_slices))
@@ -82,9 +92,13 @@ def receive(stream: StubStream, held: list[torch.Tensor], layout: Layout) -> int
     """Take the next result into ``held``; returns how many slices it left out."""
     result, payload = stream.result()
     present = [i for i in range(layout.parameter_slices) if i not in result.absent]
-    values = torch.frombuffer(bytearray(payload), dtype=torch.float32) if payload else torch.empty(0)
-    for index, part in zip(present, values.split([held[i].numel() for i in present]), strict=True):
-        held[index] = part.reshape(held[index].shape)
+    spans = [layout.slices[index] for index in present]
+    assert len(payload) == sum(span.padded_end - span.begin for span in spans)
+    position = 0
+    for index, span in zip(present, spans, strict=True):
+        part = bytearray(payload[position : position + span.end - span.begin])
+        held[index] = torch.frombuffer(part, dtype=torch.float32).reshape(span.shape)
+        position += span.padded_end - span.begin
     return len(result.absent)
 
 
@@ -109,7 +123,7 @@ def test_random_pushes_loads_and_lost_streams_leave_each_worker_with_the_shard_s
                 assert load(shard, model, flat(layout, *values)).written
             absent = sorted(chance.sample(range(4), chance.randrange(5)))
             pushed = [None if i in absent else g for i, g in enumerate(gradients(model, number))]
-            streams[rank].push(b"".join(g.numpy().tobytes() for g in pushed if g is not None), absent=absent)
+            streams[rank].push(in_slices(g for g in pushed if g is not None), absent=absent)
             values = [v if g is None else v - 0.1 * g for v, g in zip(values, pushed, strict=True)]
             left_out += receive(streams[rank], held[rank], layout)
             for found, wanted in zip(held[rank], values, strict=True):
