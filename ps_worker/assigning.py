@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -111,12 +111,7 @@ class Assigning:
             case Fate.AGREE:
                 self._agree(written)
             case Fate.YIELD:
-                logger.warning(
-                    "model '%s' has been trained already: '%s' and whatever else was set before the first step is "
-                    "replaced by the cluster's values; call optimizer.assign() to set them",
-                    self._pipeline.name,
-                    self._name(written),
-                )
+                self._yield(written)
                 self._pipeline.pull()
             case Fate.REFUSE:
                 raise self._refusal(written)
@@ -135,6 +130,10 @@ class Assigning:
             raise self._refusal(written)
         if self._writes is Writes.IGNORE:
             return
+        if written and self._fate(overlaps=False) is Fate.YIELD:
+            self._yield(written)
+            self._pipeline.pull()
+            return
         buffers = self._flat.changed_buffers() if with_buffers or written else ()
         if self._session.initialiser():
             if written or buffers:
@@ -147,14 +146,7 @@ class Assigning:
         kept, self._at_barrier = self._at_barrier, {}
         lost = [n for n, values in kept.items() if not torch.equal(values, self._flat.values_of(n))]
         if lost:
-            logger.warning(
-                "model '%s': '%s'%s was set on rank %d before cluster.barrier(), and not so on the lowest rank, whose "
-                "values hold; set them on all ranks, or on the lowest",
-                self._pipeline.name,
-                self._name(lost),
-                f" and {len(lost) - 1} more" if len(lost) > 1 else "",
-                self._session.rank,
-            )
+            self._say_replaced(lost, "cluster.barrier()")
 
     def at_end(self) -> None:
         """The worker leaves in order: what it has set last becomes the cluster's where that can be, or it is said."""
@@ -164,7 +156,9 @@ class Assigning:
         fate = self._fate(overlaps=False)
         if fate is Fate.ASSIGN:
             self.assign(written)
-        elif fate is not Fate.AGREE:
+        elif fate is Fate.AGREE:
+            self._say_not_carried(written)
+        else:
             logger.warning(
                 "model '%s': '%s' was set after the last step: this process has it, the shards have not; "
                 "call cluster.barrier() before the end",
@@ -176,8 +170,43 @@ class Assigning:
         """Make this worker's values of ``variables``, by number, the cluster's. Raises PsError."""
         chosen = frozenset(variables)
         self._flat.collect_values()
-        self._pipeline.on_shards(lambda lane: lane.assign(chosen))
+        # Ranks that have not stepped compare what they set with it; later, in sync, they compare the values themselves.
+        checksums = not self.has_stepped
+        self._pipeline.on_shards(lambda lane: lane.assign(chosen, checksums=checksums))
         self._flat.settled()
+
+    def _yield(self, written: tuple[int, ...]) -> None:
+        logger.warning(
+            "model '%s' has been trained already: '%s' and whatever else was set before the first step is "
+            "replaced by the cluster's values; call optimizer.assign() to set them",
+            self._pipeline.name,
+            self._name(written),
+        )
+
+    def _say_replaced(self, lost: Sequence[int], before: str) -> None:
+        logger.warning(
+            "model '%s': '%s'%s was set on rank %d before %s, and not so on the lowest rank, whose "
+            "values hold; set them on all ranks, or on the lowest",
+            self._pipeline.name,
+            self._name(lost),
+            f" and {len(lost) - 1} more" if len(lost) > 1 else "",
+            self._session.rank,
+            before,
+        )
+
+    def _say_not_carried(self, written: tuple[int, ...]) -> None:
+        """What this worker has set at the end counts only where the lowest rank sets the same."""
+        self._flat.collect_values()
+        chosen = frozenset(written)
+        found = [n for n in self._pipeline.on_shards(lambda lane: lane.differing(chosen)) if n is not None]
+        if found:
+            logger.warning(
+                "model '%s': '%s' was set on rank %d after its last step and is not the cluster's: what the lowest "
+                "rank sets counts; call cluster.barrier() before the end",
+                self._pipeline.name,
+                self._name(found),
+                self._session.rank,
+            )
 
     def _fate(self, overlaps: bool) -> Fate:
         ranks = self._session.workers
@@ -205,7 +234,7 @@ class Assigning:
                     self._compare(written)
                     return
             elif all(status.assigned for status, holds in statuses if holds):
-                self._pipeline.pull()
+                self._take_assigned(written)
                 return
             elif came:
                 raise self._refusal(written, "the worker of the lowest rank has not set it")
@@ -220,6 +249,15 @@ class Assigning:
         # The lowest rank has left: this one is it now.
         self.assign(written)
 
+    def _take_assigned(self, written: tuple[int, ...]) -> None:
+        """Take the cluster's values, which may have been trained since; say where other ones were set here."""
+        self._flat.collect_values()
+        chosen = frozenset(written)
+        otherwise = {n for found in self._pipeline.on_shards(lambda lane: lane.set_otherwise(chosen)) for n in found}
+        self._pipeline.pull()
+        if otherwise:
+            self._say_replaced(sorted(otherwise), "its first step")
+
     def _lowest_came(self, status: pb.ModelStatus) -> bool:
         """Whether the lowest rank's push for this worker's next step is there: what it had set came before it."""
         lowest = min(self._session.workers)
@@ -233,9 +271,14 @@ class Assigning:
         chosen = frozenset(written)
         found = [n for n in self._pipeline.on_shards(lambda lane: lane.differing(chosen)) if n is not None]
         if found:
-            raise self._refusal((min(found),), "the worker of the lowest rank has set other values, or none")
+            raise self._refusal(
+                (min(found),),
+                "the worker of the lowest rank has set other values, or none",
+                remedy=f"{_REMEDY}; max_norm of an embedding sets the rows of a rank's own batch: leave it out, and "
+                "renormalise all rows after each step on all ranks",
+            )
 
-    def _refusal(self, written: tuple[int, ...], why: str = "") -> InvalidRequest:
+    def _refusal(self, written: tuple[int, ...], why: str = "", remedy: str = _REMEDY) -> InvalidRequest:
         if not why and self._writes is Writes.REFUSE:
             why = 'writes="refuse"'
         mode = self._session.consistency
@@ -245,7 +288,7 @@ class Assigning:
         return InvalidRequest(
             f"values of '{self._name(written)}' were set after cluster.optimizer(...): {why}",
             variable=self._name(written),
-            remedy=_REMEDY,
+            remedy=remedy,
         )
 
     def _name(self, numbers: Iterable[int]) -> str:

@@ -113,11 +113,14 @@ class ShardCalls:
         header.only_if_uninitialised = header.with_region = True
         return self._load(header, pieces).written
 
-    def assign(self, writer: Writer, slices: Sequence[int], pieces: Sequence[memoryview]) -> None:
-        """Write values of some slices over those the shard has. Safe to repeat."""
+    def assign(
+        self, writer: Writer, slices: Sequence[int], pieces: Sequence[memoryview], checksums: Sequence[int]
+    ) -> None:
+        """Write values of some slices over those the shard has. Safe to repeat. ``checksums``: of each, or none."""
         header = self._header(writer)
         header.with_region = True
         header.slices.extend(slices)
+        header.checksums.extend(checksums)
         self._load(header, pieces)
 
     def load_state(self, writer: Writer, entries: Sequence[StateEntry]) -> None:

@@ -370,7 +370,7 @@ class Cluster(TableMaker):
             if self._session.own_process:
                 for leases in self._leased:
                     ending.callback(leases.end)
-                for optimizer in self._optimizers.values() if not reason else ():
+                for optimizer in self._optimizers.values() if not reason and not self._left else ():
                     optimizer.settle()
                 if not reason and not self._left:
                     self._warn_of_nothing_done()

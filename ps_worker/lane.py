@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -363,11 +364,28 @@ class Lane:
         """Whether the shard has slices of any of ``variables``, by number."""
         return bool(self._slices_of(frozenset(variables)))
 
-    def assign(self, variables: frozenset[int]) -> None:
-        """Write flat memory's values of ``variables``, by number, over the shard's. Raises PsError."""
+    def assign(self, variables: frozenset[int], *, checksums: bool) -> None:
+        """Write flat memory's values of ``variables``, by number, over the shard's. Raises PsError.
+
+        ``checksums``: the shard tells others what the values were, whatever it has trained since.
+        """
         if slices := self._slices_of(variables):
             pieces = self._flat.parameters.pieces(self._flat.plan.values(self.shard, slices))
-            self._calls().assign(self._writer(), slices, pieces)
+            sums = [self._checksum(index) for index in slices] if checksums else []
+            self._calls().assign(self._writer(), slices, pieces, sums)
+
+    def set_otherwise(self, variables: frozenset[int]) -> list[int]:
+        """Those of ``variables`` that were not set to flat memory's values on the shard. Raises PsError."""
+        told = self.status().assigned_checksums
+        return [
+            self.layout.slices[index].slice.variable
+            for index in self._slices_of(variables)
+            if told.get(index) != self._checksum(index)
+        ]
+
+    def _checksum(self, index: int) -> int:
+        (begin, end), *_ = self._flat.plan.values(self.shard, [index]) or [(0, 0)]
+        return zlib.crc32(self._flat.parameters.bytes[begin:end])
 
     def differing(self, variables: frozenset[int]) -> int | None:
         """The first of ``variables`` whose values on the shard are not flat memory's; None: all are. Raises PsError."""

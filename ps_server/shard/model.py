@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -83,6 +84,8 @@ class ShardModel:
         self.initialised = start.initialised
         #: Loads that replaced values which it had.
         self.assigned = 0
+        #: Checksums of the values that slices were set to last, by index, as far as they came with them.
+        self.assigned_checksums: dict[int, int] = {}
         #: Staleness of each rank's last applied push.
         self.staleness: dict[int, int] = {}
         #: Options that workers push in vain (sync).
@@ -452,12 +455,14 @@ class ShardModel:
         only_first: bool,
         at_cut: bool = False,
         slices: Collection[int] = (),
+        checksums: Mapping[int, int] = MappingProxyType({}),
         check: Callable[[], None] | None = None,
     ) -> bool:
         """Write values and state; False when ``only_first`` found values. Raises InvalidRequest, StorageFull.
 
-        ``slices``: those of ``region`` that are written; none: all. ``tracker``: where a restored job stood; before
-        anybody has opened a stream. ``at_cut`` and ``check`` as in ``write_rows``.
+        ``slices``: those of ``region`` that are written; none: all. ``checksums``: of some of them, to be told.
+        ``tracker``: where a restored job stood; before anybody has opened a stream. ``at_cut`` and ``check`` as in
+        ``write_rows``.
         """
         nbytes = self.layout.region_bytes + sum(tensor.nbytes for _, tensor in entries or ())
         if not self.initialised and self._announce:
@@ -484,6 +489,9 @@ class ShardModel:
             await asyncio.gather(loading, return_exceptions=True)
             raise
         self.assigned += before and region is not None
+        if region is not None:
+            kept = {i: c for i, c in self.assigned_checksums.items() if i not in slices} if slices else {}
+            self.assigned_checksums = {**kept, **checksums}
         await self._covered()
         return True
 

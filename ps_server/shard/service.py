@@ -224,6 +224,7 @@ class ShardService:
                 reader.entries,
                 only_first=header.only_if_uninitialised,
                 slices=frozenset(header.slices),
+                checksums=dict(zip(header.slices, header.checksums, strict=False)),
                 check=lambda: self._fence.check(worker),
             )
         finally:
@@ -283,6 +284,7 @@ class ShardService:
             outcomes=tracker.counts.outcomes,
             parked_pulls=model.parked_pulls,
             assigned=model.assigned,
+            assigned_checksums=model.assigned_checksums,
             tables=[
                 pb.TableStatus(
                     name=table.spec.name,

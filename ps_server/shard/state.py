@@ -24,6 +24,13 @@ class LoadReader:
         self.region = region
         self.entries = [_allocate(layout, state) for state in header.state] if header.with_state else None
         check_slices(layout, header.slices)
+        if header.checksums and len(header.checksums) != len(header.slices):
+            raise InvalidRequest(
+                "a Load has not one checksum for each of its slices",
+                shard=str(layout.shard),
+                expected=f"{len(header.slices)}, or none",
+                actual=str(len(header.checksums)),
+            )
         ranges = [(layout.slices[i].begin, layout.slices[i].end) for i in header.slices] or layout.ranges()
         pieces = pieces_of(region.bytes, ranges) if region else []
         pieces += [tensor_bytes(tensor) for _, tensor in self.entries or ()]

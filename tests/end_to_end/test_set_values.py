@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import logging
+import threading
 
 import pytest
 import torch
@@ -360,3 +361,87 @@ def test_the_mean_of_two_batches_is_taken_at_what_was_set():
     model = net()
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), map(concatenated, steps), clamp)
     assert_close(found[0], values_of(model))
+
+
+@pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.SSP])
+def test_before_training_a_rank_that_set_other_values_than_the_lowest_takes_those_and_says_so(mode, caplog):
+    """Also where others have trained on them by then; a rank that set the same says nothing."""
+
+    def work(cluster):
+        model = net()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        model.load_state_dict(WEIGHTS)
+        if cluster.rank == 0:
+            train(model, optimizer, STEPS[:1])
+        elif cluster.rank == 1:
+            with torch.no_grad():
+                model[2].bias.add_(1)
+        together.wait(30)
+        if cluster.rank > 0:
+            train(model, optimizer, STEPS[:1])
+
+    together = threading.Barrier(3)
+    with (
+        running_job(2, 3, consistency=Consistency(mode, 2 * (mode is Mode.SSP))) as job,
+        caplog.at_level(logging.WARNING, "ps_worker"),
+    ):
+        run_workers(job, 3, work)
+    said = [record.getMessage() for record in caplog.records if "was set on rank" in record.getMessage()]
+    assert len(said) == 1
+    assert "'2.bias' was set on rank 1 before its first step, and not so on the lowest rank" in said[0]
+
+
+@pytest.mark.parametrize("stepped", [True, False])
+def test_what_another_rank_than_the_lowest_sets_last_is_said_at_the_end(stepped, caplog):
+    def work(cluster):
+        model = net()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        train(model, optimizer, STEPS[: 2 * stepped])
+        if cluster.rank == 1:
+            with torch.no_grad():
+                model[0].bias.fill_(7)
+        # Rank 0 is there until the other has left.
+        if cluster.rank == 0:
+            left.wait(30)
+        else:
+            cluster.close()
+            left.set()
+
+    left = threading.Event()
+    with running_job(2, 2, consistency=Consistency(Mode.SYNC)) as job, caplog.at_level(logging.WARNING, "ps_worker"):
+        run_workers(job, 2, work)
+    assert "'0.bias' was set on rank 1 after its last step and is not the cluster's" in caplog.text
+    assert "call cluster.barrier() before the end" in caplog.text
+
+
+def test_in_sync_rows_that_each_rank_renormalises_for_its_own_batch_are_one_error_that_names_the_embedding():
+    def work(cluster):
+        model = Words()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        model.head(model.embedding(torch.tensor([cluster.rank]))).square().sum().backward()
+        if cluster.rank == 0:
+            optimizer.step()
+            return None
+        with pytest.raises(InvalidRequest, match="lowest rank has set other values, or none") as caught:
+            optimizer.step()
+        return caught.value
+
+    with running_job(2, 2, consistency=Consistency(Mode.SYNC)) as job:
+        _, error = run_workers(job, 2, work)
+    assert error.variable == "embedding.weight"
+    assert "max_norm" in error.remedy
+
+
+def test_a_worker_that_joins_a_trained_model_does_not_set_its_values_at_a_barrier_either(caplog):
+    with running_job(2, 1) as job:
+        with job.cluster(rank=0) as first:
+            model = net()
+            train(model, first.optimizer(torch.optim.SGD, model, lr=0.1), STEPS[:2])
+            wanted = values_of(model)
+        with job.cluster(rank=0) as again, caplog.at_level(logging.WARNING, "ps_worker"):
+            model = net()
+            again.optimizer(torch.optim.SGD, model, lr=0.1)
+            model.load_state_dict(WEIGHTS)
+            again.barrier()
+            assert_bitwise(values_of(model), wanted)
+    assert caplog.text.count("has been trained already") == 1

@@ -116,6 +116,25 @@ def test_a_load_that_ends_early_writes_nothing():
         assert save(shard)[1] == flat(model.layout, *initial)
 
 
+def test_what_slices_were_set_to_is_told_by_checksums_until_they_are_set_without():
+    with running_shard() as shard:
+        model, _ = start(shard)
+        stub = shard_pb2_grpc.ShardStub(shard.channel)
+
+        def told():
+            return dict(stub.GetModel(pb.GetModelRequest(model="model")).assigned_checksums)
+
+        assert load(shard, model, bytes(48 + 20), slices=[0, 1], checksums=[7, 8]).written
+        assert told() == {0: 7, 1: 8}
+        assert load(shard, model, bytes(48), slices=[0]).written
+        assert told() == {1: 8}
+        with pytest.raises(grpc.RpcError) as failure:
+            load(shard, model, bytes(48), slices=[0], checksums=[1, 2])
+        assert "one checksum for each" in str(error_of(failure.value))
+        assert load(shard, model, bytes(model.layout.region_bytes)).written
+        assert told() == {}
+
+
 def test_get_model_tells_where_everyone_stands():
     with running_shard({0: 1, 1: 2}) as shard:
         model, _ = start(shard)

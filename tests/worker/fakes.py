@@ -104,6 +104,7 @@ class FakeShard:
         #: What it says of workers' positions, and how often values were replaced.
         self.clocks: dict[int, tuple[int, int]] = {}
         self.assigned = 0
+        self.assigned_checksums: dict[int, int] = {}
         self.version = 0
         #: By table and id.
         self.rows: list[dict[int, np.ndarray]] = [{} for _ in self.layout.shard_map.spec.tables]
@@ -384,6 +385,7 @@ class FakeShard:
         self.loads += 1
         if header.slices:
             self.assigned += 1
+            self.assigned_checksums.update(zip(header.slices, header.checksums, strict=False))
             for index in header.slices:
                 payload = _take(self.tensors[index], payload)
         elif header.with_region:
@@ -420,7 +422,11 @@ class FakeShard:
     def _get_model(self, _: bytes, context: grpc.ServicerContext) -> bytes:
         clocks = [pb.WorkerClock(rank=r, phase=phase, clock=clock) for r, (phase, clock) in self.clocks.items()]
         return pb.ModelStatus(
-            version=self.version, initialised=self.initialised, clocks=clocks, assigned=self.assigned
+            version=self.version,
+            initialised=self.initialised,
+            clocks=clocks,
+            assigned=self.assigned,
+            assigned_checksums=self.assigned_checksums,
         ).SerializeToString()
 
 

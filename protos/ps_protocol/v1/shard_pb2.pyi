@@ -484,7 +484,7 @@ class StateTensor(_message.Message):
     def __init__(self, slice: _Optional[int] = ..., name: _Optional[str] = ..., dtype: _Optional[_Union[_common_pb2.DType, str]] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LoadHeader(_message.Message):
-    __slots__ = ("model", "epoch", "worker", "only_if_uninitialised", "with_region", "state", "with_state", "membership_revision", "slices")
+    __slots__ = ("model", "epoch", "worker", "only_if_uninitialised", "with_region", "state", "with_state", "membership_revision", "slices", "checksums")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -494,6 +494,7 @@ class LoadHeader(_message.Message):
     WITH_STATE_FIELD_NUMBER: _ClassVar[int]
     MEMBERSHIP_REVISION_FIELD_NUMBER: _ClassVar[int]
     SLICES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     model: str
     epoch: int
     worker: WorkerId
@@ -503,7 +504,8 @@ class LoadHeader(_message.Message):
     with_state: bool
     membership_revision: int
     slices: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ..., worker: _Optional[_Union[WorkerId, _Mapping]] = ..., only_if_uninitialised: bool = ..., with_region: bool = ..., state: _Optional[_Iterable[_Union[StateTensor, _Mapping]]] = ..., with_state: bool = ..., membership_revision: _Optional[int] = ..., slices: _Optional[_Iterable[int]] = ...) -> None: ...
+    checksums: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ..., worker: _Optional[_Union[WorkerId, _Mapping]] = ..., only_if_uninitialised: bool = ..., with_region: bool = ..., state: _Optional[_Iterable[_Union[StateTensor, _Mapping]]] = ..., with_state: bool = ..., membership_revision: _Optional[int] = ..., slices: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
     __slots__ = ("header", "chunk")
@@ -778,7 +780,7 @@ class WorkerClock(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., last_sequence: _Optional[int] = ..., transport: _Optional[_Union[_common_pb2.Transport, str]] = ...) -> None: ...
 
 class ModelStatus(_message.Message):
-    __slots__ = ("shard_map", "version", "initialised", "consistency", "clocks", "staleness_counts", "outcomes", "parked_pulls", "tables", "assigned")
+    __slots__ = ("shard_map", "version", "initialised", "consistency", "clocks", "staleness_counts", "outcomes", "parked_pulls", "tables", "assigned", "assigned_checksums")
     class OutcomesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -786,6 +788,13 @@ class ModelStatus(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class AssignedChecksumsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     SHARD_MAP_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INITIALISED_FIELD_NUMBER: _ClassVar[int]
@@ -796,6 +805,7 @@ class ModelStatus(_message.Message):
     PARKED_PULLS_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     ASSIGNED_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNED_CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     shard_map: _common_pb2.ShardMap
     version: int
     initialised: bool
@@ -806,7 +816,8 @@ class ModelStatus(_message.Message):
     parked_pulls: int
     tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
     assigned: int
-    def __init__(self, shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ..., version: _Optional[int] = ..., initialised: bool = ..., consistency: _Optional[_Union[_common_pb2.Consistency, _Mapping]] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., outcomes: _Optional[_Mapping[str, int]] = ..., parked_pulls: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., assigned: _Optional[int] = ...) -> None: ...
+    assigned_checksums: _containers.ScalarMap[int, int]
+    def __init__(self, shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ..., version: _Optional[int] = ..., initialised: bool = ..., consistency: _Optional[_Union[_common_pb2.Consistency, _Mapping]] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., outcomes: _Optional[_Mapping[str, int]] = ..., parked_pulls: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., assigned: _Optional[int] = ..., assigned_checksums: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class TableStatus(_message.Message):
     __slots__ = ("name", "rows", "waiting", "size_bytes", "updates", "inserted", "expired", "evicted")
