@@ -370,6 +370,8 @@ def test_before_training_a_rank_that_set_other_values_than_the_lowest_takes_thos
     def work(cluster):
         model = net()
         optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        # Nobody joins a model that has been trained.
+        together.wait(30)
         model.load_state_dict(WEIGHTS)
         if cluster.rank == 0:
             train(model, optimizer, STEPS[:1])
