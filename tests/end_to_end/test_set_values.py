@@ -381,6 +381,8 @@ def test_before_training_a_rank_that_set_other_values_than_the_lowest_takes_thos
         together.wait(30)
         if cluster.rank > 0:
             train(model, optimizer, STEPS[:1])
+        # The lowest rank is there until then, or another would be it.
+        together.wait(30)
 
     together = threading.Barrier(3)
     with (
