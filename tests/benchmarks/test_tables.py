@@ -55,7 +55,7 @@ def test_a_step_is_trained_in_one_process_and_with_tables_on_a_shard() -> None:
 
 
 def test_growing_is_timed_while_another_worker_waits() -> None:
-    with running_job(workers=2) as job, ExitStack() as stack:
+    with running_job(workers=0) as job, ExitStack() as stack:
         workers = [Here(stack.enter_context(growth.worker(rank, job.address, ours.BULK))) for rank in range(2)]
         growing = growth.Growing(workers[0], workers[1], psutil.Process(), 50_000)
         found = {name: median(samples) for name, samples in growing.run(growth.OPERATION, 1, 0).items()}
