@@ -96,7 +96,6 @@ class FlatModel:
             torch._foreach_copy_(self._buffer_views, self._bindings.buffer_values())
         self.parameters.to_host((0, self.plan.total_bytes))
 
-    @torch.no_grad()
     def publish_parameters(self) -> None:
         """Make received parameters the module's, and let autograd know that they changed in place."""
         self.parameters.to_devices(self._span(Kind.PARAMETER))
@@ -121,7 +120,9 @@ class FlatModel:
         return self._written.changed_buffers()
 
     def _copy_apart(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-        if self._apart:
+        if not self._apart:
+            return
+        with torch.no_grad():
             torch._foreach_copy_([targets[n] for n in self._apart], [sources[n] for n in self._apart])
 
     def _span(self, kind: Kind) -> Range:

@@ -219,7 +219,7 @@ class Registry:
         name = shard_map.spec.name
         self._parts.log.check_bound(name, Layout.of(shard_map, self._parts.shard).region_bytes)
         await self._warm_up(shard_map.spec, progress)
-        progress.begin("is laid out")
+        progress.begin("its memory is laid out")
         if name in self._recovered:
             start = await self._go_on(self._recovered[name], shard_map)
             del self._recovered[name]
@@ -297,7 +297,7 @@ class Registry:
     async def _restore(self, model: ShardModel, place: str, progress: PlacingProgress) -> None:
         """Give a new model the values of a checkpoint, before anybody sees it. Raises PsError."""
         folder = await asyncio.to_thread(self._parts.checkpoints.confine, place)
-        doing = f"is restored from {folder}"
+        doing = f"it is restored from {folder}"
         progress.begin(doing)
         checkpoint = await asyncio.to_thread(Checkpoint.open, folder, progress.count_read)
 
@@ -312,7 +312,7 @@ class Registry:
         """Compile what the model's tables need, before anybody uses it."""
         if not spec.tables:
             return
-        progress.begin("has the code of its tables compiled or loaded", unseen_seconds=COMPILE_SECONDS)
+        progress.begin("the code of its tables is compiled or loaded", unseen_seconds=COMPILE_SECONDS)
         for table in spec.tables:
             await asyncio.to_thread(tables.warm_up, table, progress.count)
 
