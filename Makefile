@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 MODE   ?= async
+# Test files run so many at a time.
+JOBS   ?= 3
 SEEDS   ?= 1000
 SHARDS  ?= 64
 WORKERS ?= 1000
@@ -28,11 +30,11 @@ setup: $(READY)  ## make .venv with pinned dependencies and this package
 train: setup  ## train a small network on handwritten digits: 1 coordinator, 2 shards, 2 workers (MODE=async|ssp|sync)
 	$(BIN)/ps-run --shards 2 --workers 2 --mode $(MODE) examples/digits.py
 
-test: setup  ## run the tests
-	$(BIN)/python -m pytest
+test: setup  ## run the tests, JOBS=3 files at a time
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 test-long: setup  ## the tests, then the wheel in empty environments and the tests on every Python there is; says what it skipped
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 	tests/installed.sh --suite
 
 check: setup proto-check  ## formatting, lint, types, import rules, generated code

@@ -17,6 +17,8 @@ from ps_protocol.v1 import shard_pb2 as pb
 
 _STEP = f"/{pb.DESCRIPTOR.services_by_name['Shard'].full_name}/Step"
 
+_TAKEN = (pb.OUTCOME_APPLIED, pb.OUTCOME_DUPLICATE, pb.OUTCOME_SKIPPED, pb.OUTCOME_STALE)
+
 _ANSWER_SECONDS = 0.05
 """How long an answer is waited for before the next message; many have none."""
 
@@ -63,7 +65,7 @@ class Stepper:
                     case "opened":
                         opened = reply.opened
                         self._position = opened.last_sequence, opened.phase, opened.clock
-                    case "result" if reply.result.sequence:
+                    case "result" if reply.result.outcome in _TAKEN:
                         _, phase, _ = self._position
                         self._position = reply.result.sequence, phase, reply.result.clock
                 self._answered.set()

@@ -236,11 +236,13 @@ class Registry:
         return model
 
     async def _begin(self, shard_map: ShardMap) -> RecoveredModel:
-        """Raises InvalidRequest for one that does not fit, StorageFull, InternalError."""
+        """Raises InvalidRequest for one that does not fit, UnsupportedOptimizer, StorageFull, InternalError."""
         held = [model.layout.shard_map for model in self._placed.values()]
         check_fits(self._parts.shard, shard_map, held, self._parts.max_model_bytes)
+        # First the model: one that cannot be made here must not be in the log, which could never be replayed.
+        model = new_model(shard_map, self._parts.shard)
         await self._parts.write(Placed(shard_map), shard_map_to_pb(shard_map).ByteSize())
-        return new_model(shard_map, self._parts.shard)
+        return model
 
     async def _go_on(self, start: RecoveredModel, shard_map: ShardMap) -> RecoveredModel:
         """What was recovered, as it lies now. Raises ModelMismatch, StorageFull, InternalError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,9 @@ from tests.support.shards import (
     gradients,
     reference,
     running_shard,
+    simple_spec,
     start,
+    whole_map,
 )
 
 pytestmark = pytest.mark.usefixtures("disk")
@@ -267,3 +270,19 @@ def test_state_that_an_older_version_has_taken_is_in_a_log_whose_steps_can_be_un
         with killed(shard) as again:
             _same(shard, model, again, again.place(model.layout.shard_map))
         stream.end()
+
+
+def test_a_model_that_cannot_be_made_is_refused_and_is_not_in_the_log(tmp_path, killed):
+    """Arguments that no optimizer of its class takes: found by the fuzzer, declared under a name of its own."""
+    with shard_on(tmp_path, {0: 1}) as shard:
+        model, _ = start(shard)
+        spec = replace(simple_spec((2, 2)), name="impossible", group_options=({"eps": 0},))
+        written = shard.registry.parts.log.number
+        with pytest.raises(UnsupportedOptimizer, match="eps"):
+            shard.place(whole_map(spec))
+        assert shard.registry.parts.log.number == written
+        served = bytes(held(shard, model).numpy())
+    with shard_on(tmp_path, {0: 1}) as shard:
+        assert list(shard.storage.recovered) == ["model"]
+        model = shard.place(shard.storage.recovered["model"].shard_map)
+        assert bytes(held(shard, model).numpy()) == served
