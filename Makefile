@@ -31,9 +31,11 @@ train: setup  ## train a small network on handwritten digits: 1 coordinator, 2 s
 	$(BIN)/ps-run --shards 2 --workers 2 --mode $(MODE) examples/digits.py
 
 test: setup  ## run the tests, JOBS=3 files at a time
+	$(BIN)/python -m tests.support.compiled
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 test-long: setup  ## the tests, then the wheel in empty environments and the tests on every Python there is; says what it skipped
+	$(BIN)/python -m tests.support.compiled
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 	tests/installed.sh --suite
 
