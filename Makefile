@@ -3,11 +3,11 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 MODE   ?= async
-# Test files run so many at a time.
+# Tests run so many at a time.
 JOBS   ?= 3
 SEEDS   ?= 1000
-SHARDS  ?= 64
-WORKERS ?= 1000
+SHARDS  ?= 4
+WORKERS ?= 6
 READY  := $(VENV)/.ready
 PROTO_VENV := .venv-proto
 PROTO_TOOLS := grpcio-tools==1.72.2
@@ -30,13 +30,17 @@ setup: $(READY)  ## make .venv with pinned dependencies and this package
 train: setup  ## train a small network on handwritten digits: 1 coordinator, 2 shards, 2 workers (MODE=async|ssp|sync)
 	$(BIN)/ps-run --shards 2 --workers 2 --mode $(MODE) examples/digits.py
 
-test: setup  ## run the tests, JOBS=3 files at a time
-	$(BIN)/python -m tests.support.compiled
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+# Hundreds of processes import this package: byte code is kept also where the environment says not to.
+test test-long: export PYTHONDONTWRITEBYTECODE =
 
-test-long: setup  ## the tests, then the wheel in empty environments and the tests on every Python there is; says what it skipped
+test: setup  ## run the tests, JOBS=3 at a time
 	$(BIN)/python -m tests.support.compiled
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+test-long: export TEST_LENGTH = full
+test-long: setup  ## the tests in full length, then the wheel in empty environments and the tests on every Python there is; says what it skipped
+	$(BIN)/python -m tests.support.compiled
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 	tests/installed.sh --suite
 
 check: setup proto-check  ## formatting, lint, types, import rules, generated code
@@ -74,8 +78,8 @@ damage: setup  ## flip bits in files of data directories, cut and delete them: e
 fuzz: setup  ## send mutated messages to every role while a job trains beside them: MESSAGES=300000 (each), SEED=
 	$(BIN)/python -m fuzz --messages $(or $(MESSAGES),300000) $(if $(SEED),--seed $(SEED))
 
-sim: setup  ## simulate a cluster through faults, once per seed (SEEDS=1000 SHARDS=64 WORKERS=1000 STEPS=1)
-	$(BIN)/python -m simulation --seeds $(SEEDS) --shards $(SHARDS) --workers $(WORKERS) --steps $(or $(STEPS),1)
+sim: setup  ## simulate a cluster through faults, once per seed (SEEDS=1000 SHARDS=4 WORKERS=6 STEPS=6)
+	$(BIN)/python -m simulation --seeds $(SEEDS) --shards $(SHARDS) --workers $(WORKERS) --steps $(or $(STEPS),6)
 
 cluster:  ## the same training in containers (needs docker compose; MODE=async|ssp|sync, DURABILITY=durable|snapshot|memory)
 	deploy/up.sh

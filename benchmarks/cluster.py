@@ -99,6 +99,19 @@ def running_cluster(
         yield cluster
 
 
+@contextmanager
+def coordinator_process(folder: Path, shards: int, workers: int) -> Iterator[str]:
+    """A coordinator alone; its address. Raises ChildFailed."""
+    ready = folder / "coordinator"
+    sizes = ("--shards", str(shards), "--workers", str(workers), "--mode", "async")
+    command = _program("ps_server.coordinator.main", "--bind", "127.0.0.1", *sizes)
+    process = subprocess.Popen([*command, "--ready-file", str(ready)], preexec_fn=end_with_parent)
+    try:
+        yield _ready(ready, process)
+    finally:
+        _end(process)
+
+
 def _program(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", module, "--log-level", "warning", "--port", "0", *arguments]
 

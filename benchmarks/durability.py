@@ -23,7 +23,7 @@ from benchmarks.processes import Child
 from benchmarks.rows import MB, size
 from benchmarks.timing import Figures
 from ps_protocol.client.coordinator import CoordinatorClient
-from ps_protocol.view import Member, Role
+from ps_protocol.cluster.view import Member, Role
 
 _FOLLOW_SECONDS = 40.0
 """For a standby to copy what it has not, before the shard is killed."""

@@ -18,7 +18,7 @@ from benchmarks.crew import Crew
 from benchmarks.processes import Child
 from benchmarks.rows import KB, MB
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
-from ps_protocol.view import Role
+from ps_protocol.cluster.view import Role
 
 _MARKS = 10
 """How often memory is looked at."""

@@ -15,7 +15,7 @@ import time
 from benchmarks.cluster import running_cluster
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.client.membership import Membership
-from ps_protocol.view import Role
+from ps_protocol.cluster.view import Role
 
 _EVERY_SECONDS = 0.2
 

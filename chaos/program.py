@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,8 +25,8 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def arguments() -> argparse.Namespace:
-    """Flags, else SEED, MINUTES and EVERY of the environment, else defaults."""
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """``words`` or those of the command line, else SEED, MINUTES and EVERY of the environment, else defaults."""
     told = os.environ.get
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=int(told("SEED") or random.SystemRandom().randrange(1 << 20)))
@@ -40,7 +41,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--least-goodput", type=float, default=0.0, help="fail below this part of undisturbed progress")
     parser.add_argument("--kills-only", action="store_true", help="no other fault than kill -9")
     parser.add_argument("--folder", type=Path, help="keeps the logs of all processes; default: a temporary one")
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
 def main(no_mounts: str) -> None:

@@ -11,7 +11,9 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from ps_server.log import DataFolder, RecoveredModel, recover
+from ps_server.log.folder import DataFolder
+from ps_server.log.recovery import recover
+from ps_server.state.model_state import ModelState
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class Replayed:
 
 def replay(data: Path, shards: int) -> Mapping[str, Replayed]:
     """Every model in ``data``, of a cluster at rest; its shards may be running. Nothing in ``data`` is changed."""
-    found: list[dict[str, RecoveredModel]] = []
+    found: list[dict[str, ModelState]] = []
     for shard in range(shards):
         with TemporaryDirectory(dir=data) as copy:
             name = f"shard-{shard}"
@@ -41,7 +43,7 @@ def replay(data: Path, shards: int) -> Mapping[str, Replayed]:
     return {name: _joined([models[name] for models in found]) for name in found[0]}
 
 
-def _joined(parts: list[RecoveredModel]) -> Replayed:
+def _joined(parts: list[ModelState]) -> Replayed:
     tensors = [torch.full(v.shape, torch.nan) for v in parts[0].shard_map.spec.variables]
     for part in parts:
         for index, span in enumerate(part.replica.layout.slices):

@@ -75,7 +75,7 @@ if [ "${DURABILITY:-durable}" = memory ]; then
     # Compose makes the volume all the same.
     has_state || done_with_state=1
 elif has_state; then
-    say "going on from the state that an earlier training left; 'docker volume rm $state' to begin anew"
+    say "continuing from the state of an earlier training; 'docker volume rm $state' removes it"
 fi
 
 trap 'exit 130' INT

@@ -17,16 +17,17 @@ import sys
 import time
 from pathlib import Path
 
-import grpc
 import numpy as np
 import torch
 
 import ps_worker
 from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.cluster.view import Role
+from ps_protocol.rpc.channel import open_channel
 from ps_protocol.v1 import shard_pb2, shard_pb2_grpc
-from ps_protocol.view import Role
 from ps_worker import rows
-from ps_worker.feed import TableCopy, follow_table
+from ps_worker.feed import follow_table
+from ps_worker.table_feed.table_copy import TableCopy
 
 ADS, RECENT, BATCH, DIM = 100_000, 2000, 256, 8
 SAY_SECONDS = 2.0
@@ -97,7 +98,7 @@ def read_shards(coordinator: str, args: argparse.Namespace) -> tuple[np.ndarray,
     table = shard_map.spec.tables[number]
     ids, values = [np.empty(0, np.int64)], [np.empty((0, table.dim), np.float32)]
     for shard in sorted(set(shard_map.tables[number])):
-        with grpc.insecure_channel(shards[shard].address) as channel:
+        with open_channel(shards[shard].address) as channel:
             wanted = shard_pb2.SaveBucketsRequest(
                 model=args.model, table=number, buckets=shard_map.buckets(number, shard), epoch=shard_map.epoch
             )

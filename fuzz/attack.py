@@ -19,8 +19,8 @@ from fuzz.identity import Identity
 from fuzz.messages import Generator
 from fuzz.streams import Stepper
 from fuzz.templates import calls, exchange, opening
-from ps_protocol.messages import framed
 from ps_protocol.v1 import common_pb2, shard_pb2
+from ps_protocol.wire.socket_messages import framed
 
 CALL_SECONDS = 1.5
 """A call is given up after this: some are meant to wait."""

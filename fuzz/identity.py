@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import grpc
 
 from ps_protocol import PROTOCOL_VERSION
-from ps_protocol.convert import shard_map_from_pb
-from ps_protocol.layout import Layout
+from ps_protocol.model.layout import Layout
 from ps_protocol.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc, shard_pb2, shard_pb2_grpc
+from ps_protocol.wire.convert_model import shard_map_from_pb
+from ps_protocol.wire.convert_options import options_to_pb
 
 MODEL = "target"
 TABLE = "attacked-rows"
@@ -28,13 +29,13 @@ def spec() -> common_pb2.ModelSpec:
         buckets=16,
         init=common_pb2.RowInit(kind="constant"),
         optimizer="sgd",
-        options='{"lr": 0.1, "weight_decay": 0.0, "max_norm": 0.0}',
+        arguments=options_to_pb({"lr": 0.1, "weight_decay": 0.0, "max_norm": 0.0}),
     )
     return common_pb2.ModelSpec(
         name=MODEL,
         optimizer="torch.optim.SGD",
         variables=variables,
-        group_options=['{"lr": 0.1}'],
+        groups=[options_to_pb({"lr": 0.1})],
         nonfinite=common_pb2.NON_FINITE_REFUSE,
         buffers=common_pb2.BUFFERS_RANK0,
         tables=[rows],

@@ -52,13 +52,16 @@ _OPTIMIZERS = (
     "adagrad",
 )
 
+#: Names of optimizer arguments, and of what this fuzzer's model is made of.
+_ARGUMENTS = ("lr", "eps", "betas", "momentum", "weight_decay", "max_norm", "foreach", "other", *_TEXTS)
+
 #: What a field of some name holds, beside the edge values of its type.
 Pools = Mapping[str, Sequence[Any]]
 
 _BY_NAME: Pools = {
     "group_options": _OPTIONS,
-    "table_options": _OPTIONS,
     "options": _OPTIONS,
+    "name": _ARGUMENTS,
     "optimizer": _OPTIMIZERS,
     "folder": ("", "/", "..", "/tmp", "/dev/zero", "checkpoint-1", "a/b", "\0"),
     "address": ("", "127.0.0.1:1", "localhost", "[::1]:99999", "x" * 200 + ":1"),

@@ -44,7 +44,7 @@ _WARM = 0.1
 """Part of the messages after which memory is first looked at."""
 
 #: Calls that hold up everybody by what they are for, or that make much of little, come seldom.
-_WEIGHTS = {"Join": 0.05, "Freeze": 0.05, "Reach": 0.05, "Cut": 0.2, "Checkpoint": 0.02, "Watch": 0.2}
+_WEIGHTS = {"Join": 0.05, "Pause": 0.05, "CatchUp": 0.05, "Capture": 0.2, "Checkpoint": 0.02, "Watch": 0.2}
 
 
 @dataclass
@@ -136,7 +136,7 @@ class Permitted:
             case coordinator_pb2.LeaveRequest():
                 # A caller that has gone gets no further than the first check.
                 return message.incarnation not in (self.identity.incarnation, *self.identity.others)
-            case shard_pb2.FreezeRequest() | shard_pb2.ReachRequest():
+            case shard_pb2.PauseRequest() | shard_pb2.CatchUpRequest():
                 return not 0.05 < message.seconds < float("inf")
             case shard_pb2.RestoreRequest():
                 return False

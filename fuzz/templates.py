@@ -11,6 +11,7 @@ from fuzz.identity import MODEL, Identity, spec
 from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.v1 import coordinator_pb2 as control
 from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.wire.convert_options import options_to_pb
 
 _IDS = np.arange(5, dtype=np.int64).tobytes()
 _ROWS = np.ones((5, 4), np.float32).tobytes()
@@ -67,7 +68,7 @@ def exchange(identity: Identity, sequence: int, phase: int, clock: int) -> list[
     return [
         pb.StepRequest(push=pb.PushHeader(payload=region, **where)),
         pb.StepRequest(push=pb.PushHeader(payload=region + _IDS + _ROWS, tables=rows, **where)),
-        pb.StepRequest(push=pb.PushHeader(payload=region, group_options=['{"lr": 0.01}'], **where)),
+        pb.StepRequest(push=pb.PushHeader(payload=region, groups=[options_to_pb({"lr": 0.01})], **where)),
         pb.StepRequest(push=pb.PushHeader(skipped=True, **where)),
         pb.StepRequest(lookup=pb.Lookup(number=sequence, tables=rows, now=True, payload=_IDS)),
         pb.StepRequest(stage=pb.Stage(begin=0, end=64, payload=bytes(64))),

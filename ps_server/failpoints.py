@@ -26,10 +26,11 @@ ENVIRONMENT = "PS_FAILPOINTS"
 
 
 class Failpoints:
-    """Armed by tests before or while the shard runs; hit from the shard's loop and its lane."""
+    """Armed by tests before or while the shard runs; hit from the shard's event loop and its executor."""
 
     def __init__(self) -> None:
-        self._armed: dict[str, Callable[[], None]] = {}
+        #: What is done at which point; empty in every real process.
+        self.armed: dict[str, Callable[[], None]] = {}
 
     @classmethod
     def parse(cls, text: str) -> Failpoints:
@@ -56,15 +57,15 @@ class Failpoints:
         """Run ``action`` (which may raise, or end the process) whenever ``point`` is passed."""
         if point not in POINTS:
             raise ValueError(f"no failpoint {point!r}; there are {', '.join(POINTS)}")
-        self._armed[point] = action
+        self.armed[point] = action
 
     def disarm(self, point: str) -> None:
         """Pass ``point`` unharmed again."""
-        self._armed.pop(point, None)
+        self.armed.pop(point, None)
 
     def hit(self, point: str) -> None:
         """Called by the code at ``point``."""
-        if self._armed and (action := self._armed.get(point)):
+        if action := self.armed.get(point):
             action()
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from ps_protocol.errors import ModelMismatch
-from ps_protocol.model import ModelSpec, Variable
-from ps_protocol.tables import RowInit, TableSpec
+from ps_protocol.model.spec import ModelSpec, Variable
+from ps_protocol.model.tables import RowInit, TableSpec
 
 N = TypeVar("N", Variable, TableSpec)
 

@@ -1,4 +1,4 @@
-"""The SDK of torch-ps: train a PyTorch model whose parameters live on parameter servers. The public names are these."""
+"""The SDK of torch-ps: train a PyTorch model whose parameters are on parameter servers. All names here are public."""
 
 import os
 
@@ -6,23 +6,44 @@ import os
 # DataLoader(num_workers=…) forks in the middle of training; the child itself never calls gRPC (grpc/grpc#32992).
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
+import importlib
+import importlib.util
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if importlib.util.find_spec("torch") is None:
+    raise ImportError("ps_worker needs torch, which is not installed: pip install 'torch-ps[worker]'", name="torch")
 
 from ps_protocol.errors import (
     ConfigError,
+    DamagedData,
     Fenced,
+    InternalError,
+    InvalidRequest,
     ModelMismatch,
+    ModelMoved,
     NonFiniteGradient,
+    NotReady,
     PlaceTaken,
+    ProtocolVersionMismatch,
     PsError,
+    Refused,
+    Retryable,
     StateLost,
+    StorageFull,
     TableFull,
     Unavailable,
+    UnknownModel,
+    UnknownShard,
     UnsupportedOptimizer,
 )
 from ps_worker import rows, tables
 from ps_worker.cluster import Cluster, connect
 from ps_worker.optimizer import PsOptimizer as Optimizer
+from ps_worker.step.summary import Outcome, StepSummary
+
+if TYPE_CHECKING:
+    from ps_worker import feed
 
 try:
     __version__ = version("torch-ps")
@@ -32,17 +53,38 @@ except PackageNotFoundError:  # a source tree that is not installed
 __all__ = [
     "Cluster",
     "ConfigError",
+    "DamagedData",
     "Fenced",
+    "InternalError",
+    "InvalidRequest",
     "ModelMismatch",
+    "ModelMoved",
     "NonFiniteGradient",
+    "NotReady",
     "Optimizer",
+    "Outcome",
     "PlaceTaken",
+    "ProtocolVersionMismatch",
     "PsError",
+    "Refused",
+    "Retryable",
     "StateLost",
+    "StepSummary",
+    "StorageFull",
     "TableFull",
     "Unavailable",
+    "UnknownModel",
+    "UnknownShard",
     "UnsupportedOptimizer",
     "connect",
+    "feed",
     "rows",
     "tables",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports ``feed`` at its first use: it loads the compiler, which takes a second."""
+    if name == "feed":
+        return importlib.import_module("ps_worker.feed")
+    raise AttributeError(f"module 'ps_worker' has no attribute '{name}'")

@@ -6,10 +6,11 @@ import os
 from collections.abc import Iterator
 
 from ps_protocol.client.coordinator import CoordinatorClient
-from ps_protocol.client.feed import Change, Cursor, Following, TableFeed, load_cursor, save_cursor
-from ps_worker.config import WorkerConfig
-from ps_worker.progress import log
-from ps_worker.table_copy import TableCopy
+from ps_protocol.feed.cursor import Cursor, load_cursor, save_cursor
+from ps_protocol.feed.reader import Change, Following, TableFeed
+from ps_worker.session.config import WorkerConfig
+from ps_worker.session.reporting import log
+from ps_worker.table_feed.table_copy import TableCopy
 
 __all__ = ["Change", "Cursor", "TableCopy", "follow_table", "load_cursor", "save_cursor"]
 
@@ -24,16 +25,17 @@ def follow_table(
     follow: bool = True,
     reconnect_timeout_seconds: float | None = None,
 ) -> Iterator[Change]:
-    """The changes of one table on all its shards: everything that is there, then rows as they are used or go.
+    """The changes of one table on all its shards: first all its rows, then rows as they are used or removed.
 
-    Of each shard rows come in the order of their last use, as they are when they are sent; each at least once. Whoever
-    applies every change (as ``TableCopy.apply`` does) and keeps the cursor of the last one goes on from there at any
-    later time. Shards that restart, and buckets that move, begin anew by themselves: ``reset_buckets`` name them.
+    The rows of each shard come in the order of their last use, with their values at the time of sending; each row comes
+    at least once. A reader that applies every change (as ``TableCopy.apply`` does) and keeps the cursor of the last one
+    can continue from there later. After a shard restarts or buckets move, their rows come again from the beginning:
+    ``reset_buckets`` names these buckets.
 
     ``coordinator`` is host:port, None: PS_COORDINATOR. The reader is no member of the job, and the job never waits for
-    it. It ends with the job, without ``follow`` once everything there is has come. ``with_state``: rows come with their
-    optimizer's state behind their values. Shards and coordinator that are away are waited for, for
-    ``reconnect_timeout_seconds`` (default 60).
+    it. It ends with the job; without ``follow``, once all present rows have come. ``with_state``: the state of its
+    optimizer follows the values of each row. The reader waits up to ``reconnect_timeout_seconds`` (default 60) for
+    shards and a coordinator that do not answer.
 
     Raises UnknownModel, InvalidRequest for an unknown table or a cursor of another one, Unavailable.
     """

@@ -1,4 +1,4 @@
-"""What a script says about the rows of a table: the optimizer that updates them, and the values they begin with.
+"""Settings for the rows of a table: the optimizer that updates them, and their first values.
 
     cluster.embedding(16, name="user", optimizer=rows.Adagrad(lr=0.05), init=rows.Normal(std=0.01))
 
@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
-from ps_protocol.tables import RowInit, RowOptions
+from ps_protocol.model.tables import RowInit, RowOptions
 
 
 @dataclass(frozen=True, slots=True)
 class _RowOptimizer:
-    #: The name on the wire, a key of ``ps_protocol.tables.ROW_OPTIMIZERS``.
+    #: The name on the wire, a key of ``ps_protocol.model.tables.ROW_OPTIMIZERS``.
     kind: ClassVar[str]
 
     def options(self) -> RowOptions:
@@ -97,7 +97,7 @@ class Uniform:
     high: float
 
     def init(self) -> RowInit:
-        """As the cluster is told."""
+        """The form in the table's declaration."""
         return RowInit("uniform", float(self.low), float(self.high))
 
 
@@ -109,7 +109,7 @@ class Normal:
     std: float = 1.0
 
     def init(self) -> RowInit:
-        """As the cluster is told."""
+        """The form in the table's declaration."""
         return RowInit("normal", float(self.mean), float(self.std))
 
 
@@ -120,7 +120,7 @@ class Constant:
     value: float = 0.0
 
     def init(self) -> RowInit:
-        """As the cluster is told."""
+        """The form in the table's declaration."""
         return RowInit("constant", float(self.value))
 
 

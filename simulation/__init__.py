@@ -1,5 +1,5 @@
-"""Deterministic simulation: the real decisions of every role, driven by one seed through faults, and judged.
+"""Deterministic simulation: the coordinator, the shards and the workers that ship, through faults, judged.
 
-Real: ClusterState with its memento and journal rows, DataLeases, placement, Tracker, ParkedPulls, log records, Scan.
-Simulated, each as thin as it can be: time, network, disks, and the shells of coordinator, shard and worker.
+``programs`` starts what users start, ``world`` decides what goes wrong, ``observers`` tells ``judge`` what happens, and
+``runtime`` stands for time, threads, network and disks.
 """

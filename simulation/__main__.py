@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import sys
 import time
@@ -31,15 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run_seed(seed: int, size: Size) -> Outcome:
     """One run, from nothing but its seed and size."""
-    if size.workers <= 100:
-        return World(make_plan(seed, size)).run()
-    # Looking for garbage among a million objects that are all in use takes a third of the time.
-    gc.disable()
-    try:
-        return World(make_plan(seed, size)).run()
-    finally:
-        gc.enable()
-        gc.collect()
+    return World(make_plan(seed, size)).run()
 
 
 def _many(seeds: range, size: Size, jobs: int) -> int:

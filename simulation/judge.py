@@ -2,113 +2,53 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import NoReturn
 
-from ps_protocol.leases import LeaseAnswer, LeaseAsk
-from ps_protocol.model import Consistency, Mode, ShardMap
-from ps_protocol.view import ClusterView, Joined, Member, Role
-from ps_server.consistency import Decision, Position, PushInfo, Tracker, Verdict, WorkerKey
+from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk
+from ps_protocol.cluster.view import ClusterView, Joined, Member, Role
+from ps_protocol.model.spec import Consistency, Mode, ShardMap
+from ps_server.consistency import Position, PushDecision, PushInfo, Tracker, Verdict, WorkerKey
 from ps_server.consistency.events import START
-from ps_server.coordinator.applicant import Applicant
-from simulation.scheduler import Violation
-
-Name = tuple[int, int, int]
-"""A push: rank, incarnation, sequence."""
+from ps_server.coordinator.membership.admission import Application
+from simulation.leased_items import LeasedItems
+from simulation.runtime.kernel import Kernel
+from simulation.truth import Clocks, Name, ShardTruth, Update
 
 _DROPPED = (Verdict.LATE, Verdict.STALE, Verdict.SKIP)
-
-
-@dataclass(slots=True)
-class Clocks:
-    """Where participants stand, and how many at each position."""
-
-    of: dict[int, Position] = field(default_factory=dict)
-    count: Counter[Position] = field(default_factory=Counter)
-
-    def place(self, rank: int, position: Position) -> None:
-        """``rank`` stands at ``position`` now."""
-        self.remove(rank)
-        self.of[rank] = position
-        self.count[position] += 1
-
-    def remove(self, rank: int) -> None:
-        """``rank`` takes part no longer."""
-        position = self.of.pop(rank, None)
-        if position is not None:
-            self.count[position] -= 1
-            if not self.count[position]:
-                del self.count[position]
-
-    def below(self, position: Position) -> int:
-        """How many stand below ``position``."""
-        return sum(number for stands, number in self.count.items() if stands < position)
-
-
-@dataclass(slots=True)
-class Update:
-    """One update as it was logged."""
-
-    pushes: tuple[PushInfo, ...]
-    #: Values once it is applied.
-    total: tuple[int, ...]
-    is_round: bool
-
-
-@dataclass(slots=True)
-class ShardTruth:
-    """What the judge knows of one shard number, over all its processes."""
-
-    number: int
-    initial: tuple[int, ...] | None = None
-    #: What was logged and not lost since; version v is at v − 1.
-    history: list[Update] = field(default_factory=list)
-    applied: dict[Name, int] = field(default_factory=dict)
-    #: The highest version that holds an acknowledged push.
-    acknowledged: int = 0
-    acknowledged_by: int = 0
-    #: Pushes of which a worker was told that they changed nothing.
-    dropped: set[Name] = field(default_factory=set)
-    mode: Consistency = field(default_factory=Consistency)
-    #: As this life of the shard was told.
-    live: dict[int, int] = field(default_factory=dict)
-    #: Incarnation of each participant.
-    taking_part: dict[int, int] = field(default_factory=dict)
-    clocks: Clocks = field(default_factory=Clocks)
-    #: No push was accepted, in this life or in what it restored.
-    untouched: bool = True
-    last_round: Position = START
-    #: Highest position each life of a worker was ever accepted or placed at.
-    reached: dict[tuple[int, int], Position] = field(default_factory=dict)
-    verdicts: dict[Name, Verdict] = field(default_factory=dict)
 
 
 class Judge:
     """Called by the simulated shells, inside the event that it judges. Every method raises Violation."""
 
-    def __init__(self, shards: int, *, durable: bool) -> None:
+    def __init__(self, kernel: Kernel, shards: int, models: int, *, durable: bool, momentum: float) -> None:
+        """Numbers of shards are those of the first model; of each next one, behind all of the one before."""
+        self.shards = shards
+        self.models = {"model", *(f"model-{number}" for number in range(1, models))}
+        self._kernel = kernel
         self._durable = durable
-        self._shards = [ShardTruth(number) for number in range(shards)]
-        self.map_placed: ShardMap | None = None
+        self._momentum = momentum
+        self._shards = [ShardTruth(number) for number in range(shards * models)]
+        self._placed: dict[str, ShardMap] = {}
         #: What each push carries, per shard.
-        self._sent: list[dict[Name, tuple[int, ...]]] = [{} for _ in range(shards)]
+        self._sent: list[dict[Name, float]] = [{} for _ in range(shards * models)]
         self._told_incarnations: dict[int, str] = {}
         self._revision = -1
         self._phase = 0
         self._decided_phase = 0
         self._view = ClusterView()
         self._at_barrier: set[tuple[int, int, int]] = set()
-        self._holder: dict[int, tuple[int, int]] = {}
-        self._trained: set[int] = set()
-        self._reported: set[int] = set()
+        self._items = LeasedItems()
+        #: The job, as far as the coordinator has told.
+        self.finished = False
         self.pushes_applied = 0
         self.replies = 0
 
     def fail(self, what: str) -> NoReturn:
         """A promise is broken."""
-        raise Violation(what)
+        self._kernel.fail(what)
 
     # The coordinator
 
@@ -120,14 +60,14 @@ class Judge:
             self.fail(f"the coordinator restarted in phase {phase}, it had told {self._phase}")
         self._view, self._decided_phase = view, phase
 
-    def joined(self, ask: Applicant, joined: Joined) -> None:
+    def joined(self, ask: Application, joined: Joined) -> None:
         """No incarnation is given to two processes; old state is not let in where newer was acknowledged."""
         member = joined.member
         token = self._told_incarnations.setdefault(member.incarnation, ask.token)
         if token != ask.token:
             self.fail(f"incarnation {member.incarnation} was given to '{token}' and to '{ask.token}'")
         if member.role is Role.SHARD:
-            newest = self._shards[member.index].acknowledged_by
+            newest = self.acknowledged_by(member.index)
             if 0 < ask.data_incarnation < newest < member.incarnation:
                 self.fail(
                     f"shard {member.index} was let in with state of incarnation {ask.data_incarnation}, "
@@ -136,15 +76,15 @@ class Judge:
 
     def placed(self, shard_map: ShardMap) -> None:
         """One placement for ever, with every row on exactly one shard."""
-        if self.map_placed is None:
-            self.map_placed = shard_map
+        known = self._placed.setdefault(shard_map.spec.name, shard_map)
+        if known is shard_map:
             rows = Counter(
                 (piece.variable, row) for piece in shard_map.slices for row in range(piece.row_begin, piece.row_end)
             )
             wanted = [(v, row) for v, variable in enumerate(shard_map.spec.variables) for row in range(variable.rows)]
             if sorted(rows) != wanted or max(rows.values()) > 1:
                 self.fail("a row lies on no shard, or on two")
-        elif shard_map != self.map_placed:
+        elif shard_map != known:
             self.fail("a model was placed twice, differently")
 
     def decided(self, view: ClusterView, phase: int) -> None:
@@ -161,6 +101,7 @@ class Judge:
         if view.revision < self._revision:
             self.fail(f"revision {view.revision} was told after {self._revision}")
         self._revision = view.revision
+        self.finished = view.finished
 
     def arrived_at_coordinator(self, member: Member, phase: int) -> None:
         """A worker has called for the barrier."""
@@ -170,44 +111,29 @@ class Judge:
         """A worker was told that ``phase`` has ended."""
         self._phase = max(self._phase, phase + 1)
 
-    def reported(self, ask: LeaseAsk) -> None:
+    def reported(self, rank: int, incarnation: int, ask: LeaseAsk) -> None:
         """The coordinator has heard that items were trained; nobody was told that it has."""
-        for span in ask.trained:
-            self._reported.update(range(span.begin, span.end))
+        self._items.reported((rank, incarnation), ask)
 
     def leased(self, member: Member, ask: LeaseAsk, answer: LeaseAnswer) -> None:
         """No position belongs to two live workers; the end is told when all were trained."""
-        who = (member.index, member.incarnation)
         live = {(m.index, m.incarnation) for m in self._view.members if m.role is Role.WORKER}
-        for span in ask.trained:
-            for at in range(span.begin, span.end):
-                self._trained.add(at)
-                self._holder.pop(at, None)
-        if answer.span is not None and answer.epoch == 0:
-            for at in range(answer.span.begin, answer.span.end):
-                holder = self._holder.get(at, who)
-                if holder != who and holder in live:
-                    self.fail(f"item {at} is leased to {who} while {holder} holds it")
-                if at in self._trained:
-                    self.fail(f"item {at} of an epoch is leased again after it was trained")
-                self._holder[at] = who
-        if answer.done and len(self._reported) < ask.length:
-            self.fail(f"an epoch was called finished with {len(self._reported)} of {ask.length} items trained")
+        if found := self._items.leased((member.index, member.incarnation), live, ask, answer):
+            self.fail(found)
 
     # Shards: life and membership
 
-    def restored(self, number: int, tracker: Tracker, values: Sequence[int]) -> None:
-        """What a restart brings back is a state that was, with all that was acknowledged."""
+    def restored(self, number: int, tracker: Tracker, value: float | None) -> None:
+        """What a restart brings back is a state that was, with all that was acknowledged; None: without values."""
         truth = self._shards[number]
         version = tracker.version
         if version > len(truth.history):
             self.fail(f"shard {number} restored version {version}; only {len(truth.history)} were ever logged")
         if self._durable and version < truth.acknowledged:
             self.fail(f"shard {number} restored version {version}; version {truth.acknowledged} was acknowledged")
-        initial = truth.initial or (0,) * len(values)
-        expected = truth.history[version - 1].total if version else initial
-        if tuple(values) not in (expected, (0,) * len(values) if not version else expected):
-            self.fail(f"shard {number} restored version {version} with values {values} instead of {expected}")
+        expected = truth.history[version - 1].value if version else truth.initial
+        if (value is not None or version) and not _same(value, expected):
+            self.fail(f"shard {number} restored version {version} with values {value} instead of {expected}")
         self._forget_behind(truth, version)
         self._begin_life(truth)
 
@@ -254,12 +180,11 @@ class Judge:
 
     # Shards: pushes
 
-    def sent(self, number: int, member: Member, sequence: int, skipped: bool, values: Sequence[int]) -> None:
-        """A worker sends a push, the first time or again."""
-        name = (member.index, member.incarnation, sequence)
-        self._sent[number][name] = (0,) * len(values) if skipped else tuple(values)
+    def sent(self, number: int, member: Member, sequence: int, skipped: bool, value: float) -> None:
+        """A worker sends a push, the first time or again; every gradient in it is ``value``."""
+        self._sent[number].setdefault((member.index, member.incarnation, sequence), 0.0 if skipped else value)
 
-    def decided_push(self, number: int, info: PushInfo, decision: Decision) -> None:
+    def decided_push(self, number: int, info: PushInfo, decision: PushDecision) -> None:
         """The shard has decided on a push."""
         truth, verdict = self._shards[number], decision.verdict
         worker = info.worker
@@ -272,14 +197,14 @@ class Judge:
         truth.clocks.place(worker.rank, info.position)
         self._reach(truth, worker, info.position)
 
-    def logged(
-        self, number: int, version: int, pushes: tuple[PushInfo, ...], values: Sequence[int], is_round: bool
-    ) -> None:
+    def logged(self, number: int, version: int, pushes: tuple[PushInfo, ...], scale: float, is_round: bool) -> None:
         """An update is in the log: from now on it may be restored."""
         truth = self._shards[number]
         if version != len(truth.history) + 1:
             self.fail(f"shard {number} logged version {version} after {len(truth.history)}")
-        total = list(truth.history[-1].total if truth.history else truth.initial or ())
+        last = truth.history[-1] if truth.history else None
+        value, velocity = (last.value, last.velocity) if last else (truth.initial or 0.0, 0.0)
+        gradient = 0.0
         for push in pushes:
             name = _name(push)
             if name in truth.applied:
@@ -287,8 +212,9 @@ class Judge:
             if name in truth.dropped:
                 self.fail(f"shard {number} applies {push}, of which a worker was told that it changed nothing")
             truth.applied[name] = version
-            total = [old + new for old, new in zip(total, self._sent[number][name], strict=True)]
-        truth.history.append(Update(pushes, tuple(total), is_round))
+            gradient += self._sent[number][name]
+        velocity = self._momentum * velocity + gradient / len(pushes)
+        truth.history.append(Update(pushes, value - scale * velocity, velocity, is_round))
         self.pushes_applied += len(pushes)
 
     def round_decided(self, number: int, position: Position, pushes: tuple[PushInfo, ...]) -> None:
@@ -307,18 +233,20 @@ class Judge:
                     f"reached it ({truth.mode})"
                 )
 
-    def loaded(self, number: int, values: Sequence[int]) -> None:
+    def loaded(self, number: int, value: float) -> None:
         """Initial values are in the log."""
         truth = self._shards[number]
         if truth.history:
             self.fail(f"shard {number} took initial values after {len(truth.history)} updates")
-        truth.initial = tuple(values)
+        truth.initial = value
 
     def answers_pull(self, number: int, info: PushInfo) -> None:
         """The mode lets this pull be answered now."""
         self._judge_pull(self._shards[number], info)
 
-    def replied(self, number: int, incarnation: int, info: PushInfo, verdict: Verdict, values: Sequence[int]) -> None:
+    def replied(
+        self, number: int, incarnation: int, info: PushInfo, verdict: Verdict | None, version: int, value: float
+    ) -> None:
         """A push is acknowledged, and parameters go out with it."""
         truth, name = self._shards[number], _name(info)
         self.replies += 1
@@ -331,33 +259,37 @@ class Judge:
             known = truth.verdicts.get(name)
             if known not in _DROPPED:
                 self.fail(f"shard {number} says it knows {info}, which it has not applied and not dropped")
-        elif verdict not in _DROPPED:
+        elif verdict is not None and verdict not in _DROPPED:
             if name not in truth.applied:
                 self.fail(f"shard {number} acknowledges {info}, which is not in its log")
+            if version < truth.applied[name]:
+                self.fail(f"shard {number} answers {info} with version {version}: it is in {truth.applied[name]}")
             truth.acknowledged = max(truth.acknowledged, truth.applied[name])
-        expected = truth.history[-1].total if truth.history else truth.initial
-        if tuple(values) != expected:
-            self.fail(f"shard {number} serves {tuple(values)} instead of the sum of its log, {expected}")
+        if version > len(truth.history):
+            self.fail(f"shard {number} serves version {version}; {len(truth.history)} were logged")
+        expected = truth.history[version - 1].value if version else truth.initial
+        if not _same(value, expected):
+            self.fail(f"shard {number} serves {value} as version {version} instead of the sum of its log, {expected}")
 
-    def received(self, number: int, member: Member, receipt: Any) -> None:
+    def received(self, number: int, member: Member, sequence: int, *, dropped: bool) -> None:
         """A worker has an answer: it must be the one to its push."""
-        name = (member.index, member.incarnation, receipt.sequence)
+        name = (member.index, member.incarnation, sequence)
         if name not in self._sent[number]:
-            self.fail(f"{member} got an answer to push {receipt.sequence}, which it has not sent")
-        if receipt.verdict in _DROPPED:
+            self.fail(f"{member} got an answer to push {sequence}, which it has not sent")
+        if dropped:
             self._shards[number].dropped.add(name)
 
-    def finish(self, finals: Mapping[int, tuple[int, Sequence[int]]]) -> None:
+    def finish(self, finals: Mapping[int, tuple[int, float]]) -> None:
         """At the end: what each shard holds is the sum of its history, which holds everything acknowledged."""
-        for number, (version, values) in finals.items():
+        for number, (version, value) in finals.items():
             truth = self._shards[number]
-            expected = truth.history[-1].total if truth.history else truth.initial
-            if version != len(truth.history) or (expected is not None and tuple(values) != expected):
-                self.fail(f"shard {number} ends at version {version} with {values} instead of {expected}")
+            expected = truth.history[-1].value if truth.history else truth.initial
+            if version != len(truth.history) or (expected is not None and not _same(value, expected)):
+                self.fail(f"shard {number} ends at version {version} with {value} instead of {expected}")
 
     def acknowledged_by(self, number: int) -> int:
         """The newest incarnation of shard ``number`` that acknowledged a push."""
-        return self._shards[number].acknowledged_by
+        return max(truth.acknowledged_by for truth in self._shards[number % self.shards :: self.shards])
 
     # Inner workings
 
@@ -406,3 +338,14 @@ class Judge:
 
 def _name(push: PushInfo) -> Name:
     return (push.worker.rank, push.worker.incarnation, push.sequence)
+
+
+def model_number(name: str) -> int:
+    """The number of a model, from its name."""
+    return int(name.removeprefix("model").removeprefix("-") or 0)
+
+
+def _same(value: float | None, expected: float | None) -> bool:
+    if value is None or expected is None:
+        return value is expected
+    return math.isclose(value, expected, rel_tol=1e-9)

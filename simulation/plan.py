@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from ps_protocol.model import Consistency, DType, Mode, ModelSpec, StalePolicy, Variable
+from ps_protocol.model.spec import Consistency, Mode, StalePolicy
 
 ALL_FAULTS = (
     "worker_crash",
     "shard_crash",
+    "snapshot_crash",
     "coordinator_crash",
     "partition",
     "stream_break",
@@ -63,20 +64,29 @@ class Plan:
     expected_workers: int
     durable: bool
     snapshot_seconds: float
-    lane_seconds: float
+    fsync: bool
+    #: How long a sync of a file takes at most.
+    sync_seconds: float
+    log_bytes: int
+    momentum: float
+    overlap: bool
+    #: Each worker steps them one after another.
+    models: int
+    #: Each shard is two processes: one serves, the other follows its log. A push is acknowledged when both have it.
+    standby: bool
     restart_seconds: float
     lease_seconds: float
     heartbeat_seconds: float
     delay_seconds: float
-    view_seconds: float
     calls_lost: float
-    calls_repeated: float
+    calls_late: float
     data_items: int
     #: Faults come before this; then everything is healed.
     quiet_at: float
     #: All workers must be done by then.
     ends_at: float
-    spec: ModelSpec
+    #: Rows of each variable.
+    rows: tuple[int, ...]
     faults: tuple[Fault, ...] = field(default=())
 
     def __str__(self) -> str:
@@ -105,7 +115,7 @@ def random_mode(random: Random, expected_workers: int) -> Consistency:
 
 def make_plan(seed: int, size: Size) -> Plan:
     """The run that ``seed`` stands for; the same whenever ``size`` is the same."""
-    random = Random(f"plan of {seed}")
+    random, more = Random(f"plan of {seed}"), Random(f"more of {seed}")
     large = size.workers > 100
     expected = size.workers if random.random() < 0.7 else 0
     window = random.uniform(6, 20)
@@ -127,18 +137,23 @@ def make_plan(seed: int, size: Size) -> Plan:
         expected_workers=expected,
         durable=durable,
         snapshot_seconds=random.choice([0.0 if durable else 0.7, 0.7, 2.0, 5.0]),
-        lane_seconds=random.choice([0.0, 0.0, 0.001, 0.05]) if not large else random.choice([0.0, 0.0, 0.0005]),
+        fsync=durable and random.random() < 0.5,
+        sync_seconds=random.choice([0.0, 0.001, 0.05]),
+        log_bytes=1 << 20,
+        momentum=random.choice([0.0, 0.5]),
+        overlap=random.random() < 0.25,
+        models=2 if more.random() < 0.2 and not large else 1,
+        standby=durable and not large and more.random() < 0.2,
         restart_seconds=random.choice([0.1, 2.0, 8.0]),
         lease_seconds=5.0 if not large else 10.0,
         heartbeat_seconds=1.0 if not large else 2.5,
         delay_seconds=random.choice([0.001, 0.005, 0.05]) if not large else random.choice([0.001, 0.003]),
-        view_seconds=random.choice([0.0, 0.05, 1.0]) if not large else random.choice([1.0, 2.0]),
         calls_lost=random.choice([0.0, 0.02, 0.2]) if calls else 0.0,
-        calls_repeated=random.choice([0.0, 0.02, 0.2]) if calls else 0.0,
+        calls_late=random.choice([0.0, 0.02, 0.2]) if calls else 0.0,
         data_items=random.choice([0, size.workers * size.steps]) if not large or random.random() < 0.1 else 0,
         quiet_at=window,
         ends_at=window + 300.0,
-        spec=_spec(size.shards, random),
+        rows=_rows(size.shards, random),
         faults=tuple(faults),
     )
 
@@ -147,8 +162,6 @@ def _by_time(fault: Fault) -> float:
     return fault.time
 
 
-def _spec(shards: int, random: Random) -> ModelSpec:
+def _rows(shards: int, random: Random) -> tuple[int, ...]:
     """A model of which every shard gets something, whole variables and parts of one."""
-    rows = [2 * shards, *(random.randrange(2, 5) for _ in range(shards))]
-    variables = tuple(Variable(f"v{number}", (count, 4), DType.INT64) for number, count in enumerate(rows))
-    return ModelSpec("model", "torch.optim.SGD", variables, ({},))
+    return (2 * shards, *(random.randrange(2, 5) for _ in range(shards)))

@@ -1,19 +1,30 @@
 """Loaded before any test: the SDK first, for it tells gRPC about forks before gRPC is loaded."""
 
 import gc
+import os
 import signal
+import sys
 
 import pytest
 
-import ps_worker  # noqa: F401
+# Several files run at a time: more threads of torch in each would only wait for each other, which they do by spinning.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import ps_worker  # noqa: F401, I001 -- first, for it tells gRPC about forks
+import torch
+from tests.support import length
+
+length.load_profile()
 
 # Garbage is collected here, between tests: gRPC's finalizers take locks, and one that ran in the middle of a call of
 # another thread could stop all collections, or wait for a lock that an interrupted call has left behind.
 gc.disable()
 
+# A shell that runs this in the background, or nohup, ignores signals that tests send to themselves and to programs.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell that runs this in the background ignores Ctrl-C for it; tests of Ctrl-C send it to themselves.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_finish():
@@ -23,9 +34,19 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def _garbage_goes():
+    modules = len(sys.modules)
     yield
     if gc.get_count()[0] > 20_000:  # objects made since the last time
         gc.collect()
+        if len(sys.modules) > modules + 100:  # as an optimizer's first step imports; all of it stays
+            gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _gradients_stay_enabled():
+    """A test that interrupts a call at any moment may interrupt the end of its ``no_grad``."""
+    yield
+    torch.set_grad_enabled(True)
 
 
 @pytest.fixture(autouse=True)

@@ -48,7 +48,7 @@ outside() { (cd "$1/empty" && env -i HOME="$HOME" PATH="$1/env/bin:/usr/bin:/bin
 try_wheel() {
     local place=$1 python=$2
     "$python" -m venv "$place/env"
-    pip "$place/env/bin/python" install --constraint "$root/constraints.txt" "$(echo "$work"/dist/*.whl)[examples]" mypy
+    pip "$place/env/bin/python" install --constraint "$root/constraints.txt" "$(echo "$work"/dist/*.whl)[server,worker,examples]" mypy
     mkdir "$place/empty" && cp "$root"/tests/installed/typed_*.py "$place/empty"
     for command in ps-coordinator ps-server ps-run psctl; do
         outside "$place" "$command" --help >/dev/null || { echo "$command --help failed"; return 1; }
@@ -60,6 +60,20 @@ for package in ps_protocol, ps_server, ps_worker:
     if outside "$place" mypy --strict typed_badly.py >"$place/mypy.log"; then echo "types are not seen"; return 1; fi
     grep -q 'arg-type' "$place/mypy.log" || { cat "$place/mypy.log"; return 1; }
     outside "$place" ps-run --no-progress --shards 2 --workers 2 --mode sync "$work/sources/examples/digits.py" --epochs 8 --expect-accuracy 0.97
+}
+
+# Without extras there is no torch: the commands say what is missing, and what needs no torch runs.
+try_light() {
+    local place=$1 python=$2
+    "$python" -m venv "$place/env"
+    pip "$place/env/bin/python" install --constraint "$root/constraints.txt" "$(echo "$work"/dist/*.whl)"
+    mkdir "$place/empty"
+    if outside "$place" python -I -c 'import torch' 2>/dev/null; then echo "torch was installed"; return 1; fi
+    for command in ps-coordinator ps-server ps-run psctl; do
+        outside "$place" "$command" --help >/dev/null || { echo "$command --help failed"; return 1; }
+    done
+    outside "$place" ps-server --shard 0 --coordinator 127.0.0.1:1 2>&1 | grep -q 'torch-ps\[server\]'
+    outside "$place" python -I -c 'import ps_worker' 2>&1 | grep -q 'torch-ps\[worker\]'
 }
 
 # The two commands of the README, in a copy of the tree; with arguments the second runs that part of the suite.
@@ -100,7 +114,10 @@ for python in "${pythons[@]}"; do
     version=$("$python" -c 'import platform; print(platform.python_version())')
     place="$work/$version" && mkdir -p "$place"
     step "Python $version: the wheel in an empty environment" try_wheel "$place" "$python"
-    if [ $ok = no ]; then
+    wheel_ok=$ok
+    mkdir -p "$place/light"
+    step "Python $version: the wheel without extras" try_light "$place/light" "$python"
+    if [ $wheel_ok = no ]; then
         summary+=("SKIPPED  Python $version: make train, make test")
     elif [ $suite = no ]; then
         summary+=("SKIPPED  Python $version: make train, make test (--suite runs them)")

@@ -20,7 +20,7 @@ def test_every_test_named_there_exists():
 
 
 def test_every_promise_has_a_test():
-    promises = TEXT.partition("## Under faults at random")[0]
+    promises = TEXT.partition("## Random faults")[0]
     rows = [line for line in promises.splitlines() if line.startswith("| ") and "| shown by |" not in line]
     assert rows
     assert [row for row in rows if not NAMED.search(row)] == []

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ps_protocol.errors import ConfigError
-from ps_protocol.tables import TableSpec
+from ps_protocol.model.tables import TableSpec
 from ps_worker.tables import Table
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ from torch import nn
 
 import ps_worker
 from ps_protocol.client.coordinator import CoordinatorClient
-from ps_protocol.ids import unique
-from ps_server.psctl_tables import table_totals
+from ps_protocol.model.ids import unique
+from ps_server.cli.psctl.tables import table_totals
 
 from .auc import auc
 from .batch import Batch, in_columns

@@ -1,13 +1,37 @@
-"""The error tree of both sides, and its one form on the wire: a code in a trailer, never a text to be parsed."""
+"""The error tree of both sides, each error with the code that it has on the wire.
+
+``Retryable`` asks for patience, ``Refused`` for another request. The rest stands directly below ``PsError``: a process
+has lost its place, state or files are lost or damaged, or torch-ps has a defect. docs/errors.md says what to do.
+"""
 
 from __future__ import annotations
 
+import enum
 from typing import ClassVar
 
-from ps_protocol.text import printable
-from ps_protocol.v1 import common_pb2 as pb
-
 ERROR_TRAILER = "ps-error-bin"
+
+
+class ErrorCode(enum.IntEnum):
+    """What a client acts on; the numbers are part of the wire and are never reused."""
+
+    INTERNAL = 1
+    UNAVAILABLE = 2
+    FENCED = 3
+    MODEL_MISMATCH = 4
+    UNKNOWN_MODEL = 5
+    UNKNOWN_SHARD = 6
+    INVALID_REQUEST = 7
+    NON_FINITE = 8
+    PROTOCOL_VERSION = 9
+    UNSUPPORTED_OPTIMIZER = 10
+    NOT_READY = 11
+    STATE_LOST = 12
+    STORAGE_FULL = 13
+    DAMAGED_DATA = 14
+    MODEL_MOVED = 15
+    TABLE_FULL = 16
+    PLACE_TAKEN = 17
 
 
 class PsError(Exception):
@@ -16,7 +40,7 @@ class PsError(Exception):
     ``variable``, ``shard``, ``expected``, ``actual`` and ``remedy`` are empty where they do not apply.
     """
 
-    code: ClassVar[pb.ErrorCode] = pb.ERROR_CODE_INTERNAL
+    code: ClassVar[ErrorCode] = ErrorCode.INTERNAL
 
     def __init__(
         self,
@@ -47,67 +71,75 @@ class InternalError(PsError):
     """A defect of torch-ps itself."""
 
 
-class Unavailable(PsError):
+class Retryable(PsError):
+    """The same request may succeed later: nothing in it has to change. Never raised itself."""
+
+
+class Refused(PsError):
+    """The request, model or setting is not accepted as it is, and nothing was changed. Never raised itself."""
+
+
+class Unavailable(Retryable):
     """The other process cannot be reached, after the stated time of trying."""
 
-    code = pb.ERROR_CODE_UNAVAILABLE
+    code = ErrorCode.UNAVAILABLE
 
 
 class Fenced(PsError):
     """The process lost its place: its lease ended, or a newer incarnation took over."""
 
-    code = pb.ERROR_CODE_FENCED
+    code = ErrorCode.FENCED
 
 
-class ModelMismatch(PsError):
+class ModelMismatch(Refused):
     """A model differs from the one of the same name in this job, on a shard's disk, or in a checkpoint."""
 
-    code = pb.ERROR_CODE_MODEL_MISMATCH
+    code = ErrorCode.MODEL_MISMATCH
 
 
-class UnknownModel(PsError):
+class UnknownModel(Refused):
     """No model of this name has been declared."""
 
-    code = pb.ERROR_CODE_UNKNOWN_MODEL
+    code = ErrorCode.UNKNOWN_MODEL
 
 
-class UnknownShard(PsError):
+class UnknownShard(Refused):
     """The cluster has no shard of this number."""
 
-    code = pb.ERROR_CODE_UNKNOWN_SHARD
+    code = ErrorCode.UNKNOWN_SHARD
 
 
-class InvalidRequest(PsError):
+class InvalidRequest(Refused):
     """A request breaks the protocol: wrong shape, dtype, size, order or value."""
 
-    code = pb.ERROR_CODE_INVALID_REQUEST
+    code = ErrorCode.INVALID_REQUEST
 
 
-class NonFiniteGradient(PsError):
+class NonFiniteGradient(Refused):
     """A gradient holds NaN or infinity and the model's policy is to refuse."""
 
-    code = pb.ERROR_CODE_NON_FINITE
+    code = ErrorCode.NON_FINITE
 
 
-class ProtocolVersionMismatch(PsError):
+class ProtocolVersionMismatch(Refused):
     """The two processes speak different versions of the protocol."""
 
-    code = pb.ERROR_CODE_PROTOCOL_VERSION
+    code = ErrorCode.PROTOCOL_VERSION
 
 
-class UnsupportedOptimizer(PsError):
+class UnsupportedOptimizer(Refused):
     """The optimizer, or one of its arguments, cannot run on shards; the message says why."""
 
-    code = pb.ERROR_CODE_UNSUPPORTED_OPTIMIZER
+    code = ErrorCode.UNSUPPORTED_OPTIMIZER
 
 
-class NotReady(PsError):
+class NotReady(Retryable):
     """What is asked for is not there yet; trying again later is right.
 
     ``progress`` rises from one such error to the next as long as the awaited advances; 0: that is not known.
     """
 
-    code = pb.ERROR_CODE_NOT_READY
+    code = ErrorCode.NOT_READY
 
     def __init__(self, message: str, *, progress: int = 0, **named: str) -> None:
         super().__init__(message, **named)
@@ -117,91 +149,38 @@ class NotReady(PsError):
 class StateLost(PsError):
     """A shard came back without the parameters it held."""
 
-    code = pb.ERROR_CODE_STATE_LOST
+    code = ErrorCode.STATE_LOST
 
 
-class StorageFull(PsError):
+class StorageFull(Retryable):
     """A disk has no room. A push that meets it was not applied and may be repeated; a checkpoint leaves no trace."""
 
-    code = pb.ERROR_CODE_STORAGE_FULL
+    code = ErrorCode.STORAGE_FULL
 
 
 class DamagedData(PsError):
     """Files on disk are not what was written, or not of this version or process."""
 
-    code = pb.ERROR_CODE_DAMAGED_DATA
+    code = ErrorCode.DAMAGED_DATA
 
 
-class ModelMoved(PsError):
+class ModelMoved(Refused):
     """A shard holds this model by another shard map than the caller's; ask the coordinator for the one in force."""
 
-    code = pb.ERROR_CODE_MODEL_MOVED
+    code = ErrorCode.MODEL_MOVED
 
 
-class TableFull(PsError):
+class TableFull(Refused):
     """A table has as many rows as it may, and its policy is to refuse new ones; nothing was applied."""
 
-    code = pb.ERROR_CODE_TABLE_FULL
+    code = ErrorCode.TABLE_FULL
 
 
-class PlaceTaken(PsError):
+class PlaceTaken(Refused):
     """Another process holds this shard number or rank, and has been heard of; or every rank of the job is held."""
 
-    code = pb.ERROR_CODE_PLACE_TAKEN
+    code = ErrorCode.PLACE_TAKEN
 
 
-class ConfigError(PsError):
+class ConfigError(Refused):
     """Flags, environment or arguments contradict each other or are incomplete. Never crosses the wire."""
-
-
-by_code: dict[int, type[PsError]] = {
-    cls.code: cls
-    for cls in (
-        InternalError,
-        Unavailable,
-        Fenced,
-        ModelMismatch,
-        UnknownModel,
-        UnknownShard,
-        InvalidRequest,
-        NonFiniteGradient,
-        ProtocolVersionMismatch,
-        UnsupportedOptimizer,
-        NotReady,
-        StateLost,
-        StorageFull,
-        DamagedData,
-        ModelMoved,
-        TableFull,
-        PlaceTaken,
-    )
-}
-
-
-def to_detail(error: PsError) -> pb.ErrorDetail:
-    """The wire form of ``error``."""
-    return pb.ErrorDetail(
-        code=error.code,
-        message=error.message,
-        variable=error.variable,
-        shard=error.shard,
-        expected=error.expected,
-        actual=error.actual,
-        remedy=error.remedy,
-        progress=error.progress if isinstance(error, NotReady) else 0,
-    )
-
-
-def from_detail(detail: pb.ErrorDetail) -> PsError:
-    """The exception ``detail`` stands for; a code this version does not know becomes InternalError."""
-    error = by_code.get(detail.code, InternalError)(
-        printable(detail.message, keep="\n"),
-        variable=printable(detail.variable),
-        shard=printable(detail.shard),
-        expected=printable(detail.expected),
-        actual=printable(detail.actual),
-        remedy=printable(detail.remedy),
-    )
-    if isinstance(error, NotReady):
-        error.progress = detail.progress
-    return error

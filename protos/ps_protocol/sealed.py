@@ -1,4 +1,4 @@
-"""How JSON lies in a file that is read back: its first member is the checksum of all the rest, and is checked first."""
+"""JSON in a file, with a checksum: its first member is the checksum of all the rest, and is checked first."""
 
 from __future__ import annotations
 

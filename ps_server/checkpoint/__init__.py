@@ -1,25 +1,5 @@
-"""Checkpoints of a whole job: shards write parts, one process commits them, any number of shards reads them back.
+"""Checkpoints of a whole job: shards write their parts, one process commits the manifest, any shards read them back.
 
-What is named here needs no torch. Shards also use ``writer.write_part``, ``restore.read_values`` and
-``restore.read_state``; those who handle rows ``export.export`` and ``table_reader.saved_table``.
+``format`` says what the files hold, ``folder`` how folders are numbered and opened; ``write``, ``read`` and ``export``
+are the three things done with them. Only what handles rows or values imports torch.
 """
-
-from ps_server.checkpoint.checkpoint import Checkpoint
-from ps_server.checkpoint.commit import commit
-from ps_server.checkpoint.directory import begin, committed, discard, latest, prune
-from ps_server.checkpoint.manifest import Manifest
-from ps_server.checkpoint.record import Facts, ModelRecord, Part
-
-__all__ = [
-    "Checkpoint",
-    "Facts",
-    "Manifest",
-    "ModelRecord",
-    "Part",
-    "begin",
-    "commit",
-    "committed",
-    "discard",
-    "latest",
-    "prune",
-]

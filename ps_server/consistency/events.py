@@ -1,4 +1,4 @@
-"""The words of the consistency room: who pushes, from where, and what was decided."""
+"""What the consistency modes decide on: workers, positions, pushes, and the decisions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FOREVER = Position(1 << 64, 0)
 
 @dataclass(frozen=True, slots=True, order=True)
 class WorkerKey:
-    """One life of a worker."""
+    """One process of a worker."""
 
     rank: int
     #: Assigned by the coordinator; a later life of the rank has a higher one, and none comes back.
@@ -71,7 +71,7 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class PushDecision:
     """The verdict on one push, and why."""
 
     verdict: Verdict
@@ -100,7 +100,7 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ParticipantStatus:
     """Where a participant stands, for status pages."""
 
     worker: WorkerKey

@@ -14,24 +14,23 @@ class PendingRounds:
         self._pushes: dict[Position, list[PushInfo]] = {}
         #: The keys of ``_pushes``.
         self._heap: list[Position] = []
+        #: Position of the lowest pending round; FOREVER when there is none.
+        self.lowest = FOREVER
 
     def __len__(self) -> int:
         return len(self._heap)
-
-    @property
-    def lowest(self) -> Position:
-        """Position of the lowest pending round; FOREVER when there is none."""
-        return self._heap[0] if self._heap else FOREVER
 
     def add(self, push: PushInfo) -> None:
         """Put ``push`` into the round of its position; a skipped one opens the round and is not kept."""
         if push.position not in self._pushes:
             self._pushes[push.position] = []
             heapq.heappush(self._heap, push.position)
+            self.lowest = self._heap[0]
         if not push.skipped:
             self._pushes[push.position].append(push)
 
     def take(self) -> tuple[Position, tuple[PushInfo, ...]]:
         """Remove the lowest round: its position, and its pushes by rank. Raises IndexError when there is none."""
         position = heapq.heappop(self._heap)
+        self.lowest = self._heap[0] if self._heap else FOREVER
         return position, tuple(sorted(self._pushes.pop(position), key=lambda push: push.worker))

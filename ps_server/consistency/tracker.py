@@ -6,16 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ps_protocol.errors import Fenced, InvalidRequest
-from ps_protocol.model import Consistency
-from ps_server.consistency.counts import Counts
-from ps_server.consistency.events import START, Decision, Position, PushInfo, Round, Standing, Verdict, WorkerKey
-from ps_server.consistency.memento import TrackerMemento
+from ps_protocol.model.spec import Consistency
+from ps_server.consistency.events import (
+    FOREVER,
+    START,
+    ParticipantStatus,
+    Position,
+    PushDecision,
+    PushInfo,
+    Round,
+    Verdict,
+    WorkerKey,
+)
+from ps_server.consistency.modes import rule_for
 from ps_server.consistency.rounds import PendingRounds
-from ps_server.consistency.rules import rule_for
+from ps_server.consistency.tracker_state import FAILED, STALENESS_BUCKETS, Counts, TrackerState
 from ps_server.consistency.vector import ClockVector
 
 LIMIT = 1 << 48
-"""Phases, clocks and sequences are below: others may have to go on from the highest, and have to find room there."""
+"""Phases, clocks and sequences are below: others may have to continue from the highest."""
 
 
 @dataclass(slots=True)
@@ -51,7 +60,7 @@ class Tracker:
         self._kept_highest = START
         #: Applies decided so far. A push that ``push`` answers with APPLY is the one that made this version.
         self.version = 0
-        #: The last round taken; a late worker goes on from here.
+        #: The last round taken; a late worker continues from here.
         self.applied = START
         self.counts = Counts()
 
@@ -60,16 +69,21 @@ class Tracker:
         """The mode in force."""
         return self._consistency
 
+    @property
+    def collects(self) -> bool:
+        """Whether the mode collects pushes into rounds."""
+        return self._rule.collects
+
     def configure(self, consistency: Consistency) -> None:
-        """Change the mode. Leaving sync makes every pending round ready as it is."""
+        """Change the mode. When sync is left, every pending round is ready as it is."""
         self._consistency = consistency
         self._rule = rule_for(consistency)
 
     def members(self, live: Mapping[int, int]) -> None:
         """Take the incarnation of each live rank. Clocks of all others leave the vector at once.
 
-        Until the first push, whoever is listed takes part from the start; later, from its ``attach`` on. When nobody
-        takes part any more it is as before the first push, at the highest position applied or passed by a round.
+        Until the first push every listed worker takes part from the start; later, from its ``attach`` on. Without any
+        participant left it is as before the first push, at the highest position applied or passed by a round.
         """
         self._live = dict(live)
         gone = [rank for rank, member in self._participants.items() if live.get(rank) != member.incarnation]
@@ -94,7 +108,7 @@ class Tracker:
         self._fence(worker)
         if max(phase, clock or 0) >= LIMIT:
             raise InvalidRequest(
-                f"{worker} stands where no job comes to",
+                f"the position of {worker} is out of range",
                 expected=f"phase and clock below {LIMIT}",
                 actual=str(Position(phase, clock or 0)),
             )
@@ -107,12 +121,12 @@ class Tracker:
             self._enter(worker, position)
         return position
 
-    def push(self, push: PushInfo) -> Decision:
+    def push(self, push: PushInfo) -> PushDecision:
         """Decide on one whole push. Raises Fenced, or InvalidRequest when its position does not rise."""
         participant = self._participant(push.worker)
         if push.sequence <= participant.last_sequence:
-            self.counts.dropped(Verdict.DUPLICATE)
-            return Decision(Verdict.DUPLICATE, reason=f"push {push.sequence} was accepted before")
+            self.counts.outcomes[Verdict.DUPLICATE.value] += 1
+            return PushDecision(Verdict.DUPLICATE, reason=f"push {push.sequence} was accepted before")
         self._check_rises(push)
         decision = self._rule.decide(push, self._staleness(push), self.applied)
         participant.last_sequence = push.sequence
@@ -121,19 +135,19 @@ class Tracker:
         match decision.verdict:
             case Verdict.APPLY:
                 self.version += 1
-                self.counts.applied(decision.staleness)
+                self._count_applied(decision.staleness)
                 self._keep(push)
             case Verdict.HOLD:
                 self._rounds.add(push)
             case Verdict.SKIP if self._rule.collects:
                 self._rounds.add(push)
-                self.counts.dropped(Verdict.SKIP)
+                self.counts.outcomes[Verdict.SKIP.value] += 1
             case _:
-                self.counts.dropped(decision.verdict)
+                self.counts.outcomes[decision.verdict.value] += 1
         return decision
 
     def arrive(self, worker: WorkerKey, phase: int) -> None:
-        """``worker`` enters the barrier that ends ``phase`` and holds nobody back in it. Safe to repeat.
+        """``worker`` enters the barrier that ends ``phase`` and delays no other worker in it. Safe to repeat.
 
         Raises Fenced, or InvalidRequest before ``attach``.
         """
@@ -144,14 +158,14 @@ class Tracker:
     def take_ready(self, now: float) -> list[Round]:
         """The rounds whose time has come, each once, to be applied in this order. ``now``: seconds of a steady clock.
 
-        The grace time of a round begins when it is the lowest and has its quorum; it begins anew when that is lost.
+        The grace time of a round begins when it is the lowest and has its quorum; it begins again when that is lost.
         """
         rounds = []
-        while self._rounds and self._is_due(self._rounds.lowest, now):
+        while self._rounds.lowest is not FOREVER and self._is_due(self._rounds.lowest, now):
             self.applied, pushes = self._rounds.take()
             staleness = tuple(map(self._staleness, pushes))
             for push, versions in zip(pushes, staleness, strict=True):
-                self.counts.applied(versions)
+                self._count_applied(versions)
                 self._keep(push)
             self.version += bool(pushes)
             rounds.append(Round(self.applied, pushes, staleness, self.version))
@@ -176,28 +190,32 @@ class Tracker:
         more = f" and {others} more" if others else ""
         return f"waiting for worker {rank}{more} at {self._clocks[rank]} ({self._consistency})"
 
+    def pull_position(self, position: Position, ahead: int) -> Position:
+        """Where a pull counts as standing whose parameters are used ``ahead`` steps later, if the mode bounds that."""
+        return Position(position.phase, position.clock + min(ahead, self._rule.lookahead)) if ahead else position
+
     def resume(self, position: Position) -> Position:
-        """Where a worker goes on whose push at ``position`` was LATE: at the last round taken, if of its phase."""
+        """Where a worker continues whose push at ``position`` was LATE: at the last round taken, if of its phase."""
         return max(position, self.applied) if self.applied.phase == position.phase else position
 
     def last_sequence(self, worker: WorkerKey) -> int:
         """Sequence of the last push accepted from ``worker``; 0 when there is none. Raises Fenced, InvalidRequest."""
         return self._participant(worker).last_sequence
 
-    def clocks(self) -> tuple[Standing, ...]:
+    def clocks(self) -> tuple[ParticipantStatus, ...]:
         """Where the participants stand, by rank."""
         return tuple(
-            Standing(WorkerKey(rank, member.incarnation), self._clocks[rank], member.last_sequence)
+            ParticipantStatus(WorkerKey(rank, member.incarnation), self._clocks[rank], member.last_sequence)
             for rank, member in sorted(self._participants.items())
         )
 
-    def memento(self) -> TrackerMemento:
+    def persisted_state(self) -> TrackerState:
         """What a restart must know: everything that ``version`` updates have brought."""
         standings = (
-            Standing(WorkerKey(rank, member.incarnation), member.kept[1], member.kept[0])
+            ParticipantStatus(WorkerKey(rank, member.incarnation), member.kept[1], member.kept[0])
             for rank, member in sorted(self._participants.items())
         )
-        return TrackerMemento(
+        return TrackerState(
             self.version,
             self.applied,
             self._kept_highest,
@@ -206,21 +224,21 @@ class Tracker:
             tuple(self.counts.staleness),
         )
 
-    def restore(self, memento: TrackerMemento) -> None:
-        """Be where ``memento`` was made; called before anything else. Members are taken for live until told."""
-        self.version, self.applied = memento.version, memento.applied
-        for standing in memento.standings:
+    def restore(self, state: TrackerState) -> None:
+        """Continue from ``state``; called before anything else. Members are taken for live until told."""
+        self.version, self.applied = state.version, state.applied
+        for standing in state.standings:
             self._recall(standing.worker, standing.last_sequence, standing.position)
-        self._kept_highest = max(self._kept_highest, memento.highest)
-        self._clocks.highest = max(self._clocks.highest, memento.highest)
-        self._started = memento.version > 0
-        self.counts.outcomes.update(memento.outcomes or {})
-        self.counts.staleness[: len(memento.staleness)] = memento.staleness
+        self._kept_highest = max(self._kept_highest, state.highest)
+        self._clocks.highest = max(self._clocks.highest, state.highest)
+        self._started = state.version > 0
+        self.counts.outcomes.update(state.outcomes)
+        self.counts.staleness[: len(state.staleness)] = state.staleness
 
     def replay(self, pushes: Sequence[PushInfo], version: int, *, is_round: bool) -> None:
         """Take over one update from a log, in order: it made ``version``."""
         for push in pushes:
-            self.counts.applied(self._staleness(push))
+            self._count_applied(self._staleness(push))
             self._recall(push.worker, push.sequence, push.position)
             if is_round:
                 self.applied = max(self.applied, push.position)
@@ -229,7 +247,13 @@ class Tracker:
 
     def failed(self, pushes: Sequence[PushInfo]) -> None:
         """The step that these pushes made raised, and was skipped: a version that is as the one before."""
-        self.counts.failed(len(pushes))
+        outcomes = self.counts.outcomes
+        outcomes[Verdict.APPLY.value] -= len(pushes)
+        outcomes[FAILED] = outcomes.get(FAILED, 0) + len(pushes)
+
+    def _count_applied(self, staleness: int) -> None:
+        self.counts.outcomes[Verdict.APPLY.value] += 1
+        self.counts.staleness[min(staleness, STALENESS_BUCKETS - 1)] += 1
 
     def _is_due(self, lowest: Position, now: float) -> bool:
         """Whether the ``lowest`` round is to be applied now; notes since when it only waits for its grace time."""
@@ -285,7 +309,7 @@ class Tracker:
             f"{worker} is not a live member of the job",
             expected="a live worker" if incarnation is None else str(WorkerKey(worker.rank, incarnation)),
             actual=str(worker),
-            remedy="its lease ended or a newer process took its rank: start the worker again to join anew",
+            remedy="its lease ended or a newer process took its rank: start the worker again",
         )
 
     def _participant(self, worker: WorkerKey) -> _Participant:
@@ -301,13 +325,13 @@ class Tracker:
         own = self._clocks[push.worker.rank]
         if max(*push.position, push.sequence) >= LIMIT:
             raise InvalidRequest(
-                f"push {push.sequence} of {push.worker} names a step that no job reaches",
+                f"push {push.sequence} of {push.worker} names a position that is out of range",
                 expected=f"phase, clock and sequence below {LIMIT}",
                 actual=str(push.position),
             )
         if push.position <= own or push.position.clock < 1:
             raise InvalidRequest(
-                f"push {push.sequence} of {push.worker} does not move its clock on",
+                f"push {push.sequence} of {push.worker} does not advance its clock",
                 expected=f"a position above {own}, its clock from 1",
                 actual=str(push.position),
                 remedy="continue from the position the shard named when the stream opened",

@@ -14,12 +14,12 @@ class ClockVector:
     """Used by one Tracker. Moving a participant costs O(log n) amortised; memory is O(participants).
 
     The minimum is kept as a heap of distinct positions. A position that everyone has left stays in the heap until it
-    comes to the top, or until outdated entries outnumber the others and the heap is built anew.
+    comes to the top, or until outdated entries outnumber the others and the heap is rebuilt.
     """
 
     def __init__(self) -> None:
         self._positions: dict[int, Position] = {}
-        #: Ranks by position, in order of arrival; a position nobody stands at has no entry.
+        #: Ranks by position, in order of arrival; a position without a participant has no entry.
         self._standing: dict[Position, dict[int, None]] = {}
         #: Holds every key of ``_standing``, and outdated ones.
         self._heap: list[Position] = []

@@ -9,36 +9,36 @@ from typing import Any
 
 import grpc
 
-from ps_protocol import convert_cluster as convert
-from ps_protocol.convert import consistency_from_pb
-from ps_protocol.convert_leases import answer_to_pb, ask_from_pb
+from ps_protocol.cluster.view import ClusterView, Role, SyncWord
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.text import printable
 from ps_protocol.v1 import common_pb2, coordinator_pb2_grpc
 from ps_protocol.v1 import coordinator_pb2 as pb
-from ps_protocol.view import ClusterView, SyncWord
-from ps_server.checkpoint_options import CheckpointConfig
-from ps_server.coordinator.applicant import Applicant
-from ps_server.coordinator.checkpoints import Checkpoints
-from ps_server.coordinator.declaring import Declaring
+from ps_protocol.wire import convert_cluster as convert
+from ps_protocol.wire.convert_leases import answer_to_pb, ask_from_pb
+from ps_protocol.wire.convert_model import consistency_from_pb
+from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.coordinator.driver import Driver
-from ps_server.coordinator.job_limits import check_length
-from ps_server.coordinator.move_plan import Wish
-from ps_server.coordinator.moves import Moves
-from ps_server.rpc_errors import translated
+from ps_server.coordinator.jobs.checkpoints import Checkpoints
+from ps_server.coordinator.jobs.declaring import DeclarationThread
+from ps_server.coordinator.jobs.move_runner import MoveRunner
+from ps_server.coordinator.membership.admission import Application
+from ps_server.coordinator.placement.job_limits import check_length
+from ps_server.coordinator.placement.move_plan import Wish
+from ps_server.serving.rpc_errors import translated
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
 
 MAX_REQUEST_BYTES = 4 << 20
-"""No request needs more: about 70,000 variables are declared in so many."""
+"""Limit of a request; about 70,000 variables can be declared in it."""
 
 JOIN_WAIT_SECONDS = 60.0
-"""How long a process may wait for a place whose holder is silent; it may join again."""
+"""How long a process may wait for a place whose holder is silent; it may repeat the call."""
 
 _MAX_REASON = 1000
-"""Characters of why a member left."""
+"""Limit of the reason for which a member left, in characters."""
 
-#: A parked call is answered this long before the caller's deadline.
+#: A waiting call is answered this long before the caller's deadline.
 _ANSWER_SECONDS = 0.5
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -47,12 +47,12 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     """Called by the gRPC server on the driver's loop. Errors leave through rpc_errors."""
 
-    def __init__(self, driver: Driver, checkpoints: Checkpoints | None = None, moves: Moves | None = None) -> None:
+    def __init__(self, driver: Driver, checkpoints: Checkpoints | None = None, moves: MoveRunner | None = None) -> None:
         self._driver = driver
         self._checkpoints = checkpoints or Checkpoints(driver, CheckpointConfig())
-        self._moves = moves or Moves(driver, self._checkpoints.busy)
-        self._declaring = Declaring(driver)
-        # One view goes to all watchers: it is converted once.
+        self._moves = moves or MoveRunner(driver, self._checkpoints.busy)
+        self._declaring = DeclarationThread(driver)
+        # All watchers get the same view: it is converted once.
         self._converted: tuple[ClusterView | None, pb.ClusterView] = (None, pb.ClusterView())
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -63,7 +63,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """A new member, or the same answer to the same token."""
         async with translated(context):
             joined = await self._driver.join_when_vacant(
-                Applicant(
+                Application(
                     role=convert.role_from_pb(request.role),
                     index=request.index if request.HasField("index") else None,
                     address=printable(request.address),
@@ -109,7 +109,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             return pb.LeaveReply()
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.ClusterView]:  # noqa: N802
-        """Views until the caller goes or the coordinator stops."""
+        """Views until the caller ends the call or the coordinator stops."""
         async with translated(context):
             if request.role != pb.ROLE_UNSPECIFIED:
                 role = convert.role_from_pb(request.role)
@@ -152,7 +152,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def LeaseData(self, request: pb.LeaseDataRequest, context: Context) -> pb.LeaseDataReply:  # noqa: N802
         """A range of a dataset, after waiting for one."""
         async with translated(context):
-            self._driver.check_worker(request.rank, request.incarnation)
+            self._driver.check_member(Role.WORKER, request.rank, request.incarnation)
             check_length("the name of a dataset", request.dataset)
             ask, wait = ask_from_pb(request), _wait_seconds(request.wait_seconds, context)
             return answer_to_pb(await self._driver.lease_data(request.rank, request.incarnation, ask, wait))
@@ -160,7 +160,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def Checkpoint(  # noqa: N802
         self, request: pb.CheckpointRequest, context: Context
     ) -> pb.CheckpointReply:
-        """A checkpoint, complete."""
+        """A complete checkpoint."""
         async with translated(context):
             made = await self._checkpoints.make()
             return pb.CheckpointReply(folder=str(made.folder), size_bytes=made.size_bytes, seconds=made.seconds)
@@ -168,7 +168,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def RestoreCheckpoint(  # noqa: N802
         self, request: pb.RestoreCheckpointRequest, context: Context
     ) -> pb.RestoreCheckpointReply:
-        """A checkpoint, put into the running job."""
+        """A checkpoint, restored into the running job."""
         async with translated(context):
             folder, models = await self._checkpoints.restore(Path(request.folder) if request.folder else None)
             return pb.RestoreCheckpointReply(folder=str(folder), models=models)
@@ -176,7 +176,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def Reshard(  # noqa: N802
         self, request: pb.ReshardRequest, context: Context
     ) -> AsyncIterator[pb.ReshardProgress]:
-        """Slices, moved batch by batch until done or the caller goes."""
+        """The progress of a move, batch by batch, until it is done or the caller ends the call."""
         async with translated(context):
             wish = Wish(tuple(request.to), tuple(request.drain), request.model, request.variable)
             async with aclosing(self._moves.reshard(wish, request.batch_bytes)) as made:
@@ -195,10 +195,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
 
 def _wait_seconds(wished: float, context: Context) -> float:
-    """How long a call may be parked. Raises InvalidRequest for a length that is none; the driver bounds a long one."""
+    """How long a call may wait. Raises InvalidRequest for an invalid time; the driver limits a long one."""
     if not wished >= 0.0:
         raise InvalidRequest(
-            "wait_seconds is not a length of time", expected="0 or more seconds", actual=str(wished), remedy="send 0"
+            "wait_seconds is not a valid time", expected="0 or more seconds", actual=str(wished), remedy="send 0"
         )
     left = context.time_remaining()
     return wished if left is None else min(wished, left - _ANSWER_SECONDS)

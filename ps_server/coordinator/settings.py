@@ -1,4 +1,4 @@
-"""What a cluster is told at its start and keeps to: sizes, leases, partitioning, the first consistency mode."""
+"""The settings of a cluster: sizes, leases, partitioning, the first consistency mode."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ import math
 from dataclasses import dataclass, field
 
 from ps_protocol.errors import ConfigError, InvalidRequest
-from ps_protocol.model import Consistency, Mode, StalePolicy
-from ps_server.coordinator.job_limits import JobLimits
-from ps_server.coordinator.placement import Balanced, FixedShards, MaxSize, MinSize, PartitionRule
+from ps_protocol.model.spec import Consistency, StalePolicy
+from ps_server.coordinator.placement.job_limits import JobLimits
+from ps_server.coordinator.placement.variables import Balanced, FixedShards, MaxSize, MinSize, PartitionRule
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """Fixed for the coordinator's life, but for the mode, which may be changed while the job runs."""
+    """Fixed while the coordinator runs, except for the mode, which may be changed."""
 
     expected_shards: int = 1
-    #: 0: workers come and go, nobody is waited for.
+    #: 0: workers join and leave at any time, and the job waits for none.
     expected_workers: int = 0
     consistency: Consistency = field(default_factory=Consistency)
     partition: PartitionRule = field(default_factory=Balanced)
-    #: A member that is silent this long is taken for dead; one whose connection has ended, sooner.
+    #: A member without a heartbeat for this long counts as dead; one whose connection has ended, sooner.
     lease_seconds: float = 20.0
     heartbeat_seconds: float = 1.0
     seed: int = 0
-    #: Incarnations count up from here; above all of an earlier coordinator's life.
+    #: Incarnations count up from here; above all that an earlier coordinator handed out.
     first_incarnation: int = 1
     limits: JobLimits = field(default_factory=JobLimits)
 
     @property
-    def identity(self) -> Identity:
-        """What must be the same whenever the coordinator of this job is started."""
-        return Identity(self.expected_shards, self.expected_workers, self.partition, self.seed)
+    def identity(self) -> JobIdentity:
+        """The settings that must be the same at every start of the coordinator of this job."""
+        return JobIdentity(self.expected_shards, self.expected_workers, self.partition, self.seed)
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """What makes two starts of a coordinator starts of the same job: placement and shuffling depend on it."""
+class JobIdentity:
+    """The settings that identify a job: placement and shuffling depend on them."""
 
     expected_shards: int
     expected_workers: int
@@ -44,7 +44,7 @@ class Identity:
     seed: int
 
 
-def check_same_job(settings: ClusterSettings, kept: Identity) -> None:
+def check_same_job(settings: ClusterSettings, kept: JobIdentity) -> None:
     """Raises one ConfigError that names every flag by which ``settings`` contradict the journal's ``kept``."""
     ours = settings.identity
     named = (
@@ -56,7 +56,7 @@ def check_same_job(settings: ClusterSettings, kept: Identity) -> None:
     contradictions = [(flag, then, now) for flag, then, now in named if then != now]
     if contradictions:
         raise ConfigError(
-            "the journal is of a job that was started otherwise",
+            "the journal belongs to a job with other settings",
             expected=", ".join(f"{flag} {then}" for flag, then, _ in contradictions),
             actual=", ".join(f"{flag} {now}" for flag, _, now in contradictions),
             remedy="leave these flags out, which takes the journal's values, or begin a new job in another --data-dir",
@@ -84,28 +84,28 @@ def check_consistency(consistency: Consistency, expected_workers: int) -> None:
         raise InvalidRequest("a grace time is a number of seconds, not negative", actual=f"{consistency.grace_seconds}")
     if consistency.grace_seconds and not consistency.backup:
         raise InvalidRequest(
-            "a grace time is for sync with backup only: else a step waits for every live worker, or for none",
+            "a grace time needs sync with backup: otherwise a step waits for every live worker, or for none",
             expected="mode sync, backup 1 or more",
             actual=f"mode {mode.value}, backup {consistency.backup}, grace_seconds {consistency.grace_seconds:g}",
             remedy="use sync with backup, or leave the grace time out",
         )
-    if consistency.staleness and mode is not Mode.SSP:
+    if consistency.staleness and not mode.takes_staleness:
         raise InvalidRequest(
             f"staleness {consistency.staleness} is for ssp only", actual=shown, remedy="use ssp, or leave staleness out"
         )
-    if consistency.stale_policy is not StalePolicy.ACCEPT and mode is Mode.SYNC:
+    if consistency.stale_policy is not StalePolicy.ACCEPT and mode.collects:
         raise InvalidRequest(
-            "sync has no stale pushes: a late one is dropped", actual=shown, remedy="use the policy accept"
+            "sync has no stale pushes: late ones are dropped", actual=shown, remedy="use the policy accept"
         )
     if not consistency.backup:
         return
-    if mode is not Mode.SYNC:
+    if not mode.collects:
         raise InvalidRequest(
             f"backup {consistency.backup} is for sync only", actual=shown, remedy="use sync, or leave backup out"
         )
     if consistency.backup >= expected_workers:
         raise InvalidRequest(
-            "sync cannot do without that many pushes of a step",
+            "a step of sync cannot omit that many pushes",
             expected=f"backup below the number of workers, {expected_workers or 'which must be fixed: --workers'}",
             actual=shown,
             remedy="lower --backup or raise --workers",

@@ -1,4 +1,4 @@
-"""The log on disk: writes entries in order, keeps room ahead of them, and forgets what a snapshot holds."""
+"""The log on disk: writes entries in order, reserves room ahead of them, and drops what a snapshot holds."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ps_protocol.errors import ConfigError, InternalError, StorageFull
-from ps_server.log.files import sync_folder, told_when_full, write_at
+from ps_server.log.entries import Entry
+from ps_server.log.files import sync_folder, told_when_full
 from ps_server.log.folder import DataFolder
 from ps_server.log.head import HEAD_BYTES, HeadFile, LogHead
 from ps_server.log.messages import EntryWriter
-from ps_server.log.record import ALIGNMENT_BYTES, HEADER_BYTES, Header, copy_record, encode_record, padded
+from ps_server.log.record import ALIGNMENT_BYTES, HEADER_BYTES, Header, copy_record, encode_record, padded, write_at
 from ps_server.log.scan import End
-from ps_server.log.segments import Segment, SegmentFolder
-from ps_server.log.updates import Entry
+from ps_server.log.segments import LogSegment, SegmentFolder
 
 SEGMENT_BYTES = 64 << 20
 """Size of a segment, at most; larger records get larger ones."""
@@ -28,7 +28,7 @@ SEGMENTS = 8
 """A log that was given little space has about so many."""
 
 FEWEST_SEGMENTS = 3
-"""One that is written, one that waits, one whose records a snapshot is just making superfluous."""
+"""One that is written, one that waits, one whose records a snapshot is about to replace."""
 
 _SMALLEST_SEGMENT_BYTES = 64 << 10
 
@@ -51,7 +51,7 @@ class _Open:
 
 
 class DurableLog:
-    """One per shard. ``append`` runs in the lane, ``cut`` and ``prepare`` in a helper thread, the rest on the loop.
+    """One per shard. ``append`` runs in the executor, ``cut`` and ``prepare`` in a helper thread, the rest on the loop.
 
     Room for a record is made before its push is accepted: what was accepted can be written, also on a disk that has
     become full. With ``sync`` an entry is on the disk when ``append`` returns; without, it survives the process only.
@@ -67,14 +67,14 @@ class DurableLog:
         writing: bool = True,
         bound_bytes: int | None = None,
     ) -> None:
-        """Go on behind record ``number``; at ``end``, when the log has one. Raises OSError.
+        """Continue behind record ``number``; at ``end``, when the log has one. Raises OSError.
 
         ``writing=False``: entries are counted, and written from ``resume`` to ``pause``. ``bound_bytes``: what the
         files of the log may take.
         """
         self.waits = sync
         self._bound_bytes = bound_bytes
-        #: Pushes wait for a snapshot, which makes records superfluous.
+        #: Pushes wait for a snapshot, which frees space.
         self.pressed = False
         #: The last record; being written while ``append`` runs.
         self.number = number
@@ -82,9 +82,9 @@ class DurableLog:
         self.whole = number
         #: The incarnation that writes now, and the one that wrote the last record; 0: not known.
         self.writer = self.last_writer = 0
-        #: Called in the lane after each record.
+        #: Called in the executor after each record.
         self.on_append: Callable[[], None] | None = None
-        #: Somebody still reads the records from this number on; ``cut`` keeps them, while that are not too many.
+        #: A reader still needs the records from this number on; ``cut`` keeps them, up to a limit.
         self.read_from: int | None = None
         #: Bytes written since the process began.
         self.written_bytes = 0
@@ -133,17 +133,17 @@ class DurableLog:
         smallest = FEWEST_SEGMENTS * 2 * padded(HEADER_BYTES + MESSAGE_BYTES + nbytes)
         if smallest > self._bound_bytes:
             raise ConfigError(
-                f"updates of model '{model}' do not fit into the log that shard {self._shard} was given",
+                f"updates of model '{model}' do not fit into the log of shard {self._shard}",
                 shard=str(self._shard),
                 expected=f"--log-mb {-(-smallest // (1 << 20))} or more: six updates of {nbytes / 1e6:.1f} MB",
                 actual=f"--log-mb {self._bound_bytes >> 20}",
-                remedy="give more, or leave --log-mb out; more shards make updates smaller",
+                remedy="raise --log-mb or leave it out; with more shards updates are smaller",
             )
 
     async def space(self, nbytes: int) -> None:
         """Wait while the log has all the space it was given, and a snapshot would make some free.
 
-        Raises StorageFull when none does in time. Pushes that are under way hold no other one up: theirs is made.
+        Raises StorageFull when none does in time. Pushes that are already accepted keep their room.
         """
         if self._bound_bytes is None or not self._head.every_push:
             return
@@ -153,11 +153,11 @@ class DurableLog:
             self.pressed = True
             if time.monotonic() > until:
                 raise StorageFull(
-                    f"the log of shard {self._shard} has all the space it was given, and no snapshot makes some free",
+                    f"the log of shard {self._shard} has reached its limit, and no snapshot frees space",
                     shard=str(self._shard),
                     expected=f"{self._bound_bytes >> 20} MB",
                     actual=str(self._path),
-                    remedy="give more with --log-mb; pushes are taken again as soon as there is room",
+                    remedy="raise --log-mb; pushes are accepted again as soon as there is room",
                 )
             await asyncio.sleep(_PRESSED_LOOK_SECONDS)
 
@@ -220,16 +220,16 @@ class DurableLog:
         if self.on_append:
             self.on_append()
 
-    def begin_anew(self, number: int) -> None:
-        """In the lane: the folder has been emptied, and what comes next is numbered ``number + 1``. Raises OSError."""
+    def reset(self, number: int) -> None:
+        """In the executor: start over in an emptied folder; the next record is ``number + 1``. Raises OSError."""
         self._close_segment()
         self._segments = SegmentFolder(self._path, sync=self.waits)
         self.number = self.whole = number
         self.last_writer = 0
         self._begin_head(None)
 
-    def _begin_head(self, segment: Segment | None) -> None:
-        """Say what is here, before anything else is. Raises OSError."""
+    def _begin_head(self, segment: LogSegment | None) -> None:
+        """Write the head before any record. Raises OSError."""
         first, size_bytes = (segment.first, segment.size_bytes) if segment else (0, 0)
         self._head = replace(self._head, segment=first, segment_bytes=size_bytes, number=self._certain)
         self._head_file.write(self._head)
@@ -247,17 +247,17 @@ class DurableLog:
         return self._path
 
     def resume(self) -> None:
-        """In the lane: write from the next entry on, in a segment of its own."""
+        """In the executor: write from the next entry on, in a segment of its own."""
         self._close_segment()
         self._writing = True
 
     def pause(self) -> None:
-        """In the lane: count entries without writing them."""
+        """In the executor: count entries without writing them."""
         self._close_segment()
         self._writing = False
 
     def flush(self) -> None:
-        """See everything written onto the disk. Raises OSError."""
+        """Write everything through to the disk. Raises OSError."""
         if self.waits:
             return
         for segment in self._segments.live():
@@ -268,7 +268,7 @@ class DurableLog:
         """Records up to ``through`` are not needed any more; keep about ``keep_bytes`` of files to be overwritten."""
         size = self.segment_bytes
         self.pressed = False
-        # Within a bound not all of it, or who reads would hold up who writes.
+        # Within a bound not all of it, or a reader would block the writer.
         kept_bytes = keep_bytes if self._bound_bytes is None else keep_bytes // 2
         if self.read_from is not None and self._segments.bytes_from(self.read_from) <= kept_bytes:
             through = min(through, self.read_from - 1)
@@ -276,7 +276,7 @@ class DurableLog:
         self._segments.cut(through + 1, max(FEWEST_SEGMENTS, keep_bytes // size - 1), size)
 
     def close(self) -> None:
-        """After the lane's last work. Repeatable."""
+        """After the executor's last work. Repeatable."""
         self._close_segment()
         if self._head.number != self._certain:
             self._head = replace(self._head, number=self._certain)
@@ -302,10 +302,10 @@ class DurableLog:
             await asyncio.shield(self._prepare_ahead())
 
     def _prepare_ahead(self) -> asyncio.Task[None]:
-        """Make one segment more; whoever asks meanwhile gets the same task. It raises StorageFull."""
+        """Make one more segment; concurrent callers share the task. It raises StorageFull."""
         if self._preparing is None or self._preparing.done():
             self._preparing = asyncio.create_task(to_thread(self._prepare))
-            # Who needs the room will hear of the error again.
+            # A caller that needs the room sees the error again.
             self._preparing.add_done_callback(lambda task: task.cancelled() or task.exception())
         return self._preparing
 

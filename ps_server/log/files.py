@@ -1,35 +1,19 @@
-"""Small promises about files: written whole, renamed in one step, folders synced; a full disk has its own error."""
+"""Files that are written whole, renamed in one step, their folders synced; a full disk has its own error."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ps_protocol.errors import ConfigError, StorageFull
 from ps_server.private_files import FILE_MODE, make_private_folder, open_private
 
-_PIECES = 512
-"""How many pieces one system call takes; Linux allows 1,024."""
-
-
-def write_at(descriptor: int, pieces: Sequence[memoryview], offset: int) -> int:
-    """Write ``pieces`` one behind the other from ``offset``; returns where they end. Raises OSError."""
-    rest = [piece for piece in pieces if len(piece)]
-    while rest:
-        written = os.pwritev(descriptor, rest[:_PIECES], offset)
-        offset += written
-        while rest and written >= len(rest[0]):
-            written -= len(rest.pop(0))
-        if written:
-            rest[0] = rest[0][written:]
-    return offset
-
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Give the file ``path`` the content ``data`` in one step that a crash cannot halve. Raises OSError."""
+    """Replace the content of the file ``path`` by ``data`` atomically. Raises OSError."""
     partial = path.with_name(path.name + ".part")
     with open_private(partial) as file:
         file.write(data)
@@ -40,7 +24,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames and new files in ``folder`` outlive a power loss."""
+    """Make renames and new files in ``folder`` survive a power loss."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -61,12 +45,12 @@ def told_when_full(shard: int, folder: Path) -> Iterator[None]:
             shard=str(shard),
             expected="free space in the shard's data directory",
             actual=str(folder),
-            remedy="free some space; pushes are taken again as soon as there is room",
+            remedy="free some space; pushes are accepted again as soon as there is room",
         ) from error
 
 
 def writable_folder(folder: Path) -> None:
-    """Make ``folder`` and see that it can be written. Raises ConfigError."""
+    """Create ``folder`` and check that it can be written. Raises ConfigError."""
     try:
         make_private_folder(folder)
         probe = folder / ".writable"

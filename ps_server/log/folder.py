@@ -1,4 +1,4 @@
-"""Owns the data directory of one shard: who may use it, whose it is, and where its parts lie."""
+"""Owns the data directory of one shard: its lock, its identity, and the folders in it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ps_server.private_files import FILE_MODE, FOLDER_MODE, close_to_others
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2
-"""1: without a checksum."""
+FORMAT = 3
+"""1: without a checksum. 2: messages hold options, and what is known of pushes, as JSON text."""
 _IDENTITY = "shard.json"
 
 #: See Identity.copy.
@@ -28,7 +28,7 @@ SETTING_ASIDE, COPYING = "setting aside", "copying"
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class FolderIdentity:
     """What a data directory says of itself."""
 
     shard: int
@@ -38,7 +38,7 @@ class Identity:
     incarnation: int = 0
     #: Random name of this directory, for as long as it exists.
     directory: str = ""
-    #: What a copy of another directory's state has come to: SETTING_ASIDE, COPYING, or empty when none is under way.
+    #: Progress of a copy of another directory's state: SETTING_ASIDE, COPYING, or empty when none is under way.
     copy: str = ""
     #: A log has been begun here, so there is one.
     log: bool = False
@@ -49,7 +49,7 @@ class Identity:
 class DataFolder:
     """Held by one process from ``open`` to ``close``; the system lets go of it when the process dies."""
 
-    def __init__(self, path: Path, lock: int, identity: Identity) -> None:
+    def __init__(self, path: Path, lock: int, identity: FolderIdentity) -> None:
         self.path = path
         self._lock = lock
         #: The log's writer and the one of snapshots note what they have made.
@@ -92,12 +92,12 @@ class DataFolder:
 
     @property
     def log(self) -> Path:
-        """Where the segments lie."""
+        """Folder of the segments."""
         return self.path / "log"
 
     @property
     def snapshots(self) -> Path:
-        """Where the snapshots lie."""
+        """Folder of the snapshots."""
         return self.path / "snapshots"
 
     def belongs_to(self, incarnation: int) -> None:
@@ -120,7 +120,7 @@ class DataFolder:
                 self._write()
 
     def begin_copy(self) -> None:
-        """What lies here gives way to a copy of another directory's state, whole when ``belongs_to`` is called.
+        """The content is replaced by a copy of another directory's state, whole when ``belongs_to`` is called.
 
         It is set aside, in the place of what was set aside before. Raises OSError.
         """
@@ -135,7 +135,7 @@ class DataFolder:
         self._write()
 
     def _end_copy(self) -> None:
-        """Be empty after a copy that ended in the middle, whatever it had come to."""
+        """Empty the directory after a copy that did not complete."""
         parts = [part for part in (self.log, self.snapshots) if part.exists()]
         if self.identity.copy == SETTING_ASIDE:
             for part in parts:
@@ -158,15 +158,15 @@ class DataFolder:
         replace_file(self.path / _IDENTITY, seal({"format": FORMAT, **asdict(self.identity)}))
 
 
-def _read(path: Path, shard: int) -> Identity:
+def _read(path: Path, shard: int) -> FolderIdentity:
     """Raises DamagedData."""
     if not path.exists():
         _check_unused(path)
-        return Identity(shard)
+        return FolderIdentity(shard)
     try:
         data = unseal(path.read_bytes(), first_sealed=2)
         version = int(data.pop("format"))
-        found = Identity(**{name: data[name] for name in Identity.__slots__ if name in data})
+        found = FolderIdentity(**{name: data[name] for name in FolderIdentity.__slots__ if name in data})
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedData(f"{path} is damaged: {error}", remedy="restore the data directory from a copy") from error
     if version > FORMAT:

@@ -10,15 +10,15 @@ from typing import Any
 
 import xxhash
 
-from ps_protocol import convert
 from ps_protocol.errors import InvalidRequest
-from ps_protocol.model import ShardMap
-from ps_protocol.v1 import common_pb2, shard_pb2
-from ps_server.consistency import TrackerMemento
-from ps_server.optimizers import Block
+from ps_protocol.model.spec import ShardMap
+from ps_protocol.v1 import shard_pb2
+from ps_protocol.wire import convert_model
+from ps_server.consistency import TrackerState
+from ps_server.state.blocks import Block
 
-FORMAT = 3
-"""1: without tables. 2: without a checksum over the manifest."""
+FORMAT = 4
+"""1: without tables. 2: without a checksum over the manifest. 3: shard maps hold options as JSON text."""
 
 FIRST_SEALED = 3
 
@@ -27,7 +27,7 @@ _GROUP = struct.Struct("<qqqqQ")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FilePiece:
     """A piece of the file that holds the parts."""
 
     offset: int
@@ -37,22 +37,22 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class BlockPlace:
-    """Where a copy of one block lies, and when it was made."""
+    """The place of a copy of one block, and the record it was made at."""
 
     block: Block
     #: The last record of the log that is in it.
     number: int
-    part: Part
+    part: FilePiece
     state: tuple[shard_pb2.StateTensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPlace:
-    """Where copies of some buckets lie, all made at one moment: a BucketsRecord, then their payloads."""
+    """The place of copies of some row buckets, all made at one moment: a BucketsRecord, then their payloads."""
 
     #: The last record of the log that is in them.
     number: int
-    part: Part
+    part: FilePiece
     #: Of the BucketsRecord.
     message_bytes: int
 
@@ -63,13 +63,13 @@ class ModelPart:
 
     shard_map: ShardMap
     initialised: bool
-    tracker: TrackerMemento
+    tracker: TrackerState
     #: The last record of the log that is in ``tracker``.
     tracker_number: int
     blocks: list[BlockPlace] = field(default_factory=list)
     groups: list[GroupPlace] = field(default_factory=list)
     #: Where ``groups`` are written down.
-    index: Part | None = None
+    index: FilePiece | None = None
 
     @property
     def number(self) -> int:
@@ -95,24 +95,24 @@ def decode_index(data: memoryview) -> list[GroupPlace]:
             actual=f"{len(data)} bytes",
         )
     return [
-        GroupPlace(number, Part(offset, size_bytes, checksum), message_bytes)
+        GroupPlace(number, FilePiece(offset, size_bytes, checksum), message_bytes)
         for number, offset, message_bytes, size_bytes, checksum in _GROUP.iter_unpack(data)
     ]
 
 
-def part_of(offset: int, pieces: Sequence[bytes | memoryview]) -> Part:
+def part_of(offset: int, pieces: Sequence[bytes | memoryview]) -> FilePiece:
     """``pieces`` written at ``offset``, one behind the other."""
     digest = xxhash.xxh3_64()
     for piece in pieces:
         digest.update(piece)
-    return Part(offset, sum(map(len, pieces)), digest.intdigest())
+    return FilePiece(offset, sum(map(len, pieces)), digest.intdigest())
 
 
 def models_to_json(models: Sequence[ModelPart]) -> list[Mapping[str, Any]]:
     """What the manifest says of ``models``."""
     return [
         {
-            "shard_map": _text(convert.shard_map_to_pb(part.shard_map).SerializeToString()),
+            "shard_map": _text(convert_model.shard_map_to_bytes(part.shard_map)),
             "initialised": part.initialised,
             "tracker": part.tracker.to_json(),
             "tracker_number": part.tracker_number,
@@ -138,9 +138,9 @@ def models_from_json(items: Sequence[Mapping[str, Any]]) -> tuple[ModelPart, ...
     """Without their groups. Raises KeyError, TypeError, ValueError, DecodeError, InvalidRequest."""
     return tuple(
         ModelPart(
-            convert.shard_map_from_pb(common_pb2.ShardMap.FromString(base64.b64decode(item["shard_map"]))),
+            convert_model.shard_map_from_bytes(base64.b64decode(item["shard_map"])),
             item["initialised"],
-            TrackerMemento.from_json(item["tracker"]),
+            TrackerState.from_json(item["tracker"]),
             item["tracker_number"],
             list(_places(item["blocks"])),
             index=_part_from_json(item["buckets"]) if item.get("buckets") else None,
@@ -156,12 +156,12 @@ def _places(items: Sequence[Mapping[str, Any]]) -> Iterator[BlockPlace]:
         yield BlockPlace(block, item["number"], _part_from_json(item), tuple(state))
 
 
-def _part_to_json(part: Part) -> Mapping[str, int]:
+def _part_to_json(part: FilePiece) -> Mapping[str, int]:
     return {"offset": part.offset, "size_bytes": part.size_bytes, "checksum": part.checksum}
 
 
-def _part_from_json(item: Mapping[str, Any]) -> Part:
-    return Part(item["offset"], item["size_bytes"], item["checksum"])
+def _part_from_json(item: Mapping[str, Any]) -> FilePiece:
+    return FilePiece(item["offset"], item["size_bytes"], item["checksum"])
 
 
 def _text(data: bytes) -> str:

@@ -3,31 +3,54 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from ps_protocol import convert
 from ps_protocol.errors import InvalidRequest
-from ps_protocol.frames import pieces_of
-from ps_protocol.layout import Layout
-from ps_protocol.model import Options
-from ps_protocol.v1 import log_pb2, shard_pb2
-from ps_server.consistency import Position, PushInfo, TrackerMemento, WorkerKey
-from ps_server.log.row_messages import decode_steps, describe_buckets, encode_rows, encode_steps, read_buckets
-from ps_server.log.updates import BucketsPut, Entry, Loaded, Placed, Prepared, RowsDropped, RowsLoaded, Switched, Update
-from ps_server.optimizers import Region, Step, describe, read_state, taken, tensor_bytes
+from ps_protocol.model.layout import Layout
+from ps_protocol.model.spec import ModelSpec, Options
+from ps_protocol.v1 import common_pb2, log_pb2, shard_pb2
+from ps_protocol.wire import convert_model
+from ps_protocol.wire.convert_options import changed_options, options_from_json, options_from_pb, options_to_pb
+from ps_server.consistency import Position, PushInfo, TrackerState, WorkerKey
+from ps_server.consistency.messages import pushes_from_pb, pushes_to_pb
+from ps_server.log.entries import (
+    AppliedUpdate,
+    BucketsPut,
+    Entry,
+    Loaded,
+    Placed,
+    Resharded,
+    RowsDropped,
+    RowsEntry,
+    RowsLoaded,
+    StagedReshard,
+)
+from ps_server.log.row_messages import (
+    decode_rows,
+    decode_steps,
+    describe_buckets,
+    encode_rows,
+    encode_steps,
+    read_buckets,
+)
+from ps_server.optimizers.state_bytes import describe, read_state, taken, tensor_bytes
+from ps_server.state.region import Region
+from ps_server.state.replica import Step
 
 
 class EntryWriter:
-    """Used by one log, from its lane. Equal options of successive updates are written as text once."""
+    """Used by one log, from its executor. Equal options of successive updates are converted once."""
 
     def __init__(self) -> None:
-        self._options: tuple[Sequence[Options], list[str]] = ((), [])
+        self._options: tuple[Sequence[Options], list[common_pb2.Options]] = ((), [])
 
     def encode(self, entry: Entry) -> tuple[bytes, list[memoryview]]:
         """The message of ``entry``, and the bytes that follow it as views of its memory."""
         match entry:
             case Placed(shard_map):
-                record = log_pb2.LogRecord(place=log_pb2.PlaceRecord(shard_map=convert.shard_map_to_pb(shard_map)))
+                record = log_pb2.LogRecord(
+                    place=log_pb2.PlaceRecord(shard_map=convert_model.shard_map_to_pb(shard_map))
+                )
                 return record.SerializeToString(), []
             case Loaded(model, region, entries, tracker):
                 load = log_pb2.LoadRecord(
@@ -35,48 +58,49 @@ class EntryWriter:
                     with_region=region is not None,
                     state=describe(entries or ()),
                     with_state=entries is not None,
-                    tracker=json.dumps(tracker.to_json()) if tracker else "",
+                    pushes=pushes_to_pb(tracker) if tracker else None,
                 )
                 pieces = [region.bytes] if region else []
                 pieces += [tensor_bytes(tensor) for _, tensor in entries or ()]
                 return log_pb2.LogRecord(load=load).SerializeToString(), pieces
-            case Update():
+            case AppliedUpdate():
                 return self._update(entry)
-            case Prepared():
+            case StagedReshard():
                 return _prepared(entry)
-            case Switched(model, epoch):
+            case Resharded(model, epoch):
                 return log_pb2.LogRecord(switch=log_pb2.SwitchRecord(model=model, epoch=epoch)).SerializeToString(), []
             case RowsLoaded() | RowsDropped() | BucketsPut():
                 record, pieces = encode_rows(entry)
                 return record.SerializeToString(), pieces
 
-    def _update(self, update: Update) -> tuple[bytes, list[memoryview]]:
+    def _update(self, update: AppliedUpdate) -> tuple[bytes, list[memoryview]]:
         step = update.step
+        spec = step.gradients.layout.shard_map.spec
         if step.options is not self._options[0]:
-            self._options = step.options, [convert.options_to_json(options) for options in step.options]
-        tables, rows = encode_steps(step.tables)
+            changed = map(changed_options, spec.group_options, step.options)
+            self._options = step.options, list(map(options_to_pb, changed))
+        tables, rows = encode_steps(step.tables, spec) if step.tables else ([], [])
         message = log_pb2.UpdateRecord(
             model=update.model,
             version=update.version,
             pushes=[_push_to_pb(push) for push in update.pushes],
             absent=sorted(step.absent),
-            group_options=self._options[1],
+            groups=self._options[1],
             scale=step.scale,
             buffer_weight=step.buffer_weight,
             is_round=update.is_round,
             tables=tables,
         )
-        layout = step.gradients.layout
-        ranges = layout.ranges(step.absent, buffers=step.buffer_weight != 0)
-        return log_pb2.LogRecord(update=message).SerializeToString(), pieces_of(step.gradients.bytes, ranges) + rows
+        ranges = step.gradients.layout.ranges_without(step.absent, step.buffer_weight != 0)
+        return log_pb2.LogRecord(update=message).SerializeToString(), step.gradients.pieces(ranges) + rows
 
 
-def _prepared(entry: Prepared) -> tuple[bytes, list[memoryview]]:
+def _prepared(entry: StagedReshard) -> tuple[bytes, list[memoryview]]:
     prepare = log_pb2.PrepareRecord(
-        shard_map=convert.shard_map_to_pb(entry.shard_map),
+        shard_map=convert_model.shard_map_to_pb(entry.shard_map),
         incoming=entry.incoming,
         state=describe(entry.entries),
-        tracker=json.dumps(entry.tracker.to_json()) if entry.tracker else "",
+        pushes=pushes_to_pb(entry.tracker) if entry.tracker else None,
         buckets=describe_buckets(entry.buckets),
     )
     pieces = [entry.values, *(tensor_bytes(tensor) for _, tensor in entry.entries)]
@@ -84,24 +108,65 @@ def _prepared(entry: Prepared) -> tuple[bytes, list[memoryview]]:
     return log_pb2.LogRecord(prepare=prepare).SerializeToString(), pieces
 
 
-def decode_prepare(record: log_pb2.PrepareRecord, payload: memoryview, shard: int) -> Prepared:
+class LoggedRecord:
+    """One record of a log; what it holds is decoded when it is asked for, by the model it is of."""
+
+    def __init__(self, message: bytes, payload: memoryview) -> None:
+        """Raises DecodeError."""
+        self._record = log_pb2.LogRecord.FromString(message)
+        self._payload = payload
+        #: "place", "load", "update", "prepare", "switch", "load_rows", "drop_rows" or "buckets"; "": of no known kind.
+        self.kind: str = self._record.WhichOneof("body") or ""
+
+    @property
+    def model(self) -> str:
+        """The name of the model it is of."""
+        body = getattr(self._record, self.kind)
+        return body.shard_map.spec.name if self.kind in ("place", "prepare") else body.model  # type: ignore[no-any-return]
+
+    def place(self) -> Placed:
+        """Of kind "place"."""
+        return decode_place(self._record.place)
+
+    def load(self, layout: Layout) -> Loaded:
+        """Of kind "load"."""
+        return decode_load(self._record.load, self._payload, layout)
+
+    def update(self, gradients: Region, options: LoggedOptions) -> AppliedUpdate:
+        """Of kind "update"."""
+        return decode_update(self._record.update, self._payload, gradients, options)
+
+    def prepare(self, shard: int) -> StagedReshard:
+        """Of kind "prepare"."""
+        return decode_prepare(self._record.prepare, self._payload, shard)
+
+    def epoch(self) -> int:
+        """Of kind "switch": of the shard map that holds from then on."""
+        return self._record.switch.epoch
+
+    def rows(self, spec: ModelSpec) -> RowsEntry:
+        """Of one of the other kinds."""
+        return decode_rows(self._record, self._payload, spec)
+
+
+def decode_prepare(record: log_pb2.PrepareRecord, payload: memoryview, shard: int) -> StagedReshard:
     """Its bytes are copied. Raises InvalidRequest when they are not as many as announced."""
-    shard_map = convert.shard_map_from_pb(record.shard_map)
+    shard_map = convert_model.shard_map_from_pb(record.shard_map)
     slices = Layout.of(shard_map, shard).slices
     if any(index >= len(slices) for index in record.incoming):
         raise InvalidRequest("a slice comes that is not in the next shard map", actual=str(max(record.incoming)))
     size = sum(slices[index].end - slices[index].begin for index in record.incoming)
     values = memoryview(bytearray(taken(payload, 0, size)))
-    tracker = TrackerMemento.from_json(json.loads(record.tracker)) if record.tracker else None
+    tracker = _tracker_of(record)
     rows = len(payload) - sum(bucket.payload_bytes for bucket in record.buckets)
     buckets = read_buckets(record.buckets, payload[rows:], shard_map.spec)
     state = read_state(record.state, payload[size:rows])
-    return Prepared(shard_map, tuple(record.incoming), values, state, tracker, buckets)
+    return StagedReshard(shard_map, tuple(record.incoming), values, state, tracker, buckets)
 
 
 def decode_place(record: log_pb2.PlaceRecord) -> Placed:
     """Raises InvalidRequest for a model this version does not know."""
-    return Placed(convert.shard_map_from_pb(record.shard_map))
+    return Placed(convert_model.shard_map_from_pb(record.shard_map))
 
 
 def decode_load(record: log_pb2.LoadRecord, payload: memoryview, layout: Layout) -> Loaded:
@@ -111,7 +176,7 @@ def decode_load(record: log_pb2.LoadRecord, payload: memoryview, layout: Layout)
         region = Region(layout)
         region.bytes[:] = taken(payload, 0, layout.region_bytes)
     entries = read_state(record.state, payload[layout.region_bytes * record.with_region :])
-    tracker = TrackerMemento.from_json(json.loads(record.tracker)) if record.tracker else None
+    tracker = _tracker_of(record)
     return Loaded(record.model, region, entries if record.with_state else None, tracker)
 
 
@@ -119,9 +184,9 @@ def decode_update(
     record: log_pb2.UpdateRecord,
     payload: memoryview,
     gradients: Region,
-    options: Mapping[tuple[str, ...], Sequence[Options]],
-) -> Update:
-    """The update, its bytes copied into ``gradients``. ``options`` holds group options by their texts.
+    options: LoggedOptions,
+) -> AppliedUpdate:
+    """The update, its bytes copied into ``gradients``. ``options`` reads those of the model's updates.
 
     Raises InvalidRequest when the bytes are not as many as announced.
     """
@@ -133,21 +198,43 @@ def decode_update(
     step = Step(
         gradients,
         frozenset(record.absent),
-        options[tuple(record.group_options)],
+        options.of(record, layout.shard_map.spec),
         record.scale,
         record.buffer_weight,
         decode_steps(record.tables, payload[position:], layout.shard_map.spec),
     )
-    return Update(record.model, record.version, tuple(map(_push_from_pb, record.pushes)), record.is_round, step)
+    return AppliedUpdate(record.model, record.version, tuple(map(_push_from_pb, record.pushes)), record.is_round, step)
 
 
-class OptionTexts(dict[tuple[str, ...], Sequence[Options]]):
-    """Group options by their JSON texts, read once while they stay the same."""
+class LoggedOptions:
+    """The group options of one model's updates, read once while they stay the same."""
 
-    def __missing__(self, texts: tuple[str, ...]) -> Sequence[Options]:
-        self.clear()
-        self[texts] = tuple(map(convert.options_from_json, texts))
-        return self[texts]
+    def __init__(self) -> None:
+        self._written: Sequence[bytes | str] | None = None
+        self._options: Sequence[Options] = ()
+
+    def of(self, record: log_pb2.UpdateRecord, spec: ModelSpec) -> Sequence[Options]:
+        """The options of ``record``: those declared, and what it changes of them. Raises InvalidRequest."""
+        written: list[bytes | str] = [*record.group_options, *(group.SerializeToString() for group in record.groups)]
+        if written != self._written:
+            changed = [options_from_json(text) for text in record.group_options]
+            changed += [options_from_pb(group) for group in record.groups]
+            if len(changed) != len(spec.group_options):
+                raise InvalidRequest(
+                    f"an update of model '{spec.name}' has options of other parameter groups",
+                    expected=f"{len(spec.group_options)} groups",
+                    actual=f"{len(changed)} groups",
+                )
+            pairs = zip(spec.group_options, changed, strict=True)
+            self._options = tuple({**declared, **each} for declared, each in pairs)
+            self._written = written
+        return self._options
+
+
+def _tracker_of(record: log_pb2.LoadRecord | log_pb2.PrepareRecord) -> TrackerState | None:
+    if record.HasField("pushes"):
+        return pushes_from_pb(record.pushes)
+    return TrackerState.from_json(json.loads(record.tracker)) if record.tracker else None
 
 
 def _push_to_pb(push: PushInfo) -> log_pb2.LoggedPush:

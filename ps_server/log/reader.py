@@ -1,4 +1,4 @@
-"""Reads a log while it is written: its records as they lie in the files, and records again from such bytes."""
+"""Reads a log while it is written: the bytes of its records, and records from such bytes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from ps_protocol.errors import Unavailable
 from ps_server.log.durable import DurableLog
 from ps_server.log.record import HEADER_BYTES, Header, body_is_whole, decode_header
-from ps_server.log.segments import Segment, live_segments
+from ps_server.log.segments import LogSegment, live_segments
 
 PIECE_BYTES = 1 << 20
 """The most that is read at a time."""
 
 
 class LogReader:
-    """Used by one standby's stream, from one thread at a time, beside the lane that appends.
+    """Used by one standby's stream, from one thread at a time, beside the executor that appends.
 
     What it reads must not be cut away: see ``DurableLog.read_from``. It finds out when it was, and raises Unavailable.
     """
@@ -75,7 +75,7 @@ class LogReader:
                     break
                 if self._descriptor < 0 or self._number_here() != self._next:
                     if self._offset > begin and descriptor >= 0:
-                        break  # what has been gone over lies in the segment before
+                        break  # what has been read is in the segment before
                     self._seek()
                     begin, descriptor = self._offset, self._descriptor
                 self._left = self._header().record_bytes
@@ -98,7 +98,7 @@ class LogReader:
     def _seek(self) -> None:
         """Stand at the beginning of record ``_next``. Raises Unavailable."""
         self.close()
-        holding: list[Segment] = [s for s in live_segments(self._log.path) if s.first <= self._next]
+        holding: list[LogSegment] = [s for s in live_segments(self._log.path) if s.first <= self._next]
         if not holding:
             raise self._gone()
         try:
@@ -175,5 +175,5 @@ class RecordParser:
 def _decoded(data: memoryview) -> Header:
     header = decode_header(data)
     if header is None:
-        raise Unavailable("what arrived is no record of a log")
+        raise Unavailable("the bytes received are not a record of a log")
     return header

@@ -1,7 +1,8 @@
-"""How one record lies in a segment file: header, message, payload, a mark at its end; all under checksums."""
+"""How one record is laid out and written: header, message, payload, a mark at its end; all under checksums."""
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +11,9 @@ import xxhash
 
 ALIGNMENT_BYTES = 64
 """Records begin at multiples of this."""
+
+_PIECES = 512
+"""How many pieces one system call takes; Linux allows 1,024."""
 
 _MAGIC = b"tps2"
 
@@ -28,7 +32,7 @@ _END = struct.Struct("<4s4xQQQ")
 
 END_BYTES = _END.size
 
-#: How headers and end marks begin, as little-endian words.
+#: The first words of headers and end marks, little-endian.
 HEADER_WORDS = tuple(int.from_bytes(magic, "little") for magic in (_MAGIC, _MAGIC_1))
 END_WORD = int.from_bytes(_END_MAGIC, "little")
 
@@ -94,7 +98,7 @@ def padded(size: int) -> int:
 def encode_record(
     number: int, life: int, message: bytes, payload: Sequence[memoryview], writer: int = 0
 ) -> list[memoryview]:
-    """What is written for one record, in order: header and message, payload as it lies, padding, end mark."""
+    """What is written for one record, in order: header and message, payload, padding, end mark."""
     digest = xxhash.xxh3_64(message)
     for piece in payload:
         digest.update(piece)
@@ -118,3 +122,16 @@ def body_is_whole(header: Header, body: memoryview) -> bool:
     return len(body) == header.message_bytes + header.payload_bytes and (
         xxhash.xxh3_64_intdigest(body) == header.checksum
     )
+
+
+def write_at(descriptor: int, pieces: Sequence[memoryview], offset: int) -> int:
+    """Write ``pieces`` one behind the other from ``offset``; returns where they end. Raises OSError."""
+    rest = [piece for piece in pieces if len(piece)]
+    while rest:
+        written = os.pwritev(descriptor, rest[:_PIECES], offset)
+        offset += written
+        while rest and written >= len(rest[0]):
+            written -= len(rest.pop(0))
+        if written:
+            rest[0] = rest[0][written:]
+    return offset

@@ -16,13 +16,15 @@ from ps_protocol.errors import DamagedData
 from ps_server.log.folder import DataFolder
 from ps_server.log.head import HeadFile, LogHead
 from ps_server.log.manifest import ModelPart
-from ps_server.log.models import RecoveredModel, new_model
 from ps_server.log.record import END_BYTES, HEADER_BYTES
-from ps_server.log.replay import Replay
 from ps_server.log.scan import End, Record, Scan
-from ps_server.log.segments import Segment, SegmentFolder
+from ps_server.log.segments import LogSegment, SegmentFolder
 from ps_server.log.snapshots import Snapshot, let_log_go_on, newest_snapshot
-from ps_server.optimizers import Region, StateEntry, read_state
+from ps_server.optimizers.state import StateEntry
+from ps_server.optimizers.state_bytes import read_state
+from ps_server.state.apply import Replay
+from ps_server.state.model_state import ModelState, new_model
+from ps_server.state.region import Region
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +37,7 @@ _REMEDY = "nothing was changed: restore the data directory from a copy, or start
 class Recovered:
     """What a data directory held."""
 
-    models: dict[str, RecoveredModel]
+    models: dict[str, ModelState]
     #: The last record.
     number: int
     end: End | None
@@ -46,7 +48,7 @@ class Recovered:
 
 
 class _HalfDone(Exception):
-    """A step of ``model`` raised in the middle: everything is to be read again, with copies before its steps."""
+    """A step of ``model`` raised in the middle: everything is read again, with copies before its steps."""
 
     def __init__(self, model: str) -> None:
         super().__init__(model)
@@ -120,7 +122,7 @@ def _recover(folder: DataFolder, careful: Collection[str], *, log_goes_on: bool)
             number - after,
             time.monotonic() - began,
         )
-    # A log that was not written all the time may end before the snapshot does: then it goes on in a new segment.
+    # A log that was not written all the time may end before the snapshot does: then it continues in a new segment.
     end = scan.end if scan.end and scan.end.number == number + 1 else None
     return Recovered(replay.models, number, end, scan.writer, head is not None and head.promises)
 
@@ -140,7 +142,7 @@ def _say_torch(head: LogHead, shard: int, records: int) -> None:
         )
 
 
-def _check_segment(head: LogHead | None, found: list[Segment], folder: DataFolder) -> None:
+def _check_segment(head: LogHead | None, found: list[LogSegment], folder: DataFolder) -> None:
     """Raises DamagedData when the segment that was in use is missing, or shorter than it was."""
     if head is None or not head.segment:
         return
@@ -170,7 +172,7 @@ def _too_short(head: LogHead, folder: DataFolder, number: int) -> None:
     )
 
 
-def _forget(found: list[Segment], kept: list[Segment], head: LogHead | None, folder: DataFolder) -> None:
+def _forget(found: list[LogSegment], kept: list[LogSegment], head: LogHead | None, folder: DataFolder) -> None:
     """Remove the segments that do not count."""
     gone = [segment for segment in found if segment not in kept]
     if head and any(segment.first == head.segment for segment in gone):
@@ -203,7 +205,7 @@ def _cut_off(end: End, head: LogHead | None, shard: int) -> None:
     logger.warning("shard %d: record %d is not whole and is cut off: %s; %s", shard, end.number, place, why)
 
 
-def _needed(segments: list[Segment], snapshot: Snapshot | None, *, log_goes_on: bool) -> list[Segment]:
+def _needed(segments: list[LogSegment], snapshot: Snapshot | None, *, log_goes_on: bool) -> list[LogSegment]:
     """The segments that count. Others are of a snapshot that was never whole, or of one before the newest."""
     after = snapshot.number if snapshot else 0
     if snapshot is None and not log_goes_on and segments and segments[0].first > 1:
@@ -227,7 +229,7 @@ def _take(replay: Replay, record: Record, folder: DataFolder, careful: Collectio
         ) from error
 
 
-def _from_snapshot(snapshot: Snapshot, part: ModelPart, shard: int) -> RecoveredModel:
+def _from_snapshot(snapshot: Snapshot, part: ModelPart, shard: int) -> ModelState:
     model = new_model(part.shard_map, shard)
     entries: list[StateEntry] = []
     region = Region(model.replica.layout)
@@ -244,7 +246,7 @@ def _from_snapshot(snapshot: Snapshot, part: ModelPart, shard: int) -> Recovered
     return model
 
 
-def _put_buckets(snapshot: Snapshot, part: ModelPart, model: RecoveredModel) -> dict[int, npt.NDArray[np.int64]]:
+def _put_buckets(snapshot: Snapshot, part: ModelPart, model: ModelState) -> dict[int, npt.NDArray[np.int64]]:
     """By table, the last record that each bucket contains. Raises DamagedData.
 
     A table is then at the update of its oldest bucket: when it rose from there, the records say.

@@ -7,13 +7,15 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ps_protocol.convert_tables import row_options_from_json, row_options_to_json
-from ps_protocol.model import ModelSpec
-from ps_protocol.tables import Ids
+from ps_protocol.model.spec import ModelSpec
+from ps_protocol.model.tables import Ids
 from ps_protocol.v1 import log_pb2, shard_pb2
-from ps_server.log.updates import BucketsPut, RowsDropped, RowsEntry, RowsLoaded
-from ps_server.optimizers import Replica, Skipped, taken
-from ps_server.tables import BucketContents, RowStep
+from ps_protocol.wire.convert_options import changed_options, options_to_pb, row_options_from_json, row_options_from_pb
+from ps_server.log.entries import BucketsPut, RowsDropped, RowsEntry, RowsLoaded
+from ps_server.optimizers.state_bytes import taken
+from ps_server.state.replica import Replica, Skipped
+from ps_server.tables.bucket_contents import BucketContents
+from ps_server.tables.step import RowStep
 
 Written = tuple[log_pb2.LogRecord, list[memoryview]]
 
@@ -86,11 +88,14 @@ def read_buckets(
     return found
 
 
-def encode_steps(steps: Sequence[RowStep]) -> tuple[list[log_pb2.TableUpdate], list[memoryview]]:
+def encode_steps(steps: Sequence[RowStep], spec: ModelSpec) -> tuple[list[log_pb2.TableUpdate], list[memoryview]]:
     """What an update record says of its rows, and the bytes behind its ranges."""
     messages = [
         log_pb2.TableUpdate(
-            table=step.table, rows=step.ids.size, updates=step.updates, options=row_options_to_json(step.options)
+            table=step.table,
+            rows=step.ids.size,
+            updates=step.updates,
+            arguments=options_to_pb(changed_options(spec.tables[step.table].options, step.options)),
         )
         for step in steps
     ]
@@ -105,9 +110,11 @@ def decode_steps(messages: Sequence[log_pb2.TableUpdate], payload: memoryview, s
         at += 8 * each.rows
     steps = []
     for each, numbers in zip(messages, ids, strict=True):
-        gradients = floats_in(payload, at, each.rows, spec.tables[each.table].dim)
+        table = spec.tables[each.table]
+        gradients = floats_in(payload, at, each.rows, table.dim)
         at += gradients.nbytes
-        steps.append(RowStep(each.table, numbers, gradients, each.updates, row_options_from_json(each.options)))
+        changed = row_options_from_json(each.options) if each.options else row_options_from_pb(each.arguments)
+        steps.append(RowStep(each.table, numbers, gradients, each.updates, {**table.options, **changed}))
     taken(payload, at, 0, whole=True)
     return steps
 

@@ -20,7 +20,7 @@ from ps_server.log.record import (
     decode_end,
     decode_header,
 )
-from ps_server.log.segments import Segment
+from ps_server.log.segments import LogSegment
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class Record:
 class End:
     """Where a log ends: there, in that segment, its next record is written."""
 
-    segment: Segment
+    segment: LogSegment
     offset: int
     number: int
     #: The bytes there are the beginning of a record that cannot be read.
     torn: bool
-    #: Where end marks of that record lie, in bytes from the beginning of the segment: it had been written whole.
+    #: Offsets of end marks of that record in the segment: it had been written whole.
     marks: tuple[int, ...] = ()
 
 
@@ -54,7 +54,7 @@ class Scan:
     Raises DamagedData, naming segment and offset, when something is wrong that is not the end.
     """
 
-    def __init__(self, segments: list[Segment], after: int, *, in_order: bool = True) -> None:
+    def __init__(self, segments: list[LogSegment], after: int, *, in_order: bool = True) -> None:
         """``after``: records up to this number are passed over; the log must begin no later than behind it.
 
         ``in_order``: what was written first is there if what was written later is; False after a loss of power, when a
@@ -64,7 +64,7 @@ class Scan:
         self._after = after
         self._in_order = in_order
         self._life = 0
-        #: Who wrote the last record read, also of those passed over.
+        #: The writer of the last record read, also of those passed over.
         self.writer = 0
         self.end: End | None = None
 
@@ -76,7 +76,7 @@ class Scan:
             following = self._segments[at + 1].first if at + 1 < len(self._segments) else None
             number = yield from self._read(segment, number, following)
 
-    def _read(self, segment: Segment, number: int, following: int | None) -> Generator[Record, None, int]:
+    def _read(self, segment: LogSegment, number: int, following: int | None) -> Generator[Record, None, int]:
         """The records of one segment; returns the number of the next."""
         data, offset = _mapped(segment), 0
         while (header := self._record_at(data, offset, number)) is not None:
@@ -96,28 +96,28 @@ class Scan:
         return number
 
     def _record_at(self, data: memoryview, offset: int, number: int) -> Header | None:
-        """The header of record ``number`` if it lies whole at ``offset``."""
+        """The header of record ``number`` if it is whole at ``offset``."""
         header = decode_header(data[offset : offset + HEADER_BYTES])
         if header is None or header.number != number or header.life < self._life:
             return None
         body = data[offset + HEADER_BYTES :][: header.message_bytes + header.payload_bytes]
         return header if body_is_whole(header, body) else None
 
-    def _check_nothing_later(self, segment: Segment, data: memoryview, offset: int, number: int) -> None:
-        """Raises DamagedData when a record of this or a later life lies behind the one that cannot be read."""
+    def _check_nothing_later(self, segment: LogSegment, data: memoryview, offset: int, number: int) -> None:
+        """Raises DamagedData when a record of this or a later life follows the one that cannot be read."""
         for start in _found(data, offset + ALIGNMENT_BYTES, HEADER_WORDS):
             header = decode_header(data[start : start + HEADER_BYTES])
             if header is not None and header.number > number and header.life >= self._life:
                 raise self._damaged(segment, offset, f"record {number} is damaged, and record {header.number} follows")
 
     def _end_marks(self, data: memoryview, offset: int, number: int) -> Iterator[int]:
-        """Where end marks of record ``number`` lie behind ``offset``, of this or a later life."""
+        """Offsets of end marks of record ``number`` behind ``offset``, of this or a later life."""
         for start in _found(data, offset + ALIGNMENT_BYTES - END_BYTES, (END_WORD,)):
             end = decode_end(data[start : start + END_BYTES])
             if end is not None and end[0] == number and end[1] >= self._life:
                 yield start
 
-    def _damaged(self, segment: Segment, offset: int, what: str) -> DamagedData:
+    def _damaged(self, segment: LogSegment, offset: int, what: str) -> DamagedData:
         return DamagedData(
             f"the log of updates is damaged in {segment.path} at byte {offset}: {what}",
             expected=f"records without a gap from number {self._after + 1} on",
@@ -127,15 +127,15 @@ class Scan:
 
 
 def _found(data: memoryview, begin: int, words: Sequence[int]) -> Iterator[int]:
-    """Where one of ``words`` lies, from ``begin`` on in steps of ALIGNMENT_BYTES."""
+    """The first offset of one of ``words``, from ``begin`` on in steps of ALIGNMENT_BYTES."""
     rest = data[begin : len(data) // 4 * 4]
     every = np.frombuffer(rest, np.uint32)[:: ALIGNMENT_BYTES // 4]
     for place in np.flatnonzero(np.isin(every, words)).tolist():
         yield begin + place * ALIGNMENT_BYTES
 
 
-def _mapped(segment: Segment) -> memoryview:
-    """The bytes of a segment, mapped for as long as anybody holds a part of them."""
+def _mapped(segment: LogSegment) -> memoryview:
+    """The bytes of a segment, mapped while a view of them exists."""
     with segment.path.open("rb") as file:
         empty = segment.size_bytes == 0
         return memoryview(b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

@@ -1,4 +1,4 @@
-"""Owns the segment files of one log: which are live, which wait to be overwritten, and that there is room ahead."""
+"""Owns the segment files of one log: the live ones, and the spare ones that the next records overwrite."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ZEROS = memoryview(bytes(4 << 20))
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class LogSegment:
     """One live segment file."""
 
     path: Path
@@ -28,16 +28,16 @@ class Segment:
         return self.path.stat().st_size
 
 
-def live_segments(folder: Path) -> list[Segment]:
+def live_segments(folder: Path) -> list[LogSegment]:
     """The live segments in ``folder``, in the order of their records."""
-    return [Segment(path, int(path.stem)) for path in sorted(folder.glob("[0-9]*.log"))]
+    return [LogSegment(path, int(path.stem)) for path in sorted(folder.glob("[0-9]*.log"))]
 
 
 class SegmentFolder:
-    """Called by the log's writer, and by whoever makes room ahead of it, each from its own thread.
+    """Called by the log's writer and by the helper that makes room ahead of it, each from its own thread.
 
-    New memory is what costs in a file too: a segment is written full of zeros before it is used, and one that is not
-    needed any more is overwritten by the next records. Records carry numbers, so nothing old is taken for new.
+    Allocating blocks is what costs in a file: a segment is filled with zeros before it is used, and one that is not
+    needed any more is overwritten by the next records. Records carry numbers, so old bytes are not taken for new.
     """
 
     def __init__(self, folder: Path, *, sync: bool) -> None:
@@ -51,16 +51,12 @@ class SegmentFolder:
         self._names = itertools.count(1 + max((int(p.stem.removeprefix("spare-")) for p in self._spares()), default=0))
         #: Spare files by path: their sizes.
         self._spare = {path: path.stat().st_size for path in self._spares()}
+        #: Sizes of the spare segments; replaced as a whole, so that it can be read without the lock.
+        self.spare_bytes: tuple[int, ...] = tuple(self._spare.values())
 
-    def live(self) -> list[Segment]:
+    def live(self) -> list[LogSegment]:
         """The live segments, in the order of their records."""
         return live_segments(self.folder)
-
-    @property
-    def spare_bytes(self) -> list[int]:
-        """Sizes of the segments that wait."""
-        with self._lock:
-            return list(self._spare.values())
 
     def prepare(self, size_bytes: int) -> None:
         """Make one spare segment. Raises OSError, with nothing left behind."""
@@ -83,6 +79,7 @@ class SegmentFolder:
             os.close(descriptor)
         with self._lock:
             self._spare[path] = size_bytes
+            self._count_spare()
 
     def is_full(self, most_bytes: int) -> bool:
         """Whether the files take more than ``most_bytes``, and some hold records that a snapshot may free."""
@@ -110,6 +107,7 @@ class SegmentFolder:
             return self.begin(first, at_least_bytes, size_bytes)
         with self._lock:
             size = self._spare.pop(fitting[0])
+            self._count_spare()
         path = fitting[0].rename(self.folder / f"{first:020}.log")
         sync_folder(self.folder)
         return os.open(path, os.O_RDWR), size
@@ -130,6 +128,7 @@ class SegmentFolder:
                     size = segment.size_bytes
                     spare = segment.path.rename(self.folder / f"spare-{next(self._names)}.log")
                     self._spare[spare] = size
+                    self._count_spare()
             if not wanted:
                 segment.path.unlink()
         remaining = len(self.live())
@@ -140,8 +139,12 @@ class SegmentFolder:
             unfit += waiting[max(1, keep - remaining) :]
             for path in unfit:
                 del self._spare[path]
+            self._count_spare()
         for path in unfit:
             path.unlink()
+
+    def _count_spare(self) -> None:
+        self.spare_bytes = tuple(self._spare.values())
 
     def _spares(self) -> list[Path]:
         return list(self.folder.glob("spare-*.log"))

@@ -18,24 +18,27 @@ from google.protobuf.message import DecodeError
 from ps_protocol.errors import DamagedData, InvalidRequest
 from ps_protocol.sealed import seal, unseal
 from ps_protocol.v1 import log_pb2, shard_pb2
-from ps_server.log.files import replace_file, sync_folder, write_at
+from ps_server.log.files import replace_file, sync_folder
 from ps_server.log.manifest import (
     FIRST_SEALED,
     FORMAT,
     BlockPlace,
+    FilePiece,
     GroupPlace,
     ModelPart,
-    Part,
     decode_index,
     encode_index,
     models_from_json,
     models_to_json,
     part_of,
 )
+from ps_server.log.record import write_at
 from ps_server.log.row_messages import read_buckets
-from ps_server.optimizers import Block, StateEntry, describe, tensor_bytes
+from ps_server.optimizers.state import StateEntry
+from ps_server.optimizers.state_bytes import describe, tensor_bytes
 from ps_server.private_files import FILE_MODE, make_private_folder
-from ps_server.tables import BucketContents
+from ps_server.state.blocks import Block
+from ps_server.tables.bucket_contents import BucketContents
 
 _MANIFEST = "manifest.json"
 _PARTS = "blocks.bin"
@@ -115,7 +118,7 @@ class SnapshotWriter:
     def write_copy(
         self, block: Block, number: int, pieces: Sequence[memoryview], state: Sequence[shard_pb2.StateTensor]
     ) -> None:
-        """Write one block as it lies elsewhere: values, then the tensors that ``state`` describes. Raises OSError."""
+        """Write a copy of one block that was received: values, then the tensors of ``state``. Raises OSError."""
         self._models[-1].blocks.append(BlockPlace(block, number, self._write(pieces), tuple(state)))
 
     def write_buckets(self, number: int, buckets: Sequence[shard_pb2.Bucket], pieces: Sequence[memoryview]) -> None:
@@ -124,7 +127,7 @@ class SnapshotWriter:
         part = self._write([memoryview(message), *pieces])
         self._models[-1].groups.append(GroupPlace(number, part, len(message)))
 
-    def _write(self, pieces: Sequence[memoryview]) -> Part:
+    def _write(self, pieces: Sequence[memoryview]) -> FilePiece:
         part = part_of(self._offset, pieces)
         end = write_at(self._descriptor, pieces, self._offset)
         self._offset = -(-end // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
@@ -213,7 +216,7 @@ def _from_json(folder: Path, data: Mapping[str, Any]) -> Snapshot:
     return Snapshot(folder, data["number"], data["through"], data["log_goes_on"], models)
 
 
-def _bytes_of(folder: Path, part: Part) -> memoryview:
+def _bytes_of(folder: Path, part: FilePiece) -> memoryview:
     """Raises DamagedData when they are not what was written."""
     path = folder / _PARTS
     try:

@@ -1,4 +1,4 @@
-"""Owns how one parameter arena is cut into the parameters that torch steps, and where their state lies."""
+"""Owns how one parameter arena is cut into the parameters that torch steps, and the tensors of their state."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ps_protocol.layout import Layout
-from ps_server.optimizers.blocks import block_numbers
-from ps_server.optimizers.region import Region
+from ps_protocol.model.layout import Layout
 from ps_server.optimizers.state import StateEntry, StateKey
+from ps_server.state.blocks import block_numbers
+from ps_server.state.region import Region
 
 #: What torch remembers of a segment besides tensors of its size: equal histories step alike.
 _History = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Segment:
+class ArenaSegment:
     """Slices [first, last) of an arena that torch steps as one parameter, because their histories are equal."""
 
     first: int
@@ -37,7 +37,7 @@ class _Piece:
     history: _History
     first: int
     last: int
-    source: Segment
+    source: ArenaSegment
 
     def alike(self, other: _Piece) -> bool:
         return (self.block, self.gone, self.history) == (other.block, other.gone, other.history)
@@ -48,8 +48,8 @@ class Arena:
 
     How an arena is cut follows from its blocks, the histories of its slices and which are absent, and from nothing
     else: the last elements of a segment round differently in torch's kernels, so a restored shard must cut as the lost
-    one did. A segment lies in one block.
-    Per-element state lies in one tensor per name for the whole arena; segments hold views of it, so cutting and
+    one did. A segment is within one block.
+    Per-element state is one tensor per name for the whole arena; segments hold views of it, so cutting and
     joining copies nothing. ``whole`` gives every slice a segment of its own, in its shape, for good.
     """
 
@@ -134,7 +134,7 @@ class Arena:
                     yield StateKey(self._indexes[at], name), tensor
 
     def load(self, optimizer: Optimizer, found: Mapping[int, Mapping[str, Tensor]], counters: frozenset[str]) -> None:
-        """Replace all state by ``found`` (by slice index and name, checked); slices not in it begin anew.
+        """Replace all state by ``found`` (by slice index and name, checked); slices not in it start without state.
 
         ``counters`` names the state that is one number per parameter, such as "step".
         """
@@ -151,21 +151,21 @@ class Arena:
                 optimizer.state[segment.parameter][name] = value
         self.arrange(optimizer, frozenset())
 
-    def _one_per_block(self) -> list[Segment]:
+    def _one_per_block(self) -> list[ArenaSegment]:
         runs = [list(run) for _, run in groupby(range(len(self._slices)), lambda at: self._blocks[at])]
         return [self._segment(run[0], run[-1] + 1) for run in runs]
 
-    def _singles(self) -> list[Segment]:
+    def _singles(self) -> list[ArenaSegment]:
         return [self._segment(at, at + 1) for at in range(len(self._slices))]
 
-    def _segment(self, first: int, last: int) -> Segment:
-        return Segment(first, last, self._view(self._region, first, last))
+    def _segment(self, first: int, last: int) -> ArenaSegment:
+        return ArenaSegment(first, last, self._view(self._region, first, last))
 
     def _view(self, region: Region, first: int, last: int) -> Tensor:
         shape = self._slices[first].shape if self._whole else (-1,)
         return region.tensor(self._slices[first].begin, self._slices[last - 1].end, self._span.key.dtype, shape)
 
-    def _cut(self, optimizer: Optimizer, state: Mapping[str, Tensor], first: int, last: int) -> Segment:
+    def _cut(self, optimizer: Optimizer, state: Mapping[str, Tensor], first: int, last: int) -> ArenaSegment:
         segment = self._segment(first, last)
         if state:
             optimizer.state[segment.parameter] = {
@@ -175,7 +175,7 @@ class Arena:
         return segment
 
     def _home(self, name: str, dtype: torch.dtype, first: int, last: int) -> Tensor:
-        """Where the per-element state ``name`` of slices [first, last) lies."""
+        """The per-element state ``name`` of slices [first, last), as a view."""
         item = self._span.key.dtype.itemsize
         if name not in self._flat:
             # Zeros: padding that begins with anything else would not stay zero.
@@ -184,6 +184,6 @@ class Arena:
         return self._flat[name][begin // item : end // item]
 
 
-def _history(optimizer: Optimizer, segment: Segment) -> _History:
+def _history(optimizer: Optimizer, segment: ArenaSegment) -> _History:
     state = optimizer.state.get(segment.parameter, {})
     return tuple(sorted((name, "" if tensor.dim() else repr(tensor.item())) for name, tensor in state.items()))

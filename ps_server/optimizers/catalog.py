@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ps_protocol.errors import InvalidRequest, UnsupportedOptimizer
-from ps_protocol.model import DType, Kind, ModelSpec, Options, Variable
-from ps_protocol.optimizers import ELEMENTWISE, EXECUTION_HINTS, REFUSED, SHAPED
-from ps_server.optimizers.region import torch_dtype
+from ps_protocol.model.optimizers import ELEMENTWISE, EXECUTION_HINTS, REFUSED, SHAPED
+from ps_protocol.model.spec import DType, Kind, ModelSpec, Options, Variable
 from ps_server.optimizers.state import Expected
+from ps_server.state.region import torch_dtype
 
 #: Arguments of one group as torch takes them, complete.
 Arguments = dict[str, Any]
@@ -86,7 +86,7 @@ def overridden(spec: ModelSpec, declared: Sequence[Arguments], options: Sequence
                     f"optimizer argument '{name}' of group {number} cannot change while a model is trained",
                     expected=str(before[name]),
                     actual=str(after[name]),
-                    remedy="declare the model anew under another name",
+                    remedy="declare the model under another name",
                 )
     return result
 

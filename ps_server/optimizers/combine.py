@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ps_protocol.errors import InvalidRequest
-from ps_protocol.layout import ArenaSpan, Layout
-from ps_protocol.model import Kind
-from ps_server.optimizers.region import Region
+from ps_protocol.model.layout import ArenaSpan, Layout
+from ps_protocol.model.spec import Kind
 from ps_server.optimizers.runs import parameter_runs
+from ps_server.state.region import Region
 
 #: Elements averaged at a time: the blocks of all contributions stay in the processor's cache.
 _BLOCK_ELEMENTS = 1 << 17
@@ -22,7 +22,7 @@ def average(into: Region, parts: Sequence[Region], absent: Sequence[frozenset[in
 
     ``into`` may be the first part. ``absent`` holds the missing slice indexes of each part; a missing slice counts as
     zeros. The sum is taken in the order given, so the result is bitwise repeatable. float16 and bfloat16 are summed in
-    float32 and rounded once. Slices that nobody has keep the bytes they had.
+    float32 and rounded once. Slices that no part has keep the bytes they had.
 
     Raises InvalidRequest when ``absent`` does not match the parts or there is none.
     """

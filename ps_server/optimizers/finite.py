@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ps_protocol.layout import Layout
-from ps_server.optimizers.region import Region
+from ps_protocol.model.layout import Layout
 from ps_server.optimizers.runs import parameter_runs
+from ps_server.state.region import Region
 
 
 def first_nonfinite(layout: Layout, region: Region, absent: frozenset[int] = frozenset()) -> str | None:
@@ -22,7 +22,7 @@ def first_nonfinite(layout: Layout, region: Region, absent: frozenset[int] = fro
                 for index, span in enumerate(layout.slices)
                 if span.arena == run.arena and index not in absent and not _finite(region.slice(index))
             )
-            # None of them: it lies in the padding, which is nobody's.
+            # None of them: it is in the padding.
             if (name := next(named, None)) is not None:
                 return name
     return None

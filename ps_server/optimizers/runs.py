@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from ps_protocol.layout import Layout
-from ps_protocol.model import DType, Kind
+from ps_protocol.model.layout import Layout
+from ps_protocol.model.spec import DType, Kind
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ArenaRun:
     """Bytes [begin, end) of neighbouring slices of one arena, not empty."""
 
     arena: int
@@ -22,16 +22,16 @@ class Run:
     absent: tuple[bool, ...]
 
 
-def parameter_runs(layout: Layout, absent: Sequence[frozenset[int]]) -> Iterator[Run]:
+def parameter_runs(layout: Layout, absent: Sequence[frozenset[int]]) -> Iterator[ArenaRun]:
     """The parameter arenas, cut into runs. ``absent`` holds the missing slice indexes of each contribution."""
     if not any(absent):
         everywhere = (False,) * len(absent)
         for number, arena in enumerate(layout.arenas):
             if arena.key.kind is Kind.PARAMETER and arena.begin < arena.end:
-                yield Run(number, arena.begin, arena.end, arena.key.dtype, everywhere)
+                yield ArenaRun(number, arena.begin, arena.end, arena.key.dtype, everywhere)
         return
     indexes = (i for i in range(layout.parameter_slices) if layout.slices[i].begin < layout.slices[i].end)
     keyed = groupby(indexes, lambda i: (layout.slices[i].arena, tuple(i in missing for missing in absent)))
     for (number, missing), members in keyed:
         spans = [layout.slices[i] for i in members]
-        yield Run(number, spans[0].begin, spans[-1].end, spans[0].variable.dtype, missing)
+        yield ArenaRun(number, spans[0].begin, spans[-1].end, spans[0].variable.dtype, missing)

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ps_protocol.layout import Layout, SliceSpan
-from ps_protocol.model import Kind, Options
-from ps_protocol.option_ranges import first_out_of_range
+from ps_protocol.model.layout import Layout, SliceSpan
+from ps_protocol.model.option_ranges import first_out_of_range
+from ps_protocol.model.spec import Kind, Options
 from ps_server.optimizers import catalog
 from ps_server.optimizers.arena import Arena
-from ps_server.optimizers.region import Region
 from ps_server.optimizers.state import Expected, StateEntry, by_slice
 from ps_server.optimizers.undo import Undo, is_deterministic, odd_counter, skipped_step
+from ps_server.state.region import Region
 
 
 class ShardOptimizer:
@@ -44,7 +44,7 @@ class ShardOptimizer:
         self._torch = catalog.build(spec, self._groups(), self._declared)
         # torch's update itself: the profiler and hook wrappers around it take longer than a small update.
         self._torch_step = inspect.unwrap(type(self._torch).step)
-        #: Arguments or state are none that are admitted from outside now: an older version has taken them.
+        #: Arguments or state are out of the range that is admitted now: an older version accepted them.
         self._odd_options = first_out_of_range(spec, self._declared) is not None
         self._odd_state = False
         #: Every step can be undone.
@@ -91,7 +91,7 @@ class ShardOptimizer:
             arena.adopt(self._torch)
 
     def rebind(self, region: Region) -> None:
-        """Go on with the parameters in ``region``, which holds the same bytes as the region so far."""
+        """Continue with the parameters in ``region``, which holds the same bytes as the region so far."""
         for arena in self._arenas:
             arena.rebind(region)
 
@@ -105,7 +105,7 @@ class ShardOptimizer:
         return sorted(entries, key=lambda entry: entry[0].slice_index)
 
     def load_state(self, entries: Iterable[StateEntry]) -> None:
-        """Replace all state; slices without an entry begin anew. Training goes on bit-equal to where it was saved.
+        """Replace all state; slices without an entry start without any. Training continues bit-equal to the saved one.
 
         Raises InvalidRequest, before anything is changed, when an entry does not fit this model.
         """

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ps_protocol.errors import InvalidRequest
-from ps_protocol.layout import Layout, SliceSpan
+from ps_protocol.model.layout import Layout, SliceSpan
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ps_protocol.errors import InvalidRequest, UnsupportedOptimizer
-from ps_protocol.layout import Layout
-from ps_protocol.option_ranges import LARGEST
+from ps_protocol.model.layout import Layout
+from ps_protocol.model.option_ranges import LARGEST
 from ps_server.optimizers.state import StateEntry
 
 #: Highest values of the state that is one number per parameter; steps are counted in floats.

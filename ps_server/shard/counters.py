@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from ps_protocol.view import MemberStats
+from ps_protocol.cluster.view import MemberStats
 
 
 @dataclass(slots=True)
@@ -15,7 +15,6 @@ class Counters:
     pushes: int = 0
     #: Payload bytes in and out.
     bytes: int = 0
-    version: int = 0
     staleness: int = 0
     #: Pushes that were not applied: late, too stale, or of a step that raised.
     dropped: int = 0
@@ -29,7 +28,6 @@ class Counters:
         seconds = max(now - then, 1e-3)
         return MemberStats(
             steps=self.pushes,
-            version=self.version,
             steps_per_second=(self.pushes - pushes) / seconds,
             bytes_per_second=(self.bytes - nbytes) / seconds,
             staleness=self.staleness,

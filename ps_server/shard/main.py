@@ -2,78 +2,86 @@
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 from click.core import ParameterSource
 
-from ps_protocol.address import split_address
+from ps_protocol.cluster.address import split_address
+from ps_protocol.cluster.tf_config import TfConfig
 from ps_protocol.errors import ConfigError
-from ps_protocol.tf_config import TfConfig
-from ps_server import serving
-from ps_server.cli import clean_errors, configure_logging, exit_option, run_program, server_options
+from ps_server.cli.options.common import clean_errors, configure_logging, exit_option, run_program, server_options
+from ps_server.cli.options.storage import Durability, StorageConfig, storage_config, storage_options
 from ps_server.failpoints import ENVIRONMENT, Failpoints
-from ps_server.shard.life import ShardConfig, serve
-from ps_server.shard.malloc import use_one_arena
-from ps_server.shard.replication import Acknowledge
-from ps_server.shard.side_channels import SideChannelConfig
+from ps_server.serving import grpc_server
+from ps_server.shard.config import Acknowledge, ShardConfig, SideChannelConfig
 from ps_server.shard.watchdog import EXIT_STUCK, STUCK_SECONDS
-from ps_server.storage_options import Durability, StorageConfig, storage_config, storage_options
 
-__all__ = ["ShardConfig", "main", "serve"]
+logger = logging.getLogger(__name__)
+
+_M_ARENA_MAX = -8
+"""An option of glibc's mallopt."""
 
 
 @click.command(context_settings={"auto_envvar_prefix": "PS_SERVER", "show_default": True})
-@click.option("--shard", type=click.IntRange(0), help="Number of this shard, from 0. Needed, except under TF_CONFIG.")
+@click.option("--shard", type=click.IntRange(0), help="Number of this shard, from 0. Required without TF_CONFIG.")
 @click.option(
     "--coordinator",
     envvar=["PS_SERVER_COORDINATOR", "PS_COORDINATOR"],
-    help="Coordinator's host:port. Needed, except under a TF_CONFIG with a chief.",
+    help="host:port of the coordinator. Required unless TF_CONFIG has a chief.",
 )
 @server_options(default_port=0)
-@click.option("--advertise", default="", help="host:port that workers dial, when it is not where this shard listens.")
+@click.option(
+    "--advertise",
+    default="",
+    help="host:port at which workers reach this shard, if they need another one.",
+)
 @click.option(
     "--bulk-ports",
     default="0",
     metavar="PORT|FIRST-LAST|off",
-    help="TCP port for tensors beside gRPC: the first free one is taken; 0 is any; off: everything goes over gRPC.",
+    help="TCP port of the bulk transport. In a range, the first free port is used. 0: any free port. off: all data "
+    "goes over gRPC.",
 )
-@click.option("--shm/--no-shm", default=True, help="Share memory with workers on the same host.")
+@click.option("--shm/--no-shm", default=True, help="Use shared memory with workers on the same host.")
 @storage_options
 @click.option(
     "--standby",
     is_flag=True,
-    help="Follow the log of the process that serves this shard, if one does, and take its place when it is lost. Start "
-    "both alike, each with a --data-dir of its own.",
+    help="Run as a standby while another process serves this shard: follow its log, and take over when it is lost. "
+    "Both processes can have this option; each needs its own --data-dir.",
 )
 @click.option(
     "--acknowledge",
     type=click.Choice([each.value for each in Acknowledge]),
     default=Acknowledge.BEFORE.value,
-    help="When a push is acknowledged: before its standby has it, or after. With before, what the standby lacks when "
-    "this process is lost is lost, too.",
+    help="Whether a push is acknowledged before or after the standby has it. With before, a push that the standby "
+    "lacks is lost when this process is lost.",
 )
 @click.option(
     "--add",
     is_flag=True,
-    help="Add this shard to the running job when its number is a new one. It holds nothing at first: psctl move --to "
-    "gives it slices. Not needed again when it is started again.",
+    help="Add this shard to the running job if its number is new. It holds nothing until psctl move --to moves slices "
+    "to it. A restart does not need this option.",
 )
 @click.option(
     "--take-over",
     is_flag=True,
-    help="Take the place from a process that holds it and may live; that one is fenced. Without it a process whose "
-    "place is held waits for one lease, and is refused if the holder lives.",
+    help="Replace the process that serves this shard, even if it is alive; it is fenced. Without this option, a "
+    "process whose place is taken waits for one lease, and is refused if the other process is alive.",
 )
 @click.option(
     "--max-model-bytes",
     type=click.IntRange(0),
     default=0,
     show_default="the memory of the machine",
-    help="Bytes of the values of all models that this shard takes.",
+    help="Limit of the bytes of values in all models of this shard.",
 )
 @click.option(
     "--answer-mb",
@@ -81,7 +89,7 @@ __all__ = ["ShardConfig", "main", "serve"]
     default=0,
     show_default="a quarter of the memory of the machine",
     metavar="MB",
-    help="Memory of answers on their way to who asked for rows or parameters; one client gets half of it at most.",
+    help="Limit of the memory for answers to requests for rows or parameters; one client gets at most half of it.",
 )
 @click.option(
     "--checkpoint-dir",
@@ -89,23 +97,25 @@ __all__ = ["ShardConfig", "main", "serve"]
     type=click.Path(file_okay=False, path_type=Path),
     multiple=True,
     show_default="no checkpoints",
-    help="Folder that checkpoints are written to and read from, the same as ps-coordinator's; for --restore from "
-    "elsewhere give that one, too. Others are refused, whoever asks.",
+    help="Folder for checkpoints, the same as for ps-coordinator. Repeat the option for a folder that --restore reads "
+    "from. The shard writes to and reads from no other folders.",
 )
-@click.option("--threads", type=click.IntRange(0), default=0, help="Threads of the optimizer; 0: half of the cores.")
+@click.option(
+    "--threads", type=click.IntRange(0), default=0, help="Number of threads of the optimizer; 0: half of the cores."
+)
 @click.option(
     "--stuck-seconds",
     type=click.FloatRange(0),
     default=STUCK_SECONDS,
-    help="A piece of work that takes longer than this, and a second for each 10 MB it touches, ends the process with "
-    f"code {EXIT_STUCK}, so that a restart or a standby takes its place. 0: never.",
+    help=f"The process exits with code {EXIT_STUCK} when one task takes longer than this, plus one second for each "
+    "10 MB it touches, so that a restart or a standby replaces it. 0: never.",
 )
 @exit_option
 @click.option(
     "--connect-timeout",
     type=click.FloatRange(0, min_open=True),
     default=60.0,
-    help="Seconds to wait for the coordinator.",
+    help="Seconds to wait for the coordinator at the start.",
 )
 def main(
     shard: int | None,
@@ -130,14 +140,14 @@ def main(
     exit_when_finished: bool,
     **storage: Any,
 ) -> None:
-    """Run one shard: it holds its slices of every model, and applies the gradients pushed to it.
+    """Run one shard, which holds slices of every model and applies the gradients that workers push.
 
-    The shard joins the coordinator, receives its slices when a worker declares a model, and keeps them in memory; with
-    --data-dir on disk, too: started again with the same directory it goes on where it was, however it ended. Stop it
-    with Ctrl-C or SIGTERM.
+    The shard joins the coordinator and receives its slices when a worker declares a model. With --data-dir it keeps
+    them on disk as well as in memory, and a restart with the same directory continues from there. Stop it with Ctrl-C
+    or SIGTERM.
 
     \b
-    Example, a cluster of one shard by hand:
+    Example of a cluster with one shard:
       ps-coordinator --shards 1 --workers 2
       ps-server --shard 0 --coordinator 127.0.0.1:7000 --data-dir data
     """  # noqa: D301 -- click looks for the character
@@ -146,7 +156,7 @@ def main(
         configure_logging(log_level)
         if text := os.environ.get("TF_CONFIG"):
             shard, coordinator, bind, port = _from_tf_config(TfConfig.parse(text), shard, coordinator, bind, port)
-            # An engine that started the tasks may wait for them all.
+            # The engine that started the tasks may wait until all of them end.
             source = click.get_current_context().get_parameter_source("exit_when_finished")
             exit_when_finished = exit_when_finished or source is ParameterSource.DEFAULT
         if shard is None or coordinator is None:
@@ -181,11 +191,25 @@ def main(
             checkpoint_dirs,
             exit_when_finished,
         )
-        serving.run(lambda stop: serve(config, stop))
+        serve = _serving()
+        grpc_server.run(lambda stop: serve(config, stop))
+
+
+def _serving() -> Callable[[ShardConfig, asyncio.Event], Coroutine[Any, Any, None]]:
+    """What runs a shard; imported only now, because torch takes seconds to import. Raises ConfigError without torch."""
+    try:
+        from ps_server.shard import process
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("ps_"):
+            raise
+        raise ConfigError(
+            f"{error.name} is not installed, and a shard needs it", remedy="pip install 'torch-ps[server]'"
+        ) from error
+    return process.serve
 
 
 def _check_followable(storage: StorageConfig) -> None:
-    """Raises ConfigError for a shard that keeps no log."""
+    """Raises ConfigError for a shard without a log."""
     if storage.durability is not Durability.DURABLE:
         raise ConfigError(
             "a standby follows a log on disk, and keeps one",
@@ -206,7 +230,7 @@ def parse_ports(text: str) -> Sequence[int]:
         ports = range(0)
     if not ports or ports[-1] > 65535 or ports[0] < 0:
         raise ConfigError(
-            "--bulk-ports is no port, no range of ports, and not off", expected="7200, 7200-7299, 0 or off", actual=text
+            "--bulk-ports is not a port, a range of ports, or off", expected="7200, 7200-7299, 0 or off", actual=text
         )
     return ports
 
@@ -228,6 +252,19 @@ def _from_tf_config(
     if default("port") is ParameterSource.DEFAULT:
         port = int(listed)
     return number, coordinator or tf_config.coordinator_address, bind, port
+
+
+def use_one_arena() -> None:
+    """Allocate from one heap in all threads; called once, before threads are started.
+
+    A payload's chunks are allocated by gRPC's threads and freed by the event loop. With a heap per thread each keeps
+    what passed through it: 15 to 20 MB more resident memory at 100 MB of parameters (benchmarks, "shard memory"), and
+    no faster. Does nothing where the allocator is not glibc's.
+    """
+    try:
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+    except (AttributeError, OSError) as error:
+        logger.debug("the allocator cannot be told: %s", error)
 
 
 def program() -> NoReturn:

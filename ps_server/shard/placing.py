@@ -1,92 +1,144 @@
-"""Decides how a shard goes on with a model that it kept, when the cluster says how that lies now."""
+"""Makes a model usable on a shard: its first state, its checkpoint, its compiled code; and how far that has come."""
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterable
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
 
-from ps_protocol.errors import InvalidRequest, ModelMismatch, ModelMoved
-from ps_protocol.layout import Layout
-from ps_protocol.model import ShardMap
-from ps_server.model_differences import in_structure, raise_differences
+from ps_protocol.errors import NotReady
+from ps_protocol.model.layout import Layout
+from ps_protocol.model.spec import ModelSpec, ShardMap
+from ps_protocol.wire.convert_model import shard_map_to_pb
+from ps_server import tables
+from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.log.entries import Placed, Resharded
+from ps_server.shard.context import ShardContext
+from ps_server.shard.reconcile import Reconciliation, check_fits, reconcile
+from ps_server.shard.restore import restore, saved_tracker
+from ps_server.shard.step.model import ShardModel
+from ps_server.state.model_state import ModelState, new_model
+from ps_server.state.reshard import resharded
 
+logger = logging.getLogger(__name__)
 
-class Way(enum.Enum):
-    """From what was kept to what the cluster says."""
+SLOWEST_BYTES_PER_SECOND = 10e6
+"""A write, whose progress cannot be seen, may take as long as it would at this rate."""
 
-    #: It lies as it did.
-    KEEP = enum.auto()
-    #: What was prepared for it holds: the shard was lost before it heard so.
-    SWITCH = enum.auto()
-    #: Everything has left meanwhile: what was kept is of no use any more.
-    ANEW = enum.auto()
-
-
-def way(shard: int, held: ShardMap, pending: ShardMap | None, placed: ShardMap) -> Way:
-    """How to get from ``held``, for which ``pending`` may have been prepared, to ``placed``.
-
-    The coordinator's word is final: a move is decided only when every shard is the process that prepared for it. Raises
-    ModelMismatch when the directory holds a model that is not the one the cluster has placed.
-    """
-    name = placed.spec.name
-    raise_differences(
-        f"the data directory of shard {shard} holds another model under the name '{name}'",
-        in_structure(held.spec, placed.spec),
-        "run the script that trained it, give the model another name, or use an empty --data-dir",
-    )
-    if _same(held, placed):
-        return Way.KEEP
-    if pending is not None and _same(pending, placed):
-        return Way.SWITCH
-    if placed.epoch > held.epoch and not Layout.of(placed, shard).holds_any:
-        return Way.ANEW
-    raise ModelMismatch(
-        f"the data directory of shard {shard} holds model '{name}' cut for another cluster",
-        shard=str(shard),
-        expected=f"{placed.shards} shards, epoch {placed.epoch}",
-        actual=f"{held.shards} shards, epoch {held.epoch}",
-        remedy="the coordinator's journal is older than this directory: bring back its newest copy, or restore a "
-        "checkpoint into empty data directories"
-        if placed.epoch < held.epoch
-        else "start as many shards as before, or restore a checkpoint into empty data directories",
-    )
+COMPILE_SECONDS = 600.0
+"""Compiling what tables need may take so long on a loaded machine."""
 
 
-def check_fits(shard: int, placed: ShardMap, held: Iterable[ShardMap], most_bytes: int) -> None:
-    """Raises InvalidRequest when ``shard`` would hold more than ``most_bytes`` of values, with ``placed``."""
-    added, before = nbytes_on(shard, placed), sum(nbytes_on(shard, each) for each in held)
-    if added and added + before > most_bytes:
-        raise InvalidRequest(
-            f"model '{placed.spec.name}' does not fit on shard {shard}",
+class PlacingProgress:
+    """One model being placed. Stages begin on the shard's event loop; the thread at work counts, any thread reads."""
+
+    def __init__(self, model: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._model = model
+        self._clock = clock
+        self._doing = "asking for its shard map"
+        self._done = 0
+        #: How far an attempt has come that failed.
+        self._best = 0
+        self._read_bytes = 0
+        self._unseen_seconds = 0.0
+        self._began_at = 0.0
+
+    def begin(self, doing: str, *, unseen_seconds: float = 0.0) -> None:
+        """The next stage, in words; for ``unseen_seconds`` it counts as advancing, whether or not anything is seen."""
+        self._done = self._counted() + 1
+        self._doing, self._read_bytes = doing, self._read_bytes if doing == self._doing else 0
+        self._unseen_seconds, self._began_at = unseen_seconds, self._clock()
+
+    def fail(self, error: Exception) -> None:
+        """It is tried again soon, from the start; that is progress once it gets further than before."""
+        self._best, self._done = self.done, 0
+        self._doing, self._unseen_seconds, self._read_bytes = f"cannot be placed yet: {error}", 0.0, 0
+
+    def count(self, what: object = None) -> None:
+        """One more unit of the stage is done."""
+        self._done += 1
+
+    def count_read(self, nbytes: int) -> None:
+        """So many bytes more were read from a disk."""
+        self._done += nbytes
+        self._read_bytes += nbytes
+
+    @property
+    def done(self) -> int:
+        """Rises as long as the work advances; it has no unit."""
+        return max(self._best, self._counted())
+
+    def _counted(self) -> int:
+        unseen_seconds = min(self._clock() - self._began_at, self._unseen_seconds) if self._unseen_seconds else 0.0
+        return self._done + int(1000 * unseen_seconds)
+
+    def __str__(self) -> str:
+        return f"model '{self._model}': {self._stage}"
+
+    @property
+    def _stage(self) -> str:
+        return self._doing + (f", {self._read_bytes / 1e6:.0f} MB read" if self._read_bytes else "")
+
+    def error(self, shard: int) -> NotReady:
+        """For callers that ask for the model meanwhile."""
+        return NotReady(
+            f"model '{self._model}' is being placed on shard {shard}: {self._stage}",
             shard=str(shard),
-            expected=f"at most {most_bytes} bytes of values of all models: --max-model-bytes of ps-server",
-            actual=f"{added} bytes, and {before} of other models",
-            remedy="begin the job with more shards, or raise --max-model-bytes where there is the memory",
+            remedy="wait; where nothing advances, see the log of the shard",
+            progress=self.done,
         )
 
 
-def nbytes_on(shard: int, placed: ShardMap) -> int:
-    """Of the values of variables on ``shard``."""
-    variables = placed.spec.variables
-    pieces = (each for each in placed.slices if each.shard == shard)
-    return sum((each.row_end - each.row_begin) * variables[each.variable].row_bytes for each in pieces)
+async def new_state(context: ShardContext, shard_map: ShardMap, held: Iterable[ShardMap]) -> ModelState:
+    """A model without values, logged as placed. ``held``: the shard maps of the other models here.
+
+    Raises InvalidRequest for one that does not fit, UnsupportedOptimizer, StorageFull, InternalError.
+    """
+    check_fits(context.shard, shard_map, held, context.max_model_bytes)
+    # First the model: one that cannot be made here must not be in the log, which could never be replayed.
+    model = new_model(shard_map, context.shard)
+    await context.write(Placed(shard_map), shard_map_to_pb(shard_map).ByteSize())
+    return model
 
 
-def moved_on(shard: int, model: str, known: int, asked: int) -> ModelMoved:
-    """The error for whoever uses an earlier shard map than this shard."""
-    return ModelMoved(
-        f"slices of model '{model}' have moved",
-        shard=str(shard),
-        expected=f"shard map of epoch {known}",
-        actual=f"epoch {asked}",
-        remedy="ask the coordinator for the shard map again",
-    )
+async def recovered_state(
+    context: ShardContext, start: ModelState, shard_map: ShardMap, held: Iterable[ShardMap]
+) -> ModelState:
+    """What was recovered, by the current shard map. Raises ModelMismatch, StorageFull, InternalError."""
+    shard = context.shard
+    pending = start.pending.shard_map if start.pending else None
+    match reconcile(shard, start.shard_map, pending, shard_map):
+        case Reconciliation.KEEP:
+            start.pending = None
+            return start
+        case Reconciliation.RESET:
+            return await new_state(context, shard_map, held)
+        case Reconciliation.RESHARD:
+            await context.write(Resharded(start.shard_map.spec.name, shard_map.epoch), 0)
+            size = Layout.of(shard_map, shard).region_bytes
+            return await context.executor.submit(lambda: resharded(start, shard), size)
 
 
-def _same(first: ShardMap, second: ShardMap) -> bool:
-    return (first.shards, first.epoch, first.slices, first.tables) == (
-        second.shards,
-        second.epoch,
-        second.slices,
-        second.tables,
-    )
+async def restore_model(context: ShardContext, model: ShardModel, place: str, progress: PlacingProgress) -> None:
+    """Load a new model from the checkpoint ``place``, before it is served. Raises PsError."""
+    folder = await asyncio.to_thread(context.checkpoints.confine, place)
+    doing = f"it is restored from {folder}"
+    progress.begin(doing)
+    checkpoint = await asyncio.to_thread(Checkpoint.open, folder, progress.count_read)
+
+    def on_write(nbytes: int) -> None:
+        progress.begin(doing, unseen_seconds=nbytes / SLOWEST_BYTES_PER_SECOND)
+
+    tracker = saved_tracker(checkpoint, model.name)
+    await restore(checkpoint, model, tracker, only_first=True, on_write=on_write)
+    logger.info("model '%s': restored from %s", model.name, folder)
+
+
+async def warm_up(spec: ModelSpec, progress: PlacingProgress) -> None:
+    """Compile what the model's tables need, before they are used."""
+    if not spec.tables:
+        return
+    progress.begin("the code of its tables is compiled or loaded", unseen_seconds=COMPILE_SECONDS)
+    for table in spec.tables:
+        await asyncio.to_thread(tables.warm_up, table, progress.count)

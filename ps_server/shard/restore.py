@@ -7,18 +7,20 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 
 from ps_protocol.errors import DamagedData
-from ps_protocol.layout import Layout
-from ps_server.checkpoint import Checkpoint
-from ps_server.checkpoint.restore import read_state, read_values
-from ps_server.checkpoint.sound import whole_number
-from ps_server.checkpoint.table_reader import saved_table
-from ps_server.consistency import TrackerMemento
-from ps_server.log import BucketsPut
-from ps_server.optimizers import Region, StateEntry
-from ps_server.shard.model import ShardModel
-from ps_server.tables import BucketContents
+from ps_protocol.model.layout import Layout
+from ps_server.checkpoint.format.validation import whole_number
+from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.checkpoint.read.model_reader import read_state, read_values
+from ps_server.checkpoint.read.table_reader import saved_table
+from ps_server.consistency import TrackerState
+from ps_server.log.entries import BucketsPut
+from ps_server.optimizers.state import StateEntry
+from ps_server.shard.step.model import ShardModel
+from ps_server.shard.tasks import finished
+from ps_server.state.region import Region
+from ps_server.tables.bucket_contents import BucketContents
 
-LOT_BYTES = 64 << 20
+BATCH_BYTES = 64 << 20
 """Buckets are logged together up to this size; one alone may be larger."""
 
 _BUCKET_BYTES = 64
@@ -26,13 +28,13 @@ _BUCKET_BYTES = 64
 
 OnWrite = Callable[[int], None]
 
-Lot = list[tuple[int, BucketContents]]
+Batch = list[tuple[int, BucketContents]]
 
 
 async def restore(
     checkpoint: Checkpoint,
     model: ShardModel,
-    tracker: TrackerMemento | None = None,
+    tracker: TrackerState | None = None,
     *,
     only_first: bool,
     on_write: OnWrite = lambda nbytes: None,
@@ -43,13 +45,14 @@ async def restore(
     without them is restored again.
     """
     region, entries = await asyncio.to_thread(read, checkpoint, model.layout)
-    with closing(lots(checkpoint, model.layout)) as pieces:
-        while lot := await _next(pieces):
-            nbytes = sum(contents.nbytes + _BUCKET_BYTES for _, contents in lot)
+    with closing(batches(checkpoint, model.layout)) as pieces:
+        # A running generator cannot be closed: its step is waited for.
+        while batch := await finished(asyncio.to_thread(next, pieces, None)):
+            nbytes = sum(contents.nbytes + _BUCKET_BYTES for _, contents in batch)
             on_write(nbytes)
-            await model.write_rows(BucketsPut(model.name, lot), nbytes, at_cut=True)
+            await model.rows.write(BucketsPut(model.name, batch), nbytes, at_cut=True)
     on_write(model.layout.region_bytes + sum(tensor.nbytes for _, tensor in entries))
-    await model.load(region, entries, tracker, only_first=only_first, at_cut=True)
+    await model.values.load(region, entries, tracker, only_first=only_first, at_cut=True)
 
 
 def read(checkpoint: Checkpoint, layout: Layout) -> tuple[Region, list[StateEntry]]:
@@ -59,38 +62,28 @@ def read(checkpoint: Checkpoint, layout: Layout) -> tuple[Region, list[StateEntr
     return region, read_state(checkpoint, layout)
 
 
-async def _next(pieces: Generator[Lot]) -> Lot | None:
-    """The next lot, read in a thread. Who is cancelled waits for it: a generator at work cannot be closed."""
-    reading = asyncio.ensure_future(asyncio.to_thread(next, pieces, None))
-    try:
-        return await asyncio.shield(reading)
-    except asyncio.CancelledError:
-        await asyncio.gather(reading, return_exceptions=True)
-        raise
-
-
-def lots(checkpoint: Checkpoint, layout: Layout) -> Generator[Lot]:
-    """The buckets of ``layout`` by number of their table, also empty ones, in lots of about LOT_BYTES.
+def batches(checkpoint: Checkpoint, layout: Layout) -> Generator[Batch]:
+    """The buckets of ``layout`` by number of their table, also empty ones, in batches of about BATCH_BYTES.
 
     The model matches. Raises DamagedData, ConfigError.
     """
-    lot: Lot = []
+    batch: Batch = []
     spec = layout.shard_map.spec
     for number, (table, buckets) in enumerate(zip(spec.tables, layout.buckets, strict=True)):
         with saved_table(checkpoint, spec.name, table.name) as saved:
             for bucket in buckets:
-                lot.append((number, saved.contents(bucket)))
-                if sum(contents.nbytes for _, contents in lot) >= LOT_BYTES:
-                    yield lot
-                    lot = []
-    if lot:
-        yield lot
+                batch.append((number, saved.contents(bucket)))
+                if sum(contents.nbytes for _, contents in batch) >= BATCH_BYTES:
+                    yield batch
+                    batch = []
+    if batch:
+        yield batch
 
 
-def saved_tracker(checkpoint: Checkpoint, model: str) -> TrackerMemento:
+def saved_tracker(checkpoint: Checkpoint, model: str) -> TrackerState:
     """Where the job stood: what the furthest shard knew, and no worker. Raises ModelMismatch, DamagedData."""
     try:
-        trackers = [TrackerMemento.from_json(facts["tracker"]) for facts in checkpoint.model(model).facts]
+        trackers = [TrackerState.from_json(facts["tracker"]) for facts in checkpoint.model(model).facts]
         numbers = [(t.version, *t.applied, *t.highest) for t in trackers]
         if not trackers or not all(whole_number(number) for each in numbers for number in each):
             raise ValueError(f"versions and positions {numbers}")
@@ -101,7 +94,7 @@ def saved_tracker(checkpoint: Checkpoint, model: str) -> TrackerMemento:
             actual=repr(error)[:200],
             remedy="restore another checkpoint, or a copy of this one",
         ) from error
-    return TrackerMemento(
+    return TrackerState(
         max(tracker.version for tracker in trackers),
         max(tracker.applied for tracker in trackers),
         max(tracker.highest for tracker in trackers),

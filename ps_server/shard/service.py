@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,32 +12,38 @@ import grpc
 import torch
 from google.protobuf.message import Message
 
-from ps_protocol import PROTOCOL_VERSION, convert
+from ps_protocol import PROTOCOL_VERSION
+from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InvalidRequest, ProtocolVersionMismatch
-from ps_protocol.frames import STATE_CHUNK_FIELD, cut, encode_chunk, pieces_of
-from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.wire import wire_from_pb
+from ps_protocol.wire import convert_model
+from ps_protocol.wire.chunks import SAVE_REPLIES
+from ps_protocol.wire.convert_quiesced import positions_from_pb, positions_to_pb
+from ps_protocol.wire.convert_status import model_status_to_pb
+from ps_protocol.wire.formats import wire_from_pb
+from ps_server.checkpoint.format.messages import part_to_pb
 from ps_server.consistency import WorkerKey
-from ps_server.optimizers import describe, tensor_bytes
-from ps_server.rpc_errors import translated
-from ps_server.shard.budget import READERS
-from ps_server.shard.carriers.carrier import parse_request
-from ps_server.shard.carriers.grpc_stream import Context, GrpcCarrier, read_soon, reader_gone, write
-from ps_server.shard.changes import ChangeFeed
+from ps_server.consistency.messages import pushes_to_pb, worker_from_pb
+from ps_server.optimizers.state_bytes import describe, tensor_bytes
+from ps_server.serving.rpc_errors import translated
+from ps_server.shard.access.fence import ACCESS, Access, Fence
+from ps_server.shard.access.open_checks import OpenChecks
+from ps_server.shard.answer_budget import READERS
 from ps_server.shard.counters import Counters
-from ps_server.shard.cut import Cuts
-from ps_server.shard.feed import Feed
-from ps_server.shard.fence import ACCESS, Access, Fence
-from ps_server.shard.model import ShardModel
-from ps_server.shard.moves import Moves
-from ps_server.shard.open_checks import OpenChecks
-from ps_server.shard.registry import Registry
-from ps_server.shard.rows_service import RowsService
-from ps_server.shard.side_channels import SideChannels
-from ps_server.shard.state import LoadReader, check_slices, parse_load
-from ps_server.shard.stream import StepStream, send_published
-from ps_server.shard.travels import until
+from ps_server.shard.durability.load_reader import LoadReader, check_slices, parse_load
+from ps_server.shard.model_status import model_status
+from ps_server.shard.models import Registry
+from ps_server.shard.quiesce.quiesce import Quiescence
+from ps_server.shard.reshard.resharding import Resharding
+from ps_server.shard.standby.log_feed import LogFeed
+from ps_server.shard.step.model import ShardModel
+from ps_server.shard.step.stream import StepStream, send_published
+from ps_server.shard.tables.change_feed import ChangeFeed
+from ps_server.shard.tables.rows_service import RowsService
+from ps_server.shard.tasks import until
+from ps_server.shard.transport.base import parse_request
+from ps_server.shard.transport.grpc_stream import Context, GrpcServerTransport, read_soon, reader_gone, write
+from ps_server.shard.transport.side_channels import SideChannels
 
 SERVICE = "ps_protocol.v1.Shard"
 
@@ -56,24 +62,24 @@ class ShardService:
         registry: Registry,
         counters: Counters,
         side_channels: SideChannels,
-        feed: Feed | None = None,
+        feed: LogFeed | None = None,
         fence: Fence | None = None,
     ) -> None:
-        """``feed``: where a standby gets the log; None: there is no log to follow.
+        """``feed`` serves the log to a standby; None: there is no log to follow.
 
         ``fence``: who may change this shard; None: no coordinator may.
         """
         self._shard = shard
         self._fence = fence or Fence(shard, registry)
         self._feed = feed
-        self._cuts = Cuts(shard, registry)
-        self._moves = Moves(registry, self._cuts)
+        self._quiescence = Quiescence(shard, registry)
+        self._resharding = Resharding(registry, self._quiescence)
         self._registry = registry
         self._rows = RowsService(registry, self._fence)
         self._changes = ChangeFeed(registry)
         self._counters = counters
         self._side_channels = side_channels
-        self._open_checks = OpenChecks(shard, registry.parts.promises)
+        self._open_checks = OpenChecks(shard, registry.context.promises)
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the service to ``server``. Streams with tensors carry raw bytes, which frames.py reads and writes."""
@@ -93,11 +99,11 @@ class ShardService:
         }
         asked: Mapping[str, tuple[_Handler, type[Message]]] = {
             "GetModel": (self.get_model, pb.GetModelRequest),
-            "Freeze": (self.freeze, pb.FreezeRequest),
-            "Cut": (self.cut, pb.CutRequest),
-            "Reach": (self.reach, pb.ReachRequest),
-            "Prepare": (self.prepare, pb.PrepareRequest),
-            "Thaw": (self.thaw, pb.ThawRequest),
+            "Pause": (self.pause, pb.PauseRequest),
+            "Capture": (self.capture, pb.CaptureRequest),
+            "CatchUp": (self.catch_up, pb.CatchUpRequest),
+            "StageReshard": (self.stage_reshard, pb.StageReshardRequest),
+            "Resume": (self.resume, pb.ResumeRequest),
             "Restore": (self.restore, pb.RestoreRequest),
         }
         streams |= {
@@ -127,27 +133,29 @@ class ShardService:
         request = await self._open_request(context)
         wire = wire_from_pb(request.wire)
         model, worker, opened = await self._open(request)
-        anchor = GrpcCarrier(context)
-        with model.place(worker) as ended, self._side_channels.offer(request.transports, model.layout) as offer:
+        anchor = GrpcServerTransport(context)
+        with model.streams.place(worker) as ended, self._side_channels.offer(request.transports, model.layout) as offer:
             opened.side_channels.extend(offer.channels)
             await anchor.send(pb.StepReply(opened=opened))
             try:
-                carrier = await until(ended, offer.chosen(anchor))
+                transport = await until(ended, offer.chosen(anchor))
             except ConnectionError:
                 return
-            answers, keeps = self._registry.parts.answers, request.keeps_slices
-            stream = StepStream(carrier, model, worker, self._counters, wire, keeps_slices=keeps, answers=answers)
-            with model.travelling(worker, carrier.transport):
-                await until(ended, stream.run(*([] if carrier is anchor else [_ended(anchor)])))
+            answers, keeps = self._registry.context.answers, request.keeps_slices
+            stream = StepStream(transport, model, worker, self._counters, wire, keeps_slices=keeps, answers=answers)
+            # Over shared memory a worker's gradients are in a segment of its own.
+            spare = nullcontext() if transport.kind is Transport.SHM else model.pool.reserved()
+            with model.streams.open(worker, transport.kind), spare:
+                await until(ended, stream.run(*([] if transport is anchor else [_ended(anchor)])))
 
     async def push(self, _: AsyncIterator[bytes], context: Context) -> bytes:
         """Open, one push header, its payload; answered when accepted."""
         request = await self._open_request(context)
         model, worker, _opened = await self._open(request)
         wire = wire_from_pb(request.wire)
-        stream = StepStream(GrpcCarrier(context), model, worker, self._counters, wire)
+        stream = StepStream(GrpcServerTransport(context), model, worker, self._counters, wire)
         try:
-            with model.place(worker) as ended:
+            with model.streams.place(worker) as ended:
                 result = await until(ended, stream.push_once())
         except ConnectionError as error:
             raise InvalidRequest("the stream ended before a whole push") from error
@@ -189,14 +197,14 @@ class ShardService:
         return model, worker, opened
 
     async def pull(self, request: pb.PullRequest, context: Context) -> None:
-        """Parameters and buffers of the newest version, whatever the mode."""
+        """Parameters and buffers of the newest version, in every mode."""
         model = await self._registry.model(request.model, request.epoch)
-        model.require_values()
+        model.values.require()
         region_bytes = model.layout.region_bytes
-        async with self._registry.parts.answers.taken(READERS, region_bytes), model.published() as published:
+        async with self._registry.context.answers.taken(READERS, region_bytes), model.published() as published:
             result = pb.StepResult(outcome=pb.OUTCOME_APPLIED, version=published.version, with_buffers=True)
             with reader_gone():
-                await send_published(GrpcCarrier(context), result, published, model, self._counters)
+                await send_published(GrpcServerTransport(context), result, published, model, self._counters)
 
     async def load(self, _: AsyncIterator[bytes], context: Context) -> bytes:
         """Write parameters, buffers and optimizer state."""
@@ -204,22 +212,19 @@ class ShardService:
         if message.WhichOneof("body") != "header":
             raise InvalidRequest("a Load begins with its header", actual=str(message.WhichOneof("body")))
         header = message.header
-        worker = await self._fence.admit(header.worker, header.membership_revision)
+        worker = await self._fence.admit(worker_from_pb(header.worker), header.membership_revision)
         model = await self._registry.model(header.model, header.epoch)
-        with model.uploading(worker) as ended:
+        with model.uploads.place(worker, worker.incarnation) as ended:
             return await until(ended, self._load(header, worker, model, context))
 
     async def _load(self, header: pb.LoadHeader, worker: WorkerKey, model: ShardModel, context: Context) -> bytes:
         if header.slices:
-            model.require_values()
+            model.values.require()
         region = model.pool.take() if header.with_region else None
         try:
             reader = LoadReader(model.layout, header, region)
-            while not reader.complete:
-                if (data := await read_soon(context)) is None:
-                    raise InvalidRequest("a Load ended before its payload", expected=reader.missing)
-                reader.take(data)
-            written = await model.load(
+            await reader.payload.receive_async(lambda: read_soon(context))
+            written = await model.values.load(
                 region,
                 reader.entries,
                 only_first=header.only_if_uninitialised,
@@ -235,26 +240,26 @@ class ShardService:
     async def save(self, request: pb.SaveRequest, context: Context) -> None:
         """Read parameters, buffers and optimizer state of one version, whole or of some slices."""
         model = await self._registry.model(request.model, request.epoch)
-        model.require_values()
+        model.values.require()
         layout, slices = model.layout, request.slices
         check_slices(layout, slices)
         ranges = [(layout.slices[i].begin, layout.slices[i].end) for i in slices] if slices else layout.ranges()
         # The values as they are published, and a copy of the optimizer's state, which most often is twice as large.
         size = 3 * sum(end - begin for begin, end in ranges)
         async with (
-            self._registry.parts.answers.taken(READERS, size),
+            self._registry.context.answers.taken(READERS, size),
             model.save(frozenset(slices) or None) as (published, entries),
         ):
-            pieces = pieces_of(published.region.bytes, ranges)
+            pieces = published.region.pieces(ranges)
             pieces += [tensor_bytes(tensor) for _, tensor in entries]
             header = pb.SaveHeader(
                 version=published.version, state=describe(entries), payload_bytes=sum(map(len, pieces))
             )
             if slices:
-                header.tracker = json.dumps(model.known_pushes().to_json())
+                header.pushes.CopyFrom(pushes_to_pb(model.known_pushes()))
             await write(context, pb.SaveReply(header=header).SerializeToString())
-            for position, chunk in cut(pieces):
-                await write(context, encode_chunk(STATE_CHUNK_FIELD, position, chunk))
+            for chunk in SAVE_REPLIES.chunks(pieces):
+                await write(context, chunk)
 
     async def load_rows(self, _: AsyncIterator[bytes], context: Context) -> bytes:
         """Write rows of a table."""
@@ -263,42 +268,7 @@ class ShardService:
     async def get_model(self, request: pb.GetModelRequest, context: Context) -> pb.ModelStatus:
         """Where the model stands on this shard."""
         model = await self._registry.model(request.model)
-        tracker = model.tracker
-        return pb.ModelStatus(
-            shard_map=convert.shard_map_to_pb(model.layout.shard_map),
-            version=tracker.version,
-            initialised=model.initialised,
-            consistency=convert.consistency_to_pb(tracker.consistency),
-            clocks=[
-                pb.WorkerClock(
-                    rank=standing.worker.rank,
-                    incarnation=standing.worker.incarnation,
-                    phase=standing.position.phase,
-                    clock=standing.position.clock,
-                    last_sequence=standing.last_sequence,
-                    transport=model.transports.get(standing.worker, common_pb2.TRANSPORT_UNSPECIFIED),
-                )
-                for standing in tracker.clocks()
-            ],
-            staleness_counts=tracker.counts.staleness,
-            outcomes=tracker.counts.outcomes,
-            parked_pulls=model.parked_pulls,
-            assigned=model.assigned,
-            assigned_checksums=model.assigned_checksums,
-            tables=[
-                pb.TableStatus(
-                    name=table.spec.name,
-                    rows=table.rows,
-                    waiting=table.waiting,
-                    size_bytes=table.size_bytes,
-                    updates=table.updates,
-                    inserted=table.inserted,
-                    expired=table.expired,
-                    evicted=table.evicted,
-                )
-                for table in model.tables
-            ],
-        )
+        return model_status_to_pb(model_status(model), model.layout.shard_map, model.tracker.consistency)
 
     async def follow(self, _: AsyncIterator[bytes], context: Context) -> None:
         """The log, for the standby of this shard."""
@@ -310,48 +280,49 @@ class ShardService:
             )
         await self._feed.serve(context)
 
-    async def freeze(self, request: pb.FreezeRequest, context: Context) -> pb.FreezeReply:
-        """Decide about no push for a while."""
-        await self._moves.settled()
-        return pb.FreezeReply(models=self._cuts.freeze(request.cut, request.seconds))
+    async def pause(self, request: pb.PauseRequest, context: Context) -> pb.PauseReply:
+        """Pause: decide about no push for a while."""
+        await self._resharding.settled()
+        return pb.PauseReply(models=positions_to_pb(self._quiescence.pause(request.quiesce, request.seconds)))
 
-    async def cut(self, request: pb.CutRequest, context: Context) -> pb.CutReply:
-        """Copy the models at the cut, and write them."""
-        models, parts = await self._cuts.cut(
-            request.cut, request.models, await self._folder(request.folder), max(1, request.full_every)
-        )
-        return pb.CutReply(models=models, parts=parts)
+    async def capture(self, request: pb.CaptureRequest, context: Context) -> pb.CaptureReply:
+        """Capture the models of this quiesce, and write the copies."""
+        targets, folder = positions_from_pb(request.models), await self._folder(request.folder)
+        models, parts = await self._quiescence.capture(request.quiesce, targets, folder, max(1, request.full_every))
+        return pb.CaptureReply(models=positions_to_pb(models), parts=[part_to_pb(part, state) for part, state in parts])
 
-    async def reach(self, request: pb.ReachRequest, context: Context) -> pb.ReachReply:
-        """Go as far as any shard has, and stand still there."""
-        return pb.ReachReply(models=await self._cuts.reach(request.cut, request.models, request.seconds))
+    async def catch_up(self, request: pb.CatchUpRequest, context: Context) -> pb.CatchUpReply:
+        """Catch up with the furthest shard, and stay paused there."""
+        targets = positions_from_pb(request.models)
+        reached = await self._quiescence.catch_up(request.quiesce, targets, request.seconds)
+        return pb.CatchUpReply(models=positions_to_pb(reached))
 
-    async def prepare(self, request: pb.PrepareRequest, context: Context) -> pb.PrepareReply:
-        """Get what the next shard maps need, and wait for the cluster's decision."""
-        maps = [convert.shard_map_from_pb(message) for message in request.models]
-        received = await self._moves.prepare(request.cut, request.membership_revision, maps)
-        return pb.PrepareReply(received_bytes=received)
+    async def stage_reshard(self, request: pb.StageReshardRequest, context: Context) -> pb.StageReshardReply:
+        """Fetch what the next shard maps need, and wait for the cluster's decision."""
+        maps = [convert_model.shard_map_from_pb(message) for message in request.models]
+        received = await self._resharding.stage(request.quiesce, request.membership_revision, maps)
+        return pb.StageReshardReply(received_bytes=received)
 
-    async def thaw(self, request: pb.ThawRequest, context: Context) -> pb.ThawReply:
-        """Go on without a cut."""
-        self._moves.abort(request.cut)
-        self._cuts.thaw(request.cut)
-        return pb.ThawReply()
+    async def resume(self, request: pb.ResumeRequest, context: Context) -> pb.ResumeReply:
+        """Resume after a quiesce."""
+        self._resharding.abort(request.quiesce)
+        self._quiescence.resume(request.quiesce)
+        return pb.ResumeReply()
 
     async def restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreReply:
         """Replace values and state by those of a checkpoint."""
-        return pb.RestoreReply(models=await self._cuts.restore(await self._folder(request.folder)))
+        return pb.RestoreReply(models=await self._quiescence.restore(await self._folder(request.folder)))
 
     async def _folder(self, text: str) -> Path:
         """Where a checkpoint is or will be. Raises InvalidRequest for a place that this shard does not use."""
-        return await asyncio.to_thread(self._registry.parts.checkpoints.confine, text)
+        return await asyncio.to_thread(self._registry.context.checkpoints.confine, text)
 
 
 def _serialized(message: Message) -> bytes:
     return message.SerializeToString()
 
 
-async def _ended(anchor: GrpcCarrier) -> None:
+async def _ended(anchor: GrpcServerTransport) -> None:
     """Returns when the worker ends its gRPC stream: then its side channel ends too."""
     if (message := await anchor.receive()) is not None:
         raise InvalidRequest(

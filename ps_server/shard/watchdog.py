@@ -1,7 +1,7 @@
-"""Decides when a piece of work has been in the lane for too long, and ends the process then.
+"""Decides when a piece of work has been in the executor for too long, and ends the process then.
 
-A shard that is lost is started again, or its standby takes its place; one that is stuck keeps its lease, and everybody
-waits for it.
+A shard that is lost is started again, or its standby takes its place; one that is stuck keeps its lease, and all
+workers wait for it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _SAY_SECONDS = 5.0
 
 
 def end_process(report: str) -> None:
-    """Say why, and end: nothing is saved, and nobody is waited for, for anything may hang."""
-    # Whoever reads the log may hang, too.
+    """Log why, and end: nothing is saved and nothing is waited for, because anything may hang."""
+    # The reader of the log may hang, too.
     saying = threading.Thread(target=logger.error, args=("%s", report), daemon=True)
     saying.start()
     saying.join(_SAY_SECONDS)
@@ -36,7 +36,7 @@ def end_process(report: str) -> None:
 
 
 class Watchdog:
-    """Told of each piece of work by its Lane; looks once a second from a thread of its own.
+    """Set by its ShardExecutor for each piece of work; looks once a second from a thread of its own.
 
     It counts looks and reads no clock: a process that was frozen or a machine that slept is not stuck, and one that is
     busy is given more time. ``end`` is called once, in that thread, with what it was and the stack of its thread.
@@ -45,8 +45,9 @@ class Watchdog:
     def __init__(self, seconds: float = STUCK_SECONDS, end: Callable[[str], None] = end_process) -> None:
         self._seconds = seconds
         self._end = end
-        #: Bytes of the work under way, and its thread. A new tuple each time: it names the piece.
-        self._work: tuple[int, int] | None = None
+        #: Bytes of the work under way, and its thread; set by the ShardExecutor. A new tuple each time: it names the
+        #: piece.
+        self.work: tuple[int, int] | None = None
         self._seen: tuple[int, int] | None = None
         self._looks = 0
         self._closing = threading.Event()
@@ -56,17 +57,9 @@ class Watchdog:
         """Begin to look."""
         self._thread.start()
 
-    def begin(self, nbytes: int) -> None:
-        """In the thread that does it: a piece of work begins, which touches about ``nbytes`` bytes."""
-        self._work = nbytes, threading.get_ident()
-
-    def done(self) -> None:
-        """It has ended."""
-        self._work = None
-
     def look(self) -> bool:
         """Look once; whether the work seen so far is stuck, which was told to ``end`` then."""
-        work = self._work
+        work = self.work
         if work is None or work is not self._seen:
             self._seen, self._looks = work, 0
             return False
@@ -82,7 +75,7 @@ class Watchdog:
         return True
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()

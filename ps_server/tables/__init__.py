@@ -1,4 +1,4 @@
-"""Tables on a shard: rows by id, their optimizers, and their life. No gRPC, no torch.
+"""Tables on a shard: rows by id, their optimizers, admission and expiry. No gRPC, no torch.
 
 What is compiled is imported at its first use, so that a shard without tables starts without it.
 """
@@ -9,19 +9,19 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ps_protocol.tables import TableSpec
-from ps_server.tables.contents import BucketContents
+from ps_protocol.model.tables import TableSpec
+from ps_server.tables.bucket_contents import BucketContents
 from ps_server.tables.step import RowStep
 
 if TYPE_CHECKING:
     from ps_server.tables.merge import first_nonfinite_row, has_duplicates, merge_rows
     from ps_server.tables.row_optimizers import prepared
-    from ps_server.tables.table import Table
+    from ps_server.tables.table import ShardTable
 
 __all__ = [
     "BucketContents",
     "RowStep",
-    "Table",
+    "ShardTable",
     "first_nonfinite_row",
     "has_duplicates",
     "merge_rows",
@@ -29,15 +29,15 @@ __all__ = [
     "warm_up",
 ]
 
-_COMPILED = {"Table": "table", "prepared": "row_optimizers"}
+_COMPILED = {"ShardTable": "table", "prepared": "row_optimizers"}
 
 
 def warm_up(spec: TableSpec, on_kernel: Callable[[str], None] = lambda function: None) -> None:
-    """Compile or load everything a table like this needs, so that serving never waits for it. Takes seconds once.
+    """Compile or load what a table of this kind needs, so that serving never waits for it. Takes seconds once.
 
     ``on_kernel`` is told the name of each function that is ready.
     """
-    from ps_protocol import kernels
+    from ps_protocol.model import kernels
 
     token = kernels.on_kernel.set(on_kernel)
     try:

@@ -1,4 +1,4 @@
-"""Owns memory that grows without being copied: address space for all of the machine, pages as they are written."""
+"""Memory that grows without being copied: address space is reserved, and pages are allocated when written."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from ps_protocol.errors import TableFull
 
-#: From here on the system is asked for huge pages; a table below stays as small as it is.
+#: From this size on, huge pages are requested; a smaller table stays small.
 _HUGE_FROM_BYTES = 8 << 20
-#: Linux, on the processors torch runs on; Python names it from 3.13 on.
+#: Linux constant; Python has it from 3.13.
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
-#: Below this, numpy's own memory is as good.
+#: Below this size, memory of numpy is used.
 _MAPPED_FROM_BYTES = 128 << 10
 
 
@@ -26,9 +26,9 @@ def machine_bytes() -> int:
 
 
 class Reserved:
-    """A zeroed array of ``count`` x ``width`` items that takes memory only where it was written.
+    """A zeroed array of ``count`` x ``width`` items that uses memory only where it was written.
 
-    Owned by one RowStore, used in the lane. What has been given back reads as zeros.
+    Owned by one RowStore, used by the executor. Memory that was returned reads as zeros.
     Raises TableFull when the system has not even the address space.
     """
 
@@ -39,7 +39,7 @@ class Reserved:
         self.array: npt.NDArray[Any] = np.frombuffer(self._memory, dtype, count * width).reshape(count, width)
 
     def give_back(self, begin: int, end: int) -> None:
-        """Return the pages that lie wholly in rows [begin, end)."""
+        """Return the pages that are entirely within rows [begin, end)."""
         page = mmap.PAGESIZE
         first = -(-begin * self._item_bytes // page) * page
         last = end * self._item_bytes // page * page
@@ -48,7 +48,7 @@ class Reserved:
 
 
 def zeroed(size_bytes: int) -> npt.NDArray[np.uint8]:
-    """A zeroed block, given back to the system whole when nothing refers to it any more. Raises TableFull."""
+    """A zeroed block, returned to the system when it is no longer referenced. Raises TableFull."""
     if size_bytes < _MAPPED_FROM_BYTES:
         return np.zeros(size_bytes, np.uint8)
     return np.frombuffer(_map(size_bytes), np.uint8, size_bytes)

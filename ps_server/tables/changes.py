@@ -1,4 +1,4 @@
-"""Remembers, for readers that follow a table, which rows went and which buckets came anew, in order and by number."""
+"""The numbered deletions of rows and replacements of buckets of a table, for readers of its changes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from ps_protocol.tables import Ids
+from ps_protocol.model.tables import Ids
 from ps_server.tables.arrays import zeroed
 
-#: So many changes can be told; a reader further behind begins anew.
+#: The number of changes that are kept; a reader that is further behind starts from the beginning.
 KEPT_CHANGES = 1 << 20
 
 
 class Changes:
-    """Numbers deletions and arrivals of one table, from 1. Owned by its Table, used in the lane."""
+    """Numbers deletions and arrivals of one table, from 1. Owned by its ShardTable, used by the executor."""
 
     def __init__(self, buckets: int) -> None:
         #: Of the newest change.
@@ -26,7 +26,7 @@ class Changes:
         self._deleted = zeroed(KEPT_CHANGES).view(np.bool_)
 
     def delete(self, ids: Ids) -> None:
-        """Rows went."""
+        """Rows were removed."""
         kept = ids[-KEPT_CHANGES:]
         places = (self.number + np.arange(1 + ids.size - kept.size, 1 + ids.size)) % KEPT_CHANGES
         self._ids[places] = kept
@@ -34,14 +34,14 @@ class Changes:
         self.number += ids.size
 
     def arrive(self, buckets: Iterable[int]) -> None:
-        """Buckets hold something else now than what updates and deletions would have made of them."""
+        """The contents of buckets were replaced, other than by updates and deletions."""
         for bucket in buckets:
             self.number += 1
             self._deleted[self.number % KEPT_CHANGES] = False
             self.arrived[bucket] = self.number
 
     def deletions_since(self, number: int) -> Ids | None:
-        """Ids of rows that went after change ``number``, in order; None when that is too long ago."""
+        """Ids removed after change ``number``, in order; None when these are no longer kept."""
         if self.number - number > KEPT_CHANGES:
             return None
         places = np.arange(number + 1, self.number + 1) % KEPT_CHANGES

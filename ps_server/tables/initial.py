@@ -1,4 +1,4 @@
-"""Decides the values that a row has before its first update: a function of seed, table, id and column alone."""
+"""The initial values of rows: a function of seed, table, id and column alone."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from ps_protocol.tables import Ids, TableSpec
-from ps_server.tables import init_kernels
+from ps_protocol.model.tables import Ids, TableSpec
+from ps_server.tables.kernels import initial_rows
 
-_KINDS = {"constant": init_kernels.CONSTANT, "uniform": init_kernels.UNIFORM, "normal": init_kernels.NORMAL}
+_KINDS = {"constant": initial_rows.CONSTANT, "uniform": initial_rows.UNIFORM, "normal": initial_rows.NORMAL}
 
 
 class InitialRows:
-    """First values of one table's rows, and of their optimizer state. Immutable."""
+    """Initial values of the rows of one table, and of their optimizer state. Immutable."""
 
     def __init__(self, spec: TableSpec) -> None:
         key = np.uint64(xxhash.xxh3_64_intdigest(spec.name.encode(), spec.seed))
@@ -23,7 +23,7 @@ class InitialRows:
 
     def values(self, ids: Ids, rows: npt.NDArray[np.int64], out: npt.NDArray[np.float32]) -> None:
         """Write the values of ``ids`` to these ``rows`` of ``out``, float32 [any, dim or wider]."""
-        init_kernels.write(ids, rows, *self._values, out)
+        initial_rows.write(ids, rows, *self._values, out)
 
     def state(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.float32]) -> None:
         """Write the state to these ``rows`` of ``out``, float32 [any, width]."""

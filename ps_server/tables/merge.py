@@ -1,4 +1,4 @@
-"""Decides how the rows of several pushes become one update, and which rows cannot be part of any."""
+"""Combines the rows of several pushes into one update, and finds invalid rows."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.errors import InvalidRequest
-from ps_protocol.ids import unique
-from ps_protocol.tables import Ids
-from ps_server.tables import merge_kernels
+from ps_protocol.model.ids import unique
+from ps_protocol.model.tables import Ids
+from ps_server.tables.kernels import merging
 
 Floats = npt.NDArray[np.float32]
 
@@ -28,7 +28,7 @@ def merge_rows(parts: Sequence[tuple[Ids, Floats]], divisor: int) -> tuple[Ids, 
     merged = np.empty((ids.size, parts[0][1].shape[1]), np.float32)
     begin = known = 0
     for part, gradients in parts:
-        known = merge_kernels.add(places[begin : begin + part.size], gradients, known, merged)
+        known = merging.add(places[begin : begin + part.size], gradients, known, merged)
         begin += part.size
     if divisor != 1:
         merged /= np.float32(divisor)
@@ -36,11 +36,11 @@ def merge_rows(parts: Sequence[tuple[Ids, Floats]], divisor: int) -> tuple[Ids, 
 
 
 def has_duplicates(ids: Ids) -> bool:
-    """Whether an id is there more than once."""
+    """Whether an id occurs more than once."""
     return bool(unique(ids)[0].size != ids.size)
 
 
 def first_nonfinite_row(rows: Floats) -> int | None:
     """Index of the first of ``rows``, float32 [n, width], with a NaN or an infinity; None when all are finite."""
-    found = int(merge_kernels.first_nonfinite(rows.view(np.int32)))
+    found = int(merging.first_nonfinite(rows.view(np.int32)))
     return found if found >= 0 else None

@@ -1,4 +1,4 @@
-"""Decides what a row optimizer's arguments mean in one update, and runs it."""
+"""Runs the row optimizer of a table with its arguments for one update."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ps_protocol.tables import RowOptions, TableSpec
-from ps_server.tables import row_kernels
+from ps_protocol.model.tables import RowOptions, TableSpec
+from ps_server.tables.kernels import row_updates
 from ps_server.tables.step import RowStep
 
 _Kernel = Callable[..., Any]
@@ -32,7 +32,7 @@ def update(
     step: RowStep,
     scale: float,
 ) -> None:
-    """One step of the table's optimizer on the rows ``found`` of ``rows``; those below 0 are left out.
+    """One step of the table's optimizer on the rows ``found`` of ``rows``; negative ones are skipped.
 
     ``gradients``: float32 [n, dim], C-contiguous, one for each of ``found``; of ``step`` the rest counts.
     ``scale`` multiplies the learning rate; for FTRL, whose learning rate weighs all of the past, the gradients. With a
@@ -44,27 +44,27 @@ def update(
 
 
 def _sgd(options: RowOptions, updates: int, scale: float) -> tuple[_Kernel, list[float]]:
-    return row_kernels.sgd, [options["lr"] * scale, options["weight_decay"]]
+    return row_updates.sgd, [options["lr"] * scale, options["weight_decay"]]
 
 
 def _adagrad(options: RowOptions, updates: int, scale: float) -> tuple[_Kernel, list[float]]:
     lr = options["lr"] / (1 + (updates - 1) * options["lr_decay"])
-    return row_kernels.adagrad, [lr * scale, options["eps"]]
+    return row_updates.adagrad, [lr * scale, options["eps"]]
 
 
 def _rowwise_adagrad(options: RowOptions, updates: int, scale: float) -> tuple[_Kernel, list[float]]:
-    return row_kernels.rowwise_adagrad, [options["lr"] * scale, options["eps"]]
+    return row_updates.rowwise_adagrad, [options["lr"] * scale, options["eps"]]
 
 
 def _adam(options: RowOptions, updates: int, scale: float) -> tuple[_Kernel, list[float]]:
     corrected = math.sqrt(1 - options["beta2"] ** updates) / (1 - options["beta1"] ** updates)
     new = 1 - options["beta1"], 1 - options["beta2"]
-    return row_kernels.adam, [options["lr"] * scale * corrected, *new, options["eps"]]
+    return row_updates.adam, [options["lr"] * scale * corrected, *new, options["eps"]]
 
 
 def _ftrl(options: RowOptions, updates: int, scale: float) -> tuple[_Kernel, list[float]]:
     names = "lr", "power", "l1", "l2", "beta"
-    return row_kernels.ftrl, [*(options[name] for name in names), scale]
+    return row_updates.ftrl, [*(options[name] for name in names), scale]
 
 
 _PREPARE: dict[str, Callable[[RowOptions, int, float], tuple[_Kernel, list[float]]]] = {

@@ -1,4 +1,4 @@
-"""Owns rows by id: dense columns of ids, last uses, values and uses, and the maps that find a row."""
+"""Rows by id: dense columns of ids, last uses, values and use counts, and the maps from id to row."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.errors import InternalError, TableFull
-from ps_protocol.ids import buckets_of
-from ps_protocol.tables import Ids
-from ps_server.tables import map_kernels, row_kernels
+from ps_protocol.model.ids import buckets_of
+from ps_protocol.model.tables import Ids
 from ps_server.tables.arrays import Reserved, machine_bytes, zeroed
+from ps_server.tables.kernels import id_map, row_updates
 
-#: Room for a row that lies nowhere is given back when so many rows, and an eighth of the most there were, have gone.
+#: Memory is returned when this many rows, and an eighth of the highest number of rows, have been removed.
 _KEPT_ROWS = 4096
 _FULLEST = 0.85
 _EMPTIEST = 0.3
 _GROWTH = 1.5
 _SMALLEST = 8
-#: A map of so many places is never made smaller.
+#: A map of this size is never made smaller.
 _ALWAYS_KEPT = 64
-#: Multiples of it, modulo 1, lie evenly in [0, 1), however many.
+#: Its multiples, modulo 1, are evenly distributed in [0, 1).
 _GOLDEN = 0.6180339887498949
 _MAX_ROWS = (1 << 32) - 1
 _FEWEST_ROWS = 1 << 20
@@ -32,7 +32,7 @@ _FEWEST_ROWS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Some rows, copied. Arrays of as many items; ``rows`` [n, width]; ``uses`` zeros where they are not kept."""
+    """Copied rows. Arrays of equal length; ``rows`` [n, width]; ``uses`` zeros if they are not kept."""
 
     ids: Ids
     touched: npt.NDArray[np.int64]
@@ -41,7 +41,7 @@ class Columns:
 
 
 class RowStore:
-    """Rows [0, count) by id. Owned by one Table, used in the lane, one call at a time.
+    """Rows [0, count) by id. Owned by one ShardTable, used by the executor, one call at a time.
 
     Columns are never copied to grow. Maps grow one by one, buckets with as many ids at different numbers of them; so an
     insertion waits for a few maps at most. Which row an id has depends on what came before; nothing else may depend on
@@ -65,7 +65,7 @@ class RowStore:
         self.capacity = self.ids.size
         #: Rows of each bucket.
         self.counts = np.zeros(buckets, np.int64)
-        #: So that nobody who chooses ids can make the searches for them long.
+        #: Prevents long searches with chosen ids.
         self._salt = np.uint64(secrets.randbits(64) | 1)
         self._nothing = zeroed(5)
         self._blocks: dict[int, npt.NDArray[Any]] = {}
@@ -74,7 +74,7 @@ class RowStore:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of living rows and of the maps."""
+        """Bytes of the rows and of the maps."""
         maps: int = sum(block.nbytes for block in self._blocks.values())
         return self.count * self._row_bytes + maps
 
@@ -85,11 +85,11 @@ class RowStore:
     def find(self, ids: Ids) -> npt.NDArray[np.int64]:
         """The row of each id, -1 where it has none."""
         found = np.empty(ids.size, np.int64)
-        _ended(map_kernels.find(ids, self._salt, self._addresses, self._capacities, self.ids, found))
+        _ended(id_map.find(ids, self._salt, self._addresses, self._capacities, self.ids, found))
         return found
 
     def insert(self, ids: Ids, touched: int) -> npt.NDArray[np.int64]:
-        """The row of each id, none of which comes twice; those without one get rows from ``count`` on, in order.
+        """The row of each id, without duplicates; new rows get the numbers from ``count``, in order.
 
         Of new rows the last use is ``touched``, uses are 0, and the caller writes the values. Raises TableFull before
         anything changes, which it may when hardly any memory is left even if few ids are new.
@@ -99,7 +99,7 @@ class RowStore:
         found = np.empty(ids.size, np.int64)
         first = self.count
         self.count = _ended(
-            map_kernels.insert(ids, self._salt, first, self._addresses, self._capacities, self.counts, self.ids, found)
+            id_map.insert(ids, self._salt, first, self._addresses, self._capacities, self.counts, self.ids, found)
         )
         self._most = max(self._most, self.count)
         self.touched[first : self.count] = touched
@@ -108,7 +108,7 @@ class RowStore:
         return found
 
     def write(self, columns: Columns) -> None:
-        """Rows for ids that have none, as they were copied. Raises TableFull before anything changes."""
+        """Add copied rows, for ids without one. Raises TableFull before anything changes."""
         rows = slice(self.count, self.count + columns.ids.size)
         self.insert(columns.ids, 0)
         self.touched[rows] = columns.touched
@@ -118,13 +118,13 @@ class RowStore:
             self.uses[rows] = columns.uses
 
     def touch(self, rows: npt.NDArray[np.int64], update: int) -> None:
-        """These rows, each once, are used in this update."""
+        """Note a use of these rows, each once, in this update."""
         self.touched[rows] = update
         if self.uses.size:
             self.uses[rows] += np.uint32(1)
 
     def room_for(self, rows: int) -> None:
-        """Raises TableFull where so many more would not fit into the memory of this machine."""
+        """Raises TableFull if so many more rows do not fit into the memory of this machine."""
         if self.count + rows > self.capacity:
             raise TableFull(
                 "a table has no room for more rows in the memory of this machine",
@@ -134,11 +134,9 @@ class RowStore:
             )
 
     def remove(self, ids: Ids) -> None:
-        """Take out ids that have a row, each once. Memory goes back once much is free."""
+        """Remove ids that have a row, each once. Memory is returned once much is free."""
         columns = self.ids, self.touched, self.uses, self.rows
-        _ended(
-            map_kernels.remove(ids, self._salt, self.count, self._addresses, self._capacities, self.counts, *columns)
-        )
+        _ended(id_map.remove(ids, self._salt, self.count, self._addresses, self._capacities, self.counts, *columns))
         self.count -= ids.size
         for bucket in np.flatnonzero(self.counts < _EMPTIEST * self._capacities):
             if self._capacities[bucket] > _ALWAYS_KEPT:
@@ -149,21 +147,21 @@ class RowStore:
             self._most = self.count
 
     def view(self) -> Columns:
-        """All rows as they lie, not copied: valid until the next change."""
+        """All rows, not copied: valid until the next change."""
         rows = self.rows[: self.count] if self.rows.size else np.empty((self.count, 0), np.float32)
         return Columns(self.ids[: self.count], self.touched[: self.count], rows, self.uses[: self.count])
 
     def of_bucket(self, bucket: int) -> npt.NDArray[np.int64]:
-        """The rows of one bucket, rising by id: the same order whatever happened before."""
+        """The rows of one bucket, ascending by id: the order does not depend on the history."""
         found = np.empty(self.counts[bucket], np.int64)
         if found.size:
-            _ended(map_kernels.rows_of(self._addresses[bucket], self._capacities[bucket], found))
+            _ended(id_map.rows_of(self._addresses[bucket], self._capacities[bucket], found))
         return found[np.argsort(self.ids[found])]
 
     def copy(self, rows: npt.NDArray[np.int64]) -> Columns:
         """These rows as they are now."""
         values = np.empty((rows.size, self.rows.shape[1]), np.float32)
-        row_kernels.read(self.rows, rows, values)
+        row_updates.read(self.rows, rows, values)
         return Columns(
             self.ids[rows],
             self.touched[rows],
@@ -172,7 +170,7 @@ class RowStore:
         )
 
     def _make_room(self, ids: Ids) -> None:
-        """Of the maps that are too small if all ids are new, those grow that are too small for the new ones."""
+        """Enlarge the maps that are too small for the new ones among ``ids``."""
         buckets = buckets_of(ids, self.counts.size)
         full = _FULLEST * self._capacities
         tight = self.counts + np.bincount(buckets, minlength=full.size) > full
@@ -189,15 +187,15 @@ class RowStore:
         block = zeroed(5 * capacity)
         if self.counts[bucket]:
             old = self._addresses[bucket], self._capacities[bucket]
-            _ended(map_kernels.rehash(self._salt, *old, block.ctypes.data, capacity, self.ids))
+            _ended(id_map.rehash(self._salt, *old, block.ctypes.data, capacity, self.ids))
         self._blocks[bucket] = block
         self._addresses[bucket] = block.ctypes.data
         self._capacities[bucket] = capacity
 
 
 def _ended(answer: int) -> int:
-    """What a function of ``map_kernels`` returned. Raises InternalError where it met a damaged map."""
-    if answer == map_kernels.NO_END:
+    """The result of a function of ``id_map``. Raises InternalError for a damaged map."""
+    if answer == id_map.NO_END:
         raise InternalError(
             "a map of a table's rows is damaged: a search in it does not end",
             remedy="start this shard again: it reads its rows from its data directory",
@@ -206,7 +204,7 @@ def _ended(answer: int) -> int:
 
 
 def _reserve(rows: int, width: int, with_uses: bool) -> list[Reserved]:
-    """Columns of ids, last uses, values and uses; for fewer rows where the system has not address space for all."""
+    """Columns of ids, last uses, values and uses; for fewer rows if the system lacks the address space for all."""
     while True:
         try:
             return [

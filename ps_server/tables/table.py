@@ -8,30 +8,31 @@ import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.errors import InvalidRequest, TableFull
-from ps_protocol.ids import buckets_of, unique
-from ps_protocol.tables import Eviction, Ids, TableSpec
-from ps_server.tables import row_kernels
+from ps_protocol.model.ids import buckets_of, unique
+from ps_protocol.model.tables import Eviction, Ids, TableSpec
+from ps_server.tables.bucket_contents import BucketContents
 from ps_server.tables.changes import Changes
-from ps_server.tables.contents import BucketContents
 from ps_server.tables.initial import InitialRows
-from ps_server.tables.life import Calendar, Sweep, admitted
+from ps_server.tables.kernels import row_updates
+from ps_server.tables.retention import Calendar, Sweep, admitted
 from ps_server.tables.row_optimizers import update
 from ps_server.tables.step import RowStep
 from ps_server.tables.store import Columns, RowStore
+from ps_server.tables.waiting import WaitingIds
 
 Floats = npt.NDArray[np.float32]
-#: For each bucket of the table, whether its ids are left alone.
+#: For each bucket of the table, whether its ids are skipped.
 Skip = npt.NDArray[np.bool_] | None
 
 _NO_IDS: Ids = np.empty(0, np.int64)
 
 
-class Table:
-    """One table on one shard. Owned by optimizers.Replica; called in the lane only, one call at a time.
+class ShardTable:
+    """One table on one shard. Owned by optimizers.Replica; called by the shard's executor only, one call at a time.
 
     The same calls in the same order on the same state give the same rows, bit by bit. A row depends on its id and on
-    what was done to it; not on where it lies, on other rows, or on which buckets are here. Nothing is checked where
-    something is changed: ``check_here``, ``room_for`` and the functions of ``merge`` come before.
+    the updates of that id; not on its place in memory, on other rows, or on which buckets are here. Methods that change
+    something check nothing: call ``check_here``, ``room_for`` and the functions of ``merge`` first.
     """
 
     def __init__(self, spec: TableSpec, buckets: Sequence[int]) -> None:
@@ -40,22 +41,20 @@ class Table:
         self.spec = spec
         #: The number of the last update in which the table took part, here or elsewhere.
         self.updates = 0
-        #: Rows that came by updates and loads, and that were told to go, in the life of this object.
+        #: Rows that were added by updates and loads, that expired, and that were evicted, since this object was made.
         self.inserted = self.expired = self.evicted = 0
         self._here = np.zeros(spec.buckets, np.bool_)
         self._here[list(buckets)] = True
         by_uses = bool(life.max_rows) and life.eviction is Eviction.LFU
         self._store = RowStore(spec.buckets, spec.width, with_uses=by_uses)
         self._admits_all = life.admit_after <= 1 and life.admit_probability in (0, 1)
-        self._waiting = RowStore(spec.buckets, 0, with_uses=True) if life.admit_after > 1 else None
+        self._waiting = WaitingIds(spec.buckets) if life.admit_after > 1 else None
         self._initial = InitialRows(spec)
         self._changes = Changes(spec.buckets)
-        self._waiting_changes = Changes(spec.buckets)
         self._calendar = Calendar(life)
         self._sweep = Sweep(self._store, life.eviction)
-        self._waiting_sweep = Sweep(self._waiting, Eviction.LRU) if self._waiting else None
 
-    # -- what there is
+    # -- sizes
 
     @property
     def rows(self) -> int:
@@ -65,12 +64,12 @@ class Table:
     @property
     def waiting(self) -> int:
         """Ids that have been used and have no row yet."""
-        return self._waiting.count if self._waiting else 0
+        return len(self._waiting) if self._waiting is not None else 0
 
     @property
     def size_bytes(self) -> int:
         """Bytes of rows, ids and maps."""
-        return self._store.size_bytes + (self._waiting.size_bytes if self._waiting else 0)
+        return self._store.size_bytes + (self._waiting.size_bytes if self._waiting is not None else 0)
 
     @property
     def share(self) -> int:
@@ -79,9 +78,9 @@ class Table:
 
     @property
     def ages(self) -> bool:
-        """Whether rows or waiting ids may ever have to go by themselves."""
+        """Whether rows or waiting ids may ever expire or be evicted."""
         life = self.spec.life
-        limited = life.max_rows and (life.eviction is not Eviction.REFUSE or self._waiting)
+        limited = life.max_rows and (life.eviction is not Eviction.REFUSE or self._waiting is not None)
         return bool(life.expire_after_updates or life.expire_after_seconds or limited)
 
     # -- checks, before anything changes
@@ -102,9 +101,9 @@ class Table:
             )
 
     def room_for(self, ids: Ids, *, loading: bool = False) -> None:
-        """Raises TableFull when a push, or a load, of ``ids`` would bring more rows than there may be.
+        """Raises TableFull when a push, or a load, of ``ids`` would add more rows than allowed.
 
-        They may with every policy but REFUSE, as long as they fit into memory.
+        Only the policy REFUSE limits them here; with the others they have to fit into memory.
         """
         refuses = self.spec.life.max_rows and self.spec.life.eviction is Eviction.REFUSE
         if not refuses and self._store.count + ids.size <= self._store.capacity:
@@ -124,16 +123,16 @@ class Table:
     # -- reading
 
     def look_up(self, ids: Ids, out: Floats) -> None:
-        """The values of ``ids``, float32 [n, dim], into ``out``; where there is no row, those it would begin with."""
+        """The values of ``ids``, float32 [n, dim], into ``out``; initial values where there is no row."""
         found = self._store.find(ids)
-        row_kernels.read(self._store.rows, found, out)
+        row_updates.read(self._store.rows, found, out)
         if (missing := np.flatnonzero(found < 0)).size:
             self._initial.values(ids[missing], missing, out)
 
     # -- changing
 
     def apply(self, step: RowStep, scale: float = 1.0, skip: Skip = None) -> None:
-        """Make one update: rows come where ids are admitted, then the optimizer runs on those that are there.
+        """Make one update: admitted ids get rows, then the optimizer runs on the rows of all ids that have one.
 
         ``scale`` multiplies the learning rate. ``skip``: buckets that contain the update already.
         """
@@ -150,8 +149,8 @@ class Table:
     def load(self, ids: Ids, rows: Floats, with_state: bool, only_new: bool, skip: Skip = None) -> int:
         """Write rows, float32 [n, dim], or [n, width] ``with_state``; returns how many.
 
-        Of an id that comes twice the last one holds. ``only_new``: rows that are there stay as they are. State that is
-        not given begins anew. Admission is not asked.
+        Of a duplicate id the last row counts. ``only_new``: existing rows are not changed. Without state, a row gets
+        initial state. Admission does not apply.
         """
         if skip is not None:
             left = ~skip[buckets_of(ids, self.spec.buckets)]
@@ -172,7 +171,7 @@ class Table:
         return int(ids.size)
 
     def drop(self, ids: Ids, waiting_ids: Ids, skip: Skip = None) -> None:
-        """Rows go, and ids that wait go; those that are not there are passed over."""
+        """Remove rows and waiting ids; those that do not exist are ignored."""
         if skip is not None:
             ids = ids[~skip[buckets_of(ids, self.spec.buckets)]]
             waiting_ids = waiting_ids[~skip[buckets_of(waiting_ids, self.spec.buckets)]]
@@ -180,16 +179,13 @@ class Table:
         ids = ids[self._store.find(ids) >= 0]
         self._store.remove(ids)
         self._changes.delete(ids)
-        if self._waiting:
-            waiting_ids = unique(waiting_ids)[0]
-            waiting_ids = waiting_ids[self._waiting.find(waiting_ids) >= 0]
-            self._waiting.remove(waiting_ids)
-            self._waiting_changes.delete(waiting_ids)
+        if self._waiting is not None:
+            self._waiting.drop(waiting_ids)
 
     def to_drop(self, now_seconds: float, keep: Ids) -> tuple[Ids, Ids]:
-        """Some rows and some waiting ids that should go now, a bounded number, none of ``keep``; counted as gone.
+        """Some rows and some waiting ids to drop now, a bounded number, none of ``keep``; counted as dropped.
 
-        To be called again until nothing is left. ``now_seconds`` is of any one clock.
+        Call it again until it returns nothing. ``now_seconds`` is of any one clock.
         """
         through = self._calendar.expired_through(now_seconds, self.updates)
         kept = self._store.find(keep)
@@ -199,24 +195,11 @@ class Table:
         if not rows.size and self.share and self.spec.life.eviction is not Eviction.REFUSE:
             rows = self._sweep.evicted(self.share, kept)
             self.evicted += rows.size
-        return self._store.ids[rows], self._waiting_to_drop(through, keep)
-
-    def _waiting_to_drop(self, through: int, keep: Ids) -> Ids:
-        if not self._waiting or not self._waiting_sweep:
-            return _NO_IDS
-        kept = self._waiting.find(keep)
-        kept = kept[kept >= 0]
-        rows = self._waiting_sweep.expired(through, kept)
-        if not rows.size and self.share:
-            rows = self._waiting_sweep.evicted(self.share, kept)
-        return self._waiting.ids[rows]
+        waiting = _NO_IDS if self._waiting is None else self._waiting.to_drop(through, self.share, keep)
+        return self._store.ids[rows], waiting
 
     def _admitted(self, ids: Ids, updates: int) -> npt.NDArray[np.bool_]:
-        uses = np.zeros(ids.size, np.uint32)
-        if self._waiting:
-            found = self._waiting.find(ids)
-            known = found >= 0
-            uses[known] = self._waiting.uses[found[known]]
+        uses = np.zeros(ids.size, np.uint32) if self._waiting is None else self._waiting.uses_of(ids)
         return admitted(self.spec.life, self.spec.seed, ids, uses, updates)
 
     def _admit(self, ids: Ids) -> npt.NDArray[np.int64]:
@@ -226,13 +209,12 @@ class Table:
         comes = self._admitted(ids[missing], self.updates)
         coming = missing[comes]
         found[coming] = self._rows_for(ids[coming])
-        if self._waiting:
-            waits = self._waiting.insert(ids[missing[~comes]], self.updates)
-            self._waiting.touch(waits, self.updates)
+        if self._waiting is not None:
+            self._waiting.use(ids[missing[~comes]], self.updates)
         return found
 
     def _rows_for(self, ids: Ids) -> npt.NDArray[np.int64]:
-        """The row of each id; one with its first values where there was none."""
+        """The row of each id; a new one with initial values if there was none."""
         first = self._store.count
         found = self._store.insert(ids, self.updates)
         rows = np.arange(first, self._store.count)
@@ -241,46 +223,39 @@ class Table:
             self._initial.values(new, rows, self._store.rows)
             self._initial.state(rows, self._store.rows)
             self.inserted += rows.size
-            if self._waiting:
-                self._admit_waiting(self._waiting, new, rows)
+            if self._waiting is not None:
+                uses = self._waiting.admit(new)
+                if self._store.uses.size:
+                    self._store.uses[rows] = uses
         return found
-
-    def _admit_waiting(self, waiting: RowStore, ids: Ids, rows: npt.NDArray[np.int64]) -> None:
-        """These ids do not wait any more; their uses go along."""
-        found = waiting.find(ids)
-        known = found >= 0
-        if self._store.uses.size:
-            self._store.uses[rows[known]] = waiting.uses[found[known]]
-        waiting.remove(ids[known])
 
     # -- whole buckets
 
     def contents(self, bucket: int) -> BucketContents:
-        """A copy of what a bucket holds, all of one moment, the same whatever happened before to other rows."""
+        """A consistent copy of a bucket; it does not depend on what happened to other rows."""
         held = self._store.copy(self._store.of_bucket(bucket))
-        waiting = self._waiting.copy(self._waiting.of_bucket(bucket)) if self._waiting else None
+        waiting = None if self._waiting is None else self._waiting.copy(bucket)
         others = (waiting.ids, waiting.touched, waiting.uses) if waiting else (_NO_IDS, _NO_IDS, np.empty(0, np.uint32))
         return BucketContents(bucket, self.updates, held.ids, held.touched, held.rows, held.uses, *others)
 
     def put(self, contents: BucketContents) -> None:
-        """A bucket holds this from now on, and nothing else. The table's updates are as many as told, at least."""
+        """Replace what a bucket holds. The table counts at least as many updates as ``contents`` says."""
         self.forget(contents.bucket)
         self._here[contents.bucket] = True
         self.updates = max(self.updates, contents.updates)
         self._store.write(Columns(contents.ids, contents.touched, contents.rows, contents.uses))
-        if self._waiting:
-            rows = np.empty((contents.waiting_ids.size, 0), np.float32)
-            self._waiting.write(Columns(contents.waiting_ids, contents.waiting_touched, rows, contents.waiting_uses))
+        if self._waiting is not None:
+            self._waiting.write(contents.waiting_ids, contents.waiting_touched, contents.waiting_uses)
         self._changes.arrive([contents.bucket])
 
     def forget(self, bucket: int) -> None:
-        """A bucket is not here any more, nor what it held."""
-        for store in (self._store, self._waiting):
-            if store:
-                store.remove(store.ids[store.of_bucket(bucket)])
+        """Remove a bucket and what it holds."""
+        self._store.remove(self.ids_of(bucket))
+        if self._waiting is not None:
+            self._waiting.forget(bucket)
         self._here[bucket] = False
 
-    # -- what changed, for feeds and incremental checkpoints
+    # -- changes, for feeds and incremental checkpoints
 
     @property
     def changes(self) -> int:
@@ -293,20 +268,20 @@ class Table:
         return self._changes.arrived
 
     def deletions_since(self, change: int) -> Ids | None:
-        """Ids of rows that went after this change, in order; None when that cannot be told any more."""
+        """Ids of rows dropped after this change, in order; None when that is no longer known."""
         return self._changes.deletions_since(change)
 
     @property
     def waiting_changes(self) -> int:
-        """Number of the last id that waited for a row and was told to go."""
-        return self._waiting_changes.number
+        """Number of the last waiting id that was dropped."""
+        return 0 if self._waiting is None else self._waiting.dropped.number
 
     def waiting_deletions_since(self, change: int) -> Ids | None:
-        """Ids that waited and were told to go after this change, in order; None when that cannot be told any more.
+        """Waiting ids dropped after this change, in order; None when that is no longer known.
 
-        Not those that have got a row: these are among the rows, or the deletions.
+        Ids that got a row are not among them: these are among the rows, or the deletions.
         """
-        return self._waiting_changes.deletions_since(change)
+        return _NO_IDS if self._waiting is None else self._waiting.dropped.deletions_since(change)
 
     @property
     def here(self) -> npt.NDArray[np.bool_]:
@@ -314,15 +289,15 @@ class Table:
         return self._here
 
     def views(self) -> tuple[Columns, Columns]:
-        """All rows, and all ids that wait, as they lie: not copied, valid until the next change."""
+        """All rows and all waiting ids, in the order of memory: not copied, valid until the next change."""
         nothing = Columns(_NO_IDS, _NO_IDS, np.empty((0, 0), np.float32), np.empty(0, np.uint32))
-        return self._store.view(), self._waiting.view() if self._waiting else nothing
+        return self._store.view(), nothing if self._waiting is None else self._waiting.view()
 
     def changed(self, begin: int, end: int, since: int) -> npt.NDArray[np.int64]:
         """Of rows [begin, end) those used after update ``since``, rising.
 
-        A row's number holds until the next change of the table. A row that goes is replaced by the last one: whoever
-        looks through pieces from the last row to the first, with changes between, misses none that is there throughout.
+        A row's number is valid until the next change of the table. A dropped row is replaced by the last one: a reader
+        that goes from the last row to the first, with changes in between, misses no row that exists throughout.
         """
         return begin + np.flatnonzero(self._store.touched[begin : min(end, self.rows)] > since)
 
@@ -345,8 +320,8 @@ class Table:
 
 
 def warm_up(spec: TableSpec) -> None:
-    """Load everything a table like this needs, so that serving never waits for it."""
-    table = Table(spec, range(spec.buckets))
+    """Load everything that a table of this kind needs, so that serving never waits for it."""
+    table = ShardTable(spec, range(spec.buckets))
     ids = np.arange(2)
     table.room_for(ids)
     table.apply(RowStep(0, ids, np.zeros((2, spec.dim), np.float32), 1, spec.options))

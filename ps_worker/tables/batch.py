@@ -1,4 +1,4 @@
-"""What a forward pass asks of tables: ids and bags that have been looked over, and each id once."""
+"""The ids and bags of a forward pass: checked, and with each id once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ID_DTYPES = (torch.int64, torch.int32)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RowRequest:
     """The ids of one table in one forward pass, from one feature or several; ``padding_id`` has no row."""
 
     table: Table
@@ -24,17 +24,17 @@ class Request:
     padding_id: int | None = None
 
     def versions(self) -> tuple[int, ...]:
-        """Rises when ids are written in place."""
+        """The versions of the ids; they rise when ids are written in place."""
         return tuple(-1 if ids.is_inference() else ids._version for ids in self.ids)
 
 
 @dataclass(frozen=True, slots=True)
-class Distinct:
+class DistinctIds:
     """Each id of a request once."""
 
     #: int64 [u], without the padding id.
     ids: Ids
-    #: For each id of the request its row, int64 [n], where the request's ids are.
+    #: For each id of the request the index of its row, int64 [n], on the device of the ids.
     places: torch.Tensor
     #: Row 0 stands for the padding id; those of ``ids`` are behind it.
     padded: bool
@@ -47,7 +47,7 @@ class Distinct:
 
 @dataclass(frozen=True, slots=True)
 class Bags:
-    """Ids of one feature, and where its bags begin and end."""
+    """Ids of one feature, and the borders of its bags."""
 
     #: 1-D.
     ids: torch.Tensor
@@ -65,8 +65,8 @@ def check_ids(ids: torch.Tensor, table: str) -> None:
         )
 
 
-def distinct(request: Request) -> Distinct:
-    """Each id once: in order of appearance for ids on the CPU, rising for those on a device."""
+def distinct(request: RowRequest) -> DistinctIds:
+    """Each id once: in order of appearance for ids on the CPU, in ascending order for ids on a device."""
     padded = request.padding_id is not None
     parts = [ids.detach().reshape(-1).to(torch.int64) for ids in request.ids]
     if padded:
@@ -78,7 +78,7 @@ def distinct(request: Request) -> Distinct:
         places = torch.from_numpy(inverse)
     else:
         found, places = _unique_on_device(joined, first=padded)
-    return Distinct(found[1:], places[1:], True) if padded else Distinct(found, places, False)
+    return DistinctIds(found[1:], places[1:], True) if padded else DistinctIds(found, places, False)
 
 
 def _unique_on_device(ids: torch.Tensor, *, first: bool) -> tuple[Ids, torch.Tensor]:
@@ -100,14 +100,14 @@ def bags_of(
     mode: str,
     include_last_offset: bool,
 ) -> Bags:
-    """The bags that ids and offsets mean to ``nn.EmbeddingBag``. Raises InvalidRequest for what cannot be."""
+    """The bags of ids and offsets, as ``nn.EmbeddingBag`` reads them. Raises InvalidRequest where they do not fit."""
     check_ids(ids, table)
     if weights is not None:
         _check_weights(weights, ids, table, mode)
     if ids.dim() == 2:
         if offsets is not None:
             raise _wrong(table, "offsets come with 2-D ids", "no offsets: each row is a bag", "offsets")
-        # Not by steps of its width, which may be 0.
+        # Not ``arange`` in steps of the width, which may be 0.
         ends = torch.arange(len(ids) + 1, device=ids.device) * ids.shape[1]
         return Bags(ids, ends, weights)
     if ids.dim() != 1:

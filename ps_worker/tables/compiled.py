@@ -1,4 +1,4 @@
-"""The compiled work of tables on plain arrays. Its modules are imported at the first use: numba takes a second."""
+"""Compiled functions of tables on plain arrays. Their modules are imported at the first use: numba takes a second."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Weights = npt.NDArray[np.float32]
 
 def unique(ids: Ids) -> tuple[Ids, Ids]:
     """Each id once, in order of appearance, and the place of every id among them. int64 [u], int64 [n]."""
-    from ps_protocol.ids import unique as compiled
+    from ps_protocol.model.ids import unique as compiled
 
     found, places = compiled(ids)
     return found, places
@@ -20,7 +20,7 @@ def unique(ids: Ids) -> tuple[Ids, Ids]:
 
 def split(ids: Ids, shard_of_bucket: npt.NDArray[np.int32], shards: int) -> tuple[Ids, Ids]:
     """Indexes of the ids, ordered by shard, and how many each shard gets. int64 [n], int64 [shards]."""
-    from ps_protocol.ids import split as compiled
+    from ps_protocol.model.ids import split as compiled
 
     order, counts = compiled(ids, shard_of_bucket, shards)
     return order, counts

@@ -1,4 +1,4 @@
-"""Puts tables in the place of a model's large embeddings."""
+"""Replaces a model's large embeddings with tables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def convert(model: nn.Module, min_rows: int, optimizer: RowOptimizer | None) -> 
         if not weight.requires_grad:
             continue
         if uses[id(weight)] > of_embeddings[id(weight)]:
-            logger.warning("'%s' stays as it is: its weight is also used by a module that is no embedding", path)
+            logger.warning("'%s' stays as it is: its weight is also used by a module that is not an embedding", path)
             continue
         if id(weight) not in tables:
             tables[id(weight)] = _table(path or "embedding", module, optimizer)
@@ -44,7 +44,7 @@ def convert(model: nn.Module, min_rows: int, optimizer: RowOptimizer | None) -> 
 
 
 def _large_embeddings(model: nn.Module, min_rows: int) -> dict[str, Dense]:
-    """By path. A subclass may do something of its own: it is none."""
+    """By path. Subclasses are left out: they may behave differently."""
     found = model.named_modules(remove_duplicate=False)
     dense = {path: m for path, m in found if isinstance(m, Dense) and type(m) in (nn.Embedding, nn.EmbeddingBag)}
     return {path: module for path, module in dense.items() if module.num_embeddings >= min_rows}

@@ -1,4 +1,4 @@
-"""The parameter groups that tables have in an optimizer, behind those of variables."""
+"""The parameter groups of tables in an optimizer; they follow those of variables."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from typing import Any
 
 import torch
 
-from ps_protocol.convert_tables import row_options_to_json
 from ps_protocol.errors import InvalidRequest
-from ps_protocol.tables import RowOptions
-from ps_worker.tables.bound import BoundTables
-from ps_worker.tables.leaves import RowTensors
+from ps_protocol.model.spec import Options
+from ps_protocol.model.tables import RowOptions
+from ps_protocol.wire.convert_options import changed_options
+from ps_worker.tables.binding import TableBinding
+from ps_worker.tables.row_gradients import RowTensors
 
 Groups = list[dict[str, Any]]
 
 
 class TableGroups:
-    """Used by the optimizer that has the groups, in its thread. torch replaces the groups now and then, in their order.
+    """Used by the optimizer, in its thread. torch sometimes replaces the groups, in the same order.
 
-    The parameters of a table's group are the rows that have a gradient, so that torch's tools find them there.
+    The parameters of a table's group are the rows that have a gradient, so that torch's tools find them.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, tables: BoundTables) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, tables: TableBinding) -> None:
         """Adds a group for each table to ``optimizer``, which has all others."""
         self._tables = tables
         self._first = len(optimizer.param_groups)
-        self._sent: tuple[list[RowOptions], tuple[str, ...]] = [], ()
+        self._sent: tuple[list[RowOptions], tuple[Options, ...]] = [], ()
         # torch wants names in all groups or in none.
         names: dict[str, list[str]] = {"param_names": []} if "param_names" in optimizer.param_groups[0] else {}
         for table in tables.specs:
@@ -38,19 +39,20 @@ class TableGroups:
         """The groups of variables."""
         return groups[: self._first]
 
-    def options(self, groups: Groups) -> tuple[str, ...]:
-        """Each table's options as JSON, written anew when they have changed."""
+    def options(self, groups: Groups) -> tuple[Options, ...]:
+        """Each table's options that are not as declared; the same object until one changes."""
         options: list[RowOptions] = [
             {name: float(group[name]) for name in table.options}
             for group, table in zip(groups[self._first :], self._tables.specs, strict=True)
         ]
         if options != self._sent[0]:
-            self._sent = options, tuple(map(row_options_to_json, options))
+            declared = [table.options for table in self._tables.specs]
+            self._sent = options, tuple(map(changed_options, declared, options))
         return self._sent[1]
 
     @contextmanager
     def without_rows(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """Rows have no number in a ``state_dict``: those of the next step are others."""
+        """Without the rows: they change with every step, so they have no number in a ``state_dict``."""
         for group in optimizer.param_groups[self._first :]:
             group["params"] = []
         try:
@@ -59,19 +61,19 @@ class TableGroups:
             self._show_rows(optimizer)
 
     def completed(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """``state_dict``, with the options as they are where it has no tables. Raises InvalidRequest for others."""
+        """``state_dict``, with the present options where it has no tables. Raises InvalidRequest for other tables."""
         groups = state_dict["param_groups"]
         if len(groups) == self._first:
             return {**state_dict, "param_groups": [*groups, *optimizer.param_groups[self._first :]]}
         own, names = [table.name for table in self._tables.specs], [g.get("table") for g in groups[self._first :]]
         if len(names) == len(own) and names != own:
             raise InvalidRequest(
-                "this state is of another model: its tables are others",
+                "this state is of another model: its tables differ",
                 expected=", ".join(own) or "none",
                 actual=", ".join(map(str, names)),
             )
         return state_dict
 
     def _show_rows(self, optimizer: torch.optim.Optimizer) -> None:
-        for group, leaves in zip(optimizer.param_groups[self._first :], self._tables.leaves, strict=True):
-            group["params"] = RowTensors(leaves)
+        for group, gradients in zip(optimizer.param_groups[self._first :], self._tables.gradients, strict=True):
+            group["params"] = RowTensors(gradients)

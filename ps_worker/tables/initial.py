@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ps_protocol.v1 import shard_pb2 as pb
-from ps_worker.tables.places import RowPlaces
+from ps_worker.tables.row_router import RowRouter
 from ps_worker.tables.update import array_bytes
 
 _CALL_ROWS = 100_000
@@ -20,7 +19,7 @@ InitialRows = Mapping[int, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class RowsCall:
-    """One upload to one shard: rows that are there already stay as they are."""
+    """One upload to one shard, which keeps rows that it has already."""
 
     shard: int
     table: int
@@ -28,17 +27,13 @@ class RowsCall:
     #: The bytes of all ids, then of all rows.
     pieces: tuple[memoryview, memoryview]
 
-    def header(self) -> pb.LoadRowsHeader:
-        """As the shard is told."""
-        return pb.LoadRowsHeader(table=self.table, rows=self.rows, only_new=True)
 
-
-def uploads(initial: InitialRows, places: RowPlaces) -> Iterator[RowsCall]:
-    """Everything that shards have to be sent, a piece at a time."""
+def uploads(initial: InitialRows, router: RowRouter) -> Iterator[RowsCall]:
+    """All calls, one at a time."""
     for table, values in initial.items():
         for begin in range(0, len(values), _CALL_ROWS):
             piece = np.ascontiguousarray(values[begin : begin + _CALL_ROWS].detach().cpu().numpy(), np.float32)
             ids = np.arange(begin, begin + len(piece), dtype=np.int64)
-            for shard, indexes in places.split(table, ids):
+            for shard, indexes in router.split(table, ids):
                 part = (ids, piece) if indexes is None else (ids[indexes], piece[indexes])
                 yield RowsCall(shard, table, len(part[0]), (array_bytes(part[0]), array_bytes(part[1])))

@@ -1,4 +1,4 @@
-"""Rows that are wanted of some tables, split over the shards that have them, and put together again."""
+"""Lookups of rows: split over the shards that have them, and joined again."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ps_protocol.errors import ModelMoved, PsError
-from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.model.tables import RowCount
 from ps_worker.tables.compiled import Ids, Rows, put_rows
-from ps_worker.tables.places import RowPlaces
+from ps_worker.tables.row_router import RowRouter
 from ps_worker.tables.update import array_bytes
 
 #: (phase, clock) of a push.
@@ -18,8 +18,8 @@ Position = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Rows of one table: int64 [n], and where they go, float32 [n, dim]."""
+class RequestedRows:
+    """Ids of one table, int64 [n], and the memory for their rows, float32 [n, dim]."""
 
     table: int
     ids: Ids
@@ -27,56 +27,56 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class Part:
-    """What one shard is asked for. Filled by whoever receives; ``arrived`` is set when that is done."""
+class ShardLookup:
+    """The part of one shard. Filled when its answer is received, which sets ``arrived``."""
 
-    tables: list[pb.TableRows] = field(default_factory=list)
+    tables: list[RowCount] = field(default_factory=list)
     ids: list[memoryview] = field(default_factory=list)
-    #: Where its answer goes, in the order of ``tables``.
+    #: The memory for the answer, in the order of ``tables``.
     pieces: list[memoryview] = field(default_factory=list)
-    #: Rows that have to be put in place afterwards: the target, the places in it, and what arrives.
+    #: Rows to be copied afterwards: the target, the indexes in it, and the received rows.
     scattered: list[tuple[Rows, Ids, Rows]] = field(default_factory=list)
     arrived: bool = False
     error: PsError | None = None
 
 
 class Lookup:
-    """One question to all shards about several tables. Used by one thread at a time, mostly the training thread."""
+    """One lookup in several tables on all shards. Used by one thread at a time, mostly the training thread."""
 
-    def __init__(self, wanted: Sequence[Wanted], position: Position, *, now: bool = False) -> None:
-        """``position``: the push that the rows are for. ``now``: as they are, whatever the mode."""
+    def __init__(self, wanted: Sequence[RequestedRows], position: Position, *, now: bool = False) -> None:
+        """``position``: the push that the rows are for. ``now``: the present rows, in any mode."""
         # In the order of tables, as messages name them.
         self._wanted = sorted(wanted, key=lambda each: each.table)
         self.position = position
         self.now = now
-        self._places: RowPlaces | None = None
+        self._router: RowRouter | None = None
         #: By shard.
-        self.parts: dict[int, Part] = {}
-        self._settled = False
+        self.parts: dict[int, ShardLookup] = {}
+        self._finished = False
 
     @property
     def rows(self) -> int:
-        """How many rows are wanted."""
+        """The number of rows."""
         return sum(len(each.ids) for each in self._wanted)
 
     @property
     def arrived(self) -> bool:
-        """Whether every shard has answered, and none that its rows are elsewhere."""
+        """Whether every shard has answered, and none of them that its rows have moved."""
         parts = self.parts.values()
-        return self._places is not None and all(p.arrived and not isinstance(p.error, ModelMoved) for p in parts)
+        return self._router is not None and all(p.arrived and not isinstance(p.error, ModelMoved) for p in parts)
 
-    def lay_out(self, places: RowPlaces) -> None:
-        """Split it by ``places``; after buckets have moved, what has not arrived whole is asked for anew."""
-        if self._places is places or self.arrived:
+    def lay_out(self, router: RowRouter) -> None:
+        """Split it by ``router``; after buckets have moved, rows that are not complete are requested again."""
+        if self._router is router or self.arrived:
             return
-        self._places, self.parts = places, {}
+        self._router, self.parts = router, {}
         for each in self._wanted:
-            for shard, indexes in places.split(each.table, each.ids):
-                part = self.parts.setdefault(shard, Part())
+            for shard, indexes in router.split(each.table, each.ids):
+                part = self.parts.setdefault(shard, ShardLookup())
                 ids = each.ids if indexes is None else each.ids[indexes]
                 if not part.tables or part.tables[-1].table != each.table:
-                    part.tables.append(pb.TableRows(table=each.table))
-                part.tables[-1].rows += len(ids)
+                    part.tables.append(RowCount(each.table, 0))
+                part.tables[-1] = RowCount(each.table, part.tables[-1].rows + len(ids))
                 part.ids.append(array_bytes(ids))
                 target = each.rows
                 if indexes is not None:
@@ -84,13 +84,13 @@ class Lookup:
                     part.scattered.append((each.rows, indexes, target))
                 part.pieces.append(array_bytes(target))
 
-    def settle(self) -> None:
-        """Put the rows that have arrived where they were wanted. Raises what a shard answered instead."""
+    def finish(self) -> None:
+        """Copy the received rows to their targets. Raises the error that a shard answered instead."""
         errors = [part.error for part in self.parts.values() if part.error is not None]
         if errors:
             raise errors[0]
-        if not self._settled:
+        if not self._finished:
             for part in self.parts.values():
                 for target, places, rows in part.scattered:
                     put_rows(target, places, rows)
-            self._settled = True
+            self._finished = True

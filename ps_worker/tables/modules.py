@@ -1,4 +1,4 @@
-"""Embeddings as modules: what a model uses in the place of ``nn.Embedding`` and ``nn.EmbeddingBag``."""
+"""Modules with tables, for use in place of ``nn.Embedding`` and ``nn.EmbeddingBag``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ps_protocol.errors import ConfigError, InvalidRequest
-from ps_worker.tables.batch import Bags, Request, bags_of, check_ids
-from ps_worker.tables.bound import bound_of
+from ps_worker.tables.batch import Bags, RowRequest, bags_of, check_ids
+from ps_worker.tables.binding import bound_of
 from ps_worker.tables.pooling import gathered, pooled
 from ps_worker.tables.table import Table, TableModule
 
@@ -20,11 +20,11 @@ class Embedding(TableModule):
     """As ``nn.Embedding`` for ids of any value: int64 or int32 of any shape, to float32 [*shape, dim].
 
     Has no parameters: rows come from the shards for each forward pass, and their gradients go with ``optimizer.step``.
-    In ``torch.no_grad()`` they are the newest there are. Used in the training thread.
+    In ``torch.no_grad()`` they are the newest rows. Used in the training thread.
     """
 
     def __init__(self, table: Table | TableModule | int, *, padding_id: int | None = None, **settings: Any) -> None:
-        """``table``: one there is already, to share its rows, or the ``dim`` of a new one with ``settings`` of Table.
+        """``table``: an existing one, to share its rows, or the ``dim`` of a new one with ``settings`` of Table.
 
         The row of ``padding_id`` is zero and stays so. Raises what Table raises.
         """
@@ -39,15 +39,15 @@ class Embedding(TableModule):
         return self.padding_id
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """The row of each id. Raises InvalidRequest for ids that are none, and before the table is bound; PsError."""
+        """The row of each id. Raises InvalidRequest for invalid ids, and before the table is bound; PsError."""
         request = self.request(input)
         [(rows, distinct)] = bound_of(request.table).rows([request])
         return gathered(rows, distinct.places.view(input.shape), padded=distinct.padded)
 
-    def request(self, ids: torch.Tensor) -> Request:
-        """What a forward pass with ``ids`` asks for."""
+    def request(self, ids: torch.Tensor) -> RowRequest:
+        """The request of a forward pass with ``ids``."""
         check_ids(ids, self.tables[0].name)
-        return Request(self.tables[0], (ids,), self.padding_id)
+        return RowRequest(self.tables[0], (ids,), self.padding_id)
 
     def extra_repr(self) -> str:
         """For ``repr``."""
@@ -102,10 +102,10 @@ class EmbeddingBag(TableModule):
         [(rows, distinct)] = bound_of(request.table).rows([request])
         return pooled(rows, distinct.places, bags.offsets, _flat(bags.weights), mode=self.mode, padded=distinct.padded)
 
-    def request(self, ids: torch.Tensor) -> Request:
-        """What a forward pass with ``ids`` asks for."""
+    def request(self, ids: torch.Tensor) -> RowRequest:
+        """The request of a forward pass with ``ids``."""
         check_ids(ids, self.tables[0].name)
-        return Request(self.tables[0], (ids,), self.padding_id)
+        return RowRequest(self.tables[0], (ids,), self.padding_id)
 
     def extra_repr(self) -> str:
         """For ``repr``."""
@@ -160,7 +160,7 @@ class EmbeddingBags(TableModule):
         }
         return self._pooled(bags, self.requests({name: each.ids for name, each in bags.items()}))
 
-    def _pooled(self, bags: Mapping[str, Bags], requests: list[Request]) -> dict[str, torch.Tensor]:
+    def _pooled(self, bags: Mapping[str, Bags], requests: list[RowRequest]) -> dict[str, torch.Tensor]:
         found = bound_of(requests[0].table).rows(requests)
         result = dict.fromkeys(self.features, torch.empty(0))
         for request, (rows, distinct) in zip(requests, found, strict=True):
@@ -178,13 +178,13 @@ class EmbeddingBags(TableModule):
                 begin = end
         return result
 
-    def requests(self, ids: Mapping[str, torch.Tensor]) -> list[Request]:
-        """What a forward pass with ``ids`` asks for: the features of one table together."""
+    def requests(self, ids: Mapping[str, torch.Tensor]) -> list[RowRequest]:
+        """The requests of a forward pass with ``ids``: one for all features of a table."""
         self._check_names(ids, exactly=True)
         for name, table in self.features.items():
             check_ids(ids[name], table.name)
         return [
-            Request(table, tuple(ids[name] for name in self._features_of(table)), self.padding_id)
+            RowRequest(table, tuple(ids[name] for name in self._features_of(table)), self.padding_id)
             for table in self.tables
         ]
 
@@ -196,7 +196,7 @@ class EmbeddingBags(TableModule):
         missing = [name for name in self.features if name not in given] if exactly else []
         if unknown or missing:
             raise InvalidRequest(
-                "the features are others than the module has; nothing was looked up",
+                "these are not the features of the module; nothing was looked up",
                 expected=", ".join(self.features),
                 actual=", ".join(given) or "none",
             )
@@ -207,14 +207,14 @@ class EmbeddingBags(TableModule):
 
 
 def table_of(given: Table | TableModule | int, settings: Mapping[str, Any]) -> Table:
-    """The table that is meant. Raises InvalidRequest for settings beside a table there is, or for another thing."""
+    """The table given, or a new one. Raises InvalidRequest for settings of an existing table, and for other types."""
     if isinstance(given, int) and not isinstance(given, bool):
         return Table(given, **settings)
     if isinstance(given, TableModule) and len(given.tables) == 1:
         given = given.tables[0]
     if not isinstance(given, Table):
         raise InvalidRequest(
-            "this is no table",
+            "this is not a table",
             expected="the dim of a new one, a table, or a module with one table",
             actual=type(given).__name__,
         )

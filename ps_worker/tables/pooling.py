@@ -1,4 +1,4 @@
-"""Rows into what a module returns: gathered or summed up as torch does, with gradients added up by compiled loops.
+"""The results of modules from rows: gathered or pooled as torch does, with gradients added up by compiled loops.
 
 On the CPU torch's own backward of ``embedding_bag`` sorts all ids; here gradients are added to distinct rows directly.
 """
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from ps_worker.tables.compiled import Rows, add_bags, add_rows, dot_bags
 
-#: Where the row of the padding id is; it takes no part in bags.
+#: Index of the row of the padding id; it is in no bag.
 PADDING_ROW = 0
 
 

@@ -1,4 +1,4 @@
-"""Asks for the rows of a batch in one message per shard, and, where the mode lets it, while another batch computes."""
+"""Requests the rows of a batch in one message per shard and, where the mode allows it, during another batch."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from ps_protocol.errors import InvalidRequest
-from ps_worker.leased_loader import LeasedLoader
-from ps_worker.tables.batch import Request
-from ps_worker.tables.bound import BoundTables, Ready, bound_of
+from ps_worker.data.leased_loader import LeasedLoader
+from ps_worker.tables.batch import RowRequest
+from ps_worker.tables.binding import PreparedRows, TableBinding, bound_of
 from ps_worker.tables.modules import Embedding, EmbeddingBag, EmbeddingBags
 from ps_worker.tables.table import TableModule
 
@@ -22,13 +22,13 @@ BatchIds = Mapping[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """Rows of one batch that were asked for, by model."""
+class PrefetchedRows:
+    """The prepared rows of one batch, by model."""
 
-    readies: list[tuple[BoundTables, list[Ready]]]
+    readies: list[tuple[TableBinding, list[PreparedRows]]]
 
     def discard(self) -> None:
-        """The loop is done with the batch."""
+        """Drop them: the loop has finished the batch."""
         for bound, readies in self.readies:
             bound.discard(readies)
 
@@ -53,10 +53,10 @@ class Prefetch(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         batches = iter(self._loader)
-        # A batch counts as trained when leased data is asked for the next one, so that must not be early.
+        # A leased batch counts as trained when the next one is requested, so that must not happen early.
         leased = isinstance(self._loader, LeasedLoader)
-        coming: tuple[T, Prepared] | None = None
-        present: Prepared | None = None
+        coming: tuple[T, PrefetchedRows] | None = None
+        present: PrefetchedRows | None = None
         try:
             while True:
                 if coming is None:
@@ -80,13 +80,13 @@ class Prefetch(Generic[T]):
                 if prepared is not None:
                     prepared.discard()
 
-    def _ask(self, batch: T, ahead: int) -> Prepared:
-        by_model: dict[BoundTables, list[Request]] = {}
+    def _ask(self, batch: T, ahead: int) -> PrefetchedRows:
+        by_model: dict[TableBinding, list[RowRequest]] = {}
         for request in self._requests(self._ids_of(batch)):
             by_model.setdefault(bound_of(request.table), []).append(request)
-        return Prepared([(bound, bound.prepare(requests, ahead)) for bound, requests in by_model.items()])
+        return PrefetchedRows([(bound, bound.prepare(requests, ahead)) for bound, requests in by_model.items()])
 
-    def _requests(self, ids: BatchIds) -> Iterator[Request]:
+    def _requests(self, ids: BatchIds) -> Iterator[RowRequest]:
         features: dict[str, torch.Tensor] = {}
         for key, value in ids.items():
             if isinstance(key, Embedding | EmbeddingBag):
@@ -98,7 +98,7 @@ class Prefetch(Generic[T]):
         if features:
             yield from self._by_feature(features)
 
-    def _by_feature(self, features: dict[str, torch.Tensor]) -> Iterator[Request]:
+    def _by_feature(self, features: dict[str, torch.Tensor]) -> Iterator[RowRequest]:
         found: set[str] = set()
         for module in self._modules():
             if isinstance(module, EmbeddingBags) and features.keys() & module.features.keys():

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ps_protocol.kernels import kernel
+from ps_protocol.model.kernels import kernel
 
 
 @kernel("void(float32[:, ::1], int64[::1], float32[:, ::1])")
@@ -29,7 +29,7 @@ def add_rows(target: Any, places: Any, rows: Any) -> None:
 
 @kernel("void(float32[:, ::1], int64[::1], int64[::1], int64, float32[:, ::1], boolean, float32[::1])")
 def add_bags(target: Any, places: Any, offsets: Any, skipped: Any, bags: Any, mean: Any, weights: Any) -> None:
-    """Add ``bags[b]`` to every row that bag b was made of, times its share of a mean, and its weight if any."""
+    """Add ``bags[b]`` to every row of bag b, times its share of a mean, and its weight if any."""
     for bag in range(bags.shape[0]):
         first, last = offsets[bag], offsets[bag + 1]
         share = np.float32(1.0)

@@ -1,26 +1,43 @@
-"""A table as a script declares it, and the tables that a model's modules use."""
+"""Tables as a script declares them, and the tables of a model's modules."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 
 from ps_protocol.errors import ConfigError, InvalidRequest
-from ps_protocol.tables import Eviction, RowLife, TableSpec, validate
+from ps_protocol.model.tables import Eviction, RowLife, TableSpec, validate
 from ps_worker.rows import Adagrad, Init, RowOptimizer, Uniform
-
-if TYPE_CHECKING:
-    from ps_worker.tables.bound import BoundTables
+from ps_worker.tables.row_gradients import RowGradients
 
 _ANY_SEED = 0
 
 
+class RowBinding(Protocol):
+    """The tables of one model in this process, as their modules know it."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether gradients of rows are pushed; else rows are only read."""
+        ...
+
+    @property
+    def closed(self) -> bool:
+        """Whether rows can be read no longer."""
+        ...
+
+    @property
+    def gradients(self) -> Sequence[RowGradients]:
+        """Of each table."""
+        ...
+
+
 class Table:
-    """Settings of one table, and, once ``cluster.optimizer`` or ``cluster.follow`` has bound it, where its rows are.
+    """Settings of one table, and its binding once ``cluster.optimizer`` or ``cluster.follow`` has bound it.
 
     Used from the training thread. Modules that are given the same table share its rows. A copy, by ``copy.deepcopy`` or
     pickle, has the settings alone.
@@ -45,9 +62,9 @@ class Table:
         """Rows of ``dim`` float32 numbers. By default they begin uniform in ±1/sqrt(dim), drawn from the job's seed.
 
         An id gets a row at its ``admit_after``-th use, or with ``admit_probability`` at each; a use is a step with a
-        gradient for it. Rows go that were not used in ``expire_after_updates`` updates of the table, or for
-        ``expire_after_seconds``. A table that has ``max_rows`` refuses new ones, or evicts: "refuse", "lru", "lfu".
-        Raises InvalidRequest, UnsupportedOptimizer or ConfigError for settings that cannot be.
+        gradient for it. Rows expire that were not used in ``expire_after_updates`` updates of the table, or for
+        ``expire_after_seconds``. A table with ``max_rows`` rows refuses new ones, or evicts: "refuse", "lru", "lfu".
+        Raises InvalidRequest, UnsupportedOptimizer or ConfigError for invalid settings.
         """
         self.name = name
         self.optimizer = Adagrad() if optimizer is None else optimizer
@@ -71,10 +88,10 @@ class Table:
             buckets=buckets,
         )
         validate(self._spec)
-        #: First values of the rows 0, 1, …, float32 [n, dim]: of an embedding that was converted.
+        #: First values of the rows 0, 1, …, float32 [n, dim]: set for a converted embedding.
         self.initial: torch.Tensor | None = None
         #: The tables of its model, and its number among them.
-        self.bound: tuple[BoundTables, int] | None = None
+        self.bound: tuple[RowBinding, int] | None = None
 
     @property
     def dim(self) -> int:
@@ -82,7 +99,7 @@ class Table:
         return self._spec.dim
 
     def spec(self, seed: int) -> TableSpec:
-        """What the cluster is told; ``seed`` is the job's, for a table without its own."""
+        """The declaration of the table; ``seed`` is the job's, for a table without its own."""
         given = {field.name: getattr(self._spec, field.name) for field in fields(TableSpec)}
         return TableSpec(**{**given, "seed": seed if self.seed is None else self.seed})
 
@@ -102,18 +119,18 @@ def _eviction(value: str) -> Eviction:
 
 
 class NoTensorError(InvalidRequest, AttributeError):
-    """A table has no tensor that holds all its rows; ``hasattr`` answers as for anything that is not there."""
+    """A table has no tensor with all its rows; ``hasattr`` returns False."""
 
 
 class TableModule(torch.nn.Module):
     """A module whose rows are in tables. ``tables`` are its own, in the order of its features.
 
-    Its parameters are the rows that have a gradient since the last step: ``clip_grad_norm_(model.parameters(), …)`` and
-    the like find them. They are in no ``state_dict``, and no move to a device takes them along.
+    Its parameters are the rows with a gradient since the last step, so that ``clip_grad_norm_(model.parameters(), …)``
+    finds them. They are in no ``state_dict``, and do not move with the module to a device.
     """
 
     tables: tuple[Table, ...]
-    #: Of an embedding that was converted: how many rows it had. Else there is no such number.
+    #: The number of rows of a converted embedding; not set for others.
     num_embeddings: int
 
     @property  # type: ignore[override]
@@ -123,7 +140,7 @@ class TableModule(torch.nn.Module):
             f"rows_of_{table.name}": tensor
             for table in self.__dict__.get("tables", ())
             if table.bound is not None and not table.bound[0].closed
-            for tensor in table.bound[0].leaves[table.bound[1]].tensors
+            for tensor in table.bound[0].gradients[table.bound[1]].tensors
         }
         return {**own, **rows} if rows else own
 
@@ -132,19 +149,19 @@ class TableModule(torch.nn.Module):
         self.__dict__["_parameters"] = value
 
     def _save_to_state_dict(self, *arguments: Any, **named: Any) -> None:
-        """Nothing: rows are in checkpoints of the job."""
+        """Does nothing: rows are in checkpoints of the job."""
 
     def _load_from_state_dict(self, *arguments: Any, **named: Any) -> None:
-        """Nothing, for the same reason."""
+        """Does nothing, for the same reason."""
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        """Nothing: rows come to the device of the ids."""
+        """Does nothing: rows come to the device of the ids."""
         return self
 
     def __getattr__(self, name: str) -> Any:
         if name == "weight":
             raise NoTensorError(
-                "a table has no weight: its rows are on the shards, as many as have been trained",
+                "a table has no weight: its rows are on the shards",
                 variable=", ".join(table.name for table in self.tables),
                 remedy="call the module with the ids whose rows are wanted, or export a checkpoint: psctl export",
             )
@@ -159,8 +176,8 @@ class TableModule(torch.nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
-    """The tables of one model: what the cluster is told, and for each the objects of the script that mean it."""
+class DeclaredTables:
+    """The tables of one model: the declarations, and for each the table objects of the script."""
 
     specs: tuple[TableSpec, ...] = ()
     tables: tuple[tuple[Table, ...], ...] = ()
@@ -172,16 +189,16 @@ class Declared:
         return {number: initial for number, initial in firsts if initial is not None}
 
     def forget_initial_rows(self) -> None:
-        """The shards have them."""
+        """Drop the first values: the shards have them."""
         for tables in self.tables:
             for table in tables:
                 table.initial = None
 
 
-NO_TABLES = Declared()
+NO_TABLES = DeclaredTables()
 
 
-def declared(modules: Iterable[torch.nn.Module], seed: Callable[[], int]) -> Declared:
+def declared(modules: Iterable[torch.nn.Module], seed: Callable[[], int]) -> DeclaredTables:
     """The tables that ``modules`` use, in the order found; ``seed()`` is the job's.
 
     Raises InvalidRequest when two of one name have different settings.
@@ -194,7 +211,9 @@ def declared(modules: Iterable[torch.nn.Module], seed: Callable[[], int]) -> Dec
             spec = table.spec(seed())
             _check_same(specs.setdefault(table.name, spec), spec)
             found.setdefault(table.name, {})[id(table)] = table
-    return Declared(tuple(specs.values()), tuple(tuple(tables.values()) for tables in found.values()), tuple(users))
+    return DeclaredTables(
+        tuple(specs.values()), tuple(tuple(tables.values()) for tables in found.values()), tuple(users)
+    )
 
 
 def _check_same(first: TableSpec, second: TableSpec) -> None:
@@ -222,7 +241,7 @@ def modules_in(given: Iterable[object]) -> list[torch.nn.Module]:
 
 
 def table_differences(theirs: Sequence[TableSpec], own: Sequence[TableSpec]) -> list[str]:
-    """What keeps ``own`` tables from reading the declared ones, ``theirs``, in words."""
+    """The differences because of which ``own`` tables cannot read the declared ones, ``theirs``, as text."""
     dims = {spec.name: spec.dim for spec in own}
     differences = [f"table '{spec.name}' is missing here" for spec in theirs if spec.name not in dims]
     differences += [
@@ -234,7 +253,7 @@ def table_differences(theirs: Sequence[TableSpec], own: Sequence[TableSpec]) -> 
     return differences + [f"table '{name}' is not in the declared model" for name in dims if name not in known]
 
 
-def matched(own: Declared, theirs: Sequence[TableSpec]) -> Declared:
+def matched(own: DeclaredTables, theirs: Sequence[TableSpec]) -> DeclaredTables:
     """``own`` tables in the order of the declared ones, ``theirs``, which have the same names."""
     by_name = {spec.name: tables for spec, tables in zip(own.specs, own.tables, strict=True)}
-    return Declared(tuple(theirs), tuple(by_name[spec.name] for spec in theirs), own.modules)
+    return DeclaredTables(tuple(theirs), tuple(by_name[spec.name] for spec in theirs), own.modules)

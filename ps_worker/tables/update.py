@@ -1,4 +1,4 @@
-"""The row gradients of one step, and which of them each shard gets."""
+"""The row gradients of one step, split over the shards."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.model.tables import RowCount
 from ps_worker.tables.compiled import Ids, Rows
-from ps_worker.tables.places import RowPlaces
+from ps_worker.tables.row_router import RowRouter
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class TableGradients:
 class RowPayload:
     """One shard's part: its header entries, and the bytes of all ids and then of all gradients."""
 
-    tables: Sequence[pb.TableRows] = ()
+    tables: Sequence[RowCount] = ()
     pieces: Sequence[memoryview] = ()
 
 
@@ -42,34 +42,34 @@ NO_ROWS = RowPayload()
 
 @dataclass(slots=True)
 class RowUpdate:
-    """What a step brings for tables; it must not change until the step is over. Used by one thread at a time.
+    """The row gradients of one step; must not change until the step is over. Used by one thread at a time.
 
-    Repeated on a new stream it is the same bytes; after buckets have moved it is split anew.
+    A repeated push has the same bytes; after buckets have moved it is split again.
     """
 
     tables: Sequence[TableGradients]
-    _places: RowPlaces | None = field(default=None, init=False)
+    _router: RowRouter | None = field(default=None, init=False)
     _payloads: dict[int, RowPayload] = field(default_factory=dict, init=False)
 
-    def of(self, places: RowPlaces, shard: int) -> RowPayload:
-        """What ``shard`` gets. Every table is named, also those without a row there."""
-        if self._places is not places:
-            self._places, self._payloads = places, self._split(places)
-        return self._payloads.get(shard) or RowPayload([pb.TableRows(table=each.table) for each in self.tables])
+    def of(self, router: RowRouter, shard: int) -> RowPayload:
+        """The part of ``shard``. It names every table, also those without a row there."""
+        if self._router is not router:
+            self._router, self._payloads = router, self._split(router)
+        return self._payloads.get(shard) or RowPayload([RowCount(each.table, 0) for each in self.tables])
 
-    def _split(self, places: RowPlaces) -> dict[int, RowPayload]:
+    def _split(self, router: RowRouter) -> dict[int, RowPayload]:
         ids: dict[int, list[Ids]] = {}
         gradients: dict[int, list[Rows]] = {}
         counts: dict[int, dict[int, int]] = {}
         for each in self.tables:
-            for shard, indexes in places.split(each.table, each.ids):
+            for shard, indexes in router.split(each.table, each.ids):
                 whole = indexes is None
                 ids.setdefault(shard, []).append(each.ids if whole else each.ids[indexes])
                 gradients.setdefault(shard, []).append(each.gradients if whole else each.gradients[indexes])
                 counts.setdefault(shard, {})[each.table] = len(ids[shard][-1])
         return {
             shard: RowPayload(
-                [pb.TableRows(table=each.table, rows=counts[shard].get(each.table, 0)) for each in self.tables],
+                [RowCount(each.table, counts[shard].get(each.table, 0)) for each in self.tables],
                 [*map(array_bytes, ids[shard]), *map(array_bytes, gradients[shard])],
             )
             for shard in ids

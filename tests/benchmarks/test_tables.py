@@ -17,8 +17,8 @@ from benchmarks.rows import Key, Measures
 from benchmarks.tables import growth, rates, saved, training
 from benchmarks.tables.ids import power_law, scattered
 from benchmarks.timing import Figures, Loop
-from ps_server.checkpoint_options import CheckpointConfig
-from tests.session.jobs import running_job
+from ps_server.cli.options.checkpoint import CheckpointConfig
+from tests.worker.jobs import running_job
 
 
 def figures(value: float) -> Figures:

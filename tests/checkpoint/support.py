@@ -11,14 +11,17 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ps_protocol.layout import Layout
-from ps_protocol.model import DType, Kind, ModelSpec, Options, ShardMap, Variable
-from ps_protocol.optimizers import SHAPED
-from ps_server.checkpoint import Checkpoint, Part, begin, commit
-from ps_server.checkpoint.restore import read_state, read_values
-from ps_server.checkpoint.writer import write_part
-from ps_server.coordinator.placement import Balanced, FixedShards, PartitionRule, place
-from ps_server.optimizers import Region, torch_dtype
+from ps_protocol.model.layout import Layout
+from ps_protocol.model.optimizers import SHAPED
+from ps_protocol.model.spec import DType, Kind, ModelSpec, Options, ShardMap, Variable
+from ps_server.checkpoint.folder.directory import begin
+from ps_server.checkpoint.format.record import ShardPart
+from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.checkpoint.read.model_reader import read_state, read_values
+from ps_server.checkpoint.write.commit import commit
+from ps_server.checkpoint.write.model_writer import write_part
+from ps_server.coordinator.placement.variables import Balanced, FixedShards, PartitionRule, place
+from ps_server.state.region import Region, torch_dtype
 from tests.optimizers.models import Shard
 
 SHAPES = ((), (1,), (0, 3), (3, 0), (7,), (40,), (5, 7), (12, 2, 3), (64, 3))
@@ -85,10 +88,10 @@ class Job:
                 shard.optimizer.apply(gradient, frozenset(i for i, span in spans if span.variable.name in absent))
         return self
 
-    def parts(self, folder: Path) -> list[Part]:
+    def parts(self, folder: Path) -> list[ShardPart]:
         """All shards write at the same time."""
 
-        def write(shard: Shard) -> Part:
+        def write(shard: Shard) -> ShardPart:
             layout = shard.region.layout
             return write_part(folder, layout, shard.region.bytes, shard.optimizer.state(), {"version": layout.shard})
 

@@ -8,16 +8,23 @@ from pathlib import Path
 
 import numpy as np
 
-from ps_protocol.ids import buckets_of
-from ps_protocol.layout import Layout
-from ps_protocol.model import ModelSpec, ShardMap
-from ps_protocol.tables import ROW_OPTIMIZERS, Ids, RowInit, RowLife, TableSpec
-from ps_server.checkpoint import Checkpoint, Part, begin, commit
-from ps_server.checkpoint.table_copy import TableCopy
-from ps_server.checkpoint.writer import write_part
-from ps_server.shard.marks import Marks
-from ps_server.shard.restore import lots
-from ps_server.tables import BucketContents, RowStep, Table
+from ps_protocol.model.ids import buckets_of
+from ps_protocol.model.layout import Layout
+from ps_protocol.model.spec import ModelSpec, ShardMap
+from ps_protocol.model.tables import ROW_OPTIMIZERS, Ids, RowInit, RowLife, TableSpec
+from ps_server.checkpoint.folder.directory import begin
+from ps_server.checkpoint.format.messages import part_from_pb, part_to_pb
+from ps_server.checkpoint.format.record import ShardPart
+from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.checkpoint.write.commit import commit
+from ps_server.checkpoint.write.model_writer import write_part
+from ps_server.checkpoint.write.table_copy import TableCapture
+from ps_server.consistency import TrackerState
+from ps_server.shard.durability.checkpoint_bases import CheckpointBases
+from ps_server.shard.restore import batches
+from ps_server.tables.bucket_contents import BucketContents
+from ps_server.tables.step import RowStep
+from ps_server.tables.table import ShardTable
 
 BUCKETS = 8
 
@@ -44,17 +51,18 @@ class TableJob:
     """A model of tables alone. What is done to it does not depend on its number of shards."""
 
     shard_map: ShardMap
-    shards: list[list[Table]]
-    marks: list[Marks] = field(default_factory=list)
+    shards: list[list[ShardTable]]
+    marks: list[CheckpointBases] = field(default_factory=list)
 
     @classmethod
     def of(cls, *tables: TableSpec, shards: int = 2) -> TableJob:
         shard_map = map_of(spec_of(*tables), shards)
         layouts = [Layout.of(shard_map, shard) for shard in range(shards)]
         made = [
-            [Table(spec, buckets) for spec, buckets in zip(tables, layout.buckets, strict=True)] for layout in layouts
+            [ShardTable(spec, buckets) for spec, buckets in zip(tables, layout.buckets, strict=True)]
+            for layout in layouts
         ]
-        return cls(shard_map, made, [Marks() for _ in layouts])
+        return cls(shard_map, made, [CheckpointBases() for _ in layouts])
 
     def push(self, ids: Ids, seed: int = 0, number: int = 0) -> None:
         """One update of one table: gradients drawn for each id."""
@@ -86,23 +94,23 @@ class TableJob:
         held = self.shard_map
         self.shard_map = ShardMap(held.epoch + 1, held.spec, held.shards, (), tables=tuple(map(tuple, places)))
 
-    def copies(self, shard: int, folder: Path, full_every: int) -> list[TableCopy]:
+    def copies(self, shard: int, folder: Path, full_every: int) -> list[TableCapture]:
         tables, marks = self.shards[shard], self.marks[shard]
         bases = marks.bases(tables, folder, full_every)
-        made = [TableCopy(table, bases.get(table)) for table in tables]
+        made = [TableCapture(table, bases.get(table)) for table in tables]
         while any(copy.step() for copy in made):
             pass
         for table, copy in zip(tables, made, strict=True):
             marks.wrote(table, folder, copy)
         return made
 
-    def parts(self, folder: Path, full_every: int = 1) -> list[Part]:
+    def parts(self, folder: Path, full_every: int = 1) -> list[ShardPart]:
         written = []
         for shard in range(self.shard_map.shards):
             layout = Layout.of(self.shard_map, shard)
             copies = self.copies(shard, folder, full_every)
             written.append(write_part(folder, layout, memoryview(b""), [], {}, tables=copies))
-        return [Part.from_json(part.to_json()) for part in written]
+        return [part_from_pb(part_to_pb(part, TrackerState())) for part in written]
 
     def save(self, directory: Path, full_every: int = 1) -> Checkpoint:
         folder = begin(directory)
@@ -113,7 +121,7 @@ class TableJob:
     def restored(cls, checkpoint: Checkpoint, shards: int) -> TableJob:
         job = cls.of(*checkpoint.model("model").shard_map.spec.tables, shards=shards)
         for shard in range(shards):
-            for lot in lots(checkpoint, Layout.of(job.shard_map, shard)):
+            for lot in batches(checkpoint, Layout.of(job.shard_map, shard)):
                 for number, contents in lot:
                     job.shards[shard][number].put(contents)
         return job

@@ -7,17 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from ps_protocol.errors import ConfigError, DamagedData
-from ps_protocol.layout import Layout
-from ps_protocol.model import DType, Variable
+from ps_protocol.model.layout import Layout
+from ps_protocol.model.spec import DType, Variable
 from ps_protocol.sealed import sealed
-from ps_server.checkpoint import Checkpoint
-from ps_server.checkpoint.export import export
-from ps_server.checkpoint.restore import read_state, read_values
-from ps_server.optimizers import Region
+from ps_server.checkpoint.export.models import export
+from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.checkpoint.read.model_reader import read_state, read_values
+from ps_server.state.region import Region
+from tests.support.length import examples
 
 from .support import Job, shard_map_of, small_spec, spec_of
 
@@ -57,7 +58,7 @@ def flip(path: Path, position: int, bit: int = 0) -> None:
     path.write_bytes(data)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_one_flipped_bit_anywhere_is_found(folder: Path, data: st.DataObject) -> None:
     files = sorted(p for p in folder.rglob("*") if p.is_file())
@@ -76,7 +77,7 @@ def test_one_flipped_bit_anywhere_is_found(folder: Path, data: st.DataObject) ->
     read_all(folder)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_file_cut_anywhere_is_found(folder: Path, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(sorted(p for p in folder.rglob("*") if p.is_file())))
@@ -151,9 +152,9 @@ def edited_manifest(folder: Path, tmp_path: Path, **changes: object) -> Path:
 
 
 def test_a_newer_format_is_refused_with_the_version_that_wrote_it(folder: Path, tmp_path: Path) -> None:
-    newer = edited_manifest(folder, tmp_path, format=3, program="9.0")
+    newer = edited_manifest(folder, tmp_path, format=4, program="9.0")
     with pytest.raises(
-        DamagedData, match=r"expected: format 2 at most; actual: format 3, written by torch-ps 9.0; remedy: "
+        DamagedData, match=r"expected: format 3 at most; actual: format 4, written by torch-ps 9.0; remedy: "
     ):
         Checkpoint.open(newer)
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ps_protocol.errors import ConfigError, InvalidRequest
-from ps_server.checkpoint import begin, commit, committed, discard, latest, prune
+from ps_server.checkpoint.folder.directory import begin, committed, discard, latest, prune
+from ps_server.checkpoint.write.commit import commit
 
 from .support import Job, shard_map_of, small_spec
 

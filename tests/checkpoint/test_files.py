@@ -7,17 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load
 
 from ps_protocol.errors import InvalidRequest
-from ps_protocol.model import DType, ModelSpec, Variable
-from ps_server.checkpoint import begin, commit
-from ps_server.checkpoint.header import FileForm, TensorForm
-from ps_server.checkpoint.plan import ValueFiles, model_folder
-from ps_server.optimizers import torch_dtype
+from ps_protocol.model.spec import DType, ModelSpec, Variable
+from ps_server.checkpoint.folder.directory import begin
+from ps_server.checkpoint.format.file_plan import ValueFiles, model_folder
+from ps_server.checkpoint.format.tensor_header import FileForm, TensorForm
+from ps_server.checkpoint.write.commit import commit
+from ps_server.state.region import torch_dtype
+from tests.support.length import examples
 
 from .support import Job, raw, rules, same_bits, shard_map_of, small_spec, spec_of, specs
 
@@ -83,7 +85,7 @@ def test_names_that_mean_something_to_a_path_mean_nothing_here(name: str) -> Non
     assert not {"/", "\0"} & set(model_folder(name))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     st.lists(st.tuples(st.text(max_size=8), st.sampled_from(list(DType)), st.sampled_from([(), (3,), (0, 2), (5, 7)])))
 )
@@ -106,7 +108,6 @@ def test_names_that_safetensors_cannot_hold_are_refused(names: list[str]) -> Non
         FileForm.of("x", [TensorForm(name, DType.FLOAT32, ()) for name in names])
 
 
-@settings(deadline=None)
 @given(specs(), st.integers(1, 4), rules())
 def test_the_plan_gives_every_byte_of_a_file_to_one_slice(spec: ModelSpec, shards: int, rule: object) -> None:
     shard_map = shard_map_of(spec, shards, rule)  # type: ignore[arg-type]

@@ -5,22 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from ps_protocol.errors import DamagedData, InvalidRequest, ModelMismatch
-from ps_protocol.layout import Layout
-from ps_protocol.model import DType, Kind, ModelSpec, Variable
-from ps_server.checkpoint import Checkpoint, Part, begin, commit, committed
-from ps_server.checkpoint.restore import read_state, read_values
-from ps_server.checkpoint.writer import write_part
-from ps_server.optimizers import Region, StateKey
+from ps_protocol.model.layout import Layout
+from ps_protocol.model.spec import DType, Kind, ModelSpec, Variable
+from ps_server.checkpoint.folder.directory import begin, committed
+from ps_server.checkpoint.format.messages import part_from_pb, part_to_pb
+from ps_server.checkpoint.format.record import ShardPart
+from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.checkpoint.read.model_reader import read_state, read_values
+from ps_server.checkpoint.write.commit import commit
+from ps_server.checkpoint.write.model_writer import write_part
+from ps_server.consistency import TrackerState
+from ps_server.optimizers.state import StateKey
+from ps_server.state.region import Region
 
 from .support import Job, shard_map_of, small_spec
 
-Parts = list[Part]
+Parts = list[ShardPart]
 
 WRONG: list[tuple[Callable[[Parts], Parts], str]] = [
     (lambda parts: parts[:1], "the shards differ; expected: 1; actual: none"),
@@ -89,10 +94,12 @@ def test_state_that_is_given_twice_or_has_no_dtype_of_ours_is_refused(tmp_path: 
         write_part(tmp_path, layout, shard.region.bytes, odd, {})
 
 
-@pytest.mark.parametrize("data", [{}, {"model": "m"}, {**dict.fromkeys(Part.__slots__, 1)}])
-def test_json_that_is_no_part_is_refused(data: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequest, match="this is not a part of a checkpoint"):
-        Part.from_json(data)
+def test_a_part_with_a_dtype_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    shard = Job.of(shard_map_of(small_spec(), 1)).shards[0]
+    message = part_to_pb(write_part(tmp_path, shard.region.layout, shard.region.bytes, [], {}), TrackerState())
+    message.pieces[0].dtype = 99
+    with pytest.raises(InvalidRequest, match="dtype 99 is not known here"):
+        part_from_pb(message)
 
 
 @pytest.fixture(scope="module")

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import ConfigError, DamagedData, InvalidRequest, ModelMismatch
-from ps_protocol.layout import Layout
+from ps_protocol.model.layout import Layout
 from ps_protocol.sealed import SEAL_BYTES, sealed
-from ps_server.checkpoint import Checkpoint
-from ps_server.checkpoint.manifest import MANIFEST_NAME
-from ps_server.consistency import TrackerMemento
-from ps_server.shard.restore import lots, saved_tracker
+from ps_server.checkpoint.folder.files import MANIFEST_NAME
+from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.consistency import TrackerState
+from ps_server.shard.restore import batches, saved_tracker
 
 from .support import Job, shard_map_of, small_spec
 from .tables import TableJob, table_spec
@@ -88,7 +88,7 @@ def read_rows(folder: Path) -> None:
     checkpoint = Checkpoint.open(folder)
     job = TableJob.of(*ROWS, shards=1)
     checkpoint.check_matches(job.shard_map.spec)
-    for lot in lots(checkpoint, Layout.of(job.shard_map, 0)):
+    for lot in batches(checkpoint, Layout.of(job.shard_map, 0)):
         for number, contents in lot:
             job.shards[0][number].put(contents)
 
@@ -142,7 +142,7 @@ def test_where_a_job_stood_is_checked_before_it_is_believed(dense: Path, tracker
     whole = body_of(dense)
     body = copy.deepcopy(whole)
     for facts in body["models"]["model"]["facts"]:
-        facts["tracker"] = TrackerMemento().to_json() | tracker if isinstance(tracker, dict) and tracker else tracker
+        facts["tracker"] = TrackerState().to_json() | tracker if isinstance(tracker, dict) and tracker else tracker
     try:
         reseal(dense, body)
         with pytest.raises(DamagedData, match="does not say where model"):
@@ -157,10 +157,10 @@ def test_a_checkpoint_that_goes_on_from_itself_is_damaged(rows: Path, monkeypatc
     for part in body["models"]["model"]["tables"]:
         if part["base"]:
             part["base"]["folder"] = rows.name
-    monkeypatch.setattr("ps_server.checkpoint.checkpoint.read_seal", lambda folder: part_seal(body))
+    monkeypatch.setattr("ps_server.checkpoint.read.checkpoint.read_seal", lambda folder: part_seal(body))
     try:
         reseal(rows, body)
-        with pytest.raises(DamagedData, match="goes on from itself"):
+        with pytest.raises(DamagedData, match="builds on itself"):
             Checkpoint.open(rows).lineage("model", "ads")
     finally:
         reseal(rows, whole)
@@ -207,11 +207,11 @@ def test_a_manifest_that_is_too_large_is_not_read_and_not_written(
     dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = (dense / MANIFEST_NAME).stat().st_size
-    monkeypatch.setattr("ps_server.checkpoint.manifest.MAX_MANIFEST_BYTES", size - 1)
+    monkeypatch.setattr("ps_server.checkpoint.format.manifest.MAX_MANIFEST_BYTES", size - 1)
     with pytest.raises(DamagedData, match="larger than it can be") as refused:
         Checkpoint.open(dense)
     assert refused.value.actual == f"{size} bytes"
-    monkeypatch.setattr(sys.modules["ps_server.checkpoint.commit"], "MAX_MANIFEST_BYTES", 1000)
+    monkeypatch.setattr(sys.modules["ps_server.checkpoint.write.commit"], "MAX_MANIFEST_BYTES", 1000)
     with pytest.raises(InvalidRequest, match="larger than readers take"):
         Job.of(shard_map_of(DENSE, 2), seed=1).save(tmp_path)
     assert not list(tmp_path.rglob(MANIFEST_NAME))

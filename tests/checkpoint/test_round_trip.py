@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ps_protocol.errors import InvalidRequest
-from ps_protocol.layout import Layout
-from ps_protocol.model import DType, ModelSpec, Variable
-from ps_server.checkpoint import Checkpoint, begin, commit
-from ps_server.checkpoint.record import Part
-from ps_server.checkpoint.restore import read_state, read_values
-from ps_server.checkpoint.writer import write_part
-from ps_server.coordinator.placement import FixedShards, PartitionRule
-from ps_server.optimizers import Region
+from ps_protocol.model.layout import Layout
+from ps_protocol.model.spec import DType, ModelSpec, Variable
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_server.checkpoint.folder.directory import begin
+from ps_server.checkpoint.format.messages import part_from_pb, part_to_pb
+from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.checkpoint.read.model_reader import read_state, read_values
+from ps_server.checkpoint.write.commit import commit
+from ps_server.checkpoint.write.model_writer import write_part
+from ps_server.consistency import Position, TrackerState
+from ps_server.coordinator.placement.variables import FixedShards, PartitionRule
+from ps_server.state.region import Region
+from tests.support.length import examples
 
 from .support import OPTIMIZERS, Job, raw, rules, same_bits, same_state, shard_map_of, small_spec, spec_of, specs
 
@@ -26,7 +32,7 @@ CHANGES = [(1, 1), (2, 3), (3, 2), (3, 1), (1, 3)]
 ELEMENTWISE = [name for name in OPTIMIZERS if name != "Adafactor"]
 
 
-@settings(max_examples=120, deadline=None, print_blob=True)
+@examples(120)
 @given(specs(), st.sampled_from(CHANGES), rules(), rules(), st.integers(0, 99))
 def test_any_model_comes_back_bit_for_bit_on_any_number_of_shards(
     spec: ModelSpec, shards: tuple[int, int], first: PartitionRule, then: PartitionRule, seed: int
@@ -158,9 +164,11 @@ def test_facts_may_hold_whatever_json_holds(tmp_path: Path) -> None:
     assert Checkpoint.open(folder).manifest.facts == {**facts, "positions": {"2": 1, "10": 2**63}}
 
 
-def test_a_part_travels_as_json(tmp_path: Path) -> None:
+def test_a_part_survives_the_wire(tmp_path: Path) -> None:
+    pushes = TrackerState(7, Position(1, 2), Position(1, 3), outcomes={"applied": 7})
     for part in Job.of(shard_map_of(small_spec(), 2), seed=1).train([1]).parts(tmp_path):
-        assert Part.from_json(part.to_json()) == part
+        data = part_to_pb(part, pushes).SerializeToString()
+        assert part_from_pb(pb.CheckpointPart.FromString(data)) == replace(part, facts={"tracker": pushes.to_json()})
 
 
 def test_progress_is_told_up_to_the_last_byte(tmp_path: Path) -> None:

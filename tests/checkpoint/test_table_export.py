@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -12,13 +13,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ps_protocol.errors import ConfigError, InvalidRequest
-from ps_server.checkpoint.export import export
-from ps_server.checkpoint.row_files import RowFile
-from ps_server.checkpoint.table_export import RowFormat
+from ps_server.checkpoint.export.models import export
+from ps_server.checkpoint.export.row_files import RowFile
+from ps_server.checkpoint.export.tables import RowFormat
 
 from .tables import TableJob, table_spec
 
-#: pyarrow is not among what torch-ps needs.
+#: pyarrow is optional.
 FORMATS = [RowFormat.SAFETENSORS] + [RowFormat.PARQUET] * (find_spec("pyarrow") is not None)
 
 
@@ -90,7 +91,8 @@ def test_any_loader_reads_an_exported_table(tmp_path: Path) -> None:
 def test_parquet_without_pyarrow_is_one_error_with_the_remedy_and_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     checkpoint = trained().save(tmp_path / "checkpoints")
-    with pytest.raises(ConfigError, match=r"files need pyarrow.*remedy: pip install pyarrow, or use safetensors"):
+    remedy = "pip install 'torch-ps[parquet]', or use safetensors"
+    with pytest.raises(ConfigError, match=rf"files need pyarrow.*remedy: {re.escape(remedy)}"):
         export(checkpoint, tmp_path / "out", "model", rows=RowFormat.PARQUET)
     with pytest.raises(ConfigError, match="Parquet files need pyarrow"):
         RowFile(tmp_path / "rows.parquet", table_spec())
@@ -145,9 +147,25 @@ def test_state_may_be_left_out_or_passed_over(tmp_path: Path) -> None:
     assert [piece.values.shape for piece in file.pieces(3)] == [(3, 3), (1, 3)]
 
 
+def _with_header(header: str, tensors: bytes = b"") -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + tensors)
+
+
+def _ids(shape: str, begin: int, end: int) -> str:
+    return f'{{"ids":{{"dtype":"I64","shape":{shape},"data_offsets":[{begin},{end}]}}}}'
+
+
 @pytest.mark.parametrize(
     "write",
     [
+        lambda path: path.write_bytes((1 << 62).to_bytes(8, "little") + b"{}"),
+        _with_header("[" * 50_000),
+        _with_header(_ids("[1]", 0, 8)),
+        _with_header(_ids("[1]", 8, 0), b"x" * 8),
+        _with_header(_ids("[-1]", 0, 8), b"x" * 8),
+        _with_header(_ids("[4294967296,4294967296,4294967296]", 0, 8), b"x" * 8),
+        _with_header(_ids("[1]", 8, 16), b"x" * 16),
+        _with_header('{"ids":{"dtype":"X64","shape":[1],"data_offsets":[0,8]}}', b"x" * 8),
         lambda path: path.write_bytes(b""),
         lambda path: path.write_bytes(b"\xff" * 100),
         lambda path: path.write_bytes((5).to_bytes(8, "little") + b"[1,2]"),

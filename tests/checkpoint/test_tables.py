@@ -8,15 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
 from ps_protocol.errors import DamagedData, InvalidRequest, ModelMismatch
-from ps_protocol.tables import ROW_OPTIMIZERS, Eviction, RowLife
-from ps_server.checkpoint import Checkpoint, begin, commit, prune
-from ps_server.checkpoint.files import CHECKED_BYTES
-from ps_server.tables import RowStep
+from ps_protocol.model.tables import ROW_OPTIMIZERS, Eviction, RowLife
+from ps_server.checkpoint.folder.directory import begin, prune
+from ps_server.checkpoint.folder.files import CHECKED_BYTES
+from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.checkpoint.write.commit import commit
+from ps_server.tables.step import RowStep
+from tests.support.length import examples
 
 from .tables import TableJob, same, size_of, spec_of, table_spec
 
@@ -52,7 +55,7 @@ def happens(job: TableJob, event: tuple, directory: Path | None = None) -> None:
         job.parts(begin(directory), full_every=3)  # nobody commits it
 
 
-@settings(max_examples=40, deadline=None, print_blob=True)
+@examples(40)
 @given(
     st.sampled_from(sorted(ROW_OPTIMIZERS)),
     st.sampled_from([RowLife(), ADMITS, COUNTS]),

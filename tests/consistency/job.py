@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ps_protocol.model import Consistency, Mode, StalePolicy
-from ps_server.consistency import Decision, Position, PushInfo, Tracker, WorkerKey
+from ps_protocol.model.spec import Consistency, Mode, StalePolicy
+from ps_server.consistency import Position, PushDecision, PushInfo, Tracker, WorkerKey
 
 ASYNC = Consistency(Mode.ASYNC)
 SYNC = Consistency(Mode.SYNC)
@@ -53,7 +53,7 @@ class Job:
         self._sequences[key] = self._sequences.get(key, 0) + 1
         return PushInfo(key, self._sequences[key], Position(phase, clock), pulled, skipped)
 
-    def push(self, rank: int, clock: int, phase: int = 0, pulled: int = 0, skipped: bool = False) -> Decision:
+    def push(self, rank: int, clock: int, phase: int = 0, pulled: int = 0, skipped: bool = False) -> PushDecision:
         return self.tracker.push(self.info(rank, clock, phase, pulled, skipped))
 
     def rounds(self) -> list[tuple[Position, list[int]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ps_protocol.model import Consistency, Mode, StalePolicy
+from ps_protocol.model.spec import Consistency, Mode, StalePolicy
 from ps_server.consistency import Position, PushInfo, Verdict, WorkerKey
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ps_protocol.model import Consistency
+from ps_protocol.model.spec import Consistency
 from ps_server.consistency import ParkedPulls, Verdict
 
 from .job import ASYNC, SYNC, Job, at, backup, ssp

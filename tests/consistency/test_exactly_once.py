@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ps_protocol.errors import InvalidRequest
-from ps_protocol.model import Consistency, StalePolicy
-from ps_server.consistency import LIMIT, Position, Standing, Verdict
+from ps_protocol.model.spec import Consistency, StalePolicy
+from ps_server.consistency import LIMIT, ParticipantStatus, Position, Verdict
 
 from .job import ASYNC, SYNC, Job, at, backup, ssp, stale
 
@@ -62,21 +62,21 @@ def test_a_push_that_does_not_move_the_clock_on_is_refused_and_changes_nothing(m
 def test_each_worker_has_its_own_sequence() -> None:
     job = Job(ASYNC)
     assert [job.push(rank, 1).verdict for rank in (0, 1)] == [Verdict.APPLY, Verdict.APPLY]
-    assert job.tracker.clocks() == (Standing(job.key(0), at(1), 1), Standing(job.key(1), at(1), 1))
+    assert job.tracker.clocks() == (ParticipantStatus(job.key(0), at(1), 1), ParticipantStatus(job.key(1), at(1), 1))
 
 
 @pytest.mark.parametrize("number", [LIMIT, (1 << 64) - 1])
 @pytest.mark.parametrize("field", ["phase", "clock", "sequence"])
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_a_push_that_no_job_comes_to_is_refused_and_leaves_room_for_all_others(
+def test_a_push_at_a_position_out_of_range_is_refused_and_leaves_room_for_all_others(
     mode: Consistency, field: str, number: int
 ) -> None:
     job = Job(mode)
-    before = job.tracker.memento(), job.tracker.clocks()
+    before = job.tracker.persisted_state(), job.tracker.clocks()
     push = job.info(0, number if field == "clock" else 1, number if field == "phase" else 0)
-    with pytest.raises(InvalidRequest, match="no job reaches"):
+    with pytest.raises(InvalidRequest, match="names a position that is out of range"):
         job.tracker.push(replace(push, sequence=number) if field == "sequence" else push)
     if field != "sequence":
-        with pytest.raises(InvalidRequest, match="no job comes to"):
+        with pytest.raises(InvalidRequest, match="is out of range"):
             job.tracker.attach(job.key(0), push.position.phase, push.position.clock)
-    assert (job.tracker.memento(), job.tracker.clocks()) == before
+    assert (job.tracker.persisted_state(), job.tracker.clocks()) == before

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ps_protocol.model import Consistency, Mode, StalePolicy
+from ps_protocol.model.spec import Consistency, Mode, StalePolicy
 from ps_server.consistency import ParkedPulls, Position, PushInfo, Round, Tracker, Verdict, WorkerKey
+from tests.support.length import examples
 
 from .reference import Reference
 
@@ -306,4 +306,4 @@ class JobLife(RuleBasedStateMachine):
 
 
 TestJobLife = JobLife.TestCase
-TestJobLife.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestJobLife.settings = examples(80, stateful_step_count=40)

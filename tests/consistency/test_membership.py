@@ -101,7 +101,7 @@ def test_a_worker_that_was_only_listed_after_a_restart_goes_on_where_it_says_it_
     job = Job(ssp(0))
     job.push(0, 5)
     again = Tracker(ssp(0))
-    again.restore(job.tracker.memento())
+    again.restore(job.tracker.persisted_state())
     again.members({1: 2})
     assert again.attach(job.key(1), 0, 3) == at(3)
     assert again.may_pull(at(3))
@@ -114,7 +114,7 @@ def test_after_a_restart_nobody_enters_below_a_round_that_passed_without_pushes(
             job.push(rank, clock, skipped=clock == 2)
     assert job.rounds() == [(at(1), [0, 1]), (at(2), [])]
     again = Tracker(SYNC)
-    again.restore(job.tracker.memento())
+    again.restore(job.tracker.persisted_state())
     again.members({})
     again.members({0: 8, 1: 9})
     assert again.attach(WorkerKey(0, 8), 0) == at(2)

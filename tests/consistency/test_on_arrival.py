@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ps_protocol.model import Consistency, StalePolicy
+from ps_protocol.model.spec import Consistency, StalePolicy
 from ps_server.consistency import Position, Verdict
-from ps_server.consistency.counts import STALENESS_BUCKETS
+from ps_server.consistency.tracker_state import STALENESS_BUCKETS
 
 from .job import ASYNC, Job, at, ssp, stale
 

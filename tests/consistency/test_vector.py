@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_protocol.model import Consistency
+from ps_protocol.model.spec import Consistency
 from ps_server.consistency import Position, PushInfo, Tracker, WorkerKey
 from ps_server.consistency.events import FOREVER
 from ps_server.consistency.vector import ClockVector

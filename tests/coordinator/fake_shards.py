@@ -8,14 +8,14 @@ from typing import Any
 
 import grpc
 
+from ps_protocol.cluster.view import ClusterView, Joined, Role
 from ps_protocol.errors import PsError, Unavailable
 from ps_protocol.v1 import common_pb2, shard_pb2_grpc
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.view import ClusterView, Joined, Role
-from ps_server import serving
-from ps_server.coordinator.applicant import Applicant
 from ps_server.coordinator.driver import Driver
-from ps_server.rpc_errors import translated
+from ps_server.coordinator.membership.admission import Application
+from ps_server.serving import grpc_server
+from ps_server.serving.rpc_errors import translated
 
 
 class FakeShard(shard_pb2_grpc.ShardServicer):
@@ -28,9 +28,9 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
         #: What the next calls of a method raise, or do before they are answered.
         self.fails: defaultdict[str, list[PsError | Callable[[], object]]] = defaultdict(list)
         self.calls: list[str] = []
-        #: The cut it holds still for.
-        self.cut = ""
-        #: Whether it has prepared for that cut: then nothing but the view lets it go on.
+        #: The quiesce that pauses it.
+        self.quiesce = ""
+        #: Whether it has staged a reshard at it: then nothing but the view resumes it.
         self.bound = False
         #: Epochs it serves by, and those it prepared.
         self.epochs: dict[str, int] = {}
@@ -41,7 +41,7 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
         self.sequence = number
         #: Rows in each bucket it holds, by table; 100 bytes each.
         self.bucket_rows: dict[str, int] = {}
-        self._server: serving.RunningServer | None = None
+        self._server: grpc_server.RunningServer | None = None
 
     async def start(self, *, add: bool = False) -> None:
         """Serve, and join."""
@@ -50,7 +50,7 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
             shard_pb2_grpc.add_ShardServicer_to_server(self, server)  # type: ignore[no-untyped-call]
 
         name = pb.DESCRIPTOR.services_by_name["Shard"].full_name
-        self._server = await serving.start("127.0.0.1", 0, [(name, register)])
+        self._server = await grpc_server.start("127.0.0.1", 0, [(name, register)])
         self.join(add=add)
 
     def join(self, *, add: bool = False) -> None:
@@ -58,7 +58,7 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
         assert self._server is not None
         life = 0 if self.joined is None else self.joined.member.incarnation
         token = f"shard {self.number} after {life}"
-        ask = Applicant(Role.SHARD, self.number, self._server.address, token, add=add, take_over=life > 0)
+        ask = Application(Role.SHARD, self.number, self._server.address, token, add=add, take_over=life > 0)
         self.joined = self.driver.join(ask)
 
     async def stop(self) -> None:
@@ -70,7 +70,7 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
         view = self.driver.view
         for name, epoch in view.models.items():
             self.epochs.setdefault(name, epoch)
-        if self.bound and view.moving != self.cut:
+        if self.bound and view.moving != self.quiesce:
             for name, epoch in self.prepared.items():
                 if view.models[name] == epoch:
                     self.epochs[name] = epoch
@@ -81,10 +81,10 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
     def is_open(self) -> bool:
         """Whether it takes pushes."""
         self.look()
-        return not self.cut
+        return not self.quiesce
 
     def _go_on(self) -> None:
-        self.cut, self.bound, self.prepared = "", False, {}
+        self.quiesce, self.bound, self.prepared = "", False, {}
 
     def _begin(self, method: str) -> None:
         self.calls.append(method)
@@ -99,46 +99,46 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
         accepted = [pb.WorkerSequence(worker=pb.WorkerId(rank=0, incarnation=9), sequence=self.sequence)]
         return [pb.ModelCut(model=name, accepted=accepted) for name in self.epochs if name not in self.empty]
 
-    async def Freeze(self, request: pb.FreezeRequest, context: Any) -> pb.FreezeReply:
+    async def Pause(self, request: pb.PauseRequest, context: Any) -> pb.PauseReply:
         async with translated(context):
-            self._begin("Freeze")
-            assert not self.bound, "a shard that is bound must not be frozen for another cut"
-            self.cut = request.cut
-            return pb.FreezeReply(models=self._standings())
+            self._begin("Pause")
+            assert not self.bound, "a shard that is bound must not be paused by another quiesce"
+            self.quiesce = request.quiesce
+            return pb.PauseReply(models=self._standings())
 
-    async def Reach(self, request: pb.ReachRequest, context: Any) -> pb.ReachReply:
+    async def CatchUp(self, request: pb.CatchUpRequest, context: Any) -> pb.CatchUpReply:
         async with translated(context):
-            self._begin("Reach")
-            self._check(request.cut)
+            self._begin("CatchUp")
+            self._check(request.quiesce)
             for model in request.models:
                 self.sequence = max(self.sequence, *(accepted.sequence for accepted in model.accepted))
-            return pb.ReachReply(models=self._standings())
+            return pb.CatchUpReply(models=self._standings())
 
-    async def Prepare(self, request: pb.PrepareRequest, context: Any) -> pb.PrepareReply:
+    async def StageReshard(self, request: pb.StageReshardRequest, context: Any) -> pb.StageReshardReply:
         async with translated(context):
-            self._begin("Prepare")
-            self._check(request.cut)
+            self._begin("StageReshard")
+            self._check(request.quiesce)
             view = self.look()
             assert view.revision >= request.membership_revision
-            if view.moving != request.cut:
+            if view.moving != request.quiesce:
                 raise Unavailable("this move is over")
             self.bound = True
             self.prepared = {shard_map.spec.name: shard_map.epoch for shard_map in request.models}
-            return pb.PrepareReply()
+            return pb.StageReshardReply()
 
-    async def Cut(self, request: pb.CutRequest, context: Any) -> pb.CutReply:
+    async def Capture(self, request: pb.CaptureRequest, context: Any) -> pb.CaptureReply:
         async with translated(context):
-            self._begin("Cut")
-            self._check(request.cut)
+            self._begin("Capture")
+            self._check(request.quiesce)
             self._go_on()
-            return pb.CutReply()
+            return pb.CaptureReply()
 
-    async def Thaw(self, request: pb.ThawRequest, context: Any) -> pb.ThawReply:
+    async def Resume(self, request: pb.ResumeRequest, context: Any) -> pb.ResumeReply:
         async with translated(context):
-            self._begin("Thaw")
-            if request.cut == self.cut:
+            self._begin("Resume")
+            if request.quiesce == self.quiesce:
                 self._go_on()
-            return pb.ThawReply()
+            return pb.ResumeReply()
 
     async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.ModelStatus:
         async with translated(context):
@@ -150,6 +150,6 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
                 tables.append(pb.TableStatus(name=table.name, rows=rows, size_bytes=100 * rows, updates=5, evicted=1))
             return pb.ModelStatus(shard_map=common_pb2.ShardMap(epoch=self.epochs[request.model]), tables=tables)
 
-    def _check(self, cut: str) -> None:
-        if cut != self.cut:
+    def _check(self, quiesce: str) -> None:
+        if quiesce != self.quiesce:
             raise Unavailable("this shard has gone on")

@@ -6,8 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ps_protocol.model import DType, ModelSpec, Variable
-from ps_protocol.tables import ROW_OPTIMIZERS, RowInit, TableSpec
+from ps_protocol.model.spec import DType, ModelSpec, Variable
+from ps_protocol.model.tables import ROW_OPTIMIZERS, RowInit, TableSpec
 
 
 def table(name: str = "emb", buckets: int = 16, optimizer: str = "adagrad", **settings: Any) -> TableSpec:

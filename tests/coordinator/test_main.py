@@ -13,15 +13,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
-from ps_protocol.model import Consistency, Mode, StalePolicy
-from ps_protocol.view import Role
-from ps_server import serving
+from ps_protocol.cluster.view import Role
+from ps_protocol.model.spec import Consistency, Mode, StalePolicy
 from ps_server.coordinator import main as module
 from ps_server.coordinator.driver import Driver
-from ps_server.coordinator.journal import FILE_NAME, Journal
 from ps_server.coordinator.main import CoordinatorConfig, main
-from ps_server.coordinator.placement import Balanced, FixedShards, MaxSize, MinSize, PartitionRule
+from ps_server.coordinator.persistence.journal import FILE_NAME, Journal
+from ps_server.coordinator.placement.variables import Balanced, FixedShards, MaxSize, MinSize, PartitionRule
 from ps_server.coordinator.settings import ClusterSettings
+from ps_server.serving import grpc_server
 
 TF_CONFIG = json.dumps(
     {
@@ -41,8 +41,8 @@ class Told:
             self.config = config
 
         monkeypatch.setattr(module, "serve", serve)
-        monkeypatch.setattr(serving, "run", lambda body: body(None))
-        monkeypatch.setattr("ps_server.cli.configure_logging", lambda level: None)
+        monkeypatch.setattr(grpc_server, "run", lambda body: body(None))
+        monkeypatch.setattr("ps_server.cli.options.common.configure_logging", lambda level: None)
 
     def run(self, *arguments: str, **env: str) -> Result:
         return CliRunner(env=env).invoke(main, arguments, auto_envvar_prefix="PS_COORDINATOR")
@@ -169,7 +169,7 @@ def test_another_mode_flag_is_reported_and_not_taken(
     told("--data-dir", str(tmp_path), "--mode", "ssp")
     assert not caplog.records
     told("--data-dir", str(tmp_path), "--mode", "async")
-    assert "the job is in mode ssp(4) and stays there, not in async: change it with psctl mode" in caplog.text
+    assert "the job stays in mode ssp(4); --mode async is ignored: change it with psctl mode" in caplog.text
 
 
 def begin(folder: Path, settings: ClusterSettings) -> None:

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec, connect_channel
-from ps_protocol.client.errors import translate
+from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.cluster.view import MemberStats, Role
 from ps_protocol.errors import InvalidRequest, PsError
+from ps_protocol.rpc.channel import open_channel
+from ps_protocol.rpc.client_errors import translate
 from ps_protocol.v1 import coordinator_pb2 as pb
-from ps_protocol.view import MemberStats, Role
 from ps_server.coordinator.settings import ClusterSettings
-from ps_server.log_limit import LogLimit
+from ps_server.serving.log_limit import LogLimit
 from tests.support.coordinators import connected
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"]
@@ -41,7 +42,7 @@ def test_bytes_that_are_no_message_get_one_typed_error_and_no_traceback(
     member = client.join(JoinSpec(Role.WORKER), "a").member
     caplog.set_level(logging.INFO)
     caplog.clear()
-    with connect_channel(client.address) as channel:
+    with open_channel(client.address) as channel:
         for _ in range(3):
             for method in METHODS:
                 for data in NONSENSE:
@@ -54,7 +55,7 @@ def test_bytes_that_are_no_message_get_one_typed_error_and_no_traceback(
 
 
 def test_the_health_service_and_reflection_refuse_nonsense_as_well(client: CoordinatorClient) -> None:
-    with connect_channel(client.address) as channel, pytest.raises(grpc.RpcError) as caught:
+    with open_channel(client.address) as channel, pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary("/grpc.health.v1.Health/Check")(b"\x0a\xff", timeout=10)
     assert type(translate(caught.value)) is InvalidRequest
 

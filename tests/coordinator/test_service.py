@@ -10,7 +10,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec, connect_channel
+from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.cluster.view import Member, MemberStats, Role
 from ps_protocol.errors import (
     Fenced,
     InvalidRequest,
@@ -19,10 +20,10 @@ from ps_protocol.errors import (
     UnknownModel,
     UnknownShard,
 )
-from ps_protocol.model import Consistency, DType, Kind, Mode, ModelSpec, StalePolicy, Variable
+from ps_protocol.model.spec import Consistency, DType, Kind, Mode, ModelSpec, StalePolicy, Variable
+from ps_protocol.rpc.channel import open_channel
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
-from ps_protocol.view import Member, MemberStats, Role
 from ps_server.coordinator.settings import ClusterSettings
 from tests.support.coordinators import connected, running_coordinator
 
@@ -64,7 +65,7 @@ def test_a_shard_that_is_to_be_added_makes_the_job_larger(client: CoordinatorCli
 
 def test_a_heartbeat_carries_statistics_into_the_status(client: CoordinatorClient) -> None:
     member = worker(client, 0)
-    stats = MemberStats(3, 2, 1.5, 2.5, 3.5, 4, {"loss": 0.25})
+    stats = MemberStats(3, 2, 1.5, 2.5, 3.5, 4, {"loss": 0.25}, versions={"net": 2, "critic": 1})
     client.heartbeat(member, stats)
     (status,) = client.get_status().members
     assert (status.member, status.stats, status.gone) == (member, stats, "")
@@ -163,7 +164,7 @@ def test_a_parked_barrier_ends_when_its_worker_is_replaced(client: CoordinatorCl
 
 def test_a_barrier_is_answered_before_the_deadline_of_its_caller(client: CoordinatorClient) -> None:
     member = worker(client, 0)
-    with connect_channel(client.address) as channel:
+    with open_channel(client.address) as channel:
         request = pb.BarrierRequest(rank=0, incarnation=member.incarnation, wait_seconds=30)
         assert not CoordinatorStub(channel).Barrier(request, timeout=1.0).released
 
@@ -175,13 +176,13 @@ def test_a_wait_that_is_no_length_of_time_is_refused(client: CoordinatorClient, 
         ("Barrier", pb.BarrierRequest(rank=0, incarnation=member.incarnation, wait_seconds=seconds)),
         ("LeaseData", pb.LeaseDataRequest(rank=0, incarnation=member.incarnation, wait_seconds=seconds)),
     ):
-        with connect_channel(client.address) as channel, pytest.raises(grpc.RpcError) as caught:
+        with open_channel(client.address) as channel, pytest.raises(grpc.RpcError) as caught:
             getattr(CoordinatorStub(channel), call)(request, timeout=5.0)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_another_protocol_version_is_refused() -> None:
-    with running_coordinator() as coordinator, connect_channel(coordinator.address) as channel:
+    with running_coordinator() as coordinator, open_channel(coordinator.address) as channel:
         with pytest.raises(grpc.RpcError) as caught:
             CoordinatorStub(channel).Join(pb.JoinRequest(role=pb.ROLE_WORKER, protocol_version=99, token="t"))
         assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
@@ -189,7 +190,7 @@ def test_another_protocol_version_is_refused() -> None:
 
 
 def test_an_unknown_role_is_an_invalid_request() -> None:
-    with running_coordinator() as coordinator, connect_channel(coordinator.address) as channel:
+    with running_coordinator() as coordinator, open_channel(coordinator.address) as channel:
         with pytest.raises(grpc.RpcError) as caught:
             CoordinatorStub(channel).Join(pb.JoinRequest(protocol_version=1, token="t"))
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -199,7 +200,7 @@ def test_a_call_that_the_server_does_not_know_names_both_sides() -> None:
     class Newer(CoordinatorClient):
         def __init__(self, address: str) -> None:
             super().__init__(address)
-            self._stub.GetStatus = self._channel.unary_unary(
+            self._connection.stub.GetStatus = self._connection._channel.unary_unary(
                 "/ps_protocol.v1.Coordinator/Newer",
                 request_serializer=pb.GetStatusRequest.SerializeToString,
                 response_deserializer=pb.ClusterStatus.FromString,
@@ -215,7 +216,7 @@ def test_a_call_that_the_server_does_not_know_names_both_sides() -> None:
 
 def test_health_and_reflection_name_the_service() -> None:
     name = "ps_protocol.v1.Coordinator"
-    with running_coordinator() as coordinator, connect_channel(coordinator.address) as channel:
+    with running_coordinator() as coordinator, open_channel(coordinator.address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         for service in ("", name):
             answer = health.Check(health_pb2.HealthCheckRequest(service=service))

@@ -10,12 +10,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ps_protocol import errors
-from ps_protocol.client.coordinator import connect_channel
-from ps_protocol.client.errors import translate
 from ps_protocol.errors import ConfigError, PsError
+from ps_protocol.rpc.channel import open_channel
+from ps_protocol.rpc.client_errors import translate
 from ps_protocol.v1 import common_pb2
-from ps_server import serving
-from ps_server.rpc_errors import STATUS, trailer, translated
+from ps_protocol.wire.convert_errors import by_code, to_detail
+from ps_server.serving import grpc_server
+from ps_server.serving.rpc_errors import STATUS, trailer, translated
 from tests.support.loops import LoopThread
 
 FAILURES = {
@@ -49,7 +50,7 @@ class Failing(grpc.GenericRpcHandler):
 
 def outcome(address: str, method: str) -> PsError:
     """What the client's translation makes of a failing call."""
-    with connect_channel(address) as channel:
+    with open_channel(address) as channel:
         unary, stream = channel.unary_unary(f"/test.Failing/{method}"), channel.unary_stream(f"/test.Failing/{method}")
         with pytest.raises(grpc.RpcError) as caught:
             unary(b"", timeout=10) if method.startswith("unary") else list(stream(b"", timeout=10))
@@ -60,7 +61,7 @@ def outcome(address: str, method: str) -> PsError:
 def failing() -> Any:
     with LoopThread() as loop:
         register = ("test.Failing", lambda server: server.add_generic_rpc_handlers((Failing(),)))
-        server = loop.run(serving.start("127.0.0.1", 0, [register]))
+        server = loop.run(grpc_server.start("127.0.0.1", 0, [register]))
         yield server.address
         loop.run(server.stop(0))
 
@@ -92,7 +93,7 @@ def test_an_error_with_very_long_texts_still_arrives_typed(failing: str, kind: s
 
 def test_every_error_code_has_a_status() -> None:
     codes = set(common_pb2.ErrorCode.values()) - {common_pb2.ERROR_CODE_UNSPECIFIED}
-    assert set(STATUS) == codes == set(errors.by_code)
+    assert set(STATUS) == codes == set(by_code)
     assert grpc.StatusCode.OK not in STATUS.values()
 
 
@@ -102,7 +103,7 @@ def test_a_trailer_stays_far_below_what_grpc_drops() -> None:
 
 def test_a_short_error_is_not_cut() -> None:
     error = errors.InvalidRequest("m", variable="v", shard="s", expected="e", actual="a", remedy="r")
-    assert trailer(error) == errors.to_detail(error).SerializeToString()
+    assert trailer(error) == to_detail(error).SerializeToString()
 
 
 def test_a_port_in_use_names_address_and_remedy() -> None:
@@ -111,19 +112,19 @@ def test_a_port_in_use_names_address_and_remedy() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"127.0.0.1:{port}: Address already in use.*--port"):
-            asyncio.run(serving.start("127.0.0.1", port, []))
+            asyncio.run(grpc_server.start("127.0.0.1", port, []))
 
 
 def test_an_address_of_another_machine_names_bind_as_the_remedy() -> None:
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1:0.*--bind"):
-        asyncio.run(serving.start("192.0.2.1", 0, []))
+        asyncio.run(grpc_server.start("192.0.2.1", 0, []))
 
 
 def test_a_server_can_start_again_on_the_port_it_left() -> None:
     async def twice() -> None:
-        first = await serving.start("127.0.0.1", 0, [])
+        first = await grpc_server.start("127.0.0.1", 0, [])
         await first.stop(0)
-        second = await serving.start("127.0.0.1", first.port, [])
+        second = await grpc_server.start("127.0.0.1", first.port, [])
         assert second.address == first.address
         await second.stop(0)
 
@@ -132,8 +133,8 @@ def test_a_server_can_start_again_on_the_port_it_left() -> None:
 
 def test_a_stopping_server_reports_not_serving_until_its_calls_have_ended() -> None:
     with LoopThread() as loop:
-        server = loop.run(serving.start("127.0.0.1", 0, []))
-        with connect_channel(server.address) as channel:
+        server = loop.run(grpc_server.start("127.0.0.1", 0, []))
+        with open_channel(server.address) as channel:
             watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
             assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
             stopping = asyncio.run_coroutine_threadsafe(server.stop(10.0), loop.loop)
@@ -144,7 +145,7 @@ def test_a_stopping_server_reports_not_serving_until_its_calls_have_ended() -> N
 
 def test_the_address_of_a_wildcard_server_is_one_that_can_be_dialled() -> None:
     async def address() -> str:
-        server = await serving.start("0.0.0.0", 0, [])
+        server = await grpc_server.start("0.0.0.0", 0, [])
         await server.stop(0)
         return server.address
 
@@ -152,7 +153,7 @@ def test_the_address_of_a_wildcard_server_is_one_that_can_be_dialled() -> None:
 
 
 def test_the_ready_file_holds_the_address_and_nothing_else_remains(tmp_path: Path) -> None:
-    serving.write_ready_file(tmp_path / "ready", "127.0.0.1:7000")
+    grpc_server.write_ready_file(tmp_path / "ready", "127.0.0.1:7000")
     assert [(f.name, f.read_text()) for f in tmp_path.iterdir()] == [("ready", "127.0.0.1:7000\n")]
 
 

@@ -12,16 +12,18 @@ from unittest import mock
 
 import numpy as np
 
-from ps_protocol.client.feed import load_cursor, save_cursor
 from ps_protocol.errors import DamagedData
-from ps_protocol.layout import Layout
-from ps_server.checkpoint import Checkpoint, latest
-from ps_server.checkpoint.restore import read_state, read_values
-from ps_server.checkpoint.table_reader import saved_table
-from ps_server.coordinator.journal import Journal
-from ps_server.log import DataFolder, recover
-from ps_server.optimizers import Region
-from ps_worker.feed import TableCopy
+from ps_protocol.feed.cursor import load_cursor, save_cursor
+from ps_protocol.model.layout import Layout
+from ps_server.checkpoint.folder.directory import latest
+from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.checkpoint.read.model_reader import read_state, read_values
+from ps_server.checkpoint.read.table_reader import saved_table
+from ps_server.coordinator.persistence.journal import Journal
+from ps_server.log.folder import DataFolder
+from ps_server.log.recovery import recover
+from ps_server.state.region import Region
+from ps_worker.table_feed.table_copy import TableCopy
 from tests.checkpoint.support import Job, shard_map_of, small_spec
 from tests.checkpoint.tables import TableJob
 from tests.checkpoint.tables import table_spec as saved_spec
@@ -38,7 +40,7 @@ def small() -> Any:
     with (
         mock.patch("ps_server.log.durable.SEGMENT_BYTES", 1 << 13),
         mock.patch("ps_server.log.durable.MESSAGE_BYTES", 1 << 11),
-        mock.patch("ps_server.optimizers.blocks.BLOCK_BYTES", 40),
+        mock.patch("ps_server.state.blocks.BLOCK_BYTES", 40),
     ):
         yield
 
@@ -68,7 +70,7 @@ def _write_plain_shard(root: Path) -> None:
 
 
 def _read_shard(root: Path, *, log_goes_on: bool = True) -> object:
-    from ps_server.log import DurableLog
+    from ps_server.log.durable import DurableLog
 
     with small():
         folder = DataFolder.open(root, 0)
@@ -85,7 +87,7 @@ def _model(model: Any) -> object:
     replica = model.replica
     state = {(key.slice_index, key.name): tensor.numpy().tobytes() for key, tensor in replica.state_views()}
     tables = [table.updates for table in replica.tables], bits_of(replica.tables, replica.layout.buckets)
-    return bytes(replica.region.bytes), state, tables, model.tracker.memento(), model.initialised
+    return bytes(replica.region.bytes), state, tables, model.tracker.persisted_state(), model.initialised
 
 
 def _write_windows(root: Path) -> None:

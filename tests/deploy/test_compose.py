@@ -12,8 +12,8 @@ import click
 import pytest
 import yaml
 
-from ps_server.coordinator.main import configure
-from ps_server.storage_options import storage_config
+from ps_server.cli.options.storage import storage_config
+from ps_server.coordinator.config import configure
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from ps_server import health, serving
+from ps_server import health
+from ps_server.serving import grpc_server
 from tests.support.loops import LoopThread
 
 SERVICE = "some.Service"
@@ -16,7 +17,7 @@ SERVICE = "some.Service"
 @pytest.fixture
 def server():
     with LoopThread() as loop:
-        running = loop.run(serving.start("127.0.0.1", 0, [(SERVICE, lambda server: None)]))
+        running = loop.run(grpc_server.start("127.0.0.1", 0, [(SERVICE, lambda server: None)]))
         yield running, lambda: loop.run(running.stop(0))
         loop.run(running.stop(0))
 
@@ -79,8 +80,8 @@ def test_a_server_that_is_about_to_stop_is_not_healthy(server):
     running, _ = server
     with LoopThread() as loop:
 
-        async def draining() -> serving.RunningServer:
-            other = await serving.start("127.0.0.1", 0, [])
+        async def draining() -> grpc_server.RunningServer:
+            other = await grpc_server.start("127.0.0.1", 0, [])
             await other._health.enter_graceful_shutdown()
             return other
 

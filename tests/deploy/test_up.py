@@ -196,7 +196,7 @@ def test_an_interrupted_training_is_taken_down_and_the_next_call_goes_on_from_it
     assert training.state() == f"{PROJECT}_state"
     again = start()
     assert again.ends() == 0, again.output
-    assert any("going on from the state" in line for line in again.lines)
+    assert any("continuing from the state" in line for line in again.lines)
     assert not any("declared model" in line for line in again.lines)
     assert again.reached() >= 0.97
     assert again.state() == ""

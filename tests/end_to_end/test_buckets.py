@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from ps_protocol.errors import NonFiniteGradient
-from ps_protocol.layout import aligned
-from ps_protocol.model import Consistency, Mode
-from ps_worker import buckets
-from ps_worker.lane import Lane
+from ps_protocol.model.layout import aligned
+from ps_protocol.model.spec import Consistency, Mode
+from ps_worker.step import gradient_buckets
+from ps_worker.step.shard_stream import ShardStream
 from tests.end_to_end.training import assert_bitwise, assert_close, batches, loss_of, net, values
-from tests.session.jobs import running_job
+from tests.worker.jobs import running_job
 
 SYNC = Consistency(Mode.SYNC)
 STEPS = [step[0] for step in batches(6)]
@@ -23,20 +23,20 @@ STEPS = [step[0] for step in batches(6)]
 @pytest.fixture(autouse=True)
 def _small_buckets(monkeypatch):
     """A bucket per variable or two, so that small models have several."""
-    monkeypatch.setattr(buckets, "BUCKET_BYTES", 64)
+    monkeypatch.setattr(gradient_buckets, "BUCKET_BYTES", 64)
 
 
 @pytest.fixture
 def ahead(monkeypatch) -> list[list[tuple[int, int]]]:
     """The ranges that each push counted on having been sent ahead."""
     found: list[list[tuple[int, int]]] = []
-    send = Lane.send
+    send = ShardStream.send
 
-    def recorded(lane, push):
-        found.append([span for span in push.update.staged[lane.shard] if span in lane._staged])
-        send(lane, push)
+    def recorded(stream, push):
+        found.append([span for span in push.staged[stream.shard] if span in stream._staged])
+        send(stream, push)
 
-    monkeypatch.setattr(Lane, "send", recorded)
+    monkeypatch.setattr(ShardStream, "send", recorded)
     return found
 
 
@@ -78,7 +78,7 @@ def test_training_gives_the_numbers_it_gives_without_overlap(shards, transport, 
 
 
 def test_a_large_model_gives_the_same_numbers_with_payloads_behind_their_messages(monkeypatch):
-    monkeypatch.setattr(buckets, "BUCKET_BYTES", 300_000)
+    monkeypatch.setattr(gradient_buckets, "BUCKET_BYTES", 300_000)
 
     def loop(model, optimizer):
         for seed in range(3):
@@ -154,8 +154,8 @@ def test_a_stream_that_breaks_in_backward_loses_nothing():
             optimizer.zero_grad()
             loss_of(model, batch).backward()
             if number == 2:
-                for lane in optimizer._pipeline._lanes:
-                    lane.interrupt()
+                for stream in optimizer._model.pipeline.streams.all:
+                    stream.interrupt()
             optimizer.step()
 
     assert_bitwise(train(loop, shards=2), train(loop, shards=2, overlap=False))

@@ -11,18 +11,19 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from ps_protocol.cluster.view import Role
 from ps_protocol.errors import DamagedData, InvalidRequest, ModelMismatch, NotReady
-from ps_protocol.model import Consistency, Mode
+from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
-from ps_protocol.view import Role
-from ps_server.checkpoint import Checkpoint, committed
-from ps_server.checkpoint.restore import read_state, read_values
-from ps_server.checkpoint_options import CheckpointConfig
+from ps_server.checkpoint.folder.directory import committed
+from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.checkpoint.read.model_reader import read_state, read_values
+from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_worker import Cluster
 from tests.end_to_end.training import assert_bitwise, assert_close, batches, loss_of, net, run_workers, values
-from tests.session.jobs import Job, running_job
 from tests.support.shards import coordinator_stub, wait_until
+from tests.worker.jobs import Job, running_job
 
 STEPS = 12
 MODES = [Consistency(Mode.ASYNC), Consistency(Mode.SSP, staleness=2), Consistency(Mode.SYNC)]
@@ -136,11 +137,11 @@ def test_training_goes_on_when_whoever_wanted_a_cut_has_gone(tmp_path):
         parameter.grad = torch.ones(4)
         made.step()
         stub = shard_stub(job, cluster)
-        stub.Freeze(pb.FreezeRequest(cut="lost", seconds=0.3))
+        stub.Pause(pb.PauseRequest(quiesce="lost", seconds=0.3))
         made.step()
         assert parameter[0].item() == -2
-        stub.Freeze(pb.FreezeRequest(cut="given up", seconds=60))
-        stub.Thaw(pb.ThawRequest(cut="given up"))
+        stub.Pause(pb.PauseRequest(quiesce="given up", seconds=60))
+        stub.Resume(pb.ResumeRequest(quiesce="given up"))
         made.step()
 
 
@@ -173,7 +174,7 @@ def test_what_stands_in_the_way_of_a_checkpoint_is_said_and_leaves_no_trace(tmp_
     with running_job(1, 1) as job, pytest.raises(InvalidRequest, match="no place for checkpoints"):
         job.client.checkpoint()
     with running_job(2, 1, start_shards=1, checkpoints=CheckpointConfig(tmp_path)) as job:
-        with pytest.raises(NotReady, match="a shard is away; shard: 1"):
+        with pytest.raises(NotReady, match="a shard is missing; shard: 1"):
             job.client.checkpoint()
         with pytest.raises(InvalidRequest, match="there is no checkpoint yet"):
             job.client.restore_checkpoint()
@@ -209,7 +210,7 @@ def test_a_damaged_checkpoint_reaches_the_worker_as_one_clear_error(tmp_path):
 
 
 def test_checkpoints_are_made_at_the_interval_and_at_the_end_and_old_ones_go(tmp_path, monkeypatch):
-    monkeypatch.setattr("ps_server.coordinator.checkpoints._LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("ps_server.coordinator.jobs.checkpoints._LOOK_SECONDS", 0.01)
     config = CheckpointConfig(tmp_path, seconds=0.05, keep=2)
     with running_job(1, 1, checkpoints=config) as job:
         job.run_checkpoints()
@@ -233,8 +234,8 @@ def read(folder) -> float:
 
 def test_every_worker_role_and_number_of_shards_reads_the_same_values(tmp_path):
     saved, _ = halves(tmp_path, 2, "Adam")
-    from ps_protocol.layout import Layout
-    from ps_server.optimizers import Region
+    from ps_protocol.model.layout import Layout
+    from ps_server.state.region import Region
 
     shard_map = saved.model("model").shard_map
     for shard in range(2):

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import gc
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,6 +15,7 @@ import torch
 import ps_worker
 from ps_server.coordinator.settings import ClusterSettings
 from tests.support.coordinators import running_coordinator
+from tests.support.interpreters import Interpreter
 from tests.support.shards import wait_until
 from tests.transports.support import shared_mappings
 
@@ -28,9 +26,9 @@ WORKER = f"""
 import sys
 import torch
 import ps_worker
-from ps_worker.carriers.socket_stream import SocketCarrier
+from ps_worker.transport.socket_stream import SocketClientTransport
 
-push = SocketCarrier.push
+push = SocketClientTransport.push
 
 def told(carrier, *message):
     push(carrier, *message)
@@ -44,7 +42,7 @@ with ps_worker.connect(address, transport=transport, device="cpu") as cluster:
     optimizer.step()
     print("ready", flush=True)
     sys.stdin.readline()
-    SocketCarrier.push = told
+    SocketClientTransport.push = told
     optimizer.step()
 """
 
@@ -55,9 +53,7 @@ class Shard:
     def __init__(self, coordinator: str, folder: Path) -> None:
         ready = folder / "ready"
         arguments = ("--shard", "0", "--coordinator", coordinator, "--port", "0", "--ready-file", str(ready))
-        environment = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
-        command = (sys.executable, "-m", "ps_server.shard.main", *arguments)
-        self.process = subprocess.Popen(command, env=environment)
+        self.process = Interpreter("-m", "ps_server.shard.main", *arguments, TF_CONFIG="")
         self._seen = psutil.Process(self.process.pid)
         wait_until(lambda: ready.exists() or self.process.poll() is not None)
 
@@ -102,8 +98,7 @@ class Shard:
             self.process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        self.process.close()
 
     def _proc(self, name: str) -> Path:
         return Path("/proc", str(self.process.pid), name)
@@ -134,7 +129,7 @@ def train_once(address: str, transport: str) -> float:
 
 
 def nothing_named_is_left(*files: str) -> None:
-    assert [name for name in os.listdir("/dev/shm") if "torch-ps" in name] == []  # noqa: PTH208
+    assert [path for path in Path("/dev/shm").iterdir() if "torch-ps" in path.name and path.is_file()] == []
     assert [path for path in files if path.startswith("/dev/shm")] == []
 
 
@@ -142,20 +137,17 @@ def nothing_named_is_left(*files: str) -> None:
 def test_a_worker_killed_in_the_middle_of_a_large_push_leaves_nothing_in_the_shard(address, shard, transport):
     assert train_once(address, transport) == -1.0
     before, resident = shard.footprint(), shard.resident_bytes
-    command = (sys.executable, "-c", WORKER, address, transport)
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
-        try:
-            assert worker.stdout is not None
-            assert worker.stdin is not None
-            assert worker.stdout.readline() == "ready\n"
-            with shard.stopped():
-                worker.stdin.write("\n")
-                worker.stdin.flush()
-                assert worker.stdout.readline() == "pushed\n"
-                worker.kill()
-                worker.wait()
-        finally:
+    worker = Interpreter("-c", WORKER, address, transport)
+    try:
+        assert worker.stdout.readline() == "ready\n"
+        with shard.stopped():
+            worker.stdin.write("\n")
+            worker.stdin.flush()
+            assert worker.stdout.readline() == "pushed\n"
             worker.kill()
+            worker.wait()
+    finally:
+        worker.close()
     wait_until(lambda: all(now <= then for now, then in zip(shard.footprint(), before, strict=True)))
     wait_until(lambda: shard.resident_bytes <= resident + (24 << 20))
     nothing_named_is_left(*shard.open_files)

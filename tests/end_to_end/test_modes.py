@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import ps_worker
-from ps_protocol.model import Consistency, Mode
-from ps_protocol.view import Role
+from ps_protocol.cluster.view import Role
+from ps_protocol.model.spec import Consistency, Mode
 from tests.end_to_end.training import assert_bitwise, batches, loss_of, net, run_workers, values
-from tests.session.jobs import running_job
 from tests.support.shards import wait_until
+from tests.worker.jobs import running_job
 
 STEPS = [step[0] for step in batches(30)]
 

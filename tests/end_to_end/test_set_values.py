@@ -13,10 +13,10 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from ps_protocol.errors import InvalidRequest
-from ps_protocol.model import Consistency, Mode
+from ps_protocol.model.spec import Consistency, Mode
 from tests.end_to_end.training import assert_bitwise, assert_close, batches, concatenated, loss_of, net, run_workers
 from tests.end_to_end.training import values as values_of
-from tests.session.jobs import running_job
+from tests.worker.jobs import running_job
 
 STEPS = [step[0] for step in batches(6)]
 WEIGHTS = net(seed=9).state_dict()
@@ -239,7 +239,7 @@ def test_what_is_set_while_others_train_in_async_is_one_error_that_names_the_var
         train(model, optimizer, STEPS[:1])
         with torch.no_grad():
             model[2].weight.clamp_(-0.01, 0.01)
-        with pytest.raises(InvalidRequest, match="others' updates may be lost") as caught:
+        with pytest.raises(InvalidRequest, match="updates of other workers may be lost") as caught:
             train(model, optimizer, STEPS[1:2])
         assert caught.value.variable == "2.weight"
         assert "optimizer.assign()" in caught.value.remedy

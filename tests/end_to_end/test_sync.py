@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from ps_protocol.model import Consistency, Mode
+from ps_protocol.model.spec import Consistency, Mode
 from tests.end_to_end.training import (
     assert_bitwise,
     assert_close,
@@ -20,8 +20,8 @@ from tests.end_to_end.training import (
     train_alone,
     values,
 )
-from tests.session.jobs import running_job
 from tests.support.shards import wait_until
+from tests.worker.jobs import running_job
 
 SYNC = Consistency(Mode.SYNC)
 OPTIMIZERS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,14 +13,14 @@ from click.testing import CliRunner, Result
 from safetensors.numpy import load_file, save_file
 
 from ps_protocol.errors import ModelMismatch
-from ps_protocol.model import Consistency, Mode
-from ps_server.checkpoint import Checkpoint
-from ps_server.checkpoint_options import CheckpointConfig
-from ps_server.psctl import main
+from ps_protocol.model.spec import Consistency, Mode
+from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.cli.options.checkpoint import CheckpointConfig
+from ps_server.cli.psctl.main import main
 from ps_worker import Cluster, rows
 from tests.end_to_end.test_tables import DIM, TOP, Model, loss_of, on_shards, read, steps_of, with_ids
 from tests.end_to_end.training import run_workers
-from tests.session.jobs import Job, running_job
+from tests.worker.jobs import Job, running_job
 
 STEPS = 4
 WORKERS = 2
@@ -169,6 +170,10 @@ def test_rows_are_exported_imported_into_another_job_and_are_the_same(tmp_path: 
         expected = trained(job, range(0))
     exported = CliRunner().invoke(main, ["export", str(checkpoint.folder), str(tmp_path / "out")])
     assert exported.output == f"{tmp_path / 'out'}: 3 files\n", exported.output
+    told = CliRunner().invoke(main, ["export", str(checkpoint.folder), str(tmp_path / "again"), "--json"])
+    facts = json.loads(told.output)
+    assert (facts["folder"], len(facts["files"])) == (str(tmp_path / "again"), 3)
+    assert all(Path(file).is_file() for file in facts["files"])
     with running_job(3) as job:
         training = Training(job)
         assert not same(training.rows, expected)
@@ -177,6 +182,16 @@ def test_rows_are_exported_imported_into_another_job_and_are_the_same(tmp_path: 
             count = load_file(tmp_path / f"out/tables/{table}.safetensors")["ids"].size
             assert f"table {table}: {count} rows from 1 file, with state" in done.output, done.output
         assert same(training.rows, expected)
+        path = tmp_path / "out/tables/one.safetensors"
+        again = psctl(job, "import-rows", "--table", "one", "--json", path)
+        count = load_file(path)["ids"].size
+        assert json.loads(again.stdout) == {
+            "model": "model",
+            "table": "one",
+            "rows": count,
+            "files": [str(path)],
+            "files_with_state": 1,
+        }
         training.step(0)
 
 

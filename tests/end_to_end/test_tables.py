@@ -12,14 +12,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from ps_protocol.cluster.view import Role
 from ps_protocol.errors import ConfigError, InvalidRequest, ModelMismatch, NonFiniteGradient, TableFull
-from ps_protocol.model import Consistency, Mode
-from ps_protocol.view import Role
+from ps_protocol.model.spec import Consistency, Mode
 from ps_worker import Cluster, rows
 from ps_worker.tables import EmbeddingBag, EmbeddingBags, Table
 from tests.end_to_end.training import run_workers
-from tests.session.jobs import running_job
 from tests.support.shards import wait_until
+from tests.worker.jobs import running_job
 
 DIM = 3
 ROWS = 40
@@ -236,7 +236,7 @@ def test_rows_travel_by_every_transport_in_messages_and_behind_them(transport: s
         optimizer.step()
         with torch.no_grad():
             torch.testing.assert_close(bag(ids), before - 1)
-        assert {lane.transport for lane in optimizer._pipeline._lanes} == {transport}
+        assert {stream.transport for stream in optimizer._model.pipeline.streams.all} == {transport}
 
 
 def test_rows_are_asked_for_ahead_under_ssp_and_the_bound_holds_for_them() -> None:

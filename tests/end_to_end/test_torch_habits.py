@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ps_worker
-from ps_protocol.model import Consistency, Mode
+from ps_protocol.model.spec import Consistency, Mode
 from tests.end_to_end.training import assert_bitwise, assert_close, batches, loss_of, net, run_workers, values
-from tests.session.jobs import running_job
+from tests.worker.jobs import running_job
 
 STEPS = [step[0] for step in batches(6)]
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import nn
 
+from ps_protocol.cluster.view import Role
 from ps_protocol.errors import ConfigError, NonFiniteGradient
-from ps_protocol.model import Consistency, Mode
+from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.v1.shard_pb2 import GetModelRequest
 from ps_protocol.v1.shard_pb2_grpc import ShardStub
-from ps_protocol.view import Role
 from tests.end_to_end.training import assert_bitwise, values
-from tests.session.jobs import Job, running_job, together
 from tests.support.shards import wait_until
+from tests.worker.jobs import Job, running_job, together
 
 TRANSPORTS = ["grpc", "bulk", "shm"]
 
@@ -55,7 +55,7 @@ def test_a_small_format_trains_as_well_with_fewer_bytes(transport, wire, steps):
         losses, optimizer, _ = train(cluster, steps, wire=wire)
         assert losses[-1] < 1e-4 * losses[0]
         # Up and down, each shard's slices with their padding to 64 bytes; a 16-bit format halves that and adds nothing.
-        region_bytes = sum(layout.parameter_bytes for layout in optimizer._flat.plan.layouts)
+        region_bytes = sum(layout.parameter_bytes for layout in optimizer._model._flat.plan.layouts)
         assert region_bytes <= 4 * (64 * 40 + 3) + 3 * 63
         if wire == "int8":
             assert optimizer.last.transferred_bytes <= 0.27 * 2 * region_bytes

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ps_worker import Cluster
-from tests.session.jobs import Job
+from tests.worker.jobs import Job
 
 T = TypeVar("T")
 Batch = tuple[Tensor, Tensor]

@@ -14,7 +14,7 @@ from examples.clicks.batch import CATEGORIES, NUMBERS, in_columns, whole
 from examples.clicks.criteo import Block, LineBlocks, Parser
 from examples.clicks.generated import HELD_OUT, ClickStream
 from ps_protocol.errors import InvalidRequest
-from ps_worker.data import Share, shard
+from ps_worker.data.samples import Share, shard
 
 SEED = 5
 

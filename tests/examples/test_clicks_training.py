@@ -18,7 +18,7 @@ from examples.clicks.training import parser_of
 from ps_protocol.errors import ConfigError
 from ps_worker import rows
 from ps_worker.tables import Table
-from tests.launcher import forked
+from tests.cli import forked
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ("--samples", "30000", "--eval-samples", "20000", "--features-vocabulary", "100000")
@@ -62,7 +62,7 @@ def test_one_process_learns_the_planted_truth(run_locally, example):
 
 
 def test_the_size_of_a_batch_hardly_matters_to_a_factorization_machine(run_locally):
-    reached, _ = auc_in(run_locally("factorization_machine", *SMALL, "--batch", "512")[1])
+    reached, _ = auc_in(run_locally("factorization_machine", *SMALL, "--batch", "256")[1])
     assert reached == pytest.approx(auc_in(run_locally("factorization_machine", *SMALL)[1])[0], abs=0.02)
 
 
@@ -105,11 +105,11 @@ def test_every_flag_has_a_help_text():
 def test_rows_on_shards_reach_the_auc_of_one_process(tmp_path, run_locally):
     job = ("--no-progress", "--seed", "1", "--shards", "2", "--workers", "2", "--mode", "sync")
     # Two workers average two halves of the batch of one.
-    flags = (*SMALL, "--batch", "64")
+    flags = (*SMALL, "--batch", "128")
     done = forked.run(tmp_path, *job, str(EXAMPLES / "factorization_machine.py"), *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     reached, best = auc_in(done.stdout)
-    alone, best_alone = auc_in(run_locally("factorization_machine", *SMALL)[1])
+    alone, best_alone = auc_in(run_locally("factorization_machine", *SMALL, "--batch", "256")[1])
     assert best == best_alone
     assert reached == pytest.approx(alone, abs=0.01)
     assert "tables: 1 with 32,567 rows" in done.stdout

@@ -1,4 +1,4 @@
-"""Every example under every mode through ps-run, once as a user starts it, with settings that reach a level soon."""
+"""The examples through ps-run, to a level they reach soon: each in one mode, at full length in every mode."""
 
 import importlib.util
 import re
@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.launcher import forked
+from tests.cli import forked
+from tests.recovery.zygote import shared
+from tests.support.length import choose, paired
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 MODES = {
+    "sync": ("--mode", "sync"),
     "async": ("--mode", "async"),
     "ssp": ("--mode", "ssp", "--staleness", "4"),
-    "sync": ("--mode", "sync"),
 }
 
 SETTINGS = {
@@ -26,23 +28,28 @@ SETTINGS = {
 }
 
 
-def ps_run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ps_server.launcher.main", "--no-progress", "--seed", "1", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+def ps_run(folder: Path, *arguments: str, own_interpreters: bool = False) -> subprocess.CompletedProcess[str]:
+    """A job in ``folder``. ``own_interpreters``: its processes import everything themselves."""
+    job = ("--no-progress", "--seed", "1", *arguments)
+    if not own_interpreters:
+        shared().load("sklearn.datasets")
+        return forked.run(folder, *job)
+    command = [sys.executable, "-m", "ps_server.cli.launcher.main", *job]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("example", SETTINGS)
+@pytest.mark.parametrize(("example", "mode"), paired(list(SETTINGS), list(MODES)))
 def test_an_example_reaches_its_level_in_every_mode(tmp_path, example, mode):
-    job = ("--shards", "2", "--workers", "2", *MODES[mode], str(EXAMPLES / example), *SETTINGS[example])
-    # Once for each example in interpreters of their own, which import everything themselves.
-    done = ps_run(*job) if mode == "sync" else forked.run(tmp_path, "--no-progress", "--seed", "1", *job)
+    own = mode == "sync" and example in choose(list(SETTINGS), ["digits.py"])
+    shards = choose("2", "1") if own else "2"
+    job = ("--shards", shards, "--workers", "2", *MODES[mode], str(EXAMPLES / example), *SETTINGS[example])
+    done = ps_run(tmp_path, *job, own_interpreters=own)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "(expected at" in done.stdout
 
 
-def test_an_example_that_misses_its_level_fails_the_job():
-    done = ps_run(str(EXAMPLES / "digits.py"), "--epochs", "0")
+def test_an_example_that_misses_its_level_fails_the_job(tmp_path):
+    done = ps_run(tmp_path, str(EXAMPLES / "digits.py"), "--epochs", "0")
     assert done.returncode == 1
     assert "worker 0 exited with code 1" in done.stderr
 
@@ -50,7 +57,7 @@ def test_an_example_that_misses_its_level_fails_the_job():
 def test_an_evaluator_follows_the_training_and_the_saved_model_is_the_one_that_was_measured(tmp_path):
     saved = tmp_path / "digits.pt"
     script = (str(EXAMPLES / "digits.py"), "--epochs", "5", "--expect-accuracy", "0.9", "--save", str(saved))
-    done = ps_run("--workers", "2", "--evaluators", "1", *script)
+    done = ps_run(tmp_path, "--workers", "2", "--evaluators", "1", *script)
     assert done.returncode == 0, done.stdout + done.stderr
     followed = re.findall(r"evaluator 0 \| step (\d+): test accuracy ([\d.]+)", done.stdout)
     steps = [int(step) for step, _ in followed]

@@ -6,10 +6,10 @@ import argparse
 
 import numpy as np
 
-from ps_protocol.client.feed import Change
-from ps_worker.feed import TableCopy
+from ps_protocol.feed.reader import Change
+from ps_worker.table_feed.table_copy import TableCopy
+from tests.cli import forked
 from tests.examples.test_examples import EXAMPLES, load_example
-from tests.launcher import forked
 from tests.support.tables import array, table_spec
 
 

@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from ps_protocol.client.feed import Change, Cursor, Following, TableFeed
+from ps_protocol.cluster.view import ClusterStatus, ClusterView, Member, Role
 from ps_protocol.errors import Unavailable, UnknownModel
-from ps_protocol.model import ShardMap
-from ps_protocol.view import ClusterStatus, ClusterView, Member, Role
-from ps_worker.feed import TableCopy
-from tests.shard.moving import Job
+from ps_protocol.feed.cursor import Cursor
+from ps_protocol.feed.reader import Change, Following, TableFeed
+from ps_protocol.model.spec import ShardMap
+from ps_worker.table_feed.table_copy import TableCopy
+from tests.shard.reshard.moving import Job
 
 
 class Views:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from ps_protocol.ids import buckets_of
-from ps_server.shard import change_round
-from ps_server.shard.change_round import Batch, Reached, round_of
-from ps_server.tables import RowStep, Table
+from ps_protocol.model.ids import buckets_of
+from ps_server.shard.tables import change_round
+from ps_server.shard.tables.change_round import ChangeBatch, Reached, round_of
+from ps_server.tables.step import RowStep
+from ps_server.tables.table import ShardTable
 from tests.support.tables import array, table_spec
 
 BUCKETS = 8
@@ -36,12 +37,12 @@ def small_batches(monkeypatch):
 class Reader:
     """Follows one shard's table into a copy that readers of other shards' tables share."""
 
-    table: Table
+    table: ShardTable
     buckets: list[int]
     copy: dict[int, tuple[float, ...]]
     since: Reached | None = None
-    round: Iterator[Batch | None] | None = None
-    seen: list[Batch] = field(default_factory=list)
+    round: Iterator[ChangeBatch | None] | None = None
+    seen: list[ChangeBatch] = field(default_factory=list)
 
     def step(self) -> bool:
         """Whether the round ended, with everything there was when it began."""
@@ -56,7 +57,7 @@ class Reader:
             self.take(batch)
         return False
 
-    def take(self, batch: Batch) -> None:
+    def take(self, batch: ChangeBatch) -> None:
         self.seen.append(batch)
         if batch.buckets:
             for id_ in [id_ for id_ in self.copy if BUCKET_OF[id_] in batch.buckets]:
@@ -74,7 +75,7 @@ class Reader:
             pass
 
 
-def held(table: Table) -> dict[int, tuple[float, ...]]:
+def held(table: ShardTable) -> dict[int, tuple[float, ...]]:
     found = {}
     for bucket in range(BUCKETS):
         contents = table.contents(bucket)
@@ -90,7 +91,7 @@ class Job:
         self.copy: dict[int, tuple[float, ...]] = {}
         self.updates = 0
         here = [list(range(0, BUCKETS, 2)), list(range(1, BUCKETS, 2))]
-        self.readers = [Reader(Table(SPEC, buckets), buckets, self.copy) for buckets in here]
+        self.readers = [Reader(ShardTable(SPEC, buckets), buckets, self.copy) for buckets in here]
 
     def reader_of(self, id_: int) -> Reader:
         return next(reader for reader in self.readers if BUCKET_OF[id_] in reader.buckets)
@@ -121,7 +122,7 @@ class Job:
         reader = self.readers[self.random.integers(2)]
         if reader.buckets:
             bucket = int(self.random.choice(reader.buckets))
-            other = Table(SPEC, range(BUCKETS))
+            other = ShardTable(SPEC, range(BUCKETS))
             ids = self.random.permutation(IDS)[:30]
             other.apply(RowStep(0, ids, np.ones((ids.size, 2), np.float32), 1, SPEC.options))
             reader.table.put(other.contents(bucket))
@@ -143,7 +144,7 @@ class Job:
     def restart(self) -> None:
         """A shard comes back with the same rows, in another lineage."""
         reader = self.readers[self.random.integers(2)]
-        again = Table(SPEC, [])
+        again = ShardTable(SPEC, [])
         for bucket in reader.buckets:
             again.put(reader.table.contents(bucket))
         again.updates = reader.table.updates
@@ -199,12 +200,12 @@ def test_a_reader_that_goes_on_from_an_earlier_state_and_its_cursor_gets_equal()
         assert job.copy == {**held(job.readers[0].table), **held(job.readers[1].table)}
 
 
-def used(table: Table, updates: Sequence[Sequence[int]]) -> None:
+def used(table: ShardTable, updates: Sequence[Sequence[int]]) -> None:
     for ids in updates:
         table.apply(RowStep(0, array(*ids), np.ones((len(ids), 2), np.float32), table.updates + 1, SPEC.options))
 
 
-def follow(table: Table) -> Reader:
+def follow(table: ShardTable) -> Reader:
     reader = Reader(table, list(range(BUCKETS)), {})
     reader.ends()
     reader.seen.clear()
@@ -212,7 +213,7 @@ def follow(table: Table) -> Reader:
 
 
 def test_rows_come_in_the_order_of_their_last_use_and_the_cursor_names_whole_updates():
-    table = Table(SPEC, range(BUCKETS))
+    table = ShardTable(SPEC, range(BUCKETS))
     reader = follow(table)
     used(table, [range(5), range(5, 10), range(10, 30), range(3, 8)])
     reader.ends()
@@ -236,7 +237,7 @@ def test_rows_come_in_the_order_of_their_last_use_and_the_cursor_names_whole_upd
 
 def test_a_reader_that_is_behind_by_more_than_is_remembered_begins_anew(monkeypatch):
     monkeypatch.setattr("ps_server.tables.changes.KEPT_CHANGES", 32)
-    table = Table(SPEC, range(BUCKETS))
+    table = ShardTable(SPEC, range(BUCKETS))
     used(table, [range(100)])
     reader = follow(table)
     table.drop(np.arange(50), array())
@@ -246,7 +247,7 @@ def test_a_reader_that_is_behind_by_more_than_is_remembered_begins_anew(monkeypa
 
 
 def test_a_cursor_from_the_future_begins_anew():
-    table = Table(SPEC, range(BUCKETS))
+    table = ShardTable(SPEC, range(BUCKETS))
     used(table, [range(10)])
     reader = follow(table)
     reader.since = Reached(99, 0)
@@ -256,7 +257,7 @@ def test_a_cursor_from_the_future_begins_anew():
 
 
 def test_a_reader_that_has_everything_is_told_nothing():
-    table = Table(SPEC, range(BUCKETS))
+    table = ShardTable(SPEC, range(BUCKETS))
     used(table, [range(10)])
     reader = follow(table)
     reader.ends()
@@ -264,7 +265,7 @@ def test_a_reader_that_has_everything_is_told_nothing():
 
 
 def test_the_end_of_a_reader_far_behind_comes_in_several_rounds_of_bounded_size():
-    table = Table(SPEC, range(BUCKETS))
+    table = ShardTable(SPEC, range(BUCKETS))
     reader = follow(table)
     used(table, [range(10 * number, 10 * number + 10) for number in range(20)])
     reader.ends()

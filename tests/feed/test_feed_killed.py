@@ -11,10 +11,11 @@ import grpc
 import numpy as np
 from click.testing import CliRunner
 
+from ps_protocol.cluster.view import Role
 from ps_protocol.v1 import shard_pb2, shard_pb2_grpc
-from ps_protocol.view import Role
-from ps_server import psctl
-from ps_worker.feed import TableCopy, follow_table
+from ps_server.cli.psctl import main
+from ps_worker.feed import follow_table
+from ps_worker.table_feed.table_copy import TableCopy
 from tests.feed.following import rows_of
 from tests.recovery.cluster import Cluster
 from tests.recovery.row_scripts import MOST_ROWS
@@ -94,7 +95,7 @@ def test_a_copy_is_equal_after_shards_were_killed_and_the_reader_began_again(lau
     assert 0 < len(copy) <= MOST_ROWS
     assert rows_of(copy) == held(cluster)
     printed = CliRunner().invoke(
-        psctl.main, ["feed", "--table", "recent", "--once", "--json", "--coordinator", cluster.address]
+        main.main, ["feed", "--table", "recent", "--once", "--json", "--coordinator", cluster.address]
     )
     assert printed.exit_code == 0
     changes = [json.loads(line) for line in printed.output.splitlines()]

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 import pytest
 from click.testing import CliRunner
 
-from ps_server import psctl
-from ps_server.cli import clean_errors
+from ps_server.cli.options.common import clean_errors
+from ps_server.cli.psctl import main
 from tests.feed.following import FakeCoordinator, held
-from tests.shard.moving import job
-from tests.shard.test_table_moves import ADS, HERE, USERS, RowWorker, spec
+from tests.shard.reshard.moving import job
+from tests.shard.reshard.test_table_moves import ADS, HERE, USERS, RowWorker, spec
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def connected_to(coordinator: FakeCoordinator):
 def made(monkeypatch):
     with job(spec(), HERE, tables=(ADS, USERS)) as running:
         coordinator = FakeCoordinator(running)
-        monkeypatch.setattr("ps_server.psctl_feed.connected", lambda address: connected_to(coordinator))
+        monkeypatch.setattr("ps_server.cli.psctl.feed.connected", lambda address: connected_to(coordinator))
         yield running
 
 
@@ -38,7 +38,7 @@ def worker(made):
 
 
 def feed(*arguments: str):
-    return CliRunner().invoke(psctl.main, ["--coordinator", "nowhere:1", "feed", "--once", *arguments])
+    return CliRunner().invoke(main.main, ["--coordinator", "nowhere:1", "feed", "--once", *arguments])
 
 
 def test_every_change_is_one_line_for_people(made, worker):
@@ -47,7 +47,7 @@ def test_every_change_is_one_line_for_people(made, worker):
     assert done.exit_code == 0
     lines = done.output.splitlines()
     assert all(line.startswith("shard ") for line in lines)
-    assert any("2 buckets anew, " in line and " rows" in line for line in lines)
+    assert any("2 buckets reset, " in line and " rows" in line for line in lines)
     assert "up to update 2; everything" in lines[-1]
 
 
@@ -75,8 +75,8 @@ def test_with_a_cursor_it_goes_on_where_it_was(made, worker, tmp_path):
 @pytest.mark.parametrize(
     ("kept", "table", "part"),
     [
-        ("", "ads", "no file with a cursor"),
-        ("3", "ads", "no file with a cursor"),
+        ("", "ads", "not a cursor file"),
+        ("3", "ads", "not a cursor file"),
         (None, "adds", "has no table 'adds'"),
     ],
 )

@@ -8,15 +8,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_protocol.client.feed import Change
 from ps_protocol.errors import DamagedData, InvalidRequest
-from ps_protocol.ids import buckets_of
-from ps_worker import table_copy
-from ps_worker.feed import TableCopy
+from ps_protocol.feed.reader import Change
+from ps_protocol.model.ids import buckets_of
+from ps_worker.table_feed import table_copy
+from ps_worker.table_feed.table_copy import TableCopy
 from tests.feed.following import rows_of
+from tests.support.length import examples
 from tests.support.tables import array, table_spec
 
 SPEC = table_spec(dim=2, buckets=4)
@@ -29,7 +30,7 @@ def change_of(number: int, buckets: list[int], deleted: list[int], ids: list[int
     return Change(0, SPEC, tuple(buckets), array(*deleted), array(*ids), rows, whole=True, cursor={"number": number})
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(st.lists(EVEN_ODDER, max_size=12))
 def test_it_holds_what_the_changes_say(changes):
     copy, expected = TableCopy(), {}
@@ -85,7 +86,7 @@ def test_a_file_holds_rows_and_cursor(tmp_path):
     assert (rows_of(again), again.cursor) == (rows_of(copy), {"number": 7})
     whole = path.read_bytes()
     path.write_bytes(whole[:50])
-    with pytest.raises(DamagedData, match="no copy of a table"):
+    with pytest.raises(DamagedData, match="not a copy of a table"):
         TableCopy.load(path)
 
 

@@ -8,13 +8,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ps_protocol.client.feed import load_cursor, save_cursor
 from ps_protocol.errors import DamagedData, InvalidRequest, Unavailable, UnknownModel
-from ps_protocol.ids import buckets_of
-from ps_worker.feed import TableCopy
+from ps_protocol.feed.cursor import load_cursor, save_cursor
+from ps_protocol.model.ids import buckets_of
+from ps_worker.table_feed.table_copy import TableCopy
 from tests.feed.following import FakeCoordinator, held, rows_of, until_equal
-from tests.shard.moving import job
-from tests.shard.test_table_moves import ADS, ADS_THERE, BUCKETS, HERE, THERE, USERS, USERS_THERE, RowWorker, spec
+from tests.shard.reshard.moving import job
+from tests.shard.reshard.test_table_moves import (
+    ADS,
+    ADS_THERE,
+    BUCKETS,
+    HERE,
+    THERE,
+    USERS,
+    USERS_THERE,
+    RowWorker,
+    spec,
+)
 from tests.support.tables import load_rows
 
 
@@ -72,10 +82,10 @@ def test_rows_that_are_loaded_and_rows_that_went_are_told(made, worker):
     assert (copy.rows(here[:3]) == 9).all()
 
     async def drop():
-        from ps_server.log import RowsDropped
+        from ps_server.log.entries import RowsDropped
 
         model = await made.nodes[0].registry.model("model")
-        await model.write_rows(RowsDropped("model", 0, here[:5], np.empty(0, np.int64)), 1000)
+        await model.rows.write(RowsDropped("model", 0, here[:5], np.empty(0, np.int64)), 1000)
 
     made.loop.run(drop())
     taken = until_equal(changes, copy, made)
@@ -200,9 +210,9 @@ def test_a_table_that_is_not_there_is_named_with_those_that_are(made):
 @pytest.mark.parametrize(
     ("cursor", "part"),
     [
-        ("yesterday", "no cursor"),
-        ({"model": "model", "table": "ads", "shards": {"0": {"lineage": 5}}}, "no cursor"),
-        ({"model": "model", "table": "ads", "shards": {"first": {}}}, "no cursor"),
+        ("yesterday", "not a cursor"),
+        ({"model": "model", "table": "ads", "shards": {"0": {"lineage": 5}}}, "not a cursor"),
+        ({"model": "model", "table": "ads", "shards": {"first": {}}}, "not a cursor"),
         ({"model": "model", "table": "users", "shards": {}}, "another table"),
     ],
 )
@@ -235,7 +245,7 @@ def test_a_cursor_is_kept_in_a_file_whole(tmp_path):
     path.write_text('{"model": "m"}\n')  # as it was written before it had a checksum
     assert load_cursor(path) == {"model": "m"}
     path.write_text('{"mod')
-    with pytest.raises(DamagedData, match="no file with a cursor"):
+    with pytest.raises(DamagedData, match="not a cursor file"):
         load_cursor(path)
 
 

@@ -8,25 +8,33 @@ import sys
 from contextlib import suppress
 
 import psutil
+import pytest
 from google.protobuf.message import DecodeError
 
+import chaos.processes
+from fuzz import program
 from fuzz.messages import Generator
 from ps_protocol.v1 import coordinator_pb2, shard_pb2
+from tests.support.interpreters import FORKING, alive
+from tests.support.length import choose
 
 
-def test_mutated_messages_harm_nobody_and_no_process_is_left(tmp_path):
-    seed = random.SystemRandom().randrange(1 << 20)
-    done = subprocess.run(
-        [sys.executable, "-m", "fuzz", "--seed", str(seed), "--messages", "600", "--folder", str(tmp_path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    print(done.stdout)
-    assert done.returncode == 0
-    assert done.stdout.endswith(f"seed {seed}: nothing was harmed\n")
+@pytest.mark.parametrize("processes", choose(["forked", "own interpreters"], ["forked"]))
+def test_mutated_messages_harm_nobody_and_no_process_is_left(tmp_path, monkeypatch, processes):
+    seed, messages = random.SystemRandom().randrange(1 << 20), 600
+    print(f"seed {seed}")
+    if processes == "forked":
+        monkeypatch.setattr(chaos.processes, "subprocess", FORKING)
+        assert program.run(program.ROLES, seed, messages, tmp_path) == []
+    else:
+        told = ["--seed", str(seed), "--messages", str(messages), "--folder", str(tmp_path)]
+        command = [sys.executable, "-m", "fuzz", *told]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        print(done.stdout)
+        assert done.returncode == 0
+        assert done.stdout.endswith(f"seed {seed}: nothing was harmed\n")
     left = [p.info["cmdline"] for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(p.info["cmdline"])]
-    assert left == []
+    assert left == alive() == []
 
 
 def test_the_same_seed_makes_the_same_messages():

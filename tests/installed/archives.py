@@ -16,7 +16,7 @@ CODE = (
     "ps_protocol/v1/shard.proto",
     "ps_protocol/v1/shard_pb2.py",
     "ps_protocol/v1/shard_pb2.pyi",
-    "ps_server/launcher/main.py",
+    "ps_server/cli/launcher/main.py",
     "ps_worker/cluster.py",
 )
 

@@ -4,7 +4,7 @@ import torch
 
 import ps_worker
 from ps_protocol.v1 import shard_pb2
-from ps_server.launcher.main import main
+from ps_server.cli.launcher.main import main
 
 
 def train(model: torch.nn.Module) -> int:

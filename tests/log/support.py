@@ -9,10 +9,17 @@ from pathlib import Path
 
 import torch
 
-from ps_protocol.layout import Layout
+from ps_protocol.model.layout import Layout
 from ps_server.consistency import Position, PushInfo, WorkerKey
-from ps_server.log import DataFolder, DurableLog, Loaded, ModelPart, Placed, Recovered, SnapshotWriter, Update, recover
-from ps_server.optimizers import Region, Step, blocks_of
+from ps_server.log.durable import DurableLog
+from ps_server.log.entries import AppliedUpdate, Loaded, Placed
+from ps_server.log.folder import DataFolder
+from ps_server.log.manifest import ModelPart
+from ps_server.log.recovery import Recovered, recover
+from ps_server.log.snapshots import SnapshotWriter
+from ps_server.state.blocks import blocks_of
+from ps_server.state.region import Region
+from ps_server.state.replica import Step
 from tests.support.shards import simple_spec, whole_map
 
 MOMENTUM = {"lr": 0.1, "momentum": 0.9}
@@ -30,11 +37,11 @@ def random_region(layout: Layout, seed: int) -> Region:
     return region
 
 
-def update(layout: Layout, version: int, absent: frozenset[int] = frozenset(), **fields) -> Update:
+def update(layout: Layout, version: int, absent: frozenset[int] = frozenset(), **fields) -> AppliedUpdate:
     """The push ``version`` of worker 0, applied alone."""
     push = PushInfo(WorkerKey(0, 1), version, Position(0, version), version - 1)
     step = Step(random_region(layout, version), absent, layout.shard_map.spec.group_options, **fields)
-    return Update(layout.shard_map.spec.name, version, (push,), False, step)
+    return AppliedUpdate(layout.shard_map.spec.name, version, (push,), False, step)
 
 
 def beginning(layout: Layout) -> list[Placed | Loaded]:
@@ -76,7 +83,7 @@ def write_snapshot(root: Path) -> None:
         with SnapshotWriter(root / "shard-0" / "snapshots", found.number) as writer:
             for model in found.models.values():
                 replica = model.replica
-                writer.begin_model(ModelPart(model.shard_map, True, model.tracker.memento(), found.number))
+                writer.begin_model(ModelPart(model.shard_map, True, model.tracker.persisted_state(), found.number))
                 for block in blocks_of(replica.layout):
                     values = replica.region.bytes[block.begin : block.end]
                     writer.write_block(block, found.number, values, replica.state(block.slices))
@@ -94,7 +101,7 @@ def go_on(root: Path, layout: Layout, first: int, last: int) -> None:
 
 
 def served_by_version(layout: Layout, count: int) -> list[bytes]:
-    from ps_server.optimizers import Replica
+    from ps_server.state.replica import Replica
 
     replica = Replica(layout)
     replica.load(random_region(layout, 0), None)

@@ -10,24 +10,17 @@ import pytest
 import torch
 
 from ps_protocol.errors import DamagedData
-from ps_protocol.tables import RowLife
+from ps_protocol.model.tables import RowLife
 from ps_server.consistency import Position, PushInfo, WorkerKey
-from ps_server.log import (
-    BucketsPut,
-    Loaded,
-    ModelPart,
-    Placed,
-    RowsDropped,
-    RowsLoaded,
-    SnapshotWriter,
-    Update,
-    apply_rows,
-    describe_buckets,
-    new_model,
-)
-from ps_server.optimizers import Step, blocks_of
-from ps_server.shard.bucket_groups import buckets_of, copy_group
-from ps_server.tables import RowStep
+from ps_server.log.entries import AppliedUpdate, BucketsPut, Loaded, Placed, RowsDropped, RowsLoaded
+from ps_server.log.manifest import ModelPart
+from ps_server.log.row_messages import apply_rows, describe_buckets
+from ps_server.log.snapshots import SnapshotWriter
+from ps_server.state.blocks import blocks_of
+from ps_server.state.bucket_groups import buckets_of, copy_group
+from ps_server.state.model_state import new_model
+from ps_server.state.replica import Step
+from ps_server.tables.step import RowStep
 from tests.log.support import opened, random_region, seeded
 from tests.support.table_bits import bits_of
 from tests.support.tables import spec_with, table_spec, whole_table_map
@@ -71,7 +64,7 @@ class Writer:
         push = PushInfo(WorkerKey(0, 1), version, Position(0, version), version - 1)
         region, options = random_region(self.layout, version), self.layout.shard_map.spec.group_options
         step = Step(region, frozenset(), options, self.chance.choice([1.0, 0.5]), tables=steps)
-        self.log.append(Update("model", version, (push,), False, step))
+        self.log.append(AppliedUpdate("model", version, (push,), False, step))
         self.model.replica.apply(step)
         self.model.tracker.replay((push,), version, is_round=False)
 
@@ -114,7 +107,7 @@ class Writer:
         """A snapshot; ``change`` is called between any two of its pieces."""
         with SnapshotWriter(self.snapshots, self.log.number) as writer:
             change()
-            tracker, number = self.model.tracker.memento(), self.log.number
+            tracker, number = self.model.tracker.persisted_state(), self.log.number
             writer.begin_model(ModelPart(self.layout.shard_map, True, tracker, number))
             pieces = [*blocks_of(self.layout), *buckets_of(self.layout)]
             self.chance.shuffle(pieces)
@@ -146,14 +139,14 @@ class Writer:
         assert torch.equal(replica.region.data, self.model.replica.region.data)
         assert [table.updates for table in replica.tables] == [table.updates for table in self.tables]
         assert bits_of(replica.tables, self.layout.buckets) == bits_of(self.tables, self.layout.buckets)
-        assert found.tracker.memento() == self.model.tracker.memento()
+        assert found.tracker.persisted_state() == self.model.tracker.persisted_state()
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     monkeypatch.setattr("ps_server.log.durable.SEGMENT_BYTES", 1 << 13)
     monkeypatch.setattr("ps_server.log.durable.MESSAGE_BYTES", 1 << 11)
-    monkeypatch.setattr("ps_server.optimizers.blocks.BLOCK_BYTES", 40)
+    monkeypatch.setattr("ps_server.state.blocks.BLOCK_BYTES", 40)
 
 
 def written(root, chance, rounds):
@@ -226,7 +219,7 @@ def test_a_snapshot_from_before_there_were_tables_is_read(tmp_path):
     writer, snapshot = snapshot_of(tmp_path, tables=())
     path = snapshot.folder / "manifest.json"
     manifest = json.loads(path.read_bytes())
-    assert manifest["format"] == 3
+    assert manifest["format"] == 4
     del manifest["checksum"]
     manifest["format"] = 1
     for model in manifest["models"]:
@@ -242,7 +235,9 @@ def test_thousands_of_buckets_make_few_groups_and_a_short_manifest(tmp_path):
         writer = Writer(log, tmp_path / "shard-0" / "snapshots", seeded(), tables)
         writer.update()
         with SnapshotWriter(writer.snapshots, log.number) as snapshots:
-            snapshots.begin_model(ModelPart(writer.layout.shard_map, True, writer.model.tracker.memento(), log.number))
+            snapshots.begin_model(
+                ModelPart(writer.layout.shard_map, True, writer.model.tracker.persisted_state(), log.number)
+            )
             wanted = buckets_of(writer.layout)
             while group := copy_group(writer.tables, wanted):
                 pieces = [piece for _, contents in group for piece in contents.pieces()]

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from ps_protocol.errors import DamagedData
-from ps_protocol.layout import Layout
-from ps_protocol.model import PACKED_BYTES
+from ps_protocol.model.layout import Layout
+from ps_protocol.model.spec import PACKED_BYTES
 from ps_protocol.sealed import seal, unseal
-from ps_server.log import DataFolder, durable
+from ps_server.log import durable
+from ps_server.log.folder import DataFolder
 from ps_server.log.record import HEADER_BYTES, decode_header
 from tests.log.support import go_on, layout_of, opened, seeded, served_by_version, write_log, write_snapshot
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ps_server.checkpoint import begin
-from ps_server.checkpoint.files import make_folder, write_file
-from ps_server.coordinator.journal import Journal
-from ps_server.launcher.job_folder import JobFolder
-from ps_server.log import DataFolder, durable
+from ps_server.checkpoint.folder.directory import begin
+from ps_server.checkpoint.folder.files import make_folder, write_file
+from ps_server.cli.launcher.job_folder import JobFolder
+from ps_server.coordinator.persistence.journal import Journal
+from ps_server.log import durable
+from ps_server.log.folder import DataFolder
 from tests.log.support import layout_of, write_log, write_snapshot
 
 

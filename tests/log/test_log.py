@@ -10,8 +10,12 @@ import pytest
 
 from ps_protocol.errors import ConfigError, DamagedData, StorageFull
 from ps_protocol.sealed import seal, unseal
-from ps_server.log import DataFolder, DurableLog, LogReader, durable, reader, recover
+from ps_server.log import durable, reader
+from ps_server.log.durable import DurableLog
+from ps_server.log.folder import DataFolder
+from ps_server.log.reader import LogReader
 from ps_server.log.record import HEADER_BYTES, Header, decode_header, encode_record
+from ps_server.log.recovery import recover
 from ps_server.log.scan import Scan
 from ps_server.log.segments import SegmentFolder
 from tests.log.support import beginning, layout_of, opened, seeded, segments, served_by_version, update, write_log
@@ -53,7 +57,7 @@ def test_an_update_is_logged_with_its_missing_slices_its_options_its_scale_and_i
         update(layout, 2, frozenset({0}), buffer_weight=0.25),
         update(layout, 3, frozenset({0, 1})),
     ]
-    from ps_server.optimizers import Replica
+    from ps_server.state.replica import Replica
 
     replica = Replica(layout)
     with opened(tmp_path) as (log, _):
@@ -260,7 +264,7 @@ def test_a_directory_of_a_newer_version_is_refused(tmp_path):
     path = tmp_path / "shard-0" / "shard.json"
     path.write_bytes(seal({**unseal(path.read_bytes(), 2), "format": 99}))
     before = path.read_bytes()
-    with pytest.raises(DamagedData, match="written by a newer torch-ps; expected: format 2; actual: format 99"):
+    with pytest.raises(DamagedData, match="written by a newer torch-ps; expected: format 3; actual: format 99"):
         DataFolder.open(tmp_path, 0)
     assert path.read_bytes() == before
 

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from ps_protocol.errors import DamagedData
-from ps_protocol.layout import Layout
-from ps_protocol.model import ShardMap, Slice
-from ps_server.consistency import Position, Standing, TrackerMemento, WorkerKey
-from ps_server.log import Placed, Prepared, Switched, durable
-from ps_server.log.updates import Loaded
-from ps_server.optimizers import StateKey
+from ps_protocol.model.layout import Layout
+from ps_protocol.model.spec import ShardMap, Slice
+from ps_server.consistency import ParticipantStatus, Position, TrackerState, WorkerKey
+from ps_server.log import durable
+from ps_server.log.entries import Loaded, Placed, Resharded, StagedReshard
+from ps_server.optimizers.state import StateKey
 from tests.log.support import beginning, layout_of, opened, random_region, update
 
-KNOWN = TrackerMemento(4, standings=(Standing(WorkerKey(0, 1), Position(0, 4), 4),))
+KNOWN = TrackerState(4, standings=(ParticipantStatus(WorkerKey(0, 1), Position(0, 4), 4),))
 
 
 @pytest.fixture(autouse=True)
@@ -29,10 +29,10 @@ def two_shards(on_this: int, epoch: int) -> ShardMap:
     return ShardMap(epoch, spec, 2, slices)
 
 
-def prepared(epoch: int = 2) -> Prepared:
+def prepared(epoch: int = 2) -> StagedReshard:
     values = torch.arange(5, dtype=torch.float32)
     entries = [(StateKey(1, "momentum_buffer"), values * 10)]
-    return Prepared(two_shards(2, epoch), (1,), memoryview(bytearray(values.numpy().tobytes())), entries, KNOWN)
+    return StagedReshard(two_shards(2, epoch), (1,), memoryview(bytearray(values.numpy().tobytes())), entries, KNOWN)
 
 
 def started(log):
@@ -63,7 +63,7 @@ def test_after_the_switch_the_slices_that_stayed_and_those_that_came_are_one_mod
     with opened(tmp_path) as (log, found):
         before = found.models["model"]
         stayed, state = before.replica.region.slice(0).clone(), before.replica.state()
-        for entry in (prepared(), Switched("model", 2)):
+        for entry in (prepared(), Resharded("model", 2)):
             log.append(entry)
     after = Layout.of(two_shards(2, 2), 0)
     with opened(tmp_path) as (log, found):
@@ -96,9 +96,9 @@ def test_what_was_prepared_is_forgotten_when_the_model_goes_on_without_it(tmp_pa
 def test_the_last_of_two_that_were_prepared_counts(tmp_path):
     with opened(tmp_path) as (log, _):
         started(log)
-        log.append(Prepared(two_shards(0, 2), (), memoryview(b""), []))
+        log.append(StagedReshard(two_shards(0, 2), (), memoryview(b""), []))
         log.append(prepared())
-        log.append(Switched("model", 2))
+        log.append(Resharded("model", 2))
     with opened(tmp_path) as (_, found):
         assert len(found.models["model"].replica.layout.slices) == 2
 
@@ -109,11 +109,11 @@ def test_a_shard_that_had_nothing_begins_with_what_the_others_know(tmp_path):
     with opened(tmp_path) as (log, found):
         assert found.models["model"].initialised
         values = memoryview(bytearray(44))
-        log.append(Prepared(two_shards(2, 2), (0, 1), values, [], KNOWN))
-        log.append(Switched("model", 2))
+        log.append(StagedReshard(two_shards(2, 2), (0, 1), values, [], KNOWN))
+        log.append(Resharded("model", 2))
     with opened(tmp_path) as (_, found):
         model = found.models["model"]
-        assert model.tracker.memento().standings == KNOWN.standings
+        assert model.tracker.persisted_state().standings == KNOWN.standings
         assert model.tracker.version == 4
         assert model.initialised
 
@@ -121,8 +121,8 @@ def test_a_shard_that_had_nothing_begins_with_what_the_others_know(tmp_path):
 def test_a_shard_that_loses_everything_knows_no_pushes_any_more(tmp_path):
     with opened(tmp_path) as (log, _):
         started(log)
-        log.append(Prepared(two_shards(0, 2), (), memoryview(b""), []))
-        log.append(Switched("model", 2))
+        log.append(StagedReshard(two_shards(0, 2), (), memoryview(b""), []))
+        log.append(Resharded("model", 2))
         log.append(Placed(two_shards(0, 3)))
     with opened(tmp_path) as (_, found):
         model = found.models["model"]
@@ -130,20 +130,20 @@ def test_a_shard_that_loses_everything_knows_no_pushes_any_more(tmp_path):
         assert model.tracker.clocks() == ()
 
 
-@pytest.mark.parametrize("entries", [[Switched("model", 2)], [prepared(), Switched("model", 3)]])
+@pytest.mark.parametrize("entries", [[Resharded("model", 2)], [prepared(), Resharded("model", 3)]])
 def test_a_switch_to_what_was_not_prepared_stops_the_shard(tmp_path, entries):
     with opened(tmp_path) as (log, _):
         started(log)
         for entry in entries:
             log.append(entry)
-    with pytest.raises(DamagedData, match="which was not prepared"), opened(tmp_path):
+    with pytest.raises(DamagedData, match="nothing was staged for it"), opened(tmp_path):
         pass
 
 
 def test_a_slice_that_did_not_come_and_was_not_there_stops_the_shard(tmp_path):
     with opened(tmp_path) as (log, _):
         started(log)
-        log.append(Prepared(two_shards(2, 2), (), memoryview(b""), []))
-        log.append(Switched("model", 2))
+        log.append(StagedReshard(two_shards(2, 2), (), memoryview(b""), []))
+        log.append(Resharded("model", 2))
     with pytest.raises(DamagedData, match="was not given a slice"), opened(tmp_path):
         pass

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from ps_protocol.model import Consistency
+from ps_protocol.model.spec import Consistency
 from ps_server.consistency import Tracker
-from ps_server.log import DataFolder, DurableLog, ModelPart, SnapshotWriter, recover
-from ps_server.optimizers import Replica, blocks_of
+from ps_server.log.durable import DurableLog
+from ps_server.log.folder import DataFolder
+from ps_server.log.manifest import ModelPart
+from ps_server.log.recovery import recover
+from ps_server.log.snapshots import SnapshotWriter
+from ps_server.state.blocks import blocks_of
+from ps_server.state.replica import Replica
 from tests.log.support import beginning, layout_of, update
 
 
@@ -36,7 +41,7 @@ class Shard:
         self.step()
         number = self.log.number
         with SnapshotWriter(self.folder.snapshots, number) as writer:
-            writer.begin_model(ModelPart(self.layout.shard_map, True, self.tracker.memento(), number))
+            writer.begin_model(ModelPart(self.layout.shard_map, True, self.tracker.persisted_state(), number))
             for block in blocks_of(self.layout):
                 values = self.replica.region.bytes[block.begin : block.end]
                 writer.write_block(block, number, values, self.replica.state(block.slices))

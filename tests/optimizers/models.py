@@ -10,10 +10,12 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ps_protocol.layout import Layout
-from ps_protocol.model import DType, Kind, ModelSpec, Options, ShardMap, Slice, Variable
-from ps_protocol.optimizers import SHAPED
-from ps_server.optimizers import Region, ShardOptimizer, StateEntry, torch_dtype
+from ps_protocol.model.layout import Layout
+from ps_protocol.model.optimizers import SHAPED
+from ps_protocol.model.spec import DType, Kind, ModelSpec, Options, ShardMap, Slice, Variable
+from ps_server.optimizers.shard_optimizer import ShardOptimizer
+from ps_server.optimizers.state import StateEntry
+from ps_server.state.region import Region, torch_dtype
 
 #: Sizes around and above a vector register, a scalar and an empty variable.
 SHAPES = ((5, 7), (), (33,), (0, 3), (2, 3, 4), (1,), (16,))

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_protocol.model import DType
+from ps_protocol.model.spec import DType
+from tests.support.length import examples
 
 from .models import (
     ELEMENTWISE_CASES,
@@ -67,7 +68,7 @@ def compare(name: str, options: list[dict[str, Any]], dtypes: tuple[DType, ...],
 
 
 @pytest.mark.parametrize(("name", "options"), ELEMENTWISE_CASES, ids=case_id)
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(dtypes=DTYPES, pushes=steps(), seed=st.integers(0, 9))
 def test_an_elementwise_optimizer_steps_a_flat_arena_as_torch_steps_its_variables(
     name: str, options: dict[str, Any], dtypes: tuple[DType, ...], pushes: list[Step], seed: int
@@ -76,7 +77,7 @@ def test_an_elementwise_optimizer_steps_a_flat_arena_as_torch_steps_its_variable
 
 
 @pytest.mark.parametrize(("name", "options"), SHAPED_CASES, ids=case_id)
-@settings(max_examples=6, deadline=None)
+@examples(6)
 @given(pushes=steps(), seed=st.integers(0, 9))
 def test_an_optimizer_that_reads_shapes_steps_whole_variables(
     name: str, options: dict[str, Any], pushes: list[Step], seed: int
@@ -85,7 +86,7 @@ def test_an_optimizer_that_reads_shapes_steps_whole_variables(
 
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "Adagrad", "NAdam", "Adafactor"])
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(pushes=steps(), seed=st.integers(0, 9))
 def test_groups_keep_their_own_options(name: str, pushes: list[Step], seed: int) -> None:
     options = [{"lr": 0.1, "weight_decay": 0.1}, {"lr": 0.02, "weight_decay": 0.0}]

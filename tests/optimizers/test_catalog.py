@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from ps_protocol.errors import InvalidRequest, PsError, UnsupportedOptimizer
-from ps_protocol.model import DType, Kind, Variable
-from ps_protocol.optimizers import ELEMENTWISE, EXECUTION_HINTS, REFUSED, SHAPED
-from ps_server.optimizers import catalog, validate
+from ps_protocol.model.optimizers import ELEMENTWISE, EXECUTION_HINTS, REFUSED, SHAPED
+from ps_protocol.model.spec import DType, Kind, Variable
+from ps_server.optimizers import catalog
+from ps_server.optimizers.catalog import validate
 
 from .models import ELEMENTWISE_CASES, SHAPED_CASES, spec_of
 

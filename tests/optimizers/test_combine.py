@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ps_protocol.errors import InvalidRequest
-from ps_protocol.layout import Layout
-from ps_protocol.model import DType, Kind, ModelSpec, ShardMap, Slice, Variable
-from ps_server.optimizers import Region, assign_buffers, average, average_buffers, blend_buffers
+from ps_protocol.model.layout import Layout
+from ps_protocol.model.spec import DType, Kind, ModelSpec, ShardMap, Slice, Variable
+from ps_server.optimizers.combine import assign_buffers, average, average_buffers, blend_buffers
+from ps_server.state.region import Region
+from tests.support.length import examples
 
 from .models import SHAPES, fill, spec_of, whole_layout
 
@@ -26,7 +28,7 @@ def contributions(layout: Layout, count: int, seed: int) -> list[Region]:
     return regions
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(absent=st.lists(ABSENT, min_size=1, max_size=4), apart=st.booleans(), seed=st.integers(0, 9))
 def test_the_mean_is_the_sum_in_order_over_the_count_with_zeros_for_what_is_absent(
     absent: list[frozenset[int]], apart: bool, seed: int

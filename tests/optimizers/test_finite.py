@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_protocol.model import DType
-from ps_server.optimizers import Region, first_nonfinite, torch_dtype
+from ps_protocol.model.spec import DType
+from ps_server.optimizers.finite import first_nonfinite
+from ps_server.state.region import Region, torch_dtype
 
 from .models import SHAPES, spec_of, whole_layout
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from ps_protocol.errors import UnsupportedOptimizer
-from ps_protocol.model import DType, Option
-from ps_protocol.optimizers import ELEMENTWISE, EXECUTION_HINTS, SHAPED
-from ps_protocol.option_ranges import RANGES, out_of_range, require_in_range
-from ps_server.coordinator.declaration import check_model
-from ps_server.optimizers import Region, catalog
+from ps_protocol.model.optimizers import ELEMENTWISE, EXECUTION_HINTS, SHAPED
+from ps_protocol.model.option_ranges import RANGES, out_of_range, require_in_range
+from ps_protocol.model.spec import DType, Option
+from ps_server.coordinator.placement.declaration import check_model
+from ps_server.optimizers import catalog
+from ps_server.state.region import Region
 from tests.optimizers.models import Shard, case_id, fill, spec_of, whole_layout
 
 NAMES = sorted(name.rpartition(".")[2] for name in ELEMENTWISE | SHAPED)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ps_protocol.layout import Layout
-from ps_protocol.model import ALIGNMENT_BYTES, DType, Kind, ModelSpec, ShardMap, Variable
-from ps_server.optimizers import Region, torch_dtype
+from ps_protocol.model.layout import Layout
+from ps_protocol.model.spec import ALIGNMENT_BYTES, DType, Kind, ModelSpec, ShardMap, Variable
+from ps_server.state.region import Region, torch_dtype
 
 from .models import spec_of, whole_layout
 

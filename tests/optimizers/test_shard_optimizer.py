@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from ps_protocol.errors import InvalidRequest, UnsupportedOptimizer
-from ps_protocol.layout import Layout
-from ps_protocol.model import DType, ModelSpec, Options, ShardMap, Variable
-from ps_server.optimizers import Region, ShardOptimizer
+from ps_protocol.model.layout import Layout
+from ps_protocol.model.spec import DType, ModelSpec, Options, ShardMap, Variable
+from ps_server.optimizers.shard_optimizer import ShardOptimizer
+from ps_server.state.region import Region
 
 from .models import Shard, fill, spec_of, whole_layout
 

@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ps_protocol.errors import InvalidRequest
-from ps_protocol.layout import Layout
-from ps_protocol.model import DType, ModelSpec, ShardMap, Slice, Variable
-from ps_server.optimizers import Region, StateEntry, StateKey
+from ps_protocol.model.layout import Layout
+from ps_protocol.model.spec import DType, ModelSpec, ShardMap, Slice, Variable
+from ps_server.optimizers.state import StateEntry, StateKey
+from ps_server.state.region import Region
+from tests.support.length import examples
 
 from .models import (
     ELEMENTWISE_CASES,
@@ -44,7 +46,7 @@ def raw(entries: list[StateEntry]) -> dict[StateKey, tuple[torch.dtype, tuple[in
 
 
 @pytest.mark.parametrize(("name", "options"), ELEMENTWISE_CASES + SHAPED_CASES, ids=case_id)
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(before=steps(0), after=steps(), seed=st.integers(0, 9))
 def test_a_restored_shard_goes_on_bit_equal_to_one_that_never_stopped(
     name: str, options: dict[str, Any], before: list[Step], after: list[Step], seed: int

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ps_protocol.client.coordinator import CoordinatorClient
-from ps_protocol.view import ClusterStatus, Role
+from ps_protocol.cluster.view import ClusterStatus, Role
 from tests.recovery.zygote import COORDINATOR, PATIENCE_SECONDS, SHARD, WORKER, Forked, Zygote
 from tests.support.ports import free_port
 from tests.support.shards import wait_until
@@ -109,7 +109,9 @@ class Worker:
                 line, _, self._rest = self._rest.partition(b"\n")
                 self.lines.append(line.decode())
                 yield self.lines[-1]
-            if not select.select([self.output], [], [], PATIENCE_SECONDS)[0]:
+            said = select.poll()
+            said.register(self.output, select.POLLIN)
+            if not said.poll(PATIENCE_SECONDS * 1000):
                 raise AssertionError(f"the worker says nothing any more; {self.lines[-3:]}; {self.said}")
             if not (data := os.read(self.output, 1 << 16)):
                 return

@@ -11,10 +11,12 @@ from types import MappingProxyType
 import torch
 
 from chaos.replay import replay
-from ps_protocol.layout import Layout
-from ps_protocol.model import DType, ModelSpec, ShardMap, Slice, Variable
-from ps_server.coordinator.placement import Balanced, place
-from ps_server.optimizers import Region, Replica, StateKey, Step
+from ps_protocol.model.layout import Layout
+from ps_protocol.model.spec import DType, ModelSpec, ShardMap, Slice, Variable
+from ps_server.coordinator.placement.variables import Balanced, place
+from ps_server.optimizers.state import StateKey
+from ps_server.state.region import Region
+from ps_server.state.replica import Replica, Step
 from tests.recovery.cluster import Cluster, Worker
 from tests.recovery.scripts import gradients_of, make_model
 

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import torch
 
-from ps_protocol.tables import Ids
+from ps_protocol.model.tables import Ids
 from tests.recovery.scripts import Work, say
 
 MOST_ROWS = 1024

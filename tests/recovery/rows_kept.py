@@ -9,10 +9,12 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from ps_protocol.tables import Ids
+from ps_protocol.cluster.view import Role
+from ps_protocol.model.tables import Ids
 from ps_protocol.v1 import shard_pb2, shard_pb2_grpc
-from ps_protocol.view import Role
-from ps_server.log import DataFolder, RecoveredModel, recover
+from ps_server.log.folder import DataFolder
+from ps_server.log.recovery import recover
+from ps_server.state.model_state import ModelState
 from tests.recovery.cluster import Cluster, Program, Worker
 from tests.recovery.row_scripts import ALWAYS, MOST_ROWS, all_ids, digest_of
 from tests.support.shards import wait_until
@@ -44,7 +46,7 @@ def assert_each_push_is_in_its_rows_once(
     assert digest_of(_rows(found, 1, ids)) == digest
 
 
-def _recovered(data: Path, copy: Path) -> RecoveredModel:
+def _recovered(data: Path, copy: Path) -> ModelState:
     shutil.copytree(data / "shard-0", copy / "shard-0")
     folder = DataFolder.open(copy, 0)
     try:
@@ -53,7 +55,7 @@ def _recovered(data: Path, copy: Path) -> RecoveredModel:
         folder.close()
 
 
-def _rows(model: RecoveredModel, table: int, ids: Ids) -> np.ndarray:
+def _rows(model: ModelState, table: int, ids: Ids) -> np.ndarray:
     held = model.replica.tables[table]
     values = np.empty((ids.size, held.spec.dim), np.float32)
     held.look_up(ids, values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ps_protocol.view import Role
+from ps_protocol.cluster.view import Role
 from tests.recovery.reference import assert_served_is_replayed
 
 

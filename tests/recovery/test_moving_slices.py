@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ps_protocol.client.coordinator import CoordinatorClient
-from ps_protocol.view import Role
+from ps_protocol.cluster.view import Role
 from tests.recovery.reference import assert_each_push_was_applied_once, counts_of
 from tests.recovery.test_join_and_leave import MODES
 from tests.support.shards import wait_until

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from chaos.proxy import Proxy
-from ps_protocol.view import Role
+from ps_protocol.cluster.view import Role
 from tests.recovery.cluster import joins_and_leaves
 from tests.recovery.reference import alone, assert_each_push_was_applied_once, assert_served_is_replayed
 from tests.recovery.scripts import STEPS

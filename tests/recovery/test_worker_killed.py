@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from ps_protocol.view import Role
+from ps_protocol.cluster.view import Role
 from tests.recovery.reference import assert_each_push_was_applied_once, assert_served_is_replayed, replayed
 from tests.support.shards import wait_until
 

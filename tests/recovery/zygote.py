@@ -51,12 +51,20 @@ class Zygote:
                 env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def start(
         self, kind: str, arguments: Sequence[str], environment: Mapping[str, str], files: Sequence[int]
     ) -> Forked:
         """Run a program of ``kind``; ``files`` are its standard input, output and error."""
         pid = self._ask({"kind": kind, "arguments": list(arguments), "environment": dict(environment)}, files)
         return Forked(self, pid)
+
+    def load(self, module: str) -> None:
+        """Have processes that are started from now on begin with ``module`` imported."""
+        self._ask({"load": module})
 
     def poll(self, pid: int) -> int | None:
         """The exit code, negative for a signal; None while it runs."""
@@ -78,15 +86,16 @@ class Forked:
     def __init__(self, zygote: Zygote, pid: int) -> None:
         self._zygote = zygote
         self.pid = pid
-        self._code: int | None = None
+        #: The exit code, once it was asked for and there.
+        self.code: int | None = None
 
     def poll(self) -> int | None:
-        if self._code is None:
-            self._code = self._zygote.poll(self.pid)
-        return self._code
+        if self.code is None:
+            self.code = self._zygote.poll(self.pid)
+        return self.code
 
     def wait(self, seconds: float = PATIENCE_SECONDS) -> int:
-        if self._code is None:
+        if self.code is None:
             descriptor = os.pidfd_open(self.pid)
             try:
                 ended = select.poll()
@@ -114,18 +123,22 @@ def main() -> None:
     import ps_worker  # noqa: F401, I001 -- first, for it tells gRPC about forks
     import ps_server.coordinator.main
     import ps_server.shard.main
+    from ps_server import tables
     from ps_server.log import durable
-    from ps_server.shard import aging
-    from tests.launcher import forked
+    from ps_server.shard.tables import expiry
+    from tests.cli import forked
     from tests.recovery import reference, scripts
+    from tests.support.tables import table_spec
 
     # Several segments, also of a model of some bytes.
     durable.SEGMENT_BYTES = 1 << 18
     # Rows go all the time.
-    aging.EVERY_SECONDS = 0.01
+    expiry.EVERY_SECONDS = 0.01
     # torch imports a great deal at an optimizer's first step.
     for name in ("Adam", "SGD"):
         reference.alone(1, name)
+    # So does what handles rows, which loads machine code too.
+    tables.warm_up(table_spec())
     programs = {
         COORDINATOR: ps_server.coordinator.main.main,
         SHARD: ps_server.shard.main.main,
@@ -149,6 +162,10 @@ def main() -> None:
             running.discard(pid)
             requests.send(json.dumps(os.waitstatus_to_exitcode(status) if pid else None).encode())
             continue
+        if "load" in request:
+            importlib.import_module(request["load"])
+            requests.send(b"null")
+            continue
         pid = os.fork()
         if not pid:
             requests.close()
@@ -160,11 +177,12 @@ def main() -> None:
 
 
 def python(arguments: Sequence[str]) -> None:
-    """What an interpreter does that is told ``-m MODULE …``, an entry point of ours, ``-c CODE …`` or ``SCRIPT …``."""
+    """What an interpreter does that is told ``-m MODULE …``, ``-c CODE …`` or ``SCRIPT …``."""
     first, *rest = arguments
     sys.argv = list(arguments)
     if first == "-m":
-        importlib.import_module(rest[0]).main(rest[1:])
+        sys.argv = rest
+        importlib.import_module(rest[0]).main()
     elif first == "-c":
         sys.argv = ["-c", *rest[1:]]
         exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})

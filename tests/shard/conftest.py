@@ -24,7 +24,7 @@ def disk(monkeypatch):
     async def locked(*arguments, **keywords):
         return await asyncio.to_thread(work, *arguments, **keywords)
 
-    monkeypatch.setattr("ps_server.shard.snapshotter.to_thread", locked)
+    monkeypatch.setattr("ps_server.shard.durability.snapshotter.to_thread", locked)
     monkeypatch.setattr("ps_server.log.durable.to_thread", locked)
     return lock
 
@@ -43,10 +43,16 @@ def killed(tmp_path, disk):
                 shutil.copytree(tmp_path / "a", copy)
 
         async def in_lane():
-            await shard.registry.parts.lane.submit(take, 1 << 62)  # no record is written meanwhile
+            await shard.registry.context.executor.submit(take, 1 << 62)  # no record is written meanwhile
 
         shard.loop.run(in_lane())
         with shard_on(copy, live, mode, **fields) as again:
             yield again
 
     return start_again
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Several blocks, also of a model of some bytes."""
+    monkeypatch.setattr("ps_server.state.blocks.BLOCK_BYTES", 40)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from ps_protocol.model import Consistency
-from ps_server.shard.model import ShardModel
-from ps_server.storage_options import Durability, SnapshotRule, StorageConfig
+from ps_protocol.model.spec import Consistency
+from ps_server.cli.options.storage import Durability, SnapshotRule, StorageConfig
+from ps_server.shard.step.model import ShardModel
 from tests.support.shards import TestShard, running_shard
 
 NEVER = SnapshotRule(seconds=1e9)

@@ -14,8 +14,8 @@ from ps_protocol.errors import Unavailable
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
 from ps_server.consistency import WorkerKey
-from ps_server.shard import budget
-from ps_server.shard.budget import READERS, AnswerBudget
+from ps_server.shard import answer_budget
+from ps_server.shard.answer_budget import READERS, AnswerBudget
 from tests.support.shards import TestShard, error_of, running_shard, wait_until
 from tests.support.tables import RowStream, get_rows, start_with, table_spec
 
@@ -26,7 +26,7 @@ def played(body):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(budget, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(answer_budget, "PATIENCE_SECONDS", 0.05)
 
 
 def test_one_client_gets_half_and_all_together_the_whole(impatient):
@@ -99,7 +99,7 @@ def test_many_small_questions_about_wide_rows_take_no_more_than_the_limit(impati
     ids = np.arange(1024)
     with running_shard({0: 1, 1: 2}) as shard:
         start_with(shard, table_spec(dim=512))
-        answers = shard.registry.parts.answers
+        answers = shard.registry.context.answers
         answers.limit_bytes = 6 << 20
         stub = shard_pb2_grpc.ShardStub(shard.channel)
         calls = (
@@ -132,7 +132,7 @@ def test_many_small_questions_about_wide_rows_take_no_more_than_the_limit(impati
 
 @contextmanager
 def held(shard: TestShard, who: Hashable, size_bytes: int) -> Iterator[None]:
-    taking = shard.registry.parts.answers.taken(who, size_bytes)
+    taking = shard.registry.context.answers.taken(who, size_bytes)
     shard.loop.run(taking.__aenter__())
     yield
     shard.loop.run(taking.__aexit__(None, None, None))

@@ -10,11 +10,11 @@ import grpc
 import pytest
 
 from ps_protocol import PROTOCOL_VERSION
-from ps_protocol.channel import SHARD_KEY
 from ps_protocol.errors import Fenced, InvalidRequest, PsError, Unavailable
+from ps_protocol.rpc.channel import SHARD_KEY
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_server.log import MemoryLog
-from ps_server.shard.fence import ACCESS, Access
+from ps_server.log.entries import MemoryLog
+from ps_server.shard.access.fence import ACCESS, Access
 from tests.support.shards import TOKEN, TestShard, error_of, running_shard, start
 
 METHODS = {method.name: method for method in pb.DESCRIPTOR.services_by_name["Shard"].methods}
@@ -37,11 +37,11 @@ def messages(method: str, worker: pb.WorkerId) -> list[Any]:
         ],
         "LoadRows": [pb.LoadRowsRequest(header=pb.LoadRowsHeader(model="model", worker=worker))],
         "Follow": [pb.FollowRequest(start=pb.FollowStart(protocol_version=PROTOCOL_VERSION, primary=INCARNATION))],
-        "Freeze": [pb.FreezeRequest(cut="cut", seconds=60)],
-        "Cut": [pb.CutRequest(cut="cut", folder="/nowhere")],
-        "Reach": [pb.ReachRequest(cut="cut", seconds=60)],
-        "Prepare": [pb.PrepareRequest(cut="cut")],
-        "Thaw": [pb.ThawRequest(cut="cut")],
+        "Pause": [pb.PauseRequest(quiesce="cut", seconds=60)],
+        "Capture": [pb.CaptureRequest(quiesce="cut", folder="/nowhere")],
+        "CatchUp": [pb.CatchUpRequest(quiesce="cut", seconds=60)],
+        "StageReshard": [pb.StageReshardRequest(quiesce="cut")],
+        "Resume": [pb.ResumeRequest(quiesce="cut")],
         "Restore": [pb.RestoreRequest(folder="/nowhere")],
         "Pull": [pb.PullRequest(model="model")],
         "Save": [pb.SaveRequest(model="model")],
@@ -78,9 +78,9 @@ def state(shard: TestShard) -> tuple[Any, ...]:
     """What a call could have changed."""
     model = shard.model()
     published, give_back = shard.take(model)
-    found = bytes(published.region.bytes), model.tracker.version, model.tracker.clocks(), model.gate.still
+    found = bytes(published.region.bytes), model.tracker.version, model.tracker.clocks(), model.gate.paused
     give_back()
-    return *found, shard.registry.parts.log.number
+    return *found, shard.registry.context.log.number
 
 
 def test_every_method_is_for_readers_or_behind_a_fence() -> None:
@@ -105,7 +105,7 @@ def test_a_call_of_nobody_changes_nothing(shard: TestShard, method: str) -> None
             case Access.READER:
                 assert not isinstance(error, Fenced)
             case Access.STANDBY:
-                assert error is not None  # tests/standby says who may follow
+                assert error is not None  # tests/shard/standby says who may follow
             case _:
                 assert isinstance(error, Fenced), error
                 assert error.shard == "0" or method in ("Step", "Push")
@@ -131,7 +131,7 @@ def test_only_the_coordinator_this_shard_joined_may_hold_it_still(shard: TestSha
 def test_a_shard_that_has_not_joined_yet_is_nobodys() -> None:
     with running_shard({0: 5}, joined=False) as made:
         key = pb.ShardKey(incarnation=INCARNATION, token=TOKEN).SerializeToString()
-        assert isinstance(call(made, "Thaw", messages("Thaw", NOBODY), [(SHARD_KEY, key)]), Unavailable)
+        assert isinstance(call(made, "Resume", messages("Resume", NOBODY), [(SHARD_KEY, key)]), Unavailable)
 
 
 class AskedLog(MemoryLog):
@@ -157,10 +157,10 @@ def waits_and_is_fenced(shard: TestShard, log: AskedLog) -> None:
     model, before = shard.model(), state(shard)
 
     async def hold() -> None:
-        model.gate.hold()
+        model.gate.pause()
 
     async def open_again() -> None:
-        model.thaw()
+        model.resume()
 
     shard.loop.run(hold())
     log.asked.clear()

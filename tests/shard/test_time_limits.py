@@ -11,10 +11,12 @@ import grpc
 import pytest
 
 from ps_protocol.errors import Fenced, InvalidRequest, PsError, Unavailable
+from ps_protocol.rpc import channel
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_server import serving
-from ps_server.shard.carriers import grpc_stream
-from ps_server.shard.side_channels import MAX_STRANGERS
+from ps_protocol.wire.convert_options import options_to_pb
+from ps_server.serving import grpc_server
+from ps_server.shard.transport import grpc_stream
+from ps_server.shard.transport.side_channels import MAX_STRANGERS
 from tests.support.loops import LoopThread
 from tests.support.shards import (
     StubStream,
@@ -49,7 +51,7 @@ def hurry(monkeypatch):
     def limits() -> None:
         monkeypatch.setattr(grpc_stream.read_soon, "__defaults__", (0.2,))
         monkeypatch.setattr(grpc_stream.write, "__defaults__", (0.2,))
-        monkeypatch.setattr(grpc_stream.GrpcCarrier.__init__, "__defaults__", (0.2,))
+        monkeypatch.setattr(grpc_stream.GrpcServerTransport.__init__, "__defaults__", (0.2,))
         monkeypatch.setattr("ps_server.shard.service.OPEN_SECONDS", 0.2)
 
     return limits
@@ -126,7 +128,7 @@ def test_a_load_that_stops_half_way_is_given_up_and_changes_nothing(hurry):
 def test_a_push_that_stops_half_way_over_grpc_ends_its_stream_and_keeps_no_memory(monkeypatch):
     with running_shard() as shard:
         model, _ = start(shard)
-        monkeypatch.setattr(grpc_stream.GrpcCarrier.__init__, "__defaults__", (0.2,))
+        monkeypatch.setattr(grpc_stream.GrpcServerTransport.__init__, "__defaults__", (0.2,))
         stream = StubStream(shard)
         stream.send(push=pb.PushHeader(sequence=1, clock=1))
         stream.send(chunk=pb.Chunk(payload=bytes(4)))
@@ -142,14 +144,14 @@ def test_a_shard_holds_still_for_a_time_that_ends(seconds):
         model, _ = start(shard)
         stub = coordinator_stub(shard.channel, 100)
         with pytest.raises(grpc.RpcError) as refused:
-            stub.Freeze(pb.FreezeRequest(cut="cut", seconds=seconds))
+            stub.Pause(pb.PauseRequest(quiesce="cut", seconds=seconds))
         assert isinstance(error_of(refused.value), InvalidRequest)
-        stub.Freeze(pb.FreezeRequest(cut="cut", seconds=60))
+        stub.Pause(pb.PauseRequest(quiesce="cut", seconds=60))
         with pytest.raises(grpc.RpcError) as refused:
-            stub.Reach(pb.ReachRequest(cut="cut", seconds=seconds))
+            stub.CatchUp(pb.CatchUpRequest(quiesce="cut", seconds=seconds))
         assert isinstance(error_of(refused.value), InvalidRequest)
-        stub.Thaw(pb.ThawRequest(cut="cut"))
-        assert not model.gate.still
+        stub.Resume(pb.ResumeRequest(quiesce="cut"))
+        assert not model.gate.paused
 
 
 # -- one stream of each worker
@@ -200,11 +202,11 @@ def test_a_newer_load_of_a_worker_ends_the_older():
 
 
 def test_a_connection_that_says_nothing_is_closed(monkeypatch):
-    options = [(k, 200 if k == "grpc.server_handshake_timeout_ms" else v) for k, v in serving.SERVER_OPTIONS]
-    assert options != list(serving.SERVER_OPTIONS)
-    monkeypatch.setattr(serving, "SERVER_OPTIONS", options)
+    options = [(k, 200 if k == "grpc.server_handshake_timeout_ms" else v) for k, v in channel.SERVER_OPTIONS]
+    assert options != list(channel.SERVER_OPTIONS)
+    monkeypatch.setattr(channel, "SERVER_OPTIONS", options)
     with LoopThread() as loop:
-        server = loop.run(serving.start("127.0.0.1", 0, []))
+        server = loop.run(grpc_server.start("127.0.0.1", 0, []))
         with socket.create_connection(("127.0.0.1", server.port)) as stranger:
             stranger.settimeout(20)
             while stranger.recv(1 << 10):  # its settings; then the end
@@ -243,6 +245,6 @@ def test_a_stranger_may_send_128_bytes_and_no_more():
         stage = pb.Stage(begin=0, end=8, payload=bytes(8))
         channel.send(stage=stage)  # longer messages are for those who have shown theirs
         rest = bytes(model.layout.region_bytes - 8)
-        channel.send(push=pb.PushHeader(sequence=1, clock=1, staged=[0, 8], payload=rest, group_options=["{}"]))
+        channel.send(push=pb.PushHeader(sequence=1, clock=1, staged=[0, 8], payload=rest, groups=[options_to_pb({})]))
         assert channel.receive().result.sequence == 1
         worker.close()

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from ps_server.shard import watchdog as module
-from ps_server.shard.lane import INLINE_BYTES, Lane
+from ps_server.shard.executor import INLINE_BYTES, ShardExecutor
 from ps_server.shard.watchdog import EXIT_STUCK, Watchdog
 
 
@@ -35,13 +35,13 @@ def test_work_is_stuck_after_the_limit_and_the_time_for_its_bytes_and_its_stack_
     begun, release = threading.Event(), threading.Event()
 
     async def stuck() -> None:
-        lane = Lane(1, watchdog)
-        work = lane.submit(lambda: _never_ends(begun, release), nbytes)
+        executor = ShardExecutor(1, watchdog)
+        work = executor.submit(lambda: _never_ends(begun, release), nbytes)
         assert await asyncio.to_thread(begun.wait, 60)
         assert _looks_until_stuck(watchdog, 20) == looks
         release.set()
         await work
-        lane.close()
+        executor.close()
 
     asyncio.run(stuck())
     (report,) = told
@@ -53,10 +53,10 @@ def test_work_is_stuck_after_the_limit_and_the_time_for_its_bytes_and_its_stack_
 def test_work_that_ends_and_work_without_end_of_another_piece_are_not_stuck():
     watchdog = Watchdog(1.0, lambda report: pytest.fail(report))
     for _ in range(10):
-        watchdog.begin(0)
+        watchdog.work = 0, threading.get_ident()
         assert not watchdog.look()
         assert not watchdog.look()
-        watchdog.done()
+        watchdog.work = None
     assert not watchdog.look()
 
 
@@ -64,10 +64,10 @@ def test_work_that_raises_has_ended():
     watchdog = Watchdog(0.0, lambda report: pytest.fail(report))
 
     async def raising() -> None:
-        lane = Lane(1, watchdog)
+        executor = ShardExecutor(1, watchdog)
         with pytest.raises(ZeroDivisionError):
-            await lane.submit(lambda: 1 // 0, 0)
-        lane.close()
+            await executor.submit(lambda: 1 // 0, 0)
+        executor.close()
 
     asyncio.run(raising())
     assert not any(watchdog.look() for _ in range(10))
@@ -78,7 +78,7 @@ def test_it_looks_from_a_thread_of_its_own_until_it_is_closed(monkeypatch: pytes
     found = threading.Event()
     watchdog = Watchdog(0.0, lambda report: found.set())
     watchdog.start()
-    watchdog.begin(0)
+    watchdog.work = 0, threading.get_ident()
     assert found.wait(60)
     watchdog.close()
     idle = Watchdog()

@@ -15,7 +15,11 @@ def run(seed: int, size: Size | None = None, change: Callable[[Plan], Plan] = la
 
 
 def first_violation(seeds: Iterable[int], size: Size | None = None, **fixed: Any) -> str:
-    """What the judge says to the first seed that breaks a promise; empty when none does."""
+    """What the judge says to the first seed that breaks a promise; empty when none does.
+
+    One model and no standbys, where ``fixed`` does not say otherwise.
+    """
+    fixed = {"models": 1, "standby": False} | fixed
     for seed in seeds:
         outcome = run(seed, size, lambda plan: replace(plan, **fixed))
         if outcome.violation:

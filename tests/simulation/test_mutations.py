@@ -1,16 +1,23 @@
-"""The judge is not blind: with one rule broken on purpose, some seed shows it."""
+"""The judge is not blind: with one rule broken on purpose in the shipped code, some seed shows it."""
 
-import ps_server.coordinator.kept_state as kept_state
-from ps_protocol.model import Consistency, Mode
+from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
+
+from ps_protocol.errors import StorageFull
+from ps_protocol.model.spec import Consistency, Mode
 from ps_server.consistency import Position, Tracker, Verdict
-from ps_server.consistency.rules import Ssp, Sync
-from ps_server.coordinator.barrier import Barrier
-from ps_server.coordinator.spans import SpanSet
-from simulation.coordinator import SimCoordinator
-from simulation.disk import DiskLog
-from simulation.plan import Size
-from simulation.shard import SimShard
-from simulation.worker import SimWorker
+from ps_server.consistency.modes import Ssp, Sync
+from ps_server.coordinator.data.interval_set import IntervalSet
+from ps_server.coordinator.membership import durability_ledger
+from ps_server.coordinator.membership.barrier import Barrier
+from ps_server.coordinator.publisher import Publisher
+from ps_server.log import recovery
+from ps_server.log.durable import DurableLog
+from ps_server.shard.durability.replication import Replication
+from ps_server.shard.step.model import ShardModel
+from ps_worker.step.model_streams import ModelStreams
+from ps_worker.step.shard_stream import ShardStream
+from simulation.plan import Fault, Size
 from tests.simulation.runs import every_second, first_violation
 
 SEEDS = range(40)
@@ -25,7 +32,9 @@ def test_a_tracker_that_forgets_sequences_at_a_restart_applies_a_push_twice(monk
         self._participants[worker.rank].last_sequence = 0
 
     monkeypatch.setattr(Tracker, "_recall", forgetful)
-    assert "twice" in first_violation(SEEDS, SHARD_CRASHES, consistency=Consistency(Mode.ASYNC))
+    faults = tuple(Fault(2.0 + 0.4 * number, "shard_crash") for number in range(20))
+    fixed = {"durable": True, "overlap": False, "think_seconds": 0.1, "delay_seconds": 0.05}
+    assert "twice" in first_violation(SEEDS, consistency=Consistency(Mode.ASYNC), faults=faults, **fixed)
 
 
 def test_a_memento_with_held_pushes_loses_them(monkeypatch):
@@ -43,13 +52,19 @@ def test_a_memento_with_held_pushes_loses_them(monkeypatch):
 
 
 def test_an_answer_before_the_log_is_seen(monkeypatch):
-    monkeypatch.setattr(SimShard, "_after_lane", lambda self, then: then())
-    assert "not in its log" in first_violation(SEEDS, lane_seconds=0.01)
+    @asynccontextmanager
+    async def at_once(self, *, quick=False):
+        yield SimpleNamespace(version=self._working.newest.version, region=self._working.replica.region)
+
+    monkeypatch.setattr(ShardModel, "published", at_once)
+    found = first_violation(SEEDS, durable=True, fsync=True, sync_seconds=0.05)
+    assert "not in its log" in found or "instead of the sum of its log" in found
 
 
 def test_an_append_that_writes_nothing_is_seen_at_the_restart(monkeypatch):
-    monkeypatch.setattr(DiskLog, "append", lambda self, entry, torn=None: 0)
-    assert "acknowledged" in first_violation(SEEDS, SHARD_CRASHES, durable=True)
+    monkeypatch.setattr(DurableLog, "_write", lambda self, pieces, writer: None)
+    found = first_violation(SEEDS, SHARD_CRASHES, durable=True)
+    assert "acknowledged" in found or "have not finished" in found
 
 
 def test_an_ssp_bound_that_is_off_by_one_is_seen(monkeypatch):
@@ -80,27 +95,33 @@ def test_a_push_that_is_decided_twice_is_seen(monkeypatch):
             self._clocks.place(info.worker.rank, Position(info.position.phase, info.position.clock - 1))
         return push(self, info)
 
+    monkeypatch.setattr(Tracker, "last_sequence", lambda self, worker: 0)
     monkeypatch.setattr(Tracker, "push", trusting)
     fixed = {"consistency": Consistency(Mode.ASYNC), "faults": every_second("stream_break")}
     assert "twice" in first_violation(SEEDS, Size(faults=("stream_break",)), **fixed)
 
 
 def test_a_coordinator_that_tells_before_it_writes_is_seen(monkeypatch):
-    write = SimCoordinator._write_down
+    write = Publisher.write
+    told = [0]
 
     def late(self):
-        if self._scheduler.random.random() < 0.2:
+        told[0] += 1
+        if told[0] % 5 == 0:
             write(self)
 
-    monkeypatch.setattr(SimCoordinator, "_write_down", late)
+    monkeypatch.setattr(Publisher, "write", late)
     found = first_violation(SEEDS, Size(faults=("coordinator_crash", "worker_crash")))
-    assert "was given to" in found or "the coordinator restarted" in found
+    assert any(
+        text in found for text in ("was given to", "is leased to", "the coordinator restarted", "leased again")
+    ), found
 
 
 def test_an_old_copy_of_a_data_directory_that_is_let_in_is_seen(monkeypatch):
-    monkeypatch.setattr(kept_state, "check_state", lambda *brought: None)
-    size = Size(faults=("shard_crash", "old_copy"))
-    found = first_violation(SEEDS, size, durable=True)
+    monkeypatch.setattr(durability_ledger, "check_state", lambda *brought: None)
+    kinds = ("old_copy", "shard_crash", "old_copy", "old_copy", "old_copy", "old_copy")
+    faults = tuple(Fault(2.0 + 2 * at, kind) for at, kind in enumerate(kinds))
+    found = first_violation(SEEDS, durable=True, faults=faults)
     assert "was let in with state" in found
 
 
@@ -110,19 +131,68 @@ def test_a_barrier_that_opens_early_is_seen(monkeypatch):
 
 
 def test_data_that_is_leased_twice_is_seen(monkeypatch):
-    take = SpanSet.take
+    take = IntervalSet.take
 
     def generous(self, most):
         span = take(self, most)
         self.add(span)
         return span
 
-    monkeypatch.setattr(SpanSet, "take", generous)
+    monkeypatch.setattr(IntervalSet, "take", generous)
     assert "is leased to" in first_violation(SEEDS, Size(faults=()), data_items=36)
 
 
 def test_workers_that_look_at_one_shard_only_wait_for_each_other_for_ever(monkeypatch):
-    monkeypatch.setattr(SimWorker, "_sign_of_life", lambda worker, push: None)
+    def in_order(self, streams, receive, position):
+        for stream in streams:
+            while not self.persistently(stream, lambda stream=stream: receive(stream)):
+                pass
+
+    monkeypatch.setattr(ModelStreams, "in_turns", in_order)
     size = Size(faults=("shard_crash", "stream_break", "disk_full"))
     fixed = {"skipped": 0.3, "consistency": Consistency(Mode.SYNC)}
     assert "have not finished" in first_violation(range(150), size, **fixed)
+
+
+# Bugs that were found and mended (docs/simulation.md): each comes back with its mend taken out. Seeds 558, 1995 and 541
+# are the test above.
+
+SNAPSHOT_CRASHES = {"durable": False, "snapshot_seconds": 0.7, "faults": every_second("snapshot_crash")}
+
+
+def test_a_gap_before_the_newest_snapshot_is_taken_for_damage(monkeypatch):
+    needed = recovery._needed
+
+    def with_those_before(segments, snapshot, *, log_goes_on):
+        return segments if snapshot is not None else needed(segments, snapshot, log_goes_on=log_goes_on)
+
+    monkeypatch.setattr(recovery, "_needed", with_those_before)
+    assert "DamagedData" in first_violation(SEEDS[13:], **SNAPSHOT_CRASHES)
+
+
+def test_a_model_that_is_placed_without_room_for_its_record_is_seen(monkeypatch):
+    reserve = DurableLog.reserve
+
+    async def unreserved(self, nbytes):
+        with suppress(StorageFull):
+            await reserve(self, nbytes)
+
+    monkeypatch.setattr(DurableLog, "reserve", unreserved)
+    faults = tuple(Fault(0.3, "disk_full") for _ in range(8))
+    assert "InternalError" in first_violation(SEEDS, durable=True, faults=faults)
+
+
+def test_a_worker_that_does_not_say_how_far_it_has_come_stands_at_different_places(monkeypatch):
+    opened = ShardStream.open
+    monkeypatch.setattr(ShardStream, "open", lambda self, phase, clock=None: opened(self, phase, None))
+    faults = tuple(Fault(1.5 + 0.5 * number, "shard_crash") for number in range(16))
+    fixed = {"skipped": 0.6, "consistency": Consistency(Mode.SSP, staleness=0), "durable": True, "overlap": False}
+    found = first_violation(SEEDS[5:], faults=faults, **fixed)
+    assert "its clock" in found or "have not finished" in found
+
+
+def test_an_answer_before_the_standby_has_the_push_is_seen_when_it_takes_over(monkeypatch):
+    monkeypatch.setattr(Replication, "covers", lambda self, number, *, always=False: True)
+    faults = tuple(Fault(2.0 + 0.5 * number, "shard_crash") for number in range(12))
+    found = first_violation(SEEDS, durable=True, standby=True, faults=faults, delay_seconds=0.05, think_seconds=0.1)
+    assert "was acknowledged" in found

@@ -1,37 +1,33 @@
 """The real decisions keep their promises through faults, whatever the seed."""
 
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
-from simulation.plan import ALL_FAULTS, Size
+from simulation.plan import ALL_FAULTS, Fault, Size
 from tests.simulation.runs import run
 
 
-def test_sixty_seeds_with_every_fault_break_no_promise():
-    outcomes = [run(seed) for seed in range(60)]
-    broken = {outcome.seed: outcome.violation for outcome in outcomes if outcome.violation}
-    assert broken == {}, f"replay with: python -m simulation --seed {min(broken)} --trace"
-    came = {kind for outcome in outcomes for kind, count in outcome.faults.items() if count}
-    assert came == set(ALL_FAULTS)
+@pytest.mark.parametrize("seed", range(16))
+def test_a_seed_breaks_no_promise(seed):
+    assert run(seed).violation == "", f"replay with: python -m simulation --seed {seed} --trace"
 
 
-def test_sixteen_shards_and_a_hundred_workers_break_no_promise():
-    for seed in range(2):
-        outcome = run(seed, Size(shards=16, workers=100, steps=1))
-        assert outcome.violation == "", f"seed {seed}"
-        assert outcome.pushes or outcome.replies
+def test_every_kind_of_fault_comes_and_breaks_no_promise():
+    faults = tuple(Fault(2.0 + 0.7 * number, kind) for number, kind in enumerate(ALL_FAULTS))
+    outcome = run(0, change=lambda plan: replace(plan, faults=faults, quiet_at=15.0, durable=True))
+    assert outcome.violation == ""
+    assert outcome.faults.keys() == set(ALL_FAULTS)
 
 
-#: Each was a violation when it was found; docs/simulation.md says what it showed.
-FOUND = (54, 541, 558, 901, 1995, 3949, 9561)
-
-
-@pytest.mark.parametrize("seed", FOUND)
-def test_a_seed_that_once_found_a_bug_finds_it_no_more(seed):
-    assert run(seed).violation == ""
+def test_eight_shards_and_twenty_workers_break_no_promise():
+    outcome = run(1, Size(shards=8, workers=20, steps=1))
+    assert outcome.violation == ""
+    assert outcome.pushes or outcome.replies
 
 
 def test_without_faults_all_work_is_done_and_applied():
@@ -50,6 +46,6 @@ def test_a_seed_gives_the_same_history_in_every_process():
             check=True,
             text=True,
         )
-        digests.append(done.stdout)
+        digests.append(re.sub(r"torch-ps-simulation-\w+", "folder", done.stdout))
     assert digests[0] == digests[1]
     assert len(digests[0].splitlines()) > 50

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ps_protocol.client.coordinator import CoordinatorClient
-from ps_server import serving
 from ps_server.coordinator.driver import Driver
-from ps_server.coordinator.journal import Journal
+from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.service import MAX_REQUEST_BYTES, SERVICE_NAME, CoordinatorService
 from ps_server.coordinator.settings import ClusterSettings
+from ps_server.serving import grpc_server
 from tests.support.loops import LoopThread
 
 
@@ -33,7 +33,7 @@ class TestCoordinator:
         self._data_dir = data_dir
         self._driver: Driver | None = None
         self._journal: Journal | None = None
-        self._server: serving.RunningServer | None = None
+        self._server: grpc_server.RunningServer | None = None
 
     def start(self, settings: ClusterSettings | None = None) -> None:
         self._loop.run(self._start(settings or self.settings))
@@ -69,7 +69,7 @@ class TestCoordinator:
     async def _serve(self) -> None:
         assert self._driver is not None
         service = CoordinatorService(self._driver)
-        self._server = await serving.start(
+        self._server = await grpc_server.start(
             "127.0.0.1", self.port, [(SERVICE_NAME, service.register)], MAX_REQUEST_BYTES
         )
         self.port, self.address = self._server.port, self._server.address

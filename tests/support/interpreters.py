@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO
 
-from tests.recovery.zygote import PYTHON, Zygote, shared
+import psutil
+
+from tests.recovery.zygote import PATIENCE_SECONDS, PYTHON, Zygote, shared
 
 
 class Interpreter:
@@ -50,3 +57,51 @@ class Interpreter:
         self.wait()
         self.stdin.close()
         self.stdout.close()
+
+
+def alive() -> list[int]:
+    """Processes forked for this test session that have not ended."""
+    children = psutil.Process(shared().pid).children()
+    return [child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE]
+
+
+class Popen:
+    """A ``subprocess.Popen`` of ``sys.executable``, as programs of this repository use it, that is forked.
+
+    ``env`` is added to the environment of the tests.
+    """
+
+    def __init__(
+        self, command: Sequence[str], *, stdin: None, stdout: IO[bytes], stderr: IO[bytes], env: Mapping[str, str]
+    ) -> None:
+        executable, *arguments = command
+        assert executable == sys.executable
+        with Path(os.devnull).open() as nothing:
+            files = (nothing.fileno(), stdout.fileno(), stderr.fileno())
+            self._process = shared().start(PYTHON, arguments, env, files)
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """As of the newest ``poll`` or ``wait``."""
+        return self._process.code
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    def wait(self, seconds: float = PATIENCE_SECONDS) -> int:
+        """The exit code, once it has ended."""
+        return self._process.wait(seconds)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal, if it runs."""
+        self._process.send(number)
+
+    def kill(self) -> None:
+        """End it."""
+        self.send_signal(signal.SIGKILL)
+
+
+#: What a program may have in the place of the module ``subprocess``.
+FORKING = SimpleNamespace(Popen=Popen, DEVNULL=None, TimeoutExpired=AssertionError)

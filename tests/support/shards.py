@@ -16,26 +16,29 @@ import grpc
 import torch
 
 from ps_protocol import PROTOCOL_VERSION
-from ps_protocol.channel import SHARD_KEY
-from ps_protocol.errors import ERROR_TRAILER, PsError, from_detail
-from ps_protocol.layout import Layout, aligned
-from ps_protocol.model import Consistency, DType, Kind, ModelSpec, NonFinite, ShardMap, Slice, Variable
+from ps_protocol.cluster.view import ClusterView, Member, Role
+from ps_protocol.errors import ERROR_TRAILER, PsError
+from ps_protocol.model.layout import Layout, aligned
+from ps_protocol.model.spec import Consistency, DType, Kind, ModelSpec, NonFinite, ShardMap, Slice, Variable
+from ps_protocol.rpc.channel import SHARD_KEY
 from ps_protocol.v1 import common_pb2, shard_pb2, shard_pb2_grpc
-from ps_protocol.view import ClusterView, Member, Role
-from ps_server import serving
-from ps_server.checkpoint.roots import CheckpointRoots
+from ps_protocol.wire.convert_errors import from_detail
+from ps_server.checkpoint.folder.roots import CheckpointRoots
+from ps_server.cli.options.storage import StorageConfig
 from ps_server.failpoints import Failpoints
-from ps_server.log import Entry, MemoryLog, Update, UpdateLog
+from ps_server.log.entries import AppliedUpdate, Entry, MemoryLog, UpdateLog
+from ps_server.serving import grpc_server
+from ps_server.shard.access.fence import Fence
+from ps_server.shard.config import SideChannelConfig
+from ps_server.shard.context import ShardContext
 from ps_server.shard.counters import Counters
-from ps_server.shard.fence import Fence
-from ps_server.shard.lane import Lane
-from ps_server.shard.model import ShardModel
-from ps_server.shard.published import Published
-from ps_server.shard.registry import Registry, ShardParts
+from ps_server.shard.durability.storage import Storage
+from ps_server.shard.executor import ShardExecutor
+from ps_server.shard.models import Registry
 from ps_server.shard.service import SERVICE, ShardService
-from ps_server.shard.side_channels import SideChannelConfig, SideChannels
-from ps_server.shard.storage import Storage
-from ps_server.storage_options import StorageConfig
+from ps_server.shard.step.model import ShardModel
+from ps_server.shard.step.published import Published
+from ps_server.shard.transport.side_channels import SideChannels
 from tests.support.loops import LoopThread
 
 TOKEN = "what only the coordinator knows"
@@ -82,10 +85,10 @@ class RecordingLog(MemoryLog):
 
     def __init__(self) -> None:
         super().__init__()
-        self.updates: list[tuple[Update, torch.Tensor]] = []
+        self.updates: list[tuple[AppliedUpdate, torch.Tensor]] = []
 
     def append(self, entry: Entry) -> int:
-        if isinstance(entry, Update):
+        if isinstance(entry, AppliedUpdate):
             self.updates.append((entry, entry.step.gradients.data.clone()))
         return super().append(entry)
 
@@ -169,21 +172,21 @@ def running_shard(
         raise AssertionError(f"the test places its models itself, not {name}")
 
     with LoopThread() as loop, ExitStack() as closing:
-        lane, counters, failpoints = Lane(1), Counters(), Failpoints()
-        closing.callback(lane.close)
-        storage = loop.run(Storage.open(0, storage_config or StorageConfig(), lane))
+        executor, counters, failpoints = ShardExecutor(1), Counters(), Failpoints()
+        closing.callback(executor.close)
+        storage = loop.run(Storage.open(0, storage_config or StorageConfig(), executor))
         closing.callback(lambda: loop.run(storage.close()))
         everywhere = CheckpointRoots.of([Path("/")])
-        parts = ShardParts(
+        context = ShardContext(
             0,
-            lane,
+            executor,
             fetch or no_map,
             log or storage.log,
             failpoints,
             promises=lambda: storage.promised,
             checkpoints=checkpoints or everywhere,
         )
-        registry = Registry(parts, storage.recovered)
+        registry = Registry(context, storage.recovered)
         shard = TestShard(loop, registry, failpoints, counters, storage)
 
         async def begin() -> None:
@@ -196,7 +199,7 @@ def running_shard(
         if joined:
             fence.begin(incarnation, TOKEN)
         service = ShardService(0, registry, counters, side_channels, fence=fence)
-        server = loop.run(serving.start("127.0.0.1", 0, [(SERVICE, service.register)]))
+        server = loop.run(grpc_server.start("127.0.0.1", 0, [(SERVICE, service.register)]))
         closing.callback(lambda: loop.run(server.stop(0.2)))
         shard.address = server.address
         shard.set_view(live or {0: 1}, consistency or Consistency())
@@ -237,8 +240,9 @@ class StubStream:
             self.sequence, self.clock = self.sequence + 1, self.clock + 1
         fields = {"sequence": self.sequence, "phase": self.phase, "clock": self.clock, "pulled_version": self.version}
         self.send(push=shard_pb2.PushHeader(**(fields | header)))
-        for position in range(0, len(payload), 7):  # an odd chunk size: nothing may depend on it
-            piece = payload[position : position + 7]
+        size = max(7, len(payload) // 5 | 1)  # an odd number of bytes: nothing may depend on it
+        for position in range(0, len(payload), size):
+            piece = payload[position : position + size]
             self.send(chunk=shard_pb2.Chunk(position=position, payload=piece))
 
     def result(self) -> tuple[shard_pb2.StepResult, bytes]:

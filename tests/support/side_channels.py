@@ -12,11 +12,11 @@ import grpc
 import pytest
 
 from ps_protocol.errors import PsError
-from ps_protocol.messages import LENGTH, framed
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_server.shard.model import ShardModel
-from ps_server.shard.side_channels import SideChannelConfig
+from ps_protocol.wire.socket_messages import LENGTH, framed
+from ps_server.shard.config import SideChannelConfig
+from ps_server.shard.step.model import ShardModel
 from tests.support.shards import (
     StubStream,
     TestShard,

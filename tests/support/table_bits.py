@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ps_server.shard.bucket_groups import buckets_of
-from ps_server.shard.model import ShardModel
-from ps_server.tables import BucketContents, Table
+from ps_server.shard.step.model import ShardModel
+from ps_server.state.bucket_groups import buckets_of
+from ps_server.tables.bucket_contents import BucketContents
+from ps_server.tables.table import ShardTable
 from tests.support.shards import TestShard
 
 Bits = Mapping[tuple[int, int], bytes]
 """By number of a table and number of a bucket."""
 
 
-def bits_of(tables: Sequence[Table], buckets: Sequence[Sequence[int]]) -> Bits:
+def bits_of(tables: Sequence[ShardTable], buckets: Sequence[Sequence[int]]) -> Bits:
     """Of tables that nobody changes meanwhile, by the buckets of each."""
     return _bits((n, table.contents(bucket)) for n, table in enumerate(tables) for bucket in buckets[n])
 

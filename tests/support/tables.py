@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ps_protocol.model import ModelSpec, ShardMap
-from ps_protocol.tables import ROW_OPTIMIZERS, Ids, RowInit, RowLife, TableSpec
+from ps_protocol.model.spec import ModelSpec, ShardMap
+from ps_protocol.model.tables import ROW_OPTIMIZERS, Ids, RowInit, RowLife, TableSpec
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
-from ps_server.shard.model import ShardModel
+from ps_server.shard.step.model import ShardModel
 from tests.support.shards import StubStream, TestShard, load, simple_spec, whole_map, writer
 
 Rows = npt.NDArray[np.float32]

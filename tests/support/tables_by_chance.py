@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ps_protocol.tables import Eviction, RowLife
+from ps_protocol.model.tables import Eviction, RowLife
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_server.shard.model import ShardModel
+from ps_server.shard.step.model import ShardModel
 from tests.support.shards import TestShard
 from tests.support.tables import Rows, RowStream, array, table_spec
 
@@ -40,7 +40,7 @@ def numbers(chance: random.Random, rows: int, width: int) -> Rows:
 def age(shard: TestShard, model: ShardModel) -> None:
     """Let all rows go that have to."""
     for table in range(len(TABLES)):
-        while shard.loop.run(model.age(table, 0.0)):
+        while shard.loop.run(model.rows.expire(table, 0.0)):
             pass
 
 

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ps_protocol.tables import ROW_OPTIMIZERS, Ids, RowInit, RowLife, TableSpec
-from ps_server.tables import BucketContents, RowStep, Table
+from ps_protocol.model.tables import ROW_OPTIMIZERS, Ids, RowInit, RowLife, TableSpec
+from ps_server.tables.bucket_contents import BucketContents
+from ps_server.tables.step import RowStep
+from ps_server.tables.table import ShardTable
 
 UNIFORM = RowInit("uniform", -0.1, 0.1)
 NO_IDS: Ids = np.empty(0, np.int64)
@@ -28,11 +30,11 @@ def spec(
     return TableSpec(name, dim, seed, init, optimizer, {**ROW_OPTIMIZERS[optimizer], **options}, life, buckets)
 
 
-def table(of: TableSpec) -> Table:
-    return Table(of, range(of.buckets))
+def table(of: TableSpec) -> ShardTable:
+    return ShardTable(of, range(of.buckets))
 
 
-def use(held: Table, ids: Sequence[int] | Ids, gradients: npt.NDArray[np.float32] | None = None) -> None:
+def use(held: ShardTable, ids: Sequence[int] | Ids, gradients: npt.NDArray[np.float32] | None = None) -> None:
     """One update with these ids; without gradients, of zeros."""
     numbers = np.array(ids, np.int64)
     if gradients is None:
@@ -40,7 +42,7 @@ def use(held: Table, ids: Sequence[int] | Ids, gradients: npt.NDArray[np.float32
     held.apply(RowStep(0, numbers, gradients, held.updates + 1, held.spec.options))
 
 
-def values(held: Table, ids: Sequence[int] | Ids) -> npt.NDArray[np.float32]:
+def values(held: ShardTable, ids: Sequence[int] | Ids) -> npt.NDArray[np.float32]:
     out = np.empty((len(ids), held.spec.dim), np.float32)
     held.look_up(np.array(ids, np.int64), out)
     return out
@@ -51,7 +53,7 @@ def random_ids(random: np.random.Generator, count: int) -> Ids:
     return np.unique(random.integers(-(2**63), 2**63 - 1, 2 * count) >> random.integers(0, 60, 2 * count))[:count]
 
 
-def ids_there(held: Table) -> set[int]:
+def ids_there(held: ShardTable) -> set[int]:
     return {int(id_) for bucket in range(held.spec.buckets) for id_ in held.contents(bucket).ids}
 
 

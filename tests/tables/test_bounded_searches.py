@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ps_protocol import ids as compiled
 from ps_protocol.errors import InternalError
-from ps_protocol.tables import Ids
+from ps_protocol.model import ids as compiled
+from ps_protocol.model.tables import Ids
 from ps_server.tables.store import RowStore
 
 HERE = np.arange(5)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ps_protocol.ids import buckets_of
-from ps_protocol.tables import Eviction, RowLife
+from ps_protocol.model.ids import buckets_of
+from ps_protocol.model.tables import Eviction, RowLife
 from ps_server.tables import changes
 from tests.tables.samples import NO_IDS, spec, table, use, values
 

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import InvalidRequest
-from ps_protocol.tables import ROW_OPTIMIZERS, Eviction, RowLife, TableSpec
+from ps_protocol.model.tables import ROW_OPTIMIZERS, Eviction, RowLife, TableSpec
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_server.tables import BucketContents, Table
-from ps_server.tables.contents import MAX_UPDATES
+from ps_server.tables.bucket_contents import MAX_UPDATES, BucketContents
+from ps_server.tables.table import ShardTable
 from tests.tables.samples import NO_IDS, random_ids, same, spec, table, use, values
 
 _LIFE = RowLife(admit_after=2, max_rows=1000, eviction=Eviction.LFU)
 
 
-def _trained(declared: TableSpec, seed: int = 1, steps: int = 6) -> Table:
+def _trained(declared: TableSpec, seed: int = 1, steps: int = 6) -> ShardTable:
     random = np.random.default_rng(seed)
     ids, held = random_ids(random, 300), table(declared)
     for _ in range(steps):
@@ -24,7 +24,7 @@ def _trained(declared: TableSpec, seed: int = 1, steps: int = 6) -> Table:
     return held
 
 
-def _sent(held: Table, bucket: int) -> BucketContents:
+def _sent(held: ShardTable, bucket: int) -> BucketContents:
     contents = held.contents(bucket)
     message = pb.Bucket.FromString(contents.message(3).SerializeToString())
     return BucketContents.read(held.spec, message, memoryview(b"".join(contents.pieces())))
@@ -35,7 +35,7 @@ def test_buckets_put_elsewhere_go_on_as_where_they_were(name: str) -> None:
     held = _trained(spec(name, life=_LIFE))
     assert held.rows > 50
     assert held.waiting > 20
-    other = Table(held.spec, [])
+    other = ShardTable(held.spec, [])
     for bucket in range(held.spec.buckets):
         other.put(_sent(held, bucket))
     for each in (held, other):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import InvalidRequest, UnsupportedOptimizer
-from ps_protocol.tables import LARGEST_OPTION, ROW_OPTIMIZERS, RowInit, validate, validate_options
-from ps_server.tables import RowStep
+from ps_protocol.model.tables import LARGEST_OPTION, ROW_OPTIMIZERS, RowInit, validate, validate_options
+from ps_server.tables.step import RowStep
 from tests.tables.samples import spec, table, use, values
 
 EDGES = (0.0, 5e-324, 1e-38, 1e-8, 0.5, 1 - 1e-7, 1 - 2**-53, 1.0, 1e9, 1e38, 1e39, 1e308, -0.5, -10.0, -1e308)

@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "module", ["ps_worker", "ps_server.shard.main", "ps_server.coordinator.main", "ps_server.launcher.main"]
+    "module", ["ps_worker", "ps_server.shard.main", "ps_server.coordinator.main", "ps_server.cli.launcher.main"]
 )
 def test_compiled_code_is_imported_at_its_first_use_only(module):
     code = f"import sys, {module}; sys.exit('numba' in sys.modules)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ps_protocol.tables import ROW_OPTIMIZERS, RowInit
+from ps_protocol.model.tables import ROW_OPTIMIZERS, RowInit
 from tests.tables.samples import random_ids, spec, table, use, values
 
 

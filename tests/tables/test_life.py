@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ps_protocol.tables import Eviction, RowLife
-from ps_server.tables import Table, life
+from ps_protocol.model.tables import Eviction, RowLife
+from ps_server.tables import retention
+from ps_server.tables.table import ShardTable
 from tests.tables.samples import NO_IDS, ids_there, spec, table, use, values
 
 
-def _drop_all(held: Table, now: float = 0.0, keep: np.ndarray = NO_IDS) -> tuple[set[int], set[int]]:
+def _drop_all(held: ShardTable, now: float = 0.0, keep: np.ndarray = NO_IDS) -> tuple[set[int], set[int]]:
     rows, waiting = set[int](), set[int]()
     while True:
         ids, waiting_ids = held.to_drop(now, keep)
@@ -96,7 +97,7 @@ def test_rows_go_that_were_not_used_for_so_many_seconds() -> None:
 
 
 def test_seconds_are_told_apart_to_a_64th_of_the_time() -> None:
-    calendar = life.Calendar(RowLife(expire_after_seconds=64))
+    calendar = retention.Calendar(RowLife(expire_after_seconds=64))
     for second in range(1000):
         through = calendar.expired_through(float(second), second)
         assert through == (second - 64 if second >= 64 else -1)
@@ -104,7 +105,7 @@ def test_seconds_are_told_apart_to_a_64th_of_the_time() -> None:
 
 
 def test_a_clock_set_back_lets_nothing_go_early() -> None:
-    calendar = life.Calendar(RowLife(expire_after_seconds=10))
+    calendar = retention.Calendar(RowLife(expire_after_seconds=10))
     assert calendar.expired_through(1000.0, 5) == -1
     assert calendar.expired_through(500.0, 6) == -1
     assert calendar.expired_through(509.0, 7) == -1
@@ -186,8 +187,8 @@ def test_a_table_says_whether_its_rows_ever_go() -> None:
 
 @pytest.mark.parametrize("eviction", [Eviction.LRU, Eviction.LFU])
 def test_of_very_many_rows_the_oldest_go_in_bounded_lots(eviction: Eviction, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(life, "WINDOW_ROWS", 100)
-    monkeypatch.setattr(life, "LOT_ROWS", 30)
+    monkeypatch.setattr(retention, "WINDOW_ROWS", 100)
+    monkeypatch.setattr(retention, "LOT_ROWS", 30)
     held = table(spec(life=RowLife(max_rows=1024, eviction=eviction)))
     for begin in range(0, 2000, 50):
         use(held, range(begin, begin + 50))
@@ -206,8 +207,8 @@ def test_of_very_many_rows_the_oldest_go_in_bounded_lots(eviction: Eviction, mon
 
 
 def test_of_very_many_rows_all_expired_ones_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(life, "WINDOW_ROWS", 100)
-    monkeypatch.setattr(life, "LOT_ROWS", 30)
+    monkeypatch.setattr(retention, "WINDOW_ROWS", 100)
+    monkeypatch.setattr(retention, "LOT_ROWS", 30)
     held = table(spec(life=RowLife(expire_after_updates=2)))
     use(held, range(3000))
     use(held, range(0, 3000, 3))

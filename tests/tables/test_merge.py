@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import InvalidRequest
-from ps_server.tables import first_nonfinite_row, has_duplicates, merge_rows
+from ps_server.tables.merge import first_nonfinite_row, has_duplicates, merge_rows
 from tests.tables.samples import NO_IDS, random_ids
 
 

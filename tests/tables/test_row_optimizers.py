@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from ps_protocol.tables import ROW_OPTIMIZERS, Ids, TableSpec
-from ps_server.tables import RowStep
+from ps_protocol.model.tables import ROW_OPTIMIZERS, Ids, TableSpec
+from ps_server.tables.step import RowStep
 from tests.tables.samples import random_ids, spec, table, use, values
 
 DIM, IDS, STEPS = 6, 40, 25

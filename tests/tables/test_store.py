@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ps_protocol.errors import TableFull
 from ps_server.tables.store import Columns, RowStore, map_capacity
+from tests.support.length import examples
 from tests.tables.samples import random_ids
 
 _ID = st.one_of(st.integers(0, 60), st.integers(-(2**63), 2**63 - 1), st.sampled_from([-1, 2**63 - 1, -(2**63)]))
@@ -30,7 +31,7 @@ def _check(store: RowStore, expected: dict[int, int]) -> None:
     assert all((np.sort(store.ids[rows]) == store.ids[rows]).all() for rows in of_buckets)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60, derandomize=True)
 @given(st.sampled_from([1, 4, 64]), st.lists(_ACTION, max_size=12))
 def test_a_store_is_a_dict(buckets: int, actions: list[tuple[str, list[int]]]) -> None:
     store, expected = RowStore(buckets, 2, with_uses=True), dict[int, int]()

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import InvalidRequest, TableFull
-from ps_protocol.ids import buckets_of
-from ps_protocol.tables import ROW_OPTIMIZERS, Eviction, RowLife
-from ps_server.tables import RowStep, Table, merge_rows
+from ps_protocol.model.ids import buckets_of
+from ps_protocol.model.tables import ROW_OPTIMIZERS, Eviction, RowLife
+from ps_server.tables.merge import merge_rows
+from ps_server.tables.step import RowStep
+from ps_server.tables.table import ShardTable
 from tests.tables.samples import NO_IDS, ids_there, random_ids, same, spec, table, use, values
 
 
@@ -18,7 +20,7 @@ def test_rows_are_bitwise_the_same_on_one_shard_and_on_three(name: str) -> None:
     life = RowLife(admit_after=2)
     ids = random_ids(random, 500)
     whole = table(spec(name, dim=5, buckets=16, life=life))
-    shards = [Table(whole.spec, range(shard, 16, 3)) for shard in range(3)]
+    shards = [ShardTable(whole.spec, range(shard, 16, 3)) for shard in range(3)]
     finer = table(spec(name, dim=5, buckets=64, life=life))
     for _ in range(8):
         pushes = [
@@ -61,7 +63,7 @@ def test_skipped_buckets_are_left_alone_by_every_change(life: RowLife) -> None:
     ids = random_ids(random, 400)
     skip = np.arange(8) % 2 == 0
 
-    def change(held: Table, skipped: np.ndarray | None) -> None:
+    def change(held: ShardTable, skipped: np.ndarray | None) -> None:
         for _ in range(3):
             rows = np.ones((ids.size, 4), np.float32)
             held.apply(RowStep(0, ids, rows, held.updates + 1, held.spec.options), 1.0, skipped)
@@ -120,7 +122,7 @@ def test_dropped_rows_begin_anew() -> None:
 
 
 def test_an_id_of_another_shard_is_named() -> None:
-    held = Table(spec(), [0, 1])
+    held = ShardTable(spec(), [0, 1])
     ids = np.arange(100)
     buckets = buckets_of(ids, 8)
     held.check_here(ids[buckets < 2])
@@ -131,7 +133,7 @@ def test_an_id_of_another_shard_is_named() -> None:
 
 
 def test_a_table_that_refuses_is_full_at_its_share() -> None:
-    held = Table(spec(life=RowLife(max_rows=80)), [0, 1, 2, 3])
+    held = ShardTable(spec(life=RowLife(max_rows=80)), [0, 1, 2, 3])
     ids = np.arange(400)
     mine = ids[buckets_of(ids, 8) < 4]
     assert held.share == 40

@@ -12,19 +12,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import grpc
 import pytest
 import torch
 import uvloop
 
 from ps_protocol import PROTOCOL_VERSION
-from ps_protocol.channel import CLIENT_OPTIONS
-from ps_protocol.frames import pieces_of
+from ps_protocol.cluster.answers import StepAnswer
+from ps_protocol.cluster.transport import Transport
+from ps_protocol.rpc.channel import open_channel
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_server.shard.model import ShardModel
-from ps_worker.carriers import Link, open_stream
-from ps_worker.replies import Peer
+from ps_protocol.wire.frames import pieces_of
+from ps_server.shard.step.model import ShardModel
+from ps_worker.transport.base import Link
+from ps_worker.transport.negotiate import open_stream
+from ps_worker.transport.replies import Peer
 from tests.support import shards
 from tests.support.loops import LoopThread
 from tests.support.shards import TestShard, flat, load, simple_spec, unflat, wait_until, whole_map
@@ -104,7 +106,7 @@ class Line:
         self.layout = model.layout
         self.waits: list[str] = []
         self.on_wait: Callable[[], None] = lambda: None
-        self._channel = grpc.insecure_channel(shard.address, CLIENT_OPTIONS)
+        self._channel = open_channel(shard.address)
         request = pb.Open(
             model=model.name,
             worker=pb.WorkerId(rank=rank, incarnation=incarnation),
@@ -113,7 +115,7 @@ class Line:
             phase=phase,
         )
         link = Link(Peer(0, shard.address), model.layout, self._waited)
-        wanted = [TRANSPORTS[name] for name in transports if name != "grpc"]
+        wanted = [Transport(name) for name in transports if name != "grpc"]
         try:
             self.opened, self.carrier = open_stream(self._channel, link, request, wanted)
         except BaseException:
@@ -127,7 +129,7 @@ class Line:
 
     @property
     def transport(self) -> str:
-        return common_pb2.Transport.Name(self.carrier.transport).removeprefix("TRANSPORT_").lower()
+        return self.carrier.transport.value
 
     def push(self, gradients: Tensors, **header: Any) -> None:
         """Send the next push; None is an absent slice, and ``header`` overrides its fields."""
@@ -148,13 +150,13 @@ class Line:
         ranges = [] if message.skipped else self.layout.ranges(absent, buffers=message.with_buffers)
         self.carrier.push(message, pieces_of(self._gradients, ranges))
 
-    def receive(self) -> pb.StepResult:
+    def receive(self) -> StepAnswer:
         while (result := self.carrier.receive(self._place)) is None:
             pass
         self.version = result.version
         return result
 
-    def exchange(self, gradients: Tensors, **header: Any) -> pb.StepResult:
+    def exchange(self, gradients: Tensors, **header: Any) -> StepAnswer:
         self.push(gradients, **header)
         return self.receive()
 
@@ -178,7 +180,7 @@ class Line:
         self._gradients = memoryview(b"")
         del self.carrier
 
-    def _place(self, result: pb.StepResult) -> list[memoryview]:
+    def _place(self, result: StepAnswer) -> list[memoryview]:
         return pieces_of(self._received, self.layout.ranges(result.absent, buffers=result.with_buffers))
 
     def _waited(self, reason: str) -> None:

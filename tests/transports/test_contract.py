@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from ps_protocol.errors import Fenced, InvalidRequest, NonFiniteGradient, Unavailable
-from ps_protocol.model import Consistency, Mode
+from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
 from tests.support.shards import unflat, wait_until
@@ -52,7 +52,7 @@ def test_steps_of_every_size_are_those_of_one_process(transport, shapes):
             for number, step in enumerate(steps, 1):
                 worker.forget()
                 result = worker.exchange(step)
-                assert (result.outcome, result.version, result.sequence) == (pb.OUTCOME_APPLIED, number, number)
+                assert (result.outcome, result.version, result.sequence) == ("APPLIED", number, number)
                 assert_same(worker.values, trained(initial, *steps[:number]))
         wait_until(lambda: is_idle(model))
 
@@ -67,7 +67,7 @@ def test_absent_slices_in_hundreds_of_pieces_are_left_alone(transport):
             assert_same(worker.values, trained(initial, step))
             # No gradient at all is a step too.
             result = worker.exchange([None] * 1200)
-            assert (result.outcome, result.version) == (pb.OUTCOME_APPLIED, 2)
+            assert (result.outcome, result.version) == ("APPLIED", 2)
             assert_same(worker.values, trained(initial, step))
         wait_until(lambda: is_idle(model))
 
@@ -97,7 +97,7 @@ def test_a_skipped_step_moves_the_clock_and_carries_nothing(transport):
         model, initial = begin(shard, *LARGE)
         with line(shard, model, transport) as worker:
             result = worker.exchange(whole_numbers(model, 1), skipped=True)
-            assert (result.outcome, result.version, result.clock) == (pb.OUTCOME_SKIPPED, 0, 1)
+            assert (result.outcome, result.version, result.clock) == ("SKIPPED", 0, 1)
             assert_same(worker.values, initial)
             step = whole_numbers(model, 2)
             worker.exchange(step)
@@ -116,7 +116,7 @@ def test_a_repeated_push_is_answered_again_and_not_applied_again(transport, shap
         with line(shard, model, transport) as again:
             assert (again.opened.last_sequence, again.opened.clock) == (1, 1)
             result = again.exchange(step, sequence=1, clock=1)
-            assert (result.outcome, result.version) == (pb.OUTCOME_DUPLICATE, 1)
+            assert (result.outcome, result.version) == ("DUPLICATE", 1)
             assert_same(again.values, trained(initial, step))
         wait_until(lambda: is_idle(model))
 
@@ -126,7 +126,7 @@ def test_a_push_without_a_pull_is_answered_without_parameters(transport):
         model, _ = begin(shard, *LARGE)
         with line(shard, model, transport) as worker:
             result = worker.exchange(whole_numbers(model, 1), push_only=True)
-            assert (result.outcome, result.payload_bytes) == (pb.OUTCOME_PENDING, 0)
+            assert (result.outcome, result.payload_bytes) == ("PENDING", 0)
 
 
 def test_an_arrival_sent_behind_a_push_is_taken_in_order(transport):
@@ -137,7 +137,7 @@ def test_an_arrival_sent_behind_a_push_is_taken_in_order(transport):
             two.carrier.arrive(0)  # it holds nobody back in phase 0
             one.push(step)
             one.carrier.arrive(0)
-            assert one.receive().outcome == pb.OUTCOME_APPLIED
+            assert one.receive().outcome == "APPLIED"
             assert_same(one.values, trained(initial, step))
             wait_until(lambda: [s.position.phase for s in model.tracker.clocks()] == [1, 1])
         wait_until(lambda: is_idle(model))
@@ -157,7 +157,7 @@ def test_two_pushes_on_their_way_are_answered_in_order(transport):
 
 
 def test_a_parked_pull_gives_signs_of_life_and_then_its_parameters(transport, monkeypatch):
-    monkeypatch.setattr("ps_server.shard.stream.WAITING_SECONDS", 0.02)
+    monkeypatch.setattr("ps_server.shard.step.stream.WAITING_SECONDS", 0.02)
     with running_shard({0: 1, 1: 2}, SYNC) as shard:
         model, initial = begin(shard, *LARGE)
         step = whole_numbers(model, 1)
@@ -199,7 +199,7 @@ def test_a_refused_push_is_an_error_in_its_answer_and_the_stream_goes_on(transpo
         bad[1][2] = float("nan")
         with line(shard, model, transport) as worker:
             result = worker.exchange(bad)
-            assert (result.outcome, result.error.code) == (pb.OUTCOME_REFUSED, NonFiniteGradient.code)
+            assert (result.outcome, result.error.code) == ("REFUSED", NonFiniteGradient.code)
             assert result.error.variable == "v1"
             worker.exchange(good)
             assert_same(worker.values, trained(initial, good))

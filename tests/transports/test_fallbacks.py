@@ -12,12 +12,10 @@ import pytest
 import torch
 
 from ps_protocol.errors import PsError
-from ps_protocol.segments import Segment
-from ps_protocol.v1 import shard_pb2 as pb
-from ps_server.shard.main import ShardConfig
-from ps_server.shard.side_channels import SideChannelConfig, SideChannels
-from ps_worker.carriers import negotiate
-from tests.session.jobs import running_job
+from ps_protocol.wire.shared_memory import SharedMemory
+from ps_server.shard.config import ShardConfig, SideChannelConfig
+from ps_server.shard.transport.side_channels import SideChannels
+from ps_worker.transport import negotiate
 from tests.support.ports import free_port
 from tests.support.shards import wait_until
 from tests.transports.support import (
@@ -32,6 +30,7 @@ from tests.transports.support import (
     trained,
     whole_numbers,
 )
+from tests.worker.jobs import running_job
 
 pytestmark = pytest.mark.usefixtures("loop", "quiet")
 
@@ -75,17 +74,17 @@ def test_who_asks_for_bulk_alone_does_not_get_shared_memory():
 @pytest.mark.parametrize(("asked", "found"), [(("shm", "bulk"), "bulk"), (("shm",), "grpc")])
 def test_a_shard_without_room_for_segments_is_used_over_the_next_transport(monkeypatch, asked, found):
     with trains_over(found, *asked):
-        monkeypatch.setattr(Segment, "create", no_memory)
+        monkeypatch.setattr(SharedMemory, "create", no_memory)
 
 
-def no_memory(size_bytes: int) -> Segment:
+def no_memory(size_bytes: int) -> SharedMemory:
     raise OSError("no room")
 
 
 def test_parameters_that_lie_in_memory_of_the_shards_own_are_sent_instead_of_lent(monkeypatch):
     with running_shard() as shard:
         with monkeypatch.context() as without:
-            without.setattr(Segment, "create", no_memory)
+            without.setattr(SharedMemory, "create", no_memory)
             model, initial = begin(shard, *LARGE)
         steps = [whole_numbers(model, seed) for seed in (1, 2)]
         with line(shard, model, "shm") as worker:
@@ -96,12 +95,12 @@ def test_parameters_that_lie_in_memory_of_the_shards_own_are_sent_instead_of_len
 
 
 def test_a_worker_that_cannot_map_segments_goes_on_over_bulk(monkeypatch):
-    def cannot(fd: int, *_: object, **__: object) -> Segment:
+    def cannot(fd: int, *_: object, **__: object) -> SharedMemory:
         os.close(fd)
         raise ValueError("mmap length is greater than file size")
 
     with trains_over("bulk", "shm", "bulk"):
-        monkeypatch.setattr(Segment, "attach", cannot)
+        monkeypatch.setattr(SharedMemory, "attach", cannot)
 
 
 @pytest.mark.parametrize("port", [None, 1 << 16, (1 << 32) - 1], ids=["nobody listens", "no port", "a huge number"])
@@ -112,8 +111,8 @@ def test_a_port_that_cannot_be_reached_is_passed_over(monkeypatch, port):
 
 @pytest.mark.parametrize("name", ["torch-ps-nobody", "x" * 500, "no\0name"], ids=["unknown", "too long", "odd"])
 def test_a_unix_socket_that_cannot_be_reached_is_passed_over(monkeypatch, name):
-    def offering(self, transport, layout):
-        channel = offered(self, transport, layout)
+    def offering(self, transport, token, layout):
+        channel = offered(self, transport, token, layout)
         if channel is not None and channel.name:
             channel.name = name
         return channel
@@ -151,7 +150,7 @@ def test_a_stream_falls_back_anew_each_time_it_is_opened(monkeypatch):
                     broken.setattr(SideChannels, "port", free_port())
                 worker = Line(shard, model, "bulk")
                 assert worker.transport == ("grpc" if attempt == 1 else "bulk")
-                assert worker.exchange([None, None, None]).outcome == pb.OUTCOME_APPLIED
+                assert worker.exchange([None, None, None]).outcome == "APPLIED"
                 worker.close()
 
 
@@ -174,7 +173,7 @@ def test_the_log_names_the_transport_and_warns_where_it_is_not_what_was_asked_fo
 ):
     caplog.set_level(logging.INFO, "ps_worker")
     if config is not None:
-        monkeypatch.setattr("tests.session.jobs.ShardConfig", partial(ShardConfig, side_channels=config))
+        monkeypatch.setattr("tests.worker.jobs.ShardConfig", partial(ShardConfig, side_channels=config))
     with running_job(2, 1) as job, job.cluster(transport=asked) as cluster:
         parameter = torch.nn.Parameter(torch.zeros(100, 400))
         optimizer = cluster.optimizer(torch.optim.SGD, [parameter], lr=1.0)
@@ -182,5 +181,5 @@ def test_the_log_names_the_transport_and_warns_where_it_is_not_what_was_asked_fo
             parameter.grad = torch.ones_like(parameter)
             optimizer.step()
         assert parameter.eq(-2.0).all()
-    told = [r for r in caplog.records if "steps travel over" in r.getMessage()]
-    assert [(r.levelno, f"over {found} (asked for: {asked})" in r.getMessage()) for r in told] == [(level, True)]
+    told = [r for r in caplog.records if "steps use transport" in r.getMessage()]
+    assert [(r.levelno, f"transport {found} (requested: {asked})" in r.getMessage()) for r in told] == [(level, True)]

@@ -8,15 +8,15 @@ import torch
 from torch import nn
 
 import ps_worker
-from ps_protocol.model import Consistency, Mode
+from ps_protocol.cluster.view import Role
+from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1.shard_pb2 import GetModelRequest, ModelStatus
 from ps_protocol.v1.shard_pb2_grpc import ShardStub
-from ps_protocol.view import Role
 from tests.end_to_end.training import assert_bitwise
-from tests.session.jobs import Job, running_job, together
 from tests.support.shards import wait_until
 from tests.transports.support import TRANSPORTS, hold_loop, interrupted
+from tests.worker.jobs import Job, running_job, together
 
 SYNC = Consistency(Mode.SYNC)
 

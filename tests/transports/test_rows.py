@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ps_protocol.cluster.answers import RowsAnswer, StepAnswer
 from ps_protocol.errors import InvalidRequest
-from ps_protocol.messages import INLINE_BYTES
-from ps_protocol.tables import RowInit
+from ps_protocol.model.tables import RowInit
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_worker.carriers import Carrier
+from ps_protocol.wire.socket_messages import INLINE_BYTES
+from ps_worker.transport.base import ClientTransport
 from tests.support.tables import start_with, table_spec
 from tests.transports.support import Line, line, running_shard
 
@@ -25,7 +26,7 @@ def look_up(line: Line, ids, number=1, table=0):
     return read(line, ids.size)
 
 
-def ask(carrier: Carrier, ids, number, phase, clock, table=0) -> None:
+def ask(carrier: ClientTransport, ids, number, phase, clock, table=0) -> None:
     tables = [pb.TableRows(table=table, rows=ids.size)]
     lookup = pb.Lookup(number=number, tables=tables, phase=phase, clock=clock)
     carrier.look_up(lookup, [memoryview(ids).cast("B")])
@@ -36,11 +37,11 @@ def read(line: Line, count: int):
     pieces = [memoryview(found.reshape(-1)).cast("B")]
     while (answer := line.carrier.receive(lambda _: pieces)) is None:
         pass
-    assert isinstance(answer, pb.Rows)
+    assert isinstance(answer, RowsAnswer)
     return found
 
 
-def push_rows(line: Line, ids, gradient, **header) -> pb.StepResult:
+def push_rows(line: Line, ids, gradient, **header) -> StepAnswer:
     """Push rows of one table, and nothing for the variables."""
     line.sequence, line.clock = line.sequence + 1, line.clock + 1
     message = pb.PushHeader(
@@ -71,7 +72,7 @@ def test_rows_come_and_gradients_go(transport, count, shapes):
             before = look_up(worker, ids)
             gradient = np.random.default_rng(0).integers(-9, 9, (count, DIM)).astype(np.float32)
             for step in range(1, 4):
-                assert push_rows(worker, ids, gradient).outcome == pb.OUTCOME_APPLIED
+                assert push_rows(worker, ids, gradient).outcome == "APPLIED"
                 assert np.allclose(look_up(worker, ids, step + 1), before - 0.5 * step * gradient, atol=1e-5)
             assert model.tables[0].rows == count
 
@@ -102,7 +103,7 @@ def test_rows_for_the_next_step_may_be_asked_for_before_this_one_is_pushed(trans
 
 
 def test_what_is_larger_than_the_shared_memory_travels_on_the_socket(monkeypatch):
-    monkeypatch.setattr("ps_server.shard.side_channels.ROOM_BYTES", 2 * INLINE_BYTES)
+    monkeypatch.setattr("ps_server.shard.transport.side_channels.ROOM_BYTES", 2 * INLINE_BYTES)
     with running_shard() as shard:
         model = start_with(shard, table_spec(dim=DIM))
         with line(shard, model, "shm") as worker:
@@ -113,7 +114,7 @@ def test_what_is_larger_than_the_shared_memory_travels_on_the_socket(monkeypatch
 
 
 def test_a_push_that_names_more_shared_rows_than_there_can_be_is_refused(monkeypatch):
-    monkeypatch.setattr("ps_server.shard.side_channels.ROOM_BYTES", 2 * INLINE_BYTES)
+    monkeypatch.setattr("ps_server.shard.transport.side_channels.ROOM_BYTES", 2 * INLINE_BYTES)
     with running_shard() as shard:
         model = start_with(shard, table_spec(dim=DIM))
         with line(shard, model, "shm") as worker:

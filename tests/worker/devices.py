@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from ps_worker.bindings import Bindings
+from ps_worker.model.bindings import Bindings
 
 HOST = torch.device("cpu")
 ONE = torch.device("cpu", 1)

@@ -14,15 +14,16 @@ import grpc
 import numpy as np
 import torch
 
-from ps_protocol import convert
-from ps_protocol.channel import CLIENT_OPTIONS
-from ps_protocol.convert_tables import row_options_from_json
-from ps_protocol.errors import ERROR_TRAILER, ModelMoved, PsError, to_detail
-from ps_protocol.ids import buckets_of
-from ps_protocol.layout import Layout, aligned
-from ps_protocol.model import ALIGNMENT_BYTES, Consistency, Kind, Mode, ModelSpec, ShardMap, Slice
-from ps_protocol.v1 import common_pb2
+from ps_protocol.cluster.transport import Transport
+from ps_protocol.errors import ERROR_TRAILER, ModelMoved, PsError
+from ps_protocol.model.ids import buckets_of
+from ps_protocol.model.layout import Layout, aligned
+from ps_protocol.model.spec import ALIGNMENT_BYTES, Consistency, Kind, Mode, ModelSpec, ShardMap, Slice
+from ps_protocol.rpc.channel import open_channel
 from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.wire import convert_model
+from ps_protocol.wire.convert_errors import to_detail
+from ps_protocol.wire.convert_options import options_from_pb, row_options_from_pb
 
 CHUNK_BYTES = 1000
 
@@ -274,8 +275,9 @@ class FakeShard:
         if self.optimizer is not None:
             present = {s.variable.group for s in self.layout.slices if s.variable.kind is Kind.PARAMETER}
             for group, number in zip(self.optimizer.param_groups, sorted(present), strict=True):
-                if header.group_options:
-                    group.update(_tuples(convert.options_from_json(header.group_options[number])))
+                if header.groups:
+                    declared = self.layout.shard_map.spec.group_options[number]
+                    group.update(_tuples({**declared, **options_from_pb(header.groups[number])}))
             self.optimizer.step()
             self.optimizer.zero_grad()
         self._apply_rows(header, payload[at:])
@@ -285,8 +287,9 @@ class FakeShard:
         return self.layout.shard_map.spec.tables[table].dim
 
     def _apply_rows(self, header: pb.PushHeader, payload: bytes) -> None:
-        for number, options in enumerate(header.table_options):
-            self.table_options[number] = row_options_from_json(options)["lr"]
+        for number, options in enumerate(header.table_arguments):
+            declared = self.layout.shard_map.spec.tables[number].options
+            self.table_options[number] = {**declared, **row_options_from_pb(options)}["lr"]
         ids, at = [], 0
         for each in header.tables:
             ids.append(np.frombuffer(payload, np.int64, each.rows, at).tolist())
@@ -395,7 +398,7 @@ class FakeShard:
         if header.with_state and self.optimizer is not None:
             self.optimizer.state.clear()
             for state in header.state:
-                dtype = getattr(torch, convert.dtype_from_pb(state.dtype).value)
+                dtype = getattr(torch, convert_model.dtype_from_pb(state.dtype).value)
                 value = torch.zeros(tuple(state.shape), dtype=dtype)
                 payload = _take(value, payload)
                 self.optimizer.state[self.tensors[state.slice]][state.name] = value
@@ -481,7 +484,7 @@ class FakeSession:
         self.lookahead = 0
         self.consistency = Consistency(Mode.SYNC)
         self.workers = [rank]
-        self.transports: tuple[common_pb2.Transport, ...] = ()
+        self.transports: tuple[Transport, ...] = ()
         self.fenced: PsError | None = None
         self.shards: list[FakeShard] = []
         self.hints: list[str] = []
@@ -551,7 +554,7 @@ class FakeSession:
 
     def shard_channel(self, shard: int) -> grpc.Channel:
         for new in self.shards[len(self._channels) :]:
-            self._channels.append(grpc.insecure_channel(new.address, CLIENT_OPTIONS))
+            self._channels.append(open_channel(new.address))
         return self._channels[shard]
 
     def check(self) -> None:

@@ -1,1 +1,1 @@
-"""The control plane as its clients use it: calls to the coordinator, and membership kept alive by threads."""
+"""The client side of the control plane: calls to the coordinator, and membership kept alive by threads."""

@@ -1,4 +1,4 @@
-"""A process's membership: joins, keeps the lease alive, and knows the newest view of the cluster."""
+"""The membership of a process: joins, keeps the lease alive, and has the newest view of the cluster."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TypeVar
 
-from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec, ViewStream
+from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.coordinator_streams import ViewStream
+from ps_protocol.cluster.view import ClusterView, Joined, Member, MemberStats, Role, SyncWord
 from ps_protocol.errors import Fenced, NotReady, PsError, Unavailable
-from ps_protocol.view import ClusterView, Joined, Member, MemberStats, Role, SyncWord
 
 logger = logging.getLogger(__name__)
 
 JOIN_SECONDS = 60.0
-"""How long a process waits for a coordinator that is not there yet."""
+"""How long a process waits for a coordinator that has not started."""
 
 LEAVE_SECONDS = 2.0
-"""How long a leaving process tries to say so; after that its lease ends by itself."""
+"""How long a leaving process tries to report it; after that its lease ends by itself."""
 
 _REWATCH_SECONDS = 0.5
 
@@ -31,29 +32,31 @@ OnFenced = Callable[[Fenced], None]
 
 
 class Membership:
-    """One life of this process in the cluster. Any thread may use it.
+    """One membership of this process. Any thread may use it.
 
     Owns three daemon threads: one renews the lease and does nothing else, one reads the statistics that go with it, one
-    follows the views. When the coordinator goes away the last view stays, is said once in the log, and the threads try
-    again until it is back. When the place is lost, ``fenced`` says why and the threads end. A view that does not name
-    this member is never shown: it only hastens the next heartbeat.
+    receives the views. When the coordinator does not answer, the last view stays, the log says so once, and the threads
+    try again until it answers. When the place is lost, ``fenced`` has the reason and the threads end. A view without
+    this member is not published: it only causes the next heartbeat at once.
     """
 
     def __init__(self, client: CoordinatorClient, joined: Joined, token: str = "") -> None:
         """Take up the place ``joined`` with ``token``; ``Membership.join`` is the usual way."""
         self._client = client
-        #: What this process joined with; known to it and to the coordinator alone.
+        #: The token of the join request; known only to this process and the coordinator.
         self.token = token
         self._joined = joined
         self._stats: Callable[[], MemberStats] = MemberStats
         self._last_stats = MemberStats()
         self._keeps_state = False
         self._sync: SyncWord | None = None
-        #: Guards the fields below; notified when any of them changes.
+        #: Held while the fields below are written; notified when any of them changes. Readers take them as they are.
         self._changed = threading.Condition()
-        self._view = ClusterView()
-        self._fenced: Fenced | None = None
-        #: The newest that the coordinator told: what its journal must hold if it comes back.
+        #: The newest view of the cluster.
+        self.view = ClusterView()
+        #: Why this process lost its place; None while it has it.
+        self.fenced: Fenced | None = None
+        #: The newest mark from the coordinator: its journal must contain it after a restart.
         self._journal_mark = b""
         #: Held while callbacks run: they see views one at a time, in order.
         self._delivery = threading.RLock()
@@ -122,20 +125,8 @@ class Membership:
 
     @property
     def lease_seconds(self) -> float:
-        """How long a member that falls silent is kept."""
+        """How long a silent member is kept."""
         return self._joined.lease_seconds
-
-    @property
-    def view(self) -> ClusterView:
-        """The newest view of the cluster."""
-        with self._changed:
-            return self._view
-
-    @property
-    def fenced(self) -> Fenced | None:
-        """Why this process lost its place; None while it has it."""
-        with self._changed:
-            return self._fenced
 
     def check(self) -> None:
         """Raises Fenced when this process has lost its place."""
@@ -151,12 +142,12 @@ class Membership:
         """
 
         def settled() -> bool:
-            known = self._view.revision >= self._joined.revision
-            return self._fenced is not None or self._closed.is_set() or (known and predicate(self._view))
+            known = self.view.revision >= self._joined.revision
+            return self.fenced is not None or self._closed.is_set() or (known and predicate(self.view))
 
         with self._changed:
             in_time = self._changed.wait_for(settled, timeout_seconds)
-            view = self._view
+            view = self.view
         self.check()
         if not in_time:
             raise NotReady(
@@ -182,18 +173,18 @@ class Membership:
                 on_fenced(error)
 
     def set_stats(self, stats: Callable[[], MemberStats]) -> None:
-        """Tell ``stats()`` with the heartbeats; it is called from a thread of its own, as often as they are sent.
+        """Send ``stats()`` with the heartbeats; it is called from a thread of its own, as often as they are sent.
 
-        One that takes long, as a metric on a busy GPU, holds up no heartbeat: the numbers are older then.
+        A slow call, such as a metric on a busy GPU, delays no heartbeat: the numbers are older then.
         """
         self._stats = stats
 
     def announce_state(self, timeout_seconds: float = JOIN_SECONDS) -> None:
         """Return once the coordinator knows that this shard's state is on disk under its own incarnation.
 
-        To be called after that is so and before the first push is acknowledged: a process that brings older state is
-        refused from then on, and accepted before. Waits for a coordinator that is away. Raises Fenced, or Unavailable
-        after ``timeout_seconds``.
+        Called once the state is on disk and before the first push is acknowledged: from then on a process with older
+        state is refused. Waits for a coordinator that does not answer. Raises Fenced, or Unavailable after
+        ``timeout_seconds``.
         """
         self._client.announce_state(self.member, self._read_stats(), timeout_seconds)
         self._keeps_state = True
@@ -202,31 +193,31 @@ class Membership:
         """Return once the coordinator knows which directory may take this shard's place if it is lost.
 
         Called after ``announce_state``, from one thread at a time. Raises Fenced, or Unavailable after
-        ``timeout_seconds``: then it may know nevertheless.
+        ``timeout_seconds``; the coordinator may know nevertheless.
         """
         self._client.say_sync(self.member, self._read_stats(), word, timeout_seconds)
         self._sync = word
 
     def leave(self, reason: str = "") -> None:
-        """Give up the place now and close; ``reason`` is empty at a clean end. Never raises: a lease ends anyway."""
+        """Give up the place now and close; ``reason`` is empty at a clean end. Raises nothing."""
         if self._closed.is_set():
             return
         self.close()
         if self.fenced is None:
             try:
-                # The last numbers: those of the last heartbeat are some steps old.
+                # Once more: the numbers of the last heartbeat are some steps old.
                 self._client.heartbeat(self.member, self._read_stats(), LEAVE_SECONDS)
                 self._client.leave(self.member, reason, LEAVE_SECONDS)
             except PsError as error:
-                logger.info("%s could not say that it leaves: %s", self.member, error)
+                logger.info("%s could not report that it leaves: %s", self.member, error)
 
     def close(self) -> None:
-        """End the threads without leaving: to the cluster as if this process had died. Repeatable."""
+        """End the threads without leaving: the cluster sees a process that died. Safe to repeat."""
         self._end()
         for thread in self._threads:
             if thread.ident is not None and thread is not threading.current_thread():
-                # A Ctrl-C that hit the main thread inside gRPC may have left the channel's lock held: such a thread
-                # ends only when the channel is closed, which comes after this.
+                # Ctrl-C in the main thread inside gRPC may leave the channel's lock held. A thread that waits for it
+                # ends only when the channel is closed, after this.
                 thread.join(LEAVE_SECONDS)
 
     def _end(self) -> None:
@@ -250,7 +241,7 @@ class Membership:
                     self.member,
                     self._last_stats,
                     self._joined.lease_seconds / 2,
-                    # Again each time: for a coordinator that was brought back from an old copy of its journal.
+                    # Repeated for a coordinator that was restored from an old copy of its journal.
                     keeps_state=self._keeps_state,
                     sync=self._sync,
                     journal_mark=self._journal_mark,
@@ -261,7 +252,7 @@ class Membership:
                 return
             except PsError as error:
                 if not silent and not self._closed.is_set():
-                    logger.warning("%s goes on with the last view of the cluster: %s", self.member, error)
+                    logger.warning("%s keeps the last view of the cluster: %s", self.member, error)
                 silent = True
             else:
                 if silent:
@@ -276,14 +267,14 @@ class Membership:
         try:
             return self._stats()
         except Exception:
-            # A caller's function must not cost the lease
+            # an error in a caller's function must not end the lease
             logger.exception("the statistics of %s could not be read", self.member)
             return MemberStats()
 
     def _lose_place(self, error: Fenced) -> None:
         logger.error("%s", error)
         with self._changed:
-            self._fenced = error
+            self.fenced = error
         self._end()
         with self._delivery:
             for callback in self._on_fenced:
@@ -311,7 +302,7 @@ class Membership:
             return
         with self._delivery:
             with self._changed:
-                self._view = view
+                self.view = view
                 self._changed.notify_all()
             for callback in self._on_view:
                 _guarded(callback, view)
@@ -321,7 +312,7 @@ def _guarded(callback: Callable[[T], None], value: T) -> None:
     try:
         callback(value)
     except Exception:
-        # One subscriber's defect must not cost the others their view.
+        # an error in one subscriber must not keep the view from others
         logger.exception("a subscriber failed")
 
 

@@ -201,8 +201,48 @@ class RowLife(_message.Message):
     eviction: Eviction
     def __init__(self, admit_after: _Optional[int] = ..., admit_probability: _Optional[float] = ..., expire_after_updates: _Optional[int] = ..., expire_after_seconds: _Optional[float] = ..., max_rows: _Optional[int] = ..., eviction: _Optional[_Union[Eviction, str]] = ...) -> None: ...
 
+class NoValue(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class OptionValues(_message.Message):
+    __slots__ = ("values",)
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedCompositeFieldContainer[OptionValue]
+    def __init__(self, values: _Optional[_Iterable[_Union[OptionValue, _Mapping]]] = ...) -> None: ...
+
+class OptionValue(_message.Message):
+    __slots__ = ("none", "truth", "integer", "number", "text", "list")
+    NONE_FIELD_NUMBER: _ClassVar[int]
+    TRUTH_FIELD_NUMBER: _ClassVar[int]
+    INTEGER_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    LIST_FIELD_NUMBER: _ClassVar[int]
+    none: NoValue
+    truth: bool
+    integer: int
+    number: float
+    text: str
+    list: OptionValues
+    def __init__(self, none: _Optional[_Union[NoValue, _Mapping]] = ..., truth: bool = ..., integer: _Optional[int] = ..., number: _Optional[float] = ..., text: _Optional[str] = ..., list: _Optional[_Union[OptionValues, _Mapping]] = ...) -> None: ...
+
+class Option(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: OptionValue
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[_Union[OptionValue, _Mapping]] = ...) -> None: ...
+
+class Options(_message.Message):
+    __slots__ = ("options",)
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    options: _containers.RepeatedCompositeFieldContainer[Option]
+    def __init__(self, options: _Optional[_Iterable[_Union[Option, _Mapping]]] = ...) -> None: ...
+
 class TableSpec(_message.Message):
-    __slots__ = ("name", "dim", "buckets", "seed", "init", "optimizer", "options", "life")
+    __slots__ = ("name", "dim", "buckets", "seed", "init", "optimizer", "options", "life", "arguments")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIM_FIELD_NUMBER: _ClassVar[int]
     BUCKETS_FIELD_NUMBER: _ClassVar[int]
@@ -211,6 +251,7 @@ class TableSpec(_message.Message):
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     dim: int
     buckets: int
@@ -219,7 +260,8 @@ class TableSpec(_message.Message):
     optimizer: str
     options: str
     life: RowLife
-    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., buckets: _Optional[int] = ..., seed: _Optional[int] = ..., init: _Optional[_Union[RowInit, _Mapping]] = ..., optimizer: _Optional[str] = ..., options: _Optional[str] = ..., life: _Optional[_Union[RowLife, _Mapping]] = ...) -> None: ...
+    arguments: Options
+    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., buckets: _Optional[int] = ..., seed: _Optional[int] = ..., init: _Optional[_Union[RowInit, _Mapping]] = ..., optimizer: _Optional[str] = ..., options: _Optional[str] = ..., life: _Optional[_Union[RowLife, _Mapping]] = ..., arguments: _Optional[_Union[Options, _Mapping]] = ...) -> None: ...
 
 class TablePlacement(_message.Message):
     __slots__ = ("shards",)
@@ -228,7 +270,7 @@ class TablePlacement(_message.Message):
     def __init__(self, shards: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
-    __slots__ = ("name", "optimizer", "variables", "group_options", "nonfinite", "buffers", "unsplit", "tables")
+    __slots__ = ("name", "optimizer", "variables", "group_options", "nonfinite", "buffers", "unsplit", "tables", "groups")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     VARIABLES_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +279,7 @@ class ModelSpec(_message.Message):
     BUFFERS_FIELD_NUMBER: _ClassVar[int]
     UNSPLIT_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
     name: str
     optimizer: str
     variables: _containers.RepeatedCompositeFieldContainer[Variable]
@@ -245,7 +288,8 @@ class ModelSpec(_message.Message):
     buffers: Buffers
     unsplit: bool
     tables: _containers.RepeatedCompositeFieldContainer[TableSpec]
-    def __init__(self, name: _Optional[str] = ..., optimizer: _Optional[str] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ..., group_options: _Optional[_Iterable[str]] = ..., nonfinite: _Optional[_Union[NonFinite, str]] = ..., buffers: _Optional[_Union[Buffers, str]] = ..., unsplit: bool = ..., tables: _Optional[_Iterable[_Union[TableSpec, _Mapping]]] = ...) -> None: ...
+    groups: _containers.RepeatedCompositeFieldContainer[Options]
+    def __init__(self, name: _Optional[str] = ..., optimizer: _Optional[str] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ..., group_options: _Optional[_Iterable[str]] = ..., nonfinite: _Optional[_Union[NonFinite, str]] = ..., buffers: _Optional[_Union[Buffers, str]] = ..., unsplit: bool = ..., tables: _Optional[_Iterable[_Union[TableSpec, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[Options, _Mapping]]] = ...) -> None: ...
 
 class Slice(_message.Message):
     __slots__ = ("variable", "row_begin", "row_end", "shard")

@@ -29,21 +29,23 @@ class PlaceRecord(_message.Message):
     def __init__(self, shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ...) -> None: ...
 
 class LoadRecord(_message.Message):
-    __slots__ = ("model", "with_region", "state", "with_state", "tracker")
+    __slots__ = ("model", "with_region", "state", "with_state", "tracker", "pushes")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     WITH_REGION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     WITH_STATE_FIELD_NUMBER: _ClassVar[int]
     TRACKER_FIELD_NUMBER: _ClassVar[int]
+    PUSHES_FIELD_NUMBER: _ClassVar[int]
     model: str
     with_region: bool
     state: _containers.RepeatedCompositeFieldContainer[_shard_pb2.StateTensor]
     with_state: bool
     tracker: str
-    def __init__(self, model: _Optional[str] = ..., with_region: bool = ..., state: _Optional[_Iterable[_Union[_shard_pb2.StateTensor, _Mapping]]] = ..., with_state: bool = ..., tracker: _Optional[str] = ...) -> None: ...
+    pushes: _shard_pb2.KnownPushes
+    def __init__(self, model: _Optional[str] = ..., with_region: bool = ..., state: _Optional[_Iterable[_Union[_shard_pb2.StateTensor, _Mapping]]] = ..., with_state: bool = ..., tracker: _Optional[str] = ..., pushes: _Optional[_Union[_shard_pb2.KnownPushes, _Mapping]] = ...) -> None: ...
 
 class UpdateRecord(_message.Message):
-    __slots__ = ("model", "version", "pushes", "absent", "group_options", "scale", "buffer_weight", "is_round", "tables")
+    __slots__ = ("model", "version", "pushes", "absent", "group_options", "scale", "buffer_weight", "is_round", "tables", "groups")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PUSHES_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +55,7 @@ class UpdateRecord(_message.Message):
     BUFFER_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     IS_ROUND_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
     model: str
     version: int
     pushes: _containers.RepeatedCompositeFieldContainer[LoggedPush]
@@ -62,19 +65,22 @@ class UpdateRecord(_message.Message):
     buffer_weight: float
     is_round: bool
     tables: _containers.RepeatedCompositeFieldContainer[TableUpdate]
-    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ..., pushes: _Optional[_Iterable[_Union[LoggedPush, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ..., group_options: _Optional[_Iterable[str]] = ..., scale: _Optional[float] = ..., buffer_weight: _Optional[float] = ..., is_round: bool = ..., tables: _Optional[_Iterable[_Union[TableUpdate, _Mapping]]] = ...) -> None: ...
+    groups: _containers.RepeatedCompositeFieldContainer[_common_pb2.Options]
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ..., pushes: _Optional[_Iterable[_Union[LoggedPush, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ..., group_options: _Optional[_Iterable[str]] = ..., scale: _Optional[float] = ..., buffer_weight: _Optional[float] = ..., is_round: bool = ..., tables: _Optional[_Iterable[_Union[TableUpdate, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[_common_pb2.Options, _Mapping]]] = ...) -> None: ...
 
 class TableUpdate(_message.Message):
-    __slots__ = ("table", "rows", "updates", "options")
+    __slots__ = ("table", "rows", "updates", "options", "arguments")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     UPDATES_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     table: int
     rows: int
     updates: int
     options: str
-    def __init__(self, table: _Optional[int] = ..., rows: _Optional[int] = ..., updates: _Optional[int] = ..., options: _Optional[str] = ...) -> None: ...
+    arguments: _common_pb2.Options
+    def __init__(self, table: _Optional[int] = ..., rows: _Optional[int] = ..., updates: _Optional[int] = ..., options: _Optional[str] = ..., arguments: _Optional[_Union[_common_pb2.Options, _Mapping]] = ...) -> None: ...
 
 class LoadRowsRecord(_message.Message):
     __slots__ = ("model", "table", "rows", "with_state", "only_new")
@@ -111,18 +117,20 @@ class BucketsRecord(_message.Message):
     def __init__(self, model: _Optional[str] = ..., buckets: _Optional[_Iterable[_Union[_shard_pb2.Bucket, _Mapping]]] = ...) -> None: ...
 
 class PrepareRecord(_message.Message):
-    __slots__ = ("shard_map", "incoming", "state", "tracker", "buckets")
+    __slots__ = ("shard_map", "incoming", "state", "tracker", "buckets", "pushes")
     SHARD_MAP_FIELD_NUMBER: _ClassVar[int]
     INCOMING_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     TRACKER_FIELD_NUMBER: _ClassVar[int]
     BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    PUSHES_FIELD_NUMBER: _ClassVar[int]
     shard_map: _common_pb2.ShardMap
     incoming: _containers.RepeatedScalarFieldContainer[int]
     state: _containers.RepeatedCompositeFieldContainer[_shard_pb2.StateTensor]
     tracker: str
     buckets: _containers.RepeatedCompositeFieldContainer[_shard_pb2.Bucket]
-    def __init__(self, shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ..., incoming: _Optional[_Iterable[int]] = ..., state: _Optional[_Iterable[_Union[_shard_pb2.StateTensor, _Mapping]]] = ..., tracker: _Optional[str] = ..., buckets: _Optional[_Iterable[_Union[_shard_pb2.Bucket, _Mapping]]] = ...) -> None: ...
+    pushes: _shard_pb2.KnownPushes
+    def __init__(self, shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ..., incoming: _Optional[_Iterable[int]] = ..., state: _Optional[_Iterable[_Union[_shard_pb2.StateTensor, _Mapping]]] = ..., tracker: _Optional[str] = ..., buckets: _Optional[_Iterable[_Union[_shard_pb2.Bucket, _Mapping]]] = ..., pushes: _Optional[_Union[_shard_pb2.KnownPushes, _Mapping]] = ...) -> None: ...
 
 class SwitchRecord(_message.Message):
     __slots__ = ("model", "epoch")

@@ -35,6 +35,47 @@ class WorkerId(_message.Message):
     incarnation: int
     def __init__(self, rank: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
+class Position(_message.Message):
+    __slots__ = ("phase", "clock")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    phase: int
+    clock: int
+    def __init__(self, phase: _Optional[int] = ..., clock: _Optional[int] = ...) -> None: ...
+
+class WorkerStanding(_message.Message):
+    __slots__ = ("worker", "position", "last_sequence")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    worker: WorkerId
+    position: Position
+    last_sequence: int
+    def __init__(self, worker: _Optional[_Union[WorkerId, _Mapping]] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., last_sequence: _Optional[int] = ...) -> None: ...
+
+class KnownPushes(_message.Message):
+    __slots__ = ("version", "applied", "highest", "standings", "outcomes", "staleness_counts")
+    class OutcomesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    HIGHEST_FIELD_NUMBER: _ClassVar[int]
+    STANDINGS_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    applied: Position
+    highest: Position
+    standings: _containers.RepeatedCompositeFieldContainer[WorkerStanding]
+    outcomes: _containers.ScalarMap[str, int]
+    staleness_counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, version: _Optional[int] = ..., applied: _Optional[_Union[Position, _Mapping]] = ..., highest: _Optional[_Union[Position, _Mapping]] = ..., standings: _Optional[_Iterable[_Union[WorkerStanding, _Mapping]]] = ..., outcomes: _Optional[_Mapping[str, int]] = ..., staleness_counts: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class ShardKey(_message.Message):
     __slots__ = ("incarnation", "token")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -148,13 +189,13 @@ class Stage(_message.Message):
     def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("sequence", "phase", "clock", "pulled_version", "absent", "group_options", "with_buffers", "skipped", "push_only", "finite", "payload", "segment", "ahead", "staged", "tables", "table_options", "rows_in_room")
+    __slots__ = ("sequence", "phase", "clock", "pulled_version", "absent", "groups", "with_buffers", "skipped", "push_only", "finite", "payload", "segment", "ahead", "staged", "tables", "table_arguments", "rows_in_room")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     PULLED_VERSION_FIELD_NUMBER: _ClassVar[int]
     ABSENT_FIELD_NUMBER: _ClassVar[int]
-    GROUP_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
     WITH_BUFFERS_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     PUSH_ONLY_FIELD_NUMBER: _ClassVar[int]
@@ -164,14 +205,14 @@ class PushHeader(_message.Message):
     AHEAD_FIELD_NUMBER: _ClassVar[int]
     STAGED_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
-    TABLE_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     ROWS_IN_ROOM_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     phase: int
     clock: int
     pulled_version: int
     absent: _containers.RepeatedScalarFieldContainer[int]
-    group_options: _containers.RepeatedScalarFieldContainer[str]
+    groups: _containers.RepeatedCompositeFieldContainer[_common_pb2.Options]
     with_buffers: bool
     skipped: bool
     push_only: bool
@@ -181,9 +222,9 @@ class PushHeader(_message.Message):
     ahead: int
     staged: _containers.RepeatedScalarFieldContainer[int]
     tables: _containers.RepeatedCompositeFieldContainer[TableRows]
-    table_options: _containers.RepeatedScalarFieldContainer[str]
+    table_arguments: _containers.RepeatedCompositeFieldContainer[_common_pb2.Options]
     rows_in_room: bool
-    def __init__(self, sequence: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., pulled_version: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., group_options: _Optional[_Iterable[str]] = ..., with_buffers: bool = ..., skipped: bool = ..., push_only: bool = ..., finite: bool = ..., payload: _Optional[bytes] = ..., segment: _Optional[int] = ..., ahead: _Optional[int] = ..., staged: _Optional[_Iterable[int]] = ..., tables: _Optional[_Iterable[_Union[TableRows, _Mapping]]] = ..., table_options: _Optional[_Iterable[str]] = ..., rows_in_room: bool = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., pulled_version: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., groups: _Optional[_Iterable[_Union[_common_pb2.Options, _Mapping]]] = ..., with_buffers: bool = ..., skipped: bool = ..., push_only: bool = ..., finite: bool = ..., payload: _Optional[bytes] = ..., segment: _Optional[int] = ..., ahead: _Optional[int] = ..., staged: _Optional[_Iterable[int]] = ..., tables: _Optional[_Iterable[_Union[TableRows, _Mapping]]] = ..., table_arguments: _Optional[_Iterable[_Union[_common_pb2.Options, _Mapping]]] = ..., rows_in_room: bool = ...) -> None: ...
 
 class Lookup(_message.Message):
     __slots__ = ("number", "tables", "phase", "clock", "now", "payload")
@@ -297,9 +338,9 @@ class OptionDifference(_message.Message):
     table: int
     name: str
     used_rank: int
-    used: str
-    own: str
-    def __init__(self, group: _Optional[int] = ..., table: _Optional[int] = ..., name: _Optional[str] = ..., used_rank: _Optional[int] = ..., used: _Optional[str] = ..., own: _Optional[str] = ...) -> None: ...
+    used: _common_pb2.OptionValue
+    own: _common_pb2.OptionValue
+    def __init__(self, group: _Optional[int] = ..., table: _Optional[int] = ..., name: _Optional[str] = ..., used_rank: _Optional[int] = ..., used: _Optional[_Union[_common_pb2.OptionValue, _Mapping]] = ..., own: _Optional[_Union[_common_pb2.OptionValue, _Mapping]] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("reason",)
@@ -402,14 +443,14 @@ class Bucket(_message.Message):
     def __init__(self, table: _Optional[int] = ..., bucket: _Optional[int] = ..., rows: _Optional[int] = ..., waiting: _Optional[int] = ..., width: _Optional[int] = ..., updates: _Optional[int] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
 
 class SaveBucketsReply(_message.Message):
-    __slots__ = ("bucket", "chunk", "tracker")
+    __slots__ = ("bucket", "chunk", "pushes")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
-    TRACKER_FIELD_NUMBER: _ClassVar[int]
+    PUSHES_FIELD_NUMBER: _ClassVar[int]
     bucket: Bucket
     chunk: Chunk
-    tracker: str
-    def __init__(self, bucket: _Optional[_Union[Bucket, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., tracker: _Optional[str] = ...) -> None: ...
+    pushes: KnownPushes
+    def __init__(self, bucket: _Optional[_Union[Bucket, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., pushes: _Optional[_Union[KnownPushes, _Mapping]] = ...) -> None: ...
 
 class FeedCursor(_message.Message):
     __slots__ = ("lineage", "updates", "changes")
@@ -534,16 +575,16 @@ class SaveRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ..., slices: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SaveHeader(_message.Message):
-    __slots__ = ("version", "state", "payload_bytes", "tracker")
+    __slots__ = ("version", "state", "payload_bytes", "pushes")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
-    TRACKER_FIELD_NUMBER: _ClassVar[int]
+    PUSHES_FIELD_NUMBER: _ClassVar[int]
     version: int
     state: _containers.RepeatedCompositeFieldContainer[StateTensor]
     payload_bytes: int
-    tracker: str
-    def __init__(self, version: _Optional[int] = ..., state: _Optional[_Iterable[_Union[StateTensor, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., tracker: _Optional[str] = ...) -> None: ...
+    pushes: KnownPushes
+    def __init__(self, version: _Optional[int] = ..., state: _Optional[_Iterable[_Union[StateTensor, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., pushes: _Optional[_Union[KnownPushes, _Mapping]] = ...) -> None: ...
 
 class SaveReply(_message.Message):
     __slots__ = ("header", "chunk")
@@ -573,79 +614,155 @@ class ModelCut(_message.Message):
     clock: int
     def __init__(self, model: _Optional[str] = ..., accepted: _Optional[_Iterable[_Union[WorkerSequence, _Mapping]]] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ...) -> None: ...
 
-class FreezeRequest(_message.Message):
-    __slots__ = ("cut", "seconds")
-    CUT_FIELD_NUMBER: _ClassVar[int]
+class PauseRequest(_message.Message):
+    __slots__ = ("quiesce", "seconds")
+    QUIESCE_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
-    cut: str
+    quiesce: str
     seconds: float
-    def __init__(self, cut: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, quiesce: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
-class FreezeReply(_message.Message):
+class PauseReply(_message.Message):
     __slots__ = ("models",)
     MODELS_FIELD_NUMBER: _ClassVar[int]
     models: _containers.RepeatedCompositeFieldContainer[ModelCut]
     def __init__(self, models: _Optional[_Iterable[_Union[ModelCut, _Mapping]]] = ...) -> None: ...
 
-class CutRequest(_message.Message):
-    __slots__ = ("cut", "models", "folder", "full_every")
-    CUT_FIELD_NUMBER: _ClassVar[int]
+class CaptureRequest(_message.Message):
+    __slots__ = ("quiesce", "models", "folder", "full_every")
+    QUIESCE_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     FOLDER_FIELD_NUMBER: _ClassVar[int]
     FULL_EVERY_FIELD_NUMBER: _ClassVar[int]
-    cut: str
+    quiesce: str
     models: _containers.RepeatedCompositeFieldContainer[ModelCut]
     folder: str
     full_every: int
-    def __init__(self, cut: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelCut, _Mapping]]] = ..., folder: _Optional[str] = ..., full_every: _Optional[int] = ...) -> None: ...
+    def __init__(self, quiesce: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelCut, _Mapping]]] = ..., folder: _Optional[str] = ..., full_every: _Optional[int] = ...) -> None: ...
 
-class CutReply(_message.Message):
+class CaptureReply(_message.Message):
     __slots__ = ("models", "parts")
     MODELS_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     models: _containers.RepeatedCompositeFieldContainer[ModelCut]
-    parts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, models: _Optional[_Iterable[_Union[ModelCut, _Mapping]]] = ..., parts: _Optional[_Iterable[str]] = ...) -> None: ...
+    parts: _containers.RepeatedCompositeFieldContainer[CheckpointPart]
+    def __init__(self, models: _Optional[_Iterable[_Union[ModelCut, _Mapping]]] = ..., parts: _Optional[_Iterable[_Union[CheckpointPart, _Mapping]]] = ...) -> None: ...
 
-class ReachRequest(_message.Message):
-    __slots__ = ("cut", "models", "seconds")
-    CUT_FIELD_NUMBER: _ClassVar[int]
+class CheckpointFile(_message.Message):
+    __slots__ = ("name", "size_bytes", "head_bytes", "head_checksum")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HEAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HEAD_CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    size_bytes: int
+    head_bytes: int
+    head_checksum: str
+    def __init__(self, name: _Optional[str] = ..., size_bytes: _Optional[int] = ..., head_bytes: _Optional[int] = ..., head_checksum: _Optional[str] = ...) -> None: ...
+
+class CheckpointPiece(_message.Message):
+    __slots__ = ("variable", "row_begin", "row_end", "state", "dtype", "shape", "file", "at", "checksums")
+    VARIABLE_FIELD_NUMBER: _ClassVar[int]
+    ROW_BEGIN_FIELD_NUMBER: _ClassVar[int]
+    ROW_END_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    variable: str
+    row_begin: int
+    row_end: int
+    state: str
+    dtype: _common_pb2.DType
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    file: str
+    at: int
+    checksums: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, variable: _Optional[str] = ..., row_begin: _Optional[int] = ..., row_end: _Optional[int] = ..., state: _Optional[str] = ..., dtype: _Optional[_Union[_common_pb2.DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., file: _Optional[str] = ..., at: _Optional[int] = ..., checksums: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CheckpointBase(_message.Message):
+    __slots__ = ("folder", "seal")
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    SEAL_FIELD_NUMBER: _ClassVar[int]
+    folder: str
+    seal: str
+    def __init__(self, folder: _Optional[str] = ..., seal: _Optional[str] = ...) -> None: ...
+
+class CheckpointTable(_message.Message):
+    __slots__ = ("table", "shard", "updates", "base", "file", "pieces")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    UPDATES_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    shard: int
+    updates: int
+    base: CheckpointBase
+    file: str
+    pieces: _containers.RepeatedCompositeFieldContainer[CheckpointPiece]
+    def __init__(self, table: _Optional[str] = ..., shard: _Optional[int] = ..., updates: _Optional[int] = ..., base: _Optional[_Union[CheckpointBase, _Mapping]] = ..., file: _Optional[str] = ..., pieces: _Optional[_Iterable[_Union[CheckpointPiece, _Mapping]]] = ...) -> None: ...
+
+class CheckpointPart(_message.Message):
+    __slots__ = ("model", "shard", "epoch", "pushes", "files", "pieces", "tables")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PUSHES_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    shard: int
+    epoch: int
+    pushes: KnownPushes
+    files: _containers.RepeatedCompositeFieldContainer[CheckpointFile]
+    pieces: _containers.RepeatedCompositeFieldContainer[CheckpointPiece]
+    tables: _containers.RepeatedCompositeFieldContainer[CheckpointTable]
+    def __init__(self, model: _Optional[str] = ..., shard: _Optional[int] = ..., epoch: _Optional[int] = ..., pushes: _Optional[_Union[KnownPushes, _Mapping]] = ..., files: _Optional[_Iterable[_Union[CheckpointFile, _Mapping]]] = ..., pieces: _Optional[_Iterable[_Union[CheckpointPiece, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[CheckpointTable, _Mapping]]] = ...) -> None: ...
+
+class CatchUpRequest(_message.Message):
+    __slots__ = ("quiesce", "models", "seconds")
+    QUIESCE_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
-    cut: str
+    quiesce: str
     models: _containers.RepeatedCompositeFieldContainer[ModelCut]
     seconds: float
-    def __init__(self, cut: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelCut, _Mapping]]] = ..., seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, quiesce: _Optional[str] = ..., models: _Optional[_Iterable[_Union[ModelCut, _Mapping]]] = ..., seconds: _Optional[float] = ...) -> None: ...
 
-class ReachReply(_message.Message):
+class CatchUpReply(_message.Message):
     __slots__ = ("models",)
     MODELS_FIELD_NUMBER: _ClassVar[int]
     models: _containers.RepeatedCompositeFieldContainer[ModelCut]
     def __init__(self, models: _Optional[_Iterable[_Union[ModelCut, _Mapping]]] = ...) -> None: ...
 
-class PrepareRequest(_message.Message):
-    __slots__ = ("cut", "membership_revision", "models")
-    CUT_FIELD_NUMBER: _ClassVar[int]
+class StageReshardRequest(_message.Message):
+    __slots__ = ("quiesce", "membership_revision", "models")
+    QUIESCE_FIELD_NUMBER: _ClassVar[int]
     MEMBERSHIP_REVISION_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
-    cut: str
+    quiesce: str
     membership_revision: int
     models: _containers.RepeatedCompositeFieldContainer[_common_pb2.ShardMap]
-    def __init__(self, cut: _Optional[str] = ..., membership_revision: _Optional[int] = ..., models: _Optional[_Iterable[_Union[_common_pb2.ShardMap, _Mapping]]] = ...) -> None: ...
+    def __init__(self, quiesce: _Optional[str] = ..., membership_revision: _Optional[int] = ..., models: _Optional[_Iterable[_Union[_common_pb2.ShardMap, _Mapping]]] = ...) -> None: ...
 
-class PrepareReply(_message.Message):
+class StageReshardReply(_message.Message):
     __slots__ = ("received_bytes",)
     RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     received_bytes: int
     def __init__(self, received_bytes: _Optional[int] = ...) -> None: ...
 
-class ThawRequest(_message.Message):
-    __slots__ = ("cut",)
-    CUT_FIELD_NUMBER: _ClassVar[int]
-    cut: str
-    def __init__(self, cut: _Optional[str] = ...) -> None: ...
+class ResumeRequest(_message.Message):
+    __slots__ = ("quiesce",)
+    QUIESCE_FIELD_NUMBER: _ClassVar[int]
+    quiesce: str
+    def __init__(self, quiesce: _Optional[str] = ...) -> None: ...
 
-class ThawReply(_message.Message):
+class ResumeReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -698,16 +815,16 @@ class Following(_message.Message):
     def __init__(self, number: _Optional[int] = ..., copy: bool = ...) -> None: ...
 
 class ModelCopy(_message.Message):
-    __slots__ = ("shard_map", "initialised", "tracker", "tracker_number")
+    __slots__ = ("shard_map", "initialised", "tracker_number", "pushes")
     SHARD_MAP_FIELD_NUMBER: _ClassVar[int]
     INITIALISED_FIELD_NUMBER: _ClassVar[int]
-    TRACKER_FIELD_NUMBER: _ClassVar[int]
     TRACKER_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PUSHES_FIELD_NUMBER: _ClassVar[int]
     shard_map: _common_pb2.ShardMap
     initialised: bool
-    tracker: str
     tracker_number: int
-    def __init__(self, shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ..., initialised: bool = ..., tracker: _Optional[str] = ..., tracker_number: _Optional[int] = ...) -> None: ...
+    pushes: KnownPushes
+    def __init__(self, shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ..., initialised: bool = ..., tracker_number: _Optional[int] = ..., pushes: _Optional[_Union[KnownPushes, _Mapping]] = ...) -> None: ...
 
 class BlockCopy(_message.Message):
     __slots__ = ("first", "last", "begin", "end", "number", "state", "payload_bytes")
@@ -780,7 +897,7 @@ class WorkerClock(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., last_sequence: _Optional[int] = ..., transport: _Optional[_Union[_common_pb2.Transport, str]] = ...) -> None: ...
 
 class ModelStatus(_message.Message):
-    __slots__ = ("shard_map", "version", "initialised", "consistency", "clocks", "staleness_counts", "outcomes", "parked_pulls", "tables", "assigned", "assigned_checksums")
+    __slots__ = ("shard_map", "version", "initialised", "consistency", "clocks", "staleness_counts", "outcomes", "parked_pulls", "tables", "assigned", "assigned_checksums", "learning_rates")
     class OutcomesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -806,6 +923,7 @@ class ModelStatus(_message.Message):
     TABLES_FIELD_NUMBER: _ClassVar[int]
     ASSIGNED_FIELD_NUMBER: _ClassVar[int]
     ASSIGNED_CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATES_FIELD_NUMBER: _ClassVar[int]
     shard_map: _common_pb2.ShardMap
     version: int
     initialised: bool
@@ -817,10 +935,11 @@ class ModelStatus(_message.Message):
     tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
     assigned: int
     assigned_checksums: _containers.ScalarMap[int, int]
-    def __init__(self, shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ..., version: _Optional[int] = ..., initialised: bool = ..., consistency: _Optional[_Union[_common_pb2.Consistency, _Mapping]] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., outcomes: _Optional[_Mapping[str, int]] = ..., parked_pulls: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., assigned: _Optional[int] = ..., assigned_checksums: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    learning_rates: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ..., version: _Optional[int] = ..., initialised: bool = ..., consistency: _Optional[_Union[_common_pb2.Consistency, _Mapping]] = ..., clocks: _Optional[_Iterable[_Union[WorkerClock, _Mapping]]] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., outcomes: _Optional[_Mapping[str, int]] = ..., parked_pulls: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ..., assigned: _Optional[int] = ..., assigned_checksums: _Optional[_Mapping[int, int]] = ..., learning_rates: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class TableStatus(_message.Message):
-    __slots__ = ("name", "rows", "waiting", "size_bytes", "updates", "inserted", "expired", "evicted")
+    __slots__ = ("name", "rows", "waiting", "size_bytes", "updates", "inserted", "expired", "evicted", "learning_rate")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -829,6 +948,7 @@ class TableStatus(_message.Message):
     INSERTED_FIELD_NUMBER: _ClassVar[int]
     EXPIRED_FIELD_NUMBER: _ClassVar[int]
     EVICTED_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     name: str
     rows: int
     waiting: int
@@ -837,4 +957,5 @@ class TableStatus(_message.Message):
     inserted: int
     expired: int
     evicted: int
-    def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ..., waiting: _Optional[int] = ..., size_bytes: _Optional[int] = ..., updates: _Optional[int] = ..., inserted: _Optional[int] = ..., expired: _Optional[int] = ..., evicted: _Optional[int] = ...) -> None: ...
+    learning_rate: float
+    def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ..., waiting: _Optional[int] = ..., size_bytes: _Optional[int] = ..., updates: _Optional[int] = ..., inserted: _Optional[int] = ..., expired: _Optional[int] = ..., evicted: _Optional[int] = ..., learning_rate: _Optional[float] = ...) -> None: ...

@@ -89,30 +89,30 @@ class ShardStub(object):
                 request_serializer=ps__protocol_dot_v1_dot_shard__pb2.FollowRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.FollowReply.FromString,
                 _registered_method=True)
-        self.Freeze = channel.unary_unary(
-                '/ps_protocol.v1.Shard/Freeze',
-                request_serializer=ps__protocol_dot_v1_dot_shard__pb2.FreezeRequest.SerializeToString,
-                response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.FreezeReply.FromString,
+        self.Pause = channel.unary_unary(
+                '/ps_protocol.v1.Shard/Pause',
+                request_serializer=ps__protocol_dot_v1_dot_shard__pb2.PauseRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.PauseReply.FromString,
                 _registered_method=True)
-        self.Cut = channel.unary_unary(
-                '/ps_protocol.v1.Shard/Cut',
-                request_serializer=ps__protocol_dot_v1_dot_shard__pb2.CutRequest.SerializeToString,
-                response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.CutReply.FromString,
+        self.Capture = channel.unary_unary(
+                '/ps_protocol.v1.Shard/Capture',
+                request_serializer=ps__protocol_dot_v1_dot_shard__pb2.CaptureRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.CaptureReply.FromString,
                 _registered_method=True)
-        self.Reach = channel.unary_unary(
-                '/ps_protocol.v1.Shard/Reach',
-                request_serializer=ps__protocol_dot_v1_dot_shard__pb2.ReachRequest.SerializeToString,
-                response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.ReachReply.FromString,
+        self.CatchUp = channel.unary_unary(
+                '/ps_protocol.v1.Shard/CatchUp',
+                request_serializer=ps__protocol_dot_v1_dot_shard__pb2.CatchUpRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.CatchUpReply.FromString,
                 _registered_method=True)
-        self.Prepare = channel.unary_unary(
-                '/ps_protocol.v1.Shard/Prepare',
-                request_serializer=ps__protocol_dot_v1_dot_shard__pb2.PrepareRequest.SerializeToString,
-                response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.PrepareReply.FromString,
+        self.StageReshard = channel.unary_unary(
+                '/ps_protocol.v1.Shard/StageReshard',
+                request_serializer=ps__protocol_dot_v1_dot_shard__pb2.StageReshardRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.StageReshardReply.FromString,
                 _registered_method=True)
-        self.Thaw = channel.unary_unary(
-                '/ps_protocol.v1.Shard/Thaw',
-                request_serializer=ps__protocol_dot_v1_dot_shard__pb2.ThawRequest.SerializeToString,
-                response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.ThawReply.FromString,
+        self.Resume = channel.unary_unary(
+                '/ps_protocol.v1.Shard/Resume',
+                request_serializer=ps__protocol_dot_v1_dot_shard__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.ResumeReply.FromString,
                 _registered_method=True)
         self.Restore = channel.unary_unary(
                 '/ps_protocol.v1.Shard/Restore',
@@ -204,29 +204,29 @@ class ShardServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Freeze(self, request, context):
-        """The first half of a cut through all shards: decide about no push until Cut or Thaw, or until the time is up. Answers
+    def Pause(self, request, context):
+        """The first half of a quiesce of all shards: decide about no push until Capture or Resume, or until the time is up. Answers
         what has been accepted. Safe to repeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Cut(self, request, context):
-        """The second half: take the pushes that some shard had accepted, copy the state, thaw, and write it below a folder.
+    def Capture(self, request, context):
+        """The second half: take the pushes that some shard had accepted, copy the state, resume, and write it below a folder.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Reach(self, request, context):
+    def CatchUp(self, request, context):
         """Take the pushes that some shard had accepted, and hold still there, for the time told. Safe to repeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Prepare(self, request, context):
+    def StageReshard(self, request, context):
         """At the point reached: fetch the slices that come here, and have everything on disk that the next shard maps need.
         From then on the shard holds still until the cluster's view shows that the move was decided, one way or the other.
         """
@@ -234,8 +234,8 @@ class ShardServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Thaw(self, request, context):
-        """Go on without a cut, and forget what was prepared for it. Safe to repeat.
+    def Resume(self, request, context):
+        """Go on without a capture, and forget what was staged for it. Safe to repeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -306,30 +306,30 @@ def add_ShardServicer_to_server(servicer, server):
                     request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.FollowRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_shard__pb2.FollowReply.SerializeToString,
             ),
-            'Freeze': grpc.unary_unary_rpc_method_handler(
-                    servicer.Freeze,
-                    request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.FreezeRequest.FromString,
-                    response_serializer=ps__protocol_dot_v1_dot_shard__pb2.FreezeReply.SerializeToString,
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.PauseRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_shard__pb2.PauseReply.SerializeToString,
             ),
-            'Cut': grpc.unary_unary_rpc_method_handler(
-                    servicer.Cut,
-                    request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.CutRequest.FromString,
-                    response_serializer=ps__protocol_dot_v1_dot_shard__pb2.CutReply.SerializeToString,
+            'Capture': grpc.unary_unary_rpc_method_handler(
+                    servicer.Capture,
+                    request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.CaptureRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_shard__pb2.CaptureReply.SerializeToString,
             ),
-            'Reach': grpc.unary_unary_rpc_method_handler(
-                    servicer.Reach,
-                    request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.ReachRequest.FromString,
-                    response_serializer=ps__protocol_dot_v1_dot_shard__pb2.ReachReply.SerializeToString,
+            'CatchUp': grpc.unary_unary_rpc_method_handler(
+                    servicer.CatchUp,
+                    request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.CatchUpRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_shard__pb2.CatchUpReply.SerializeToString,
             ),
-            'Prepare': grpc.unary_unary_rpc_method_handler(
-                    servicer.Prepare,
-                    request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.PrepareRequest.FromString,
-                    response_serializer=ps__protocol_dot_v1_dot_shard__pb2.PrepareReply.SerializeToString,
+            'StageReshard': grpc.unary_unary_rpc_method_handler(
+                    servicer.StageReshard,
+                    request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.StageReshardRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_shard__pb2.StageReshardReply.SerializeToString,
             ),
-            'Thaw': grpc.unary_unary_rpc_method_handler(
-                    servicer.Thaw,
-                    request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.ThawRequest.FromString,
-                    response_serializer=ps__protocol_dot_v1_dot_shard__pb2.ThawReply.SerializeToString,
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.ResumeRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_shard__pb2.ResumeReply.SerializeToString,
             ),
             'Restore': grpc.unary_unary_rpc_method_handler(
                     servicer.Restore,
@@ -645,7 +645,7 @@ class Shard(object):
             _registered_method=True)
 
     @staticmethod
-    def Freeze(request,
+    def Pause(request,
             target,
             options=(),
             channel_credentials=None,
@@ -658,9 +658,9 @@ class Shard(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/ps_protocol.v1.Shard/Freeze',
-            ps__protocol_dot_v1_dot_shard__pb2.FreezeRequest.SerializeToString,
-            ps__protocol_dot_v1_dot_shard__pb2.FreezeReply.FromString,
+            '/ps_protocol.v1.Shard/Pause',
+            ps__protocol_dot_v1_dot_shard__pb2.PauseRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_shard__pb2.PauseReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -672,7 +672,7 @@ class Shard(object):
             _registered_method=True)
 
     @staticmethod
-    def Cut(request,
+    def Capture(request,
             target,
             options=(),
             channel_credentials=None,
@@ -685,9 +685,9 @@ class Shard(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/ps_protocol.v1.Shard/Cut',
-            ps__protocol_dot_v1_dot_shard__pb2.CutRequest.SerializeToString,
-            ps__protocol_dot_v1_dot_shard__pb2.CutReply.FromString,
+            '/ps_protocol.v1.Shard/Capture',
+            ps__protocol_dot_v1_dot_shard__pb2.CaptureRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_shard__pb2.CaptureReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -699,7 +699,7 @@ class Shard(object):
             _registered_method=True)
 
     @staticmethod
-    def Reach(request,
+    def CatchUp(request,
             target,
             options=(),
             channel_credentials=None,
@@ -712,9 +712,9 @@ class Shard(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/ps_protocol.v1.Shard/Reach',
-            ps__protocol_dot_v1_dot_shard__pb2.ReachRequest.SerializeToString,
-            ps__protocol_dot_v1_dot_shard__pb2.ReachReply.FromString,
+            '/ps_protocol.v1.Shard/CatchUp',
+            ps__protocol_dot_v1_dot_shard__pb2.CatchUpRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_shard__pb2.CatchUpReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -726,7 +726,7 @@ class Shard(object):
             _registered_method=True)
 
     @staticmethod
-    def Prepare(request,
+    def StageReshard(request,
             target,
             options=(),
             channel_credentials=None,
@@ -739,9 +739,9 @@ class Shard(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/ps_protocol.v1.Shard/Prepare',
-            ps__protocol_dot_v1_dot_shard__pb2.PrepareRequest.SerializeToString,
-            ps__protocol_dot_v1_dot_shard__pb2.PrepareReply.FromString,
+            '/ps_protocol.v1.Shard/StageReshard',
+            ps__protocol_dot_v1_dot_shard__pb2.StageReshardRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_shard__pb2.StageReshardReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -753,7 +753,7 @@ class Shard(object):
             _registered_method=True)
 
     @staticmethod
-    def Thaw(request,
+    def Resume(request,
             target,
             options=(),
             channel_credentials=None,
@@ -766,9 +766,9 @@ class Shard(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/ps_protocol.v1.Shard/Thaw',
-            ps__protocol_dot_v1_dot_shard__pb2.ThawRequest.SerializeToString,
-            ps__protocol_dot_v1_dot_shard__pb2.ThawReply.FromString,
+            '/ps_protocol.v1.Shard/Resume',
+            ps__protocol_dot_v1_dot_shard__pb2.ResumeRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_shard__pb2.ResumeReply.FromString,
             options,
             channel_credentials,
             insecure,

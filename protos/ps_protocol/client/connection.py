@@ -1,0 +1,113 @@
+"""The connection to the coordinator: waits for it, and repeats calls with growing pauses while it does not answer."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from ps_protocol.cluster.address import split_address
+from ps_protocol.errors import Unavailable
+from ps_protocol.rpc.channel import open_channel
+from ps_protocol.rpc.client_errors import translate
+from ps_protocol.rpc.reach import why_unreachable
+from ps_protocol.v1 import coordinator_pb2 as pb
+from ps_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
+
+WAIT_REPORT_SECONDS = 3.0
+"""How often a wait for an absent coordinator is reported."""
+
+_FIRST_PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 1.0
+
+
+class CoordinatorConnection:
+    """Calls by the name of their RPC. Any thread may use it. Errors are ps_protocol.errors."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        #: For messages about the connection.
+        self.peer = f"the coordinator at {address}"
+        self._channel = open_channel(address)
+        #: For calls with a stream of answers.
+        self.stub: Any = CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        """Close the connection; calls in progress fail with Unavailable."""
+        self._closed.set()
+        self._channel.close()
+
+    def wait_until_reachable(self, timeout_seconds: float, on_wait: Callable[[str], None] = lambda text: None) -> None:
+        """Return once the coordinator answers; tell ``on_wait`` every few seconds.
+
+        Raises Unavailable, naming address and remedy, after ``timeout_seconds``.
+        """
+        begin = time.monotonic()
+        while True:
+            left = begin + timeout_seconds - time.monotonic()
+            try:
+                self.once("GetStatus", pb.GetStatusRequest(), min(left, WAIT_REPORT_SECONDS), wait_for_ready=True)
+                return
+            except Unavailable:
+                if self._closed.is_set():
+                    raise
+                passed = time.monotonic() - begin
+                why = why_unreachable("it", self.address)
+                if passed >= timeout_seconds:
+                    # Without the earlier errors: their tracebacks add nothing.
+                    raise Unavailable(
+                        f"{self.peer} did not answer within {timeout_seconds:g} s: {why.message}",
+                        remedy=f"start it there (ps-coordinator or ps-run), or give the right address: PS_COORDINATOR; "
+                        f"{why.remedy}",
+                    ) from None
+                on_wait(f"waiting for {self.peer} since {passed:.0f} s, up to {timeout_seconds:g} s: {why.message}")
+                self._closed.wait(_FIRST_PAUSE_SECONDS)
+
+    def connect(self, timeout_seconds: float) -> None:
+        """Return once the coordinator answers, for commands that a person waits for.
+
+        Raises Unavailable with the reason: at once for an unknown name and a port where nothing listens, after
+        ``timeout_seconds`` for an address that does not answer.
+        """
+        host, port = split_address(self.address)
+        try:
+            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except socket.gaierror:
+            raise why_unreachable(self.peer, self.address) from None
+        try:
+            self.once("GetStatus", pb.GetStatusRequest(), timeout_seconds)
+        except Unavailable:
+            raise why_unreachable(self.peer, self.address) from None
+
+    def once(self, method: str, request: Any, timeout_seconds: float, *, wait_for_ready: bool = False) -> Any:
+        """One try of ``timeout_seconds``. ``wait_for_ready``: it waits that long also while no coordinator is there."""
+        if self._closed.is_set():
+            raise Unavailable(f"the connection to {self.peer} was closed")
+        try:
+            return getattr(self.stub, method)(
+                request, timeout=max(timeout_seconds, 0.001), wait_for_ready=wait_for_ready
+            )
+        except grpc.RpcError as error:
+            raise translate(error, self.peer) from error
+        except ValueError as error:
+            # gRPC raises this for a call on a channel that another thread closes at the same time.
+            if not self._closed.is_set():
+                raise
+            raise Unavailable(f"the connection to {self.peer} was closed") from error
+
+    def call(self, method: str, request: Any, timeout_seconds: float) -> Any:
+        """Repeated until it is answered. Raises Unavailable after ``timeout_seconds``."""
+        deadline = time.monotonic() + timeout_seconds
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return self.once(method, request, deadline - time.monotonic(), wait_for_ready=True)
+            except Unavailable:
+                if time.monotonic() + pause >= deadline or self._closed.wait(pause):
+                    raise
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)

@@ -1,0 +1,1 @@
+"""Data types of a cluster: view, status of models, data leases, addresses, TF_CONFIG."""

@@ -1,0 +1,39 @@
+"""Parses addresses of processes: ``host:port``, with brackets around an IPv6 host."""
+
+from __future__ import annotations
+
+import re
+
+from ps_protocol.errors import ConfigError
+
+#: Names, IPv4 addresses, and IPv6 ones with a zone.
+_HOST = re.compile(r"[\w.%-]+|[0-9a-fA-F:.]+(%[\w.-]+)?")
+
+
+def split_address(text: str, whose: str = "the coordinator", setting: str = "--coordinator") -> tuple[str, int]:
+    """Host, without brackets, and port. Raises ConfigError, which says what is wrong with ``text``, and where it was
+    given: in ``setting``.
+    """
+
+    def refused(what: str, remedy: str) -> ConfigError:
+        return ConfigError(
+            f"{whose}'s address is not host:port: {what}",
+            expected="host:port, such as 10.0.0.5:7000",
+            actual=repr(text),
+            remedy=f"{remedy} in {setting}",
+        )
+
+    scheme, has_scheme, rest = text.partition("://")
+    if has_scheme:
+        raise refused("it begins with a scheme", f"write {rest.strip('/')!r}, without {scheme}://,")
+    host, colon, port = text.rpartition(":")
+    if not colon:
+        raise refused("it has no port", f"write {text + ':7000'!r}, or whichever port it listens on,")
+    if not port.isdecimal() or not port.isascii() or not 0 < int(port) <= 65535:
+        raise refused("its port is no number from 1 to 65535", f"correct {port!r}")
+    bracketed = host.startswith("[") and host.endswith("]")
+    bare = host[1:-1] if bracketed else host
+    if not _HOST.fullmatch(bare) or (":" in bare and not bracketed):
+        remedy = f"put the IPv6 address in brackets, as [{bare}]:{port}," if ":" in bare else f"correct {host!r}"
+        raise refused("it has no host" if not host else "its host is not valid", remedy)
+    return bare, int(port)

@@ -1,0 +1,16 @@
+"""Transports of the payloads of a step stream."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Transport(enum.Enum):
+    """The transport of a stream's payloads; the values are what users write."""
+
+    #: As chunks on the gRPC stream.
+    GRPC = "grpc"
+    #: In memory that worker and shard share; messages on a Unix socket.
+    SHM = "shm"
+    #: On a TCP socket beside the gRPC stream, with the messages.
+    BULK = "bulk"

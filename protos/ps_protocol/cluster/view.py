@@ -1,0 +1,160 @@
+"""The cluster as its members see it: who lives, which mode holds, which models are placed."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ps_protocol.model.spec import Consistency
+
+
+class Role(enum.Enum):
+    """What a member does. The coordinator itself is not a member."""
+
+    SHARD = "shard"
+    WORKER = "worker"
+    EVALUATOR = "evaluator"
+    #: Follows a shard's log, and takes its place when it is lost.
+    STANDBY = "standby"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A live member. ``index`` is its shard number or rank, ``address`` is set for shards only."""
+
+    role: Role
+    index: int
+    #: Rises with every join of the cluster's life.
+    incarnation: int
+    address: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.role.value} {self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """One revision of the cluster. A later one has a higher ``revision``."""
+
+    revision: int = 0
+    members: tuple[Member, ...] = ()
+    consistency: Consistency = field(default_factory=Consistency)
+    #: Epoch of each model's shard map, by model name.
+    models: Mapping[str, int] = field(default_factory=dict)
+    expected_shards: int = 1
+    #: 0: workers come and go; no number of them is waited for.
+    expected_workers: int = 0
+    #: All expected members have been there once.
+    started: bool = False
+    #: The job started and every worker has left.
+    finished: bool = False
+    #: The job is finished and what is written at its end is there: no member is needed any more.
+    released: bool = False
+    #: Shard numbers that hold no slices: drained, or added and not used yet.
+    spare: frozenset[int] = frozenset()
+    #: Names the move of slices that has not been decided; empty: none.
+    moving: str = ""
+    #: Proves what the coordinator's journal held when this was told; opaque. Empty without a journal.
+    journal_mark: bytes = b""
+
+    @property
+    def used_shards(self) -> tuple[int, ...]:
+        """The shards that hold slices, or will."""
+        return tuple(number for number in range(self.expected_shards) if number not in self.spare)
+
+    def live(self, role: Role) -> dict[int, Member]:
+        """Live members of one role, by index."""
+        return {m.index: m for m in self.members if m.role is role}
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStats:
+    """What a member tells with each heartbeat. Workers count pushes they made, shards pushes they took."""
+
+    steps: int = 0
+    #: Shards: the highest of ``versions``.
+    version: int = 0
+    steps_per_second: float = 0.0
+    bytes_per_second: float = 0.0
+    samples_per_second: float = 0.0
+    staleness: int = 0
+    #: What the training script reported, such as loss.
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    #: Workers: the transports of their steps; several when shards differ.
+    transport: str = ""
+    #: Workers: samples taken from loaders that the cluster splits.
+    samples: int = 0
+    #: Shards: pushes not applied, late for their step in sync, or staler than the mode allows.
+    dropped: int = 0
+    #: Shards: records of the log that the standby lacks; None without one that follows.
+    standby_lag: int | None = None
+    #: What it does before it can do its usual work, in words.
+    activity: str = ""
+    #: Shards: the version of each model of which they hold anything, by its name.
+    versions: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncWord:
+    """A shard's word on its standby; of the words of one incarnation the one of the highest number holds."""
+
+    number: int
+    #: The data directory that has everything acknowledged; empty: none has.
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What a member learns when it joins."""
+
+    member: Member
+    lease_seconds: float
+    heartbeat_seconds: float
+    #: The first view that includes this member.
+    revision: int
+    #: Common seed of the job.
+    seed: int
+    #: Barriers the job had passed.
+    phase: int
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierState:
+    """Whether a barrier has opened, and who is missing if not."""
+
+    released: bool
+    missing_ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MoveProgress:
+    """How far slices have been moved between shards."""
+
+    moved_bytes: int = 0
+    total_bytes: int = 0
+    #: Batches so far; training paused once for each.
+    batches: int = 0
+    #: Length of the pause for the last one.
+    pause_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """One member as people look at it."""
+
+    member: Member
+    seconds_since_heartbeat: float
+    stats: MemberStats
+    host: str = ""
+    pid: int = 0
+    #: Empty for a live member; else how it ended.
+    gone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    """The status of the cluster: live members first, then the last former ones."""
+
+    view: ClusterView
+    members: tuple[MemberStatus, ...]

@@ -1,0 +1,204 @@
+"""The declaration of a table: width of rows, initial values, row optimizer, admission and expiry."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ps_protocol.errors import InvalidRequest, UnsupportedOptimizer
+
+Ids = npt.NDArray[np.int64]
+
+MAX_BUCKETS = 1 << 16
+MAX_DIM = 1 << 14
+#: Limit of initial values; the difference of two is a float32.
+_LARGEST_VALUE = 1e38
+
+
+class Eviction(enum.Enum):
+    """The treatment of new rows in a full table."""
+
+    REFUSE = "refuse"
+    LRU = "lru"
+    LFU = "lfu"
+
+
+@dataclass(frozen=True, slots=True)
+class RowInit:
+    """The initial values of rows: a function of (seed, table, id) alone."""
+
+    #: "uniform" in [low, high), "normal" with mean ``low`` and standard deviation ``high``, "constant" ``low``.
+    kind: str
+    low: float = 0.0
+    high: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RowLife:
+    """Admission and removal of rows. A use is a push that contains the id; a lookup is not a use."""
+
+    #: An id gets a row at its n-th use; 0 and 1: at the first.
+    admit_after: int = 0
+    #: Each use gives it a row with this probability; 0: always.
+    admit_probability: float = 0.0
+    #: Rows are removed that were not used in this many updates of the table; 0: never.
+    expire_after_updates: int = 0
+    #: Rows are removed that were not used for this long; 0: never.
+    expire_after_seconds: float = 0.0
+    #: The most rows of the whole table, each bucket with its share; 0: as many as fit into memory.
+    max_rows: int = 0
+    eviction: Eviction = Eviction.REFUSE
+
+
+class RowCount(NamedTuple):
+    """The number of rows of one table in a message."""
+
+    #: Number of the table in its model.
+    table: int
+    rows: int
+
+
+#: One argument of a row optimizer.
+RowOptions = Mapping[str, float]
+
+_NONE: RowOptions = MappingProxyType({})
+
+#: By row optimizer: its arguments with their defaults, ``max_norm`` (of a row's gradient; 0: not clipped) in all.
+ROW_OPTIMIZERS: Mapping[str, RowOptions] = MappingProxyType(
+    {
+        "sgd": {"lr": 0.01, "weight_decay": 0.0, "max_norm": 0.0},
+        "adagrad": {"lr": 0.01, "lr_decay": 0.0, "initial": 0.0, "eps": 1e-10, "max_norm": 0.0},
+        "rowwise_adagrad": {"lr": 0.01, "initial": 0.0, "eps": 1e-10, "max_norm": 0.0},
+        "adam": {"lr": 0.001, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "max_norm": 0.0},
+        "ftrl": {"lr": 0.05, "power": -0.5, "l1": 0.0, "l2": 0.0, "beta": 0.0, "initial": 0.1, "max_norm": 0.0},
+    }
+)
+
+
+LARGEST_OPTION = 1e9
+"""Upper limit of arguments of row optimizers; with more, rows would overflow."""
+
+_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {"beta1": (0.0, 1 - 1e-7), "beta2": (0.0, 1 - 1e-7), "power": (-10.0, 0.0)}
+)
+
+
+def _range(name: str) -> tuple[float, float]:
+    """The lowest and the highest value of one argument of row optimizers."""
+    return _RANGES.get(name, (0.0, LARGEST_OPTION))
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """A table as its workers declare it: float32 rows of ``dim`` numbers by int64 id, of any value."""
+
+    name: str
+    dim: int
+    seed: int
+    init: RowInit
+    optimizer: str
+    #: Every argument of the optimizer.
+    options: RowOptions = field(default_factory=lambda: _NONE)
+    life: RowLife = RowLife()
+    #: Number of buckets of ids, a power of two. A bucket is the unit of placement.
+    buckets: int = 256
+
+    @property
+    def state_width(self) -> int:
+        """Numbers of optimizer state per row."""
+        return {"sgd": 0, "adagrad": self.dim, "rowwise_adagrad": 1, "adam": 2 * self.dim, "ftrl": 2 * self.dim}[
+            self.optimizer
+        ]
+
+    @property
+    def width(self) -> int:
+        """Numbers of a row with its state."""
+        return self.dim + self.state_width
+
+
+def validate(spec: TableSpec) -> None:
+    """Raises InvalidRequest or UnsupportedOptimizer for an invalid table."""
+    life = spec.life
+    checks = (
+        (spec.name != "", "name", "a name", repr(spec.name)),
+        (1 <= spec.dim <= MAX_DIM, "dim", f"1 to {MAX_DIM}", spec.dim),
+        (
+            1 <= spec.buckets <= MAX_BUCKETS and spec.buckets & (spec.buckets - 1) == 0,
+            "buckets",
+            f"a power of two, at most {MAX_BUCKETS}",
+            spec.buckets,
+        ),
+        (0 <= spec.seed < 1 << 64, "seed", "0 to 2**64 - 1", spec.seed),
+        (spec.init.kind in ("uniform", "normal", "constant"), "init", "uniform, normal or constant", spec.init.kind),
+        (
+            abs(spec.init.low) <= _LARGEST_VALUE and abs(spec.init.high) <= _LARGEST_VALUE,
+            "init",
+            f"numbers between -{_LARGEST_VALUE:g} and {_LARGEST_VALUE:g}",
+            spec.init,
+        ),
+        (spec.init.kind != "uniform" or spec.init.low <= spec.init.high, "init", "low <= high", spec.init),
+        (spec.init.kind != "normal" or spec.init.high >= 0, "init", "a standard deviation >= 0", spec.init.high),
+        (life.admit_after >= 0, "admit_after", "0 or more", life.admit_after),
+        (0 <= life.admit_probability <= 1, "admit_probability", "0 to 1", life.admit_probability),
+        (
+            not (life.admit_probability and life.admit_after > 1),
+            "admit_probability",
+            "one of admit_after and admit_probability",
+            "both",
+        ),
+        (life.expire_after_updates >= 0, "expire_after_updates", "0 or more", life.expire_after_updates),
+        (
+            0 <= life.expire_after_seconds < math.inf,
+            "expire_after_seconds",
+            "0 or more, finite",
+            life.expire_after_seconds,
+        ),
+        (life.max_rows == 0 or life.max_rows >= spec.buckets, "max_rows", "0, or as many as buckets", life.max_rows),
+    )
+    for fine, what, expected, actual in checks:
+        if not fine:
+            raise InvalidRequest(
+                f"table '{spec.name}' has {'an' if what == 'init' else 'a'} {what} that cannot be",
+                variable=spec.name,
+                expected=str(expected),
+                actual=str(actual),
+            )
+    validate_options(spec, spec.options)
+
+
+def validate_options(spec: TableSpec, options: RowOptions) -> None:
+    """Raises UnsupportedOptimizer unless ``options`` are all arguments of the table's optimizer, with sane values."""
+    if spec.optimizer not in ROW_OPTIMIZERS:
+        raise UnsupportedOptimizer(
+            f"table '{spec.name}' has a row optimizer that shards do not run",
+            variable=spec.name,
+            expected=", ".join(ROW_OPTIMIZERS),
+            actual=spec.optimizer,
+        )
+    known = ROW_OPTIMIZERS[spec.optimizer]
+    wrong = [name for name, value in options.items() if name not in known or not _fits(name, value)]
+    wrong += [name for name in known if name not in options]
+    if wrong:
+        raise UnsupportedOptimizer(
+            f"table '{spec.name}': the arguments of row optimizer '{spec.optimizer}' are wrong: {', '.join(wrong)}",
+            variable=spec.name,
+            expected=", ".join(_described(name, value) for name, value in known.items()),
+            actual=", ".join(f"{name}={value!r}" for name, value in options.items()) or "none",
+        )
+
+
+def _fits(name: str, value: float) -> bool:
+    low, high = _range(name)
+    return not isinstance(value, bool) and isinstance(value, int | float) and low <= value <= high
+
+
+def _described(name: str, default: float) -> str:
+    low, high = _range(name)
+    return f"{name} ({low:g} to {high:.9g}, default {default:g})"

@@ -1,0 +1,76 @@
+"""Opens every gRPC channel and server, with the settings for keep-alive and message size that both sides agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import grpc
+
+KEEPALIVE_SECONDS = 10.0
+KEEPALIVE_TIMEOUT_SECONDS = 5.0
+
+HANDSHAKE_SECONDS = 10.0
+"""How long a new connection to a server may take to speak HTTP/2."""
+
+IDLE_SECONDS = 60.0
+"""How long a connection to a server stays open without a call; the next call opens another."""
+
+MAX_STREAMS = 1024
+"""Calls at a time on one connection to a server."""
+
+SHARD_KEY = "ps-shard-bin"
+"""Metadata of the coordinator's calls that change a shard: a ShardKey."""
+
+# Tensors are sent in chunks of 1 MB; only metadata of very many variables comes near this.
+MAX_MESSAGE_BYTES = 256 << 20
+
+_COMMON = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", int(KEEPALIVE_SECONDS * 1000)),
+    ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_SECONDS * 1000)),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_COMMON,
+    # A shard that died is asked again within a second, not after gRPC's two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.enable_http_proxy", 0),
+)
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_COMMON,
+    ("grpc.http2.min_ping_interval_without_data_ms", int(KEEPALIVE_SECONDS * 500)),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Connections that say nothing, or have nothing to say, give their descriptors back.
+    ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_SECONDS * 1000)),
+    ("grpc.max_connection_idle_ms", int(IDLE_SECONDS * 1000)),
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
+    # A port in use is an error, not a second listener.
+    ("grpc.so_reuseport", 0),
+)
+
+
+def open_channel(address: str) -> grpc.Channel:
+    """A blocking channel to ``address`` (host:port). It connects by itself, now or later."""
+    return grpc.insecure_channel(address, CLIENT_OPTIONS)
+
+
+def open_async_channel(address: str) -> grpc.aio.Channel:
+    """As ``open_channel``, for use on the running event loop."""
+    return grpc.aio.insecure_channel(address, CLIENT_OPTIONS)
+
+
+def new_server(
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (), max_request_bytes: int = MAX_MESSAGE_BYTES
+) -> grpc.aio.Server:
+    """A server for the running event loop; it refuses messages of more than ``max_request_bytes`` unread."""
+    options = {**dict(SERVER_OPTIONS), "grpc.max_receive_message_length": max_request_bytes}
+    return grpc.aio.server(interceptors=interceptors, options=tuple(options.items()))
+
+
+def listen(server: grpc.aio.Server, address: str) -> int:
+    """Have ``server`` listen on ``address`` once it starts; returns its port. Raises RuntimeError when it cannot."""
+    return server.add_insecure_port(address)

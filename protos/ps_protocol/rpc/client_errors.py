@@ -1,0 +1,73 @@
+"""The client side's one translation of errors: a failed gRPC call becomes the error its trailer names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from ps_protocol.errors import (
+    ERROR_TRAILER,
+    InternalError,
+    InvalidRequest,
+    ProtocolVersionMismatch,
+    PsError,
+    Unavailable,
+)
+from ps_protocol.text import printable
+from ps_protocol.v1 import common_pb2 as pb
+from ps_protocol.wire.convert_errors import from_detail
+
+_UNREACHED = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
+
+
+_UNRESOLVED = ("DNS resolution failed", "errors resolving", "Domain name not found")
+
+_UNKNOWN_NAME = (
+    "its name is not known on this host: correct it, or start that server with --advertise ADDRESS:PORT, an address "
+    "under which others reach it"
+)
+
+
+def translate(error: grpc.RpcError, peer: str = "the server") -> PsError:
+    """The typed error behind ``error``. ``peer`` names the other side, for messages about the connection.
+
+    A call that failed on the way, without a trailer, becomes Unavailable.
+    """
+    if not hasattr(error, "code"):
+        return InternalError(f"call to {peer} failed: {error}")
+    # grpc's failures are RpcError and Call in one, which its types cannot say.
+    call: Any = error
+    if (detail := _detail(call)) is not None:
+        return from_detail(detail)
+    status, text = call.code(), printable(call.details() or "")
+    if status in _UNREACHED:
+        return Unavailable(
+            f"{peer} does not answer ({status.name}: {text})",
+            # gRPC's words; it has no status of its own for this.
+            remedy=_UNKNOWN_NAME
+            if any(words in text for words in _UNRESOLVED)
+            else "check that it runs, that the address is right, and that the network lets this through",
+        )
+    if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return InvalidRequest(
+            f"{peer} does not take a message of this size ({text})",
+            remedy="declare fewer variables in one model, or send less at a time",
+        )
+    if status is grpc.StatusCode.UNIMPLEMENTED:
+        return ProtocolVersionMismatch(
+            f"{peer} does not know this call ({text})",
+            remedy="use the same torch-ps on both sides, and check that the address is that of the right process",
+        )
+    return InternalError(f"call to {peer} failed with {status.name}: {text}", remedy="see the log of the server")
+
+
+def _detail(call: Any) -> pb.ErrorDetail | None:
+    for key, value in call.trailing_metadata() or ():
+        if key == ERROR_TRAILER and isinstance(value, bytes):
+            try:
+                return pb.ErrorDetail.FromString(value)
+            except DecodeError:
+                return None
+    return None

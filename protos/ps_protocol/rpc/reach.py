@@ -1,0 +1,44 @@
+"""Finds out why a process cannot be reached: an unknown host name, nothing that listens, no route, or no answer."""
+
+from __future__ import annotations
+
+import socket
+
+from ps_protocol.cluster.address import split_address
+from ps_protocol.errors import ConfigError, Unavailable
+
+PROBE_SECONDS = 1.0
+"""How long one try to connect takes at most."""
+
+
+class UnknownHost(Unavailable):
+    """No host has this name, as far as this machine can tell."""
+
+
+def why_unreachable(peer: str, address: str, timeout_seconds: float = PROBE_SECONDS) -> Unavailable:
+    """The error to raise about ``peer`` at ``address``, which did not answer a call. Blocks for the time of one try."""
+    try:
+        host, port = split_address(address)
+        with socket.create_connection((host, port), timeout=max(timeout_seconds, 0.01)):
+            pass
+    except ConfigError as error:
+        return Unavailable(error.message, expected=error.expected, actual=error.actual, remedy=error.remedy)
+    except socket.gaierror as error:
+        return UnknownHost(
+            f"{peer} cannot be found: no host is known as '{host}' here ({error.strerror})",
+            remedy="correct the name, or use the host's IP address",
+        )
+    except ConnectionRefusedError:
+        return Unavailable(
+            f"{peer} does not answer: nothing listens on port {port} there (connection refused)",
+            remedy="start it there, or correct the port",
+        )
+    except OSError as error:
+        return Unavailable(
+            f"{peer} cannot be reached: {error.strerror or 'no answer to the connection (timed out)'}",
+            remedy="check that the host runs, and that network and firewalls let this through",
+        )
+    return Unavailable(
+        f"{peer} takes connections and does not answer",
+        remedy="check that it is torch-ps that listens there, and see its log",
+    )

@@ -1,0 +1,213 @@
+"""Between the dataclasses of ps_protocol.cluster.view and the messages of the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import TypeVar
+
+from ps_protocol.cluster.view import (
+    BarrierState,
+    ClusterStatus,
+    ClusterView,
+    Joined,
+    Member,
+    MemberStats,
+    MemberStatus,
+    MoveProgress,
+    Role,
+)
+from ps_protocol.text import printable
+from ps_protocol.v1 import coordinator_pb2 as pb
+from ps_protocol.wire.convert_model import consistency_from_pb, consistency_to_pb
+from ps_protocol.wire.enums import enum_member
+
+#: What is kept of a member's statistics, so that no member crowds out the others.
+_MAX_NAMED = 64
+_MAX_TEXT = 256
+
+N = TypeVar("N")
+
+_ROLES: dict[Role, pb.Role] = {r: getattr(pb, f"ROLE_{r.name}") for r in Role}
+
+
+def role_to_pb(role: Role) -> pb.Role:
+    """The wire's number of ``role``."""
+    return _ROLES[role]
+
+
+def role_from_pb(number: int) -> Role:
+    """Raises InvalidRequest for a number this version does not know."""
+    return enum_member(_ROLES, number, "role")
+
+
+def member_to_pb(member: Member) -> pb.Member:
+    """The wire form of a member."""
+    return pb.Member(
+        role=_ROLES[member.role], index=member.index, incarnation=member.incarnation, address=member.address
+    )
+
+
+def member_from_pb(message: pb.Member) -> Member:
+    """Raises InvalidRequest for an unknown role."""
+    return Member(role_from_pb(message.role), message.index, message.incarnation, printable(message.address))
+
+
+def joined_to_pb(joined: Joined) -> pb.JoinReply:
+    """The wire form of a join's answer; role and address are the asker's own."""
+    return pb.JoinReply(
+        index=joined.member.index,
+        incarnation=joined.member.incarnation,
+        lease_seconds=joined.lease_seconds,
+        heartbeat_seconds=joined.heartbeat_seconds,
+        revision=joined.revision,
+        seed=joined.seed,
+        phase=joined.phase,
+    )
+
+
+def joined_from_pb(message: pb.JoinReply, role: Role, address: str) -> Joined:
+    """What the process that asked as ``role`` at ``address`` was told."""
+    return Joined(
+        member=Member(role, message.index, message.incarnation, address),
+        lease_seconds=message.lease_seconds,
+        heartbeat_seconds=message.heartbeat_seconds,
+        revision=message.revision,
+        seed=message.seed,
+        phase=message.phase,
+    )
+
+
+def stats_to_pb(stats: MemberStats) -> pb.MemberStats:
+    """The wire form of a member's statistics."""
+    return pb.MemberStats(
+        steps=stats.steps,
+        version=stats.version,
+        steps_per_second=stats.steps_per_second,
+        bytes_per_second=stats.bytes_per_second,
+        samples_per_second=stats.samples_per_second,
+        staleness=stats.staleness,
+        metrics=dict(stats.metrics),
+        transport=stats.transport,
+        samples=stats.samples,
+        dropped=stats.dropped,
+        standby_lag=stats.standby_lag,
+        activity=stats.activity,
+        versions=dict(stats.versions),
+    )
+
+
+def stats_from_pb(message: pb.MemberStats) -> MemberStats:
+    """A member's statistics: its first metrics and versions, and texts cut where they are very long."""
+    return MemberStats(
+        steps=message.steps,
+        version=message.version,
+        steps_per_second=message.steps_per_second,
+        bytes_per_second=message.bytes_per_second,
+        samples_per_second=message.samples_per_second,
+        staleness=message.staleness,
+        metrics=_first_named(message.metrics),
+        transport=printable(message.transport[:_MAX_TEXT]),
+        samples=message.samples,
+        dropped=message.dropped,
+        standby_lag=message.standby_lag if message.HasField("standby_lag") else None,
+        activity=printable(message.activity[:_MAX_TEXT]),
+        versions=_first_named(message.versions),
+    )
+
+
+def _first_named(numbers: Mapping[str, N]) -> dict[str, N]:
+    return {printable(name[:_MAX_TEXT]): value for name, value in islice(numbers.items(), _MAX_NAMED)}
+
+
+def view_to_pb(view: ClusterView) -> pb.ClusterView:
+    """The wire form of a cluster view."""
+    return pb.ClusterView(
+        revision=view.revision,
+        members=[member_to_pb(m) for m in view.members],
+        consistency=consistency_to_pb(view.consistency),
+        models=[pb.ModelEpoch(name=name, epoch=epoch) for name, epoch in view.models.items()],
+        expected_shards=view.expected_shards,
+        expected_workers=view.expected_workers,
+        started=view.started,
+        finished=view.finished,
+        released=view.released,
+        spare=sorted(view.spare),
+        moving=view.moving,
+        journal_mark=view.journal_mark,
+    )
+
+
+def view_from_pb(message: pb.ClusterView) -> ClusterView:
+    """Raises InvalidRequest for an unknown role or mode."""
+    return ClusterView(
+        revision=message.revision,
+        members=tuple(member_from_pb(m) for m in message.members),
+        consistency=consistency_from_pb(message.consistency),
+        models={m.name: m.epoch for m in message.models},
+        expected_shards=message.expected_shards,
+        expected_workers=message.expected_workers,
+        started=message.started,
+        finished=message.finished,
+        released=message.released,
+        spare=frozenset(message.spare),
+        moving=printable(message.moving),
+        journal_mark=message.journal_mark,
+    )
+
+
+def barrier_to_pb(state: BarrierState) -> pb.BarrierReply:
+    """The wire form of a barrier's state."""
+    return pb.BarrierReply(released=state.released, missing_ranks=state.missing_ranks)
+
+
+def barrier_from_pb(message: pb.BarrierReply) -> BarrierState:
+    """A barrier's state."""
+    return BarrierState(message.released, tuple(message.missing_ranks))
+
+
+def progress_to_pb(progress: MoveProgress) -> pb.ReshardProgress:
+    """The wire form of a move's progress."""
+    return pb.ReshardProgress(
+        moved_bytes=progress.moved_bytes,
+        total_bytes=progress.total_bytes,
+        batches=progress.batches,
+        pause_seconds=progress.pause_seconds,
+    )
+
+
+def progress_from_pb(message: pb.ReshardProgress) -> MoveProgress:
+    """A move's progress."""
+    return MoveProgress(message.moved_bytes, message.total_bytes, message.batches, message.pause_seconds)
+
+
+def status_to_pb(status: ClusterStatus) -> pb.ClusterStatus:
+    """The wire form of a cluster's status."""
+    members = [
+        pb.MemberStatus(
+            member=member_to_pb(m.member),
+            seconds_since_heartbeat=m.seconds_since_heartbeat,
+            stats=stats_to_pb(m.stats),
+            host=m.host,
+            pid=m.pid,
+            gone=m.gone,
+        )
+        for m in status.members
+    ]
+    return pb.ClusterStatus(view=view_to_pb(status.view), members=members)
+
+
+def status_from_pb(message: pb.ClusterStatus) -> ClusterStatus:
+    """Raises InvalidRequest for an unknown role or mode."""
+    members = (
+        MemberStatus(
+            member=member_from_pb(m.member),
+            seconds_since_heartbeat=m.seconds_since_heartbeat,
+            stats=stats_from_pb(m.stats),
+            host=printable(m.host),
+            pid=m.pid,
+            gone=printable(m.gone),
+        )
+        for m in message.members
+    )
+    return ClusterStatus(view_from_pb(message.view), tuple(members))

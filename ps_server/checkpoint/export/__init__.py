@@ -1,0 +1,1 @@
+"""Exports of checkpoints and rows to files that other programs read."""

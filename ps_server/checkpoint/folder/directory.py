@@ -1,0 +1,118 @@
+"""The numbered checkpoints of a directory: creating, finding and removing them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from ps_protocol.errors import ConfigError, DamagedData, InvalidRequest
+from ps_server.checkpoint.folder.files import (
+    MANIFEST_NAME,
+    make_folder,
+    make_folders,
+    remove_file,
+    remove_tree,
+    storage_errors,
+    sync_folder,
+)
+from ps_server.checkpoint.format.manifest import read_manifest
+
+_NAME = re.compile(r"checkpoint-(\d{8,})")
+
+
+def begin(directory: Path) -> Path:
+    """Make the folder of the next checkpoint, and ``directory`` if need be.
+
+    Its number is one above the highest there, complete or not: an attempt that failed, and a shard that still writes
+    for it, share no file with a later one. Numbers rise in order of time, also after an older checkpoint was restored.
+    Raises ConfigError, StorageFull.
+    """
+    with storage_errors(directory):
+        make_folders(directory)
+        number = max((_number(folder) for folder in _folders(directory)), default=0) + 1
+        while not make_folder(path := directory / f"checkpoint-{number:08d}"):
+            number += 1
+    return path
+
+
+def committed(directory: Path) -> list[Path]:
+    """The complete checkpoints, oldest first; empty if the directory does not exist."""
+    return [folder for folder in _folders(directory) if (folder / MANIFEST_NAME).is_file()]
+
+
+def latest(directory: Path) -> Path | None:
+    """The newest complete checkpoint."""
+    return next(reversed(committed(directory)), None)
+
+
+def discard(folder: Path) -> None:
+    """Remove the files of a failed attempt. Raises ConfigError for a complete checkpoint."""
+    if (folder / MANIFEST_NAME).exists():
+        raise ConfigError(f"{folder} is a checkpoint and stays", remedy="remove it by hand if you must")
+    with storage_errors(folder):
+        remove_tree(folder)
+        sync_folder(folder.parent)
+
+
+def prune(directory: Path, keep: int) -> list[Path]:
+    """Remove all but the newest ``keep`` checkpoints and those they build on, and attempts older than the newest;
+    returns what was removed.
+
+    Called by the one process that commits. A checkpoint whose manifest cannot be read is neither counted nor removed.
+    A crash on the way leaves each of them whole or without a manifest. Raises InvalidRequest when ``keep`` is below 1.
+    """
+    if keep < 1:
+        raise InvalidRequest("at least one checkpoint is kept", expected="keep ≥ 1", actual=str(keep))
+    complete = [folder for folder in committed(directory) if _readable(folder)]
+    if not complete:
+        return []
+    attempts = [
+        f for f in _folders(directory) if not (f / MANIFEST_NAME).exists() and _number(f) < _number(complete[-1])
+    ]
+    needed = _with_bases(complete[-keep:])
+    gone = sorted(attempts + [folder for folder in complete if folder.name not in needed], key=_number)
+    # The newest first: so no remaining checkpoint builds on a removed one.
+    for folder in reversed(gone):
+        with storage_errors(folder):
+            # The manifest first: without it the folder is not a checkpoint.
+            remove_file(folder / MANIFEST_NAME)
+            remove_tree(folder)
+    if gone:
+        with storage_errors(directory):
+            sync_folder(directory)
+    return gone
+
+
+def _with_bases(kept: Iterable[Path]) -> set[str]:
+    """The names of ``kept``, and of every checkpoint that holds rows of one of these."""
+    needed: set[str] = set()
+    open_ends = list(kept)
+    while open_ends:
+        folder = open_ends.pop()
+        if folder.name in needed or not _readable(folder):
+            continue
+        needed.add(folder.name)
+        models = read_manifest(folder).models.values()
+        bases = [part.base for model in models for part in model.tables if part.base]
+        open_ends += [folder.parent / base.folder for base in bases]
+    return needed
+
+
+def _folders(directory: Path) -> list[Path]:
+    if not directory.is_dir():
+        return []
+    return sorted((p for p in directory.iterdir() if _NAME.fullmatch(p.name) and p.is_dir()), key=_number)
+
+
+def _number(folder: Path) -> int:
+    found = _NAME.fullmatch(folder.name)
+    return int(found[1]) if found else 0
+
+
+def _readable(folder: Path) -> bool:
+    try:
+        read_manifest(folder)
+    except (DamagedData, ConfigError):
+        return False
+    return True

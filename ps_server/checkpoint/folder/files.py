@@ -1,0 +1,159 @@
+"""The file operations of checkpoints, in an order that survives a crash; a full disk is its own error.
+
+New data is synced before anything names it: files, then their folder, then the manifest by rename, then its folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import xxhash
+
+from ps_protocol.errors import ConfigError, StorageFull
+from ps_server.private_files import FILE_MODE, FOLDER_MODE
+
+MANIFEST_NAME = "manifest.json"
+
+#: A checksum covers this many bytes of a tensor, or the rest of it. Part of the format.
+CHECKED_BYTES = 1 << 20
+
+
+def _ignore(written_bytes: int) -> None:
+    """Ignore progress."""
+
+
+class Output:
+    """One file being written, by one thread; other processes may write other ranges of it at the same time."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def write(self, data: memoryview, position: int, wrote: Callable[[int], None] = _ignore) -> tuple[str, ...]:
+        """Write bytes at ``position``; returns the checksum of each CHECKED_BYTES. Raises OSError.
+
+        ``wrote`` hears of every part written, in bytes.
+        """
+        checksums = []
+        for begin in range(0, len(data), CHECKED_BYTES):
+            part = data[begin : begin + CHECKED_BYTES]
+            # The checksum first: the write then finds the bytes in the processor's cache.
+            checksums.append(checksum(part))
+            written = 0
+            while written < len(part):
+                written += os.pwrite(self._descriptor, part[written:], position + begin + written)
+            wrote(len(part))
+        return tuple(checksums)
+
+
+def checksum(data: bytes | bytearray | memoryview) -> str:
+    """xxh3_64 of ``data``, 16 hexadecimal digits."""
+    return xxhash.xxh3_64_hexdigest(data)
+
+
+@contextmanager
+def output(path: Path, size_bytes: int) -> Iterator[Output]:
+    """Open ``path`` for writing, make it if need be, set its size; sync and close it at the end.
+
+    Bytes that are there stay: other processes write to the same file. It is as open as its folder. Raises OSError.
+    """
+    mode = FILE_MODE | (path.parent.stat().st_mode & 0o066)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, mode)
+    try:
+        # Not fallocate: on file systems without it, libc overwrites bytes of other processes with zeros.
+        os.ftruncate(descriptor, size_bytes)
+        yield Output(descriptor)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a whole file and sync it. Raises OSError."""
+    with output(path, len(data)) as file:
+        file.write(memoryview(data), 0)
+
+
+def publish(path: Path, data: bytes) -> None:
+    """Create ``path`` with ``data`` atomically. Raises OSError."""
+    partial = path.with_name(path.name + ".partial")
+    write_file(partial, data)
+    partial.rename(path)
+    sync_folder(path.parent)
+
+
+def make_folder(path: Path) -> bool:
+    """Make a folder; False where it exists. Its own entry is synced. Raises OSError.
+
+    It is accessible to this user, and to the group if the parent folder is.
+    """
+    try:
+        path.mkdir(FOLDER_MODE | (path.parent.stat().st_mode & 0o070))
+    except FileExistsError:
+        return False
+    sync_folder(path.parent)
+    return True
+
+
+def make_folders(path: Path) -> None:
+    """Make a folder and its missing parents. Raises OSError."""
+    if not path.is_dir():
+        make_folders(path.parent)
+        make_folder(path)
+
+
+def rename_folder(path: Path, target: Path) -> None:
+    """Rename a folder to its final name; ``target`` does not exist or is empty. Raises OSError."""
+    path.rename(target)
+    sync_folder(target.parent)
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file if it is there, and sync its folder. Raises OSError."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return
+    sync_folder(path.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder and all in it. Raises OSError."""
+    for folder, folders, names in os.walk(path, topdown=False):
+        for name in names:
+            Path(folder, name).unlink()
+        for name in folders:
+            Path(folder, name).rmdir()
+    path.rmdir()
+
+
+def sync_folder(path: Path) -> None:
+    """Sync the entries of the folder ``path`` to disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def storage_errors(path: Path, who: str = "") -> Iterator[None]:
+    """Turn OSError into StorageFull when there is no room, into ConfigError otherwise."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or path
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageFull(
+                f"no room to write the checkpoint at {where}: {error.strerror}",
+                shard=who,
+                remedy="free some space, or keep fewer checkpoints; those that are complete stay as they are",
+            ) from error
+        raise ConfigError(
+            f"the checkpoint files at {where} cannot be used: {error.strerror}",
+            shard=who,
+            remedy="give a checkpoint directory that the coordinator and every shard can read and write",
+        ) from error

@@ -1,0 +1,1 @@
+"""The format of checkpoint files: manifest, parts, tensors, rows, and their validation."""

@@ -1,0 +1,1 @@
+"""Reading a checkpoint back under any shard map."""

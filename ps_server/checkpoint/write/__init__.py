@@ -1,0 +1,1 @@
+"""Writing a checkpoint: each shard its own files, one process the manifest."""

@@ -1,0 +1,1 @@
+"""The commands ps-run and psctl, and the options that several commands take."""

@@ -1,0 +1,63 @@
+"""Owns a job's data directory while ps-run and its servers use it: one job at a time, also after a kill."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import time
+from pathlib import Path
+
+from ps_protocol.errors import ConfigError
+from ps_server.coordinator.persistence.journal import FILE_NAME as JOURNAL
+from ps_server.private_files import FILE_MODE, make_private_folder
+
+LOCK = "ps-run.lock"
+
+RELEASE_SECONDS = 10.0
+"""How long the servers of a killed ps-run may take to end."""
+
+_POLL_SECONDS = 0.05
+
+
+def lineage_of(path: Path) -> str:
+    """The lineage of all jobs in the folder ``path``: each starts after the end of the previous one."""
+    return hashlib.blake2b(str(path.resolve()).encode(), digest_size=16).hexdigest()
+
+
+class JobFolder:
+    """Opened by ps-run before it starts anything.
+
+    The servers inherit ``lock``, so the folder is free when the last of them has ended: a ps-run that is started right
+    after another was killed waits for that one's servers to be gone.
+    """
+
+    def __init__(self, path: Path, wait_seconds: float = RELEASE_SECONDS) -> None:
+        """Make and lock ``path``. Raises ConfigError when it cannot be written, or another ps-run uses it."""
+        self.path = path
+        try:
+            make_private_folder(path)
+            self.lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        except OSError as error:
+            raise ConfigError(
+                f"the data directory {path} cannot be written: {error.strerror}",
+                remedy="give as --data-dir a folder that this user may write to",
+            ) from error
+        deadline = time.monotonic() + wait_seconds
+        while not self._taken():
+            if time.monotonic() >= deadline:
+                os.close(self.lock)
+                raise ConfigError(
+                    f"the data directory {path} is in use by another ps-run",
+                    remedy="wait for that job or end it, or give this one another --data-dir",
+                )
+            time.sleep(_POLL_SECONDS)
+        #: Whether an earlier job has left state here.
+        self.used_before = (path / JOURNAL).exists()
+
+    def _taken(self) -> bool:
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

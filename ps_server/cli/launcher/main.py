@@ -1,0 +1,240 @@
+"""The command ps-run: a whole job on this machine, one process each."""
+
+from __future__ import annotations
+
+import errno
+import importlib.machinery
+import os
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ps_protocol.errors import ConfigError
+from ps_protocol.model.spec import Mode
+from ps_server.cli.launcher.job_folder import JobFolder, lineage_of
+from ps_server.cli.launcher.programs import Programs, Script
+from ps_server.cli.launcher.runner import Runner
+from ps_server.cli.launcher.screen import Screen
+from ps_server.cli.launcher.supervisor import JobPlan, Supervisor
+from ps_server.cli.options.checkpoint import checkpoint_config, checkpoint_options
+from ps_server.cli.options.cluster import CLUSTER_OPTIONS, cluster_options, given_flags
+from ps_server.cli.options.common import LOG_LEVELS, clean_errors, config_option, version_option
+from ps_server.cli.options.mode import MODES, bound_options, consistency_of
+from ps_server.cli.options.storage import Durability, StorageConfig, storage_config, storage_options
+from ps_server.private_files import make_private_folder
+
+SERVER_RESTARTS = 10
+"""Default of a job that keeps its state on disk."""
+
+
+def find_script(python: str, target: str, arguments: tuple[str, ...], *, module: bool) -> Script:
+    """The command of a worker. Raises click.UsageError when the interpreter, file or module does not exist."""
+    interpreter = shutil.which(python)
+    if interpreter is None:
+        raise click.UsageError(f"no interpreter '{python}'")
+    if not module:
+        if not Path(target).is_file():
+            raise click.UsageError(f"no such script: '{target}' (in {Path.cwd()})")
+        return Script((interpreter, target), arguments)
+    # Another interpreter may have modules that this one lacks.
+    package = target.partition(".")[0]
+    if (
+        python == sys.executable
+        and importlib.machinery.PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]) is None
+    ):
+        raise click.UsageError(f"no module named '{package}' (looked in {Path.cwd()} and the installed packages)")
+    return Script((interpreter, "-m", target), arguments)
+
+
+def server_restarts(asked: int | None, storage: StorageConfig) -> int:
+    """How often servers are restarted. Raises ConfigError when they would come back without their state."""
+    if storage.durability is not Durability.MEMORY:
+        return SERVER_RESTARTS if asked is None else asked
+    if asked:
+        raise ConfigError(
+            "--restart-servers needs servers that keep their state on disk",
+            remedy="give --data-dir, and not --durability memory, or leave --restart-servers out",
+        )
+    return 0
+
+
+def make_log_folder(path: Path) -> None:
+    """Raises ConfigError when the folder cannot be created or written to."""
+    try:
+        make_private_folder(path)
+        reason = "" if os.access(path, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+    except OSError as error:
+        reason = error.strerror or str(error)
+    if reason:
+        raise ConfigError(
+            f"the folder {path} cannot be written: {reason}",
+            remedy="give a --log-dir that this user may write to",
+        )
+
+
+@click.command(
+    context_settings={"allow_interspersed_args": False, "max_content_width": 110, "auto_envvar_prefix": "PS_RUN"}
+)
+@config_option
+@click.option(
+    "--shards",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Number of shards, the processes that hold parameters.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Number of workers, the processes that train.",
+)
+@click.option(
+    "--evaluators",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Number of evaluators, which read the newest parameters and do not train.",
+)
+@click.option(
+    "--mode", type=MODES, default=Mode.ASYNC.value, show_default=True, help="How far workers may drift apart."
+)
+@bound_options
+@click.option("--seed", type=click.IntRange(0), help="Seed of the job, for shuffling.  [default: random]")
+@click.option(
+    "--restart-workers",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Restart failed workers, up to N times in total. The next failure ends the job.",
+)
+@storage_options
+@checkpoint_options
+@cluster_options
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    show_default="any free one",
+    help="Port of the coordinator on 127.0.0.1, for psctl.",
+)
+@click.option(
+    "--restart-servers",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Restart a coordinator or shards that ended too early, up to N times in total.  "
+    f"[default: {SERVER_RESTARTS} if they keep their state on disk, else 0]",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(1),
+    help="Number of torch threads of each shard. OMP_NUM_THREADS sets that of workers.",
+)
+@click.option(
+    "--log-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for a copy of the output of each process, in one file per process.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(LOG_LEVELS),
+    default="warning",
+    show_default=True,
+    help="Lowest level of coordinator and shard messages that is shown.",
+)
+@click.option(
+    "--no-progress",
+    is_flag=True,
+    help="Do not show the status table of the job, nor status lines where stderr is not a terminal.",
+)
+@click.option(
+    "--python", default=sys.executable, metavar="EXE", help="Python interpreter that runs SCRIPT.  [default: this one]"
+)
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
+@version_option
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def main(
+    context: click.Context,
+    /,
+    *,
+    port: int,
+    shards: int,
+    workers: int,
+    evaluators: int,
+    mode: str,
+    staleness: int | None,
+    backup: int | None,
+    grace_seconds: float | None,
+    stale_policy: str | None,
+    stale_threshold: int | None,
+    seed: int | None,
+    restart_workers: int,
+    restart_servers: int | None,
+    threads: int | None,
+    log_dir: Path | None,
+    log_level: str,
+    no_progress: bool,
+    python: str,
+    module: bool,
+    script: str,
+    arguments: tuple[str, ...],
+    checkpoint_dir: Path | None,
+    checkpoint_seconds: float | None,
+    checkpoint_keep: int,
+    checkpoint_full_every: int,
+    restore: str | None,
+    **others: Any,
+) -> None:
+    """Run SCRIPT as a job on this machine: one process for the coordinator, each shard and each worker.
+
+    All arguments after SCRIPT are passed to it. The exit code is 0 when every worker exits with 0, else that of the
+    first worker that failed (128 + signal if it was killed). ps-run leaves no process behind.
+
+    With --data-dir the job survives the end of its servers and of ps-run: the same command continues it. After a job
+    that finished, the same command continues to train from its parameters.
+    """
+    with clean_errors():
+        storage = storage_config(**{name: value for name, value in others.items() if name not in CLUSTER_OPTIONS})
+        restarts = server_restarts(restart_servers, storage)
+        checkpoints = checkpoint_config(checkpoint_dir, checkpoint_seconds, checkpoint_keep, checkpoint_full_every)
+        if log_dir is not None:
+            make_log_folder(log_dir)
+    programs = Programs(
+        script=find_script(python, script, arguments, module=module),
+        consistency=consistency_of(mode, staleness, backup, grace_seconds, stale_policy, stale_threshold),
+        shards=shards,
+        workers=workers,
+        cores=len(os.sched_getaffinity(0)),
+        shard_threads=threads,
+        seed=seed,
+        log_level=log_level,
+        storage=storage,
+        checkpoints=checkpoints,
+        restore=restore,
+        coordinator_flags=given_flags(context),
+        port=port,
+    )
+    folder = None
+    if programs.keeps_state and storage.data_dir is not None:
+        with clean_errors():
+            folder = JobFolder(storage.data_dir)
+        programs = replace(programs, lineage=lineage_of(storage.data_dir))
+    screen = Screen()
+    if folder is not None and folder.used_before:
+        screen.say(f"continuing from the state in {folder.path}; use another --data-dir to begin a new job")
+    saves = checkpoint_dir is not None
+    supervisor = Supervisor(JobPlan(shards, workers, evaluators, restart_workers, restarts, saves))
+    runner = Runner(supervisor, programs, screen, os.environ, log_dir, not no_progress, folder)
+    sys.exit(runner.run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""The program, arguments and environment of each process of a job."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ps_protocol.client.coordinator import LINEAGE_VARIABLE
+from ps_protocol.model.spec import Consistency
+from ps_server.cli.launcher.events import ProcessName, ProcessRole
+from ps_server.cli.options.checkpoint import CheckpointConfig
+from ps_server.cli.options.checkpoint import flags_of as checkpoint_flags
+from ps_server.cli.options.mode import flags_of
+from ps_server.cli.options.storage import Durability, StorageConfig
+
+# -P: the folder ps-run was called in holds the user's modules, not the servers'.
+SERVER_PROGRAMS = (
+    (sys.executable, "-P", "-m", "ps_server.coordinator.main"),
+    (sys.executable, "-P", "-m", "ps_server.shard.main"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """The training script: the command up to and including it, and its own arguments."""
+
+    command: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """The four programs of a job and their configuration."""
+
+    script: Script
+    consistency: Consistency
+    shards: int
+    workers: int
+    cores: int
+    shard_threads: int | None = None
+    seed: int | None = None
+    log_level: str = "warning"
+    storage: StorageConfig = field(default_factory=StorageConfig)
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    restore: str | None = None
+    #: Further options of ps-coordinator, and the port of its first start; 0: any.
+    coordinator_flags: tuple[str, ...] = ()
+    port: int = 0
+    #: Random name of this start of ps-run; for a job with a folder, the lineage of the folder.
+    lineage: str = field(default_factory=lambda: secrets.token_hex(8))
+    #: Commands of ps-coordinator and ps-server.
+    servers: tuple[tuple[str, ...], tuple[str, ...]] = SERVER_PROGRAMS
+
+    def command(self, process: ProcessName, coordinator: str, ready_file: str) -> list[str]:
+        """The argument vector of ``process``. ``coordinator`` is host:port, empty until it is known: a coordinator that
+        is started again comes back where its members look for it.
+        """
+        if process.part is ProcessRole.COORDINATOR:
+            port = coordinator.rpartition(":")[2] or str(self.port)
+            place = ["--bind", "127.0.0.1", "--port", port, "--ready-file", ready_file]
+            return [*self.servers[0], *place, "--log-level", self.log_level, *self._coordinator_arguments()]
+        if process.part is ProcessRole.SHARD:
+            threads = [] if self.shard_threads is None else ["--threads", str(self.shard_threads)]
+            place = ["--shard", str(process.index), "--coordinator", coordinator, "--bind", "127.0.0.1", "--port", "0"]
+            return [
+                *self.servers[1],
+                *place,
+                "--log-level",
+                self.log_level,
+                *threads,
+                *self._shard_storage(),
+                *self._shard_checkpoints(),
+            ]
+        return [*self.script.command, *self.script.arguments]
+
+    def _coordinator_arguments(self) -> list[str]:
+        arguments = ["--shards", str(self.shards), "--workers", str(self.workers), *flags_of(self.consistency)]
+        if self.keeps_state:
+            arguments += ["--data-dir", str(self.storage.data_dir)]
+        arguments += [*checkpoint_flags(self.checkpoints, self.restore), *self.coordinator_flags]
+        return arguments if self.seed is None else [*arguments, "--seed", str(self.seed)]
+
+    def _shard_checkpoints(self) -> list[str]:
+        """The folders in which shards may write and read checkpoints."""
+        folders = [] if self.checkpoints.directory is None else [self.checkpoints.directory]
+        if self.restore is not None and self.restore != "latest":
+            folders.append(Path(self.restore).absolute().parent)
+        return [part for folder in folders for part in ("--checkpoint-dir", str(folder))]
+
+    def _shard_storage(self) -> list[str]:
+        if not self.keeps_state:
+            return []
+        rule = self.storage.snapshots
+        return [
+            *("--data-dir", str(self.storage.data_dir), "--durability", self.storage.durability.value),
+            *("--snapshot-seconds", str(rule.seconds)),
+            *(["--log-mb", str(rule.log_bytes >> 20)] if rule.strict else []),
+            *(["--fsync"] if self.storage.fsync else []),
+        ]
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether servers keep their state over a restart."""
+        return self.storage.durability is not Durability.MEMORY
+
+    def summary(self, *, goes_on: bool) -> str:
+        """A short description of the job. The mode of one that ``goes_on`` is in its journal."""
+        parts = [f"{self.shards} shard(s)", f"{self.workers} worker(s)", *([] if goes_on else [str(self.consistency)])]
+        return ", ".join([*parts, *([f"{self.storage.durability.value} shards"] if self.keeps_state else [])])
+
+    def environment(self, process: ProcessName, coordinator: str, inherited: Mapping[str, str]) -> dict[str, str]:
+        """The environment of ``process``. Workers share the cores unless OMP_NUM_THREADS says otherwise."""
+        environment = {**inherited, "PYTHONUNBUFFERED": "1"}
+        # As in ps_worker, also for scripts that import gRPC before it.
+        environment.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+        # A process is started only after the end of the previous one in its place.
+        environment[LINEAGE_VARIABLE] = f"{self.lineage} {process}"
+        if process.part in (ProcessRole.WORKER, ProcessRole.EVALUATOR):
+            environment.setdefault("OMP_NUM_THREADS", str(max(1, self.cores // self.workers)))
+            environment |= {
+                "PS_COORDINATOR": coordinator,
+                "PS_ROLE": process.part.value,
+                "PS_RANK": str(process.index),
+            }
+        return environment

@@ -1,0 +1,241 @@
+"""Carries out the commands of the supervisor: starts, reads, signals and reaps processes."""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import BinaryIO, assert_never
+
+from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.cluster.view import ClusterStatus
+from ps_protocol.errors import PsError
+from ps_server.cli.launcher.child import Child
+from ps_server.cli.launcher.events import (
+    SERVERS,
+    Command,
+    CoordinatorReady,
+    DeadlinePassed,
+    Event,
+    Exited,
+    Finish,
+    Interrupted,
+    ProcessName,
+    Say,
+    Send,
+    StartProcess,
+)
+from ps_server.cli.launcher.job_folder import JobFolder
+from ps_server.cli.launcher.programs import Programs
+from ps_server.cli.launcher.progress import ProgressPoller
+from ps_server.cli.launcher.screen import Screen
+from ps_server.cli.launcher.signals import SignalPipe
+from ps_server.cli.launcher.summary import Folders, silent_workers, summary
+from ps_server.cli.launcher.supervisor import ENDING, Stage, Supervisor
+from ps_server.private_files import open_private
+
+READY_POLL_SECONDS = 0.02
+LIVE_SECONDS = 0.5
+LINE_SECONDS = 2.0
+#: How long the end of a job waits for the final status.
+LAST_LOOK_SECONDS = 2.0
+#: Interval of checks for processes that ended without SIGCHLD.
+WATCH_SECONDS = 1.0
+
+
+class Runner:
+    """Owns the job's processes. ``run`` on the main thread returns when all of them have ended."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        programs: Programs,
+        screen: Screen,
+        environment: Mapping[str, str],
+        log_dir: Path | None = None,
+        show_progress: bool = True,
+        job_folder: JobFolder | None = None,
+    ) -> None:
+        self._supervisor = supervisor
+        self._programs = programs
+        self._screen = screen
+        self._environment = environment
+        self._log_dir = log_dir
+        #: Inherited by every server, so that the next ps-run sees that one is still alive.
+        self._server_descriptors = () if job_folder is None else (job_folder.lock,)
+        self._goes_on = job_folder is not None and job_folder.used_before
+        self._progress_seconds = (LIVE_SECONDS if screen.interactive else LINE_SECONDS) if show_progress else None
+        self._children: dict[ProcessName, Child] = {}
+        self._logs: dict[ProcessName, BinaryIO] = {}
+        self._selector = selectors.DefaultSelector()
+        self._coordinator = ""
+        self._ready_file = Path()
+        self._poller: ProgressPoller | None = None
+        self._code: int | None = None
+        #: The status when the servers were told to stop.
+        self._final: ClusterStatus | None = None
+        self._looked = False
+        self._begin = time.monotonic()
+        self._next_progress = 0.0
+
+    def run(self) -> int:
+        """Run the job to its end; returns ps-run's exit code."""
+        with ExitStack() as stack:
+            stack.callback(self._close)
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ps-run-"))
+            self._ready_file = Path(folder) / "coordinator"
+            signals = stack.enter_context(SignalPipe())
+            self._selector.register(signals.fd, selectors.EVENT_READ)
+            self._begin = time.monotonic()
+            self._do(self._supervisor.start(time.monotonic()))
+            while self._code is None:
+                self._read(self._timeout())
+                for event in self._events(signals):
+                    self._do(self._supervisor.handle(event, time.monotonic()))
+                self._show_progress()
+            return self._code
+
+    def _do(self, commands: list[Command]) -> None:
+        for command in commands:
+            match command:
+                case StartProcess(process):
+                    self._start(process)
+                case Send(process, signum):
+                    if process.part in SERVERS:
+                        self._look_last()
+                    # It may have ended in the same moment as the process this answers.
+                    if (child := self._children.get(process)) is not None:
+                        child.send(signum)
+                case Say(text):
+                    self._screen.say(text)
+                case Finish(code):
+                    self._conclude(code)
+                    self._code = code
+                case _:
+                    assert_never(command)
+
+    def _start(self, process: ProcessName) -> None:
+        child = Child(
+            process,
+            self._programs.command(process, self._coordinator, str(self._ready_file)),
+            self._programs.environment(process, self._coordinator, self._environment),
+            self._log_of(process),
+            self._server_descriptors if process.part in SERVERS else (),
+        )
+        self._children[process] = child
+        self._selector.register(child.output, selectors.EVENT_READ, child)
+
+    def _log_of(self, process: ProcessName) -> BinaryIO | None:
+        if self._log_dir is not None and process not in self._logs:
+            path = self._log_dir / f"{process}.log".replace(" ", "-")
+            self._logs[process] = open_private(path, buffering=0)
+        return self._logs.get(process)
+
+    def _timeout(self) -> float:
+        """Seconds until the next timeout."""
+        now = time.monotonic()
+        due = [WATCH_SECONDS]
+        if self._supervisor.stage is Stage.STARTING:
+            due.append(READY_POLL_SECONDS)
+        if self._supervisor.deadline is not None:
+            due.append(self._supervisor.deadline - now)
+        if self._poller is not None and self._supervisor.stage not in ENDING:
+            due.append(self._next_progress - now)
+        return max(0.0, min(due))
+
+    def _read(self, timeout_seconds: float) -> None:
+        for key, _ in self._selector.select(timeout_seconds):
+            child = key.data
+            if child is None:
+                continue
+            lines = child.read()
+            if lines is None:
+                self._selector.unregister(child.output)
+            else:
+                self._screen.show(child.name, lines)
+
+    def _events(self, signals: SignalPipe) -> list[Event]:
+        events: list[Event] = [Interrupted(signum) for signum in signals.read()]
+        if self._screen.broken:
+            self._screen.broken = False
+            events.append(Interrupted(signal.SIGPIPE))
+        if self._supervisor.stage is Stage.STARTING and self._ready_file.exists():
+            self._coordinator = self._ready_file.read_text().strip()
+            summary = self._programs.summary(goes_on=self._goes_on)
+            self._screen.say(f"coordinator at {self._coordinator}: {summary}")
+            self._start_progress()
+            events.append(CoordinatorReady())
+        for child in list(self._children.values()):
+            if (code := child.poll()) is not None:
+                self._forget(child)
+                events.append(Exited(child.name, code, child.peak_bytes))
+        deadline = self._supervisor.deadline
+        if deadline is not None and deadline <= time.monotonic():
+            events.append(DeadlinePassed())
+        return events
+
+    def _forget(self, child: Child) -> None:
+        del self._children[child.name]
+        if child.output in self._selector.get_map():
+            self._selector.unregister(child.output)
+        self._screen.show(child.name, child.read_rest())
+
+    def _start_progress(self) -> None:
+        if self._progress_seconds is not None:
+            self._poller = ProgressPoller(self._coordinator, self._progress_seconds)
+
+    def _show_progress(self) -> None:
+        now = time.monotonic()
+        if self._poller is None or self._progress_seconds is None or now < self._next_progress:
+            return
+        # While the job ends, the last message is the reason.
+        if self._supervisor.stage in ENDING:
+            return
+        self._next_progress = now + self._progress_seconds
+        if (status := self._poller.latest) is not None:
+            self._screen.progress(status, now - self._begin)
+
+    def _look_last(self) -> None:
+        """Get the final status before the first server is told to stop."""
+        if self._looked:
+            return
+        self._looked = True
+        with suppress(PsError), CoordinatorClient(self._coordinator) as client:
+            self._final = client.get_status(LAST_LOOK_SECONDS, once=True)
+
+    def _conclude(self, code: int) -> None:
+        """Show the summary of the job; nothing for a job that did not start, whose reason was shown."""
+        if not self._looked:
+            return
+        programs, status = self._programs, self._final or (self._poller.latest if self._poller else None)
+        folders = Folders(
+            _newest_checkpoint(programs.checkpoints.directory),
+            programs.storage.data_dir if programs.keeps_state else None,
+            self._log_dir,
+        )
+        words = silent_workers(status, programs.workers) if code == 0 else []
+        words += summary(code, time.monotonic() - self._begin, status, self._supervisor.failures, folders)
+        for text in words:
+            self._screen.say(text)
+
+    def _close(self) -> None:
+        for child in self._children.values():
+            child.kill()
+        if self._poller is not None:
+            self._poller.close()
+        self._screen.close()
+        self._selector.close()
+        for log in self._logs.values():
+            log.close()
+
+
+def _newest_checkpoint(directory: Path | None) -> Path | None:
+    if directory is None:
+        return None
+    from ps_server.checkpoint.folder.directory import latest  # what reads checkpoints takes its time to import
+
+    return latest(directory)

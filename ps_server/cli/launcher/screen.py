@@ -1,0 +1,114 @@
+"""The output of ps-run: the lines of each process with its prefix, and the status of the job below them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from ps_protocol.cluster.view import ClusterStatus
+from ps_server.cli.launcher.events import SERVERS, ProcessName, ProcessRole
+from ps_server.cli.status.text import status_line, status_tables, time_text
+
+WORKER_STYLES = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
+SELF = "ps-run"
+PREFIX_WIDTH = len(ProcessRole.COORDINATOR.value)
+
+
+class Screen:
+    """Used by the runner's one thread. Lines are written whole; a closed output sets ``broken``, and raises nothing.
+
+    On a terminal all goes to one rich console, with a table that stays below the lines. Otherwise the processes'
+    lines go to ``out`` as they are, and ps-run's own to ``err`` with the time of day.
+    """
+
+    def __init__(
+        self, out: TextIO | None = None, err: TextIO | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        """``out`` and ``err`` default to the process's own. ``clock``: seconds since the epoch."""
+        out, err = out or _buffered(sys.stdout), err or _buffered(sys.stderr)
+        self._console = Console(file=out, highlight=False, markup=False, emoji=False)
+        self._out, self._err = out, err
+        self._clock = clock
+        self._live: Live | None = None
+        self._last_line = ""
+        #: The other end of the pipe, or the terminal, was closed.
+        self.broken = False
+
+    @property
+    def interactive(self) -> bool:
+        """Whether the output is a terminal that can redraw."""
+        return self._console.is_terminal and not self._console.is_dumb_terminal
+
+    def show(self, process: ProcessName, lines: Iterable[str]) -> None:
+        """Lines that ``process`` wrote."""
+        style = "dim" if process.part in SERVERS else WORKER_STYLES[process.index % len(WORKER_STYLES)]
+        self._write(str(process), style, list(lines), self._out)
+
+    def say(self, text: str, style: str = "bold") -> None:
+        """A message of ps-run itself; with the time of day if the output is not a terminal."""
+        shown = text if self._console.is_terminal else f"{time_text(self._clock())} {text}"
+        self._write(SELF, style, [shown], self._err)
+
+    def progress(self, status: ClusterStatus, elapsed_seconds: float) -> None:
+        """The status of the job: a table on a terminal, else one line if something changed."""
+        if self.interactive:
+            tables = status_tables(status, self._console.width, elapsed_seconds)
+            if self._live is None:
+                self._live = Live(console=self._console, auto_refresh=False)
+                self._live.start()
+            try:
+                self._live.update(tables, refresh=True)
+            except OSError:
+                self._lose_reader()
+        elif (line := status_line(status)) != self._last_line:
+            self._last_line = line
+            self.say(line, style="none")
+
+    def close(self) -> None:
+        """Keep the last table on the screen and show the cursor again."""
+        if self._live is not None:
+            live, self._live = self._live, None
+            try:
+                live.stop()
+            except OSError:
+                self._lose_reader()
+
+    def _write(self, name: str, style: str, lines: Sequence[str], plain: TextIO) -> None:
+        if not lines:
+            return
+        try:
+            if self._console.is_terminal:
+                prefix = Text(f"{name:<{PREFIX_WIDTH}} | ", style)
+                texts = [prefix + Text.from_ansi(line) for line in lines]
+                self._console.print(Text("\n").join(texts), soft_wrap=True)
+            else:
+                plain.write("".join(f"{name:<{PREFIX_WIDTH}} | {line}\n" for line in lines))
+                plain.flush()
+        except OSError:
+            self._lose_reader()
+
+    def _lose_reader(self) -> None:
+        """Discard all further output, also that of the interpreter at exit."""
+        self.broken = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (self._out, self._err):
+            os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+def _buffered(stream: TextIO) -> TextIO:
+    """``stream`` with a buffer, which continues after a write that a signal interrupted.
+
+    Under PYTHONUNBUFFERED the standard streams have none, and lose the rest: a child's end (SIGCHLD) is such a signal.
+    """
+    try:
+        return open(stream.fileno(), "w", encoding=stream.encoding, errors=stream.errors, closefd=False)
+    except (OSError, ValueError):  # not a file, as when captured
+        return stream

@@ -1,0 +1,28 @@
+"""Execs another program that dies with its parent; the first code of a new process.
+
+Usage: shim.py PARENT_PID PROGRAM ARGUMENTS…. A ``preexec_fn`` would run between fork and exec of a process with
+threads, where a lock held by another thread stops it for ever; a program of its own cannot be stopped that way.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Request SIGKILL at the parent's death, then exec; the request survives exec (prctl(2))."""
+    parent, program, *arguments = sys.argv[1:]
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):  # it died before the request
+        sys.exit(1)
+    try:
+        os.execvp(program, [program, *arguments])
+    except OSError as error:
+        sys.exit(f"cannot run {program}: {error.strerror}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+"""Decides which processes of a job are started, signalled and restarted, and its exit code."""
+
+from __future__ import annotations
+
+import enum
+import signal
+from dataclasses import dataclass
+
+from ps_server.cli.launcher.events import (
+    SCRIPTS,
+    SERVERS,
+    Command,
+    CoordinatorReady,
+    DeadlinePassed,
+    Event,
+    Exited,
+    Finish,
+    Interrupted,
+    ProcessName,
+    ProcessRole,
+    Say,
+    Send,
+    StartProcess,
+)
+from ps_server.cli.launcher.restarts import Restarts
+
+GRACE_SECONDS = 5.0
+"""Between SIGTERM and SIGKILL, for scripts."""
+
+SERVER_GRACE_SECONDS = 60.0
+"""The same for coordinator and shards: they end in tenths of a second, on a busy machine in many seconds, and what they
+end with, a last snapshot, is worth waiting for. Who is in a hurry presses Ctrl-C again.
+"""
+
+INTERRUPT_GRACE_SECONDS = 30.0
+"""For scripts to save their work after Ctrl-C; a second Ctrl-C ends it."""
+
+EVALUATOR_GRACE_SECONDS = 60.0
+"""For evaluators to finish after the last worker."""
+
+COORDINATOR_START_SECONDS = 60.0
+
+SAVING_GRACE_SECONDS = 600.0
+"""For the coordinator to have a last checkpoint written."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """The number of processes of each kind, and the limits of restarts."""
+
+    shards: int
+    workers: int
+    evaluators: int = 0
+    #: Limit of restarts of failed workers, in total.
+    worker_restarts: int = 0
+    #: Limit of restarts of a coordinator or shards that end too early, in total.
+    server_restarts: int = 0
+    #: The coordinator writes a last checkpoint, for which it needs the shards.
+    saves: bool = False
+
+    def members(self) -> list[ProcessName]:
+        """Every process except the coordinator, shards first."""
+        counts = (
+            (ProcessRole.SHARD, self.shards),
+            (ProcessRole.WORKER, self.workers),
+            (ProcessRole.EVALUATOR, self.evaluators),
+        )
+        return [ProcessName(part, index) for part, count in counts for index in range(count)]
+
+
+class Stage(enum.Enum):
+    """The stage of the job; it only advances."""
+
+    STARTING = "waiting for the coordinator"
+    RUNNING = "workers run"
+    EVALUATING = "workers are done, evaluators finish"
+    LEAVING = "workers and evaluators were told to end"
+    SAVING = "the coordinator was told to end, after a last checkpoint"
+    STOPPING = "shards were told to end"
+    CLOSING = "the coordinator was told to end"
+    FINISHED = "nothing lives"
+
+
+ENDING = frozenset({Stage.LEAVING, Stage.SAVING, Stage.STOPPING, Stage.CLOSING})
+
+
+def describe_exit(code: int, peak_bytes: int = 0) -> str:
+    """How a process ended, in words; for one killed by SIGKILL with its peak memory."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        return f"was killed by signal {-code}"
+    why = f": perhaps out of memory, its peak was {peak_bytes / 1e9:.2f} GB" if code == -signal.SIGKILL else ""
+    return f"was killed by signal {-code} ({name}{why if peak_bytes else ''})"
+
+
+def shell_code(code: int) -> int:
+    """A process's end as a shell reports it: 128 + signal."""
+    return code if code >= 0 else 128 - code
+
+
+class Supervisor:
+    """The job's state. Called by the runner's one thread; does no I/O. Every live process has been named by a Start
+    and loses its place by an Exited; Finish comes exactly once, when none is left.
+    """
+
+    def __init__(self, plan: JobPlan) -> None:
+        self._plan = plan
+        self._live: set[ProcessName] = set()
+        self._server_restarts = Restarts(plan.server_restarts)
+        self._worker_restarts = Restarts(plan.worker_restarts)
+        #: Processes that wait for their restart, and until when.
+        self._pausing: dict[ProcessName, float] = {}
+        self._stage_ends: float | None = None
+        self._exit_code: int | None = None
+        self.stage = Stage.STARTING
+        #: Unexpected ends of processes, in order.
+        self.failures: list[str] = []
+
+    @property
+    def deadline(self) -> float | None:
+        """When to call with DeadlinePassed, in the seconds of ``now``; None: nothing is due."""
+        due = [*self._pausing.values(), *([] if self._stage_ends is None else [self._stage_ends])]
+        return min(due, default=None)
+
+    def start(self, now: float) -> list[Command]:
+        """The first commands of the job."""
+        self._stage_ends = now + COORDINATOR_START_SECONDS
+        return [self._start(ProcessName(ProcessRole.COORDINATOR), now)]
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """The commands for ``event``, in order."""
+        match event:
+            case CoordinatorReady():
+                return self._on_ready(now)
+            case Exited():
+                return self._on_exit(event, now)
+            case Interrupted(signum):
+                return self._on_interrupt(signum, now)
+            case DeadlinePassed():
+                return self._on_deadline(now)
+
+    def _restarts(self, process: ProcessName) -> Restarts:
+        return self._server_restarts if process.part in SERVERS else self._worker_restarts
+
+    def _start(self, process: ProcessName, now: float) -> StartProcess:
+        self._live.add(process)
+        self._restarts(process).started(process, now)
+        return StartProcess(process)
+
+    def _on_ready(self, now: float) -> list[Command]:
+        if self.stage is not Stage.STARTING:
+            return []
+        self.stage, self._stage_ends = Stage.RUNNING, None
+        return [self._start(process, now) for process in self._plan.members()]
+
+    def _on_exit(self, event: Exited, now: float) -> list[Command]:
+        process, code = event.process, event.code
+        self._live.discard(process)
+        if self.stage in ENDING:
+            return self._advance(now)
+        how = f"{process} {describe_exit(code, event.peak_bytes)}"
+        if code or process.part in SERVERS:
+            self.failures.append(how)
+        if process.part in SERVERS:
+            return self._on_lost_server(process, code, how, now)
+        if code == 0:
+            return self._advance(now)
+        if process.part is ProcessRole.EVALUATOR:
+            return [Say(f"{how}; training continues without it"), *self._advance(now)]
+        return self._again(process, how, now) or self._end(
+            shell_code(code), f"{how}{self._spent('--restart-workers', process)}; stopping the job", now
+        )
+
+    def _on_lost_server(self, process: ProcessName, code: int, how: str, now: float) -> list[Command]:
+        spent = ""
+        # It failed at its first start: wrong options or damaged data, which a restart does not repair.
+        if code <= 0 or not self._server_restarts.never_lived(process, now):
+            if commands := self._again(process, how, now):
+                return commands
+            spent = self._spent("--restart-servers", process)
+        return self._end(shell_code(code) or 1, f"{how} before the job was done{spent}; stopping the job", now)
+
+    def _again(self, process: ProcessName, how: str, now: float) -> list[Command]:
+        """Restart ``process``, now or later; nothing when no restarts are left."""
+        restarts = self._restarts(process)
+        pause_seconds = restarts.take(process, now)
+        if pause_seconds is None:
+            return []
+        when = f" in {pause_seconds:g} s" if pause_seconds else ""
+        say = Say(f"{how}; starting it again{when} (restart {restarts.used} of {restarts.total})")
+        if pause_seconds:
+            self._pausing[process] = now + pause_seconds
+            return [say]
+        return [say, self._start(process, now)]
+
+    def _spent(self, flag: str, process: ProcessName) -> str:
+        total = self._restarts(process).total
+        return f", and {flag} {total} is used up" if total else ""
+
+    def _on_interrupt(self, signum: signal.Signals, now: float) -> list[Command]:
+        if self.stage in ENDING:
+            # Only a second Ctrl-C kills: a closing terminal sends SIGHUP more than once.
+            return self._signal(signal.SIGKILL, *ProcessRole) if signum is signal.SIGINT else []
+        if signum is signal.SIGINT:
+            text = "interrupted; waiting for the workers to leave (Ctrl-C again kills them)"
+            return self._end(128 + signum, text, now, signal.SIGINT, INTERRUPT_GRACE_SECONDS)
+        return self._end(128 + signum, f"received {signum.name}; stopping the job", now)
+
+    def _on_deadline(self, now: float) -> list[Command]:
+        paused = sorted((process for process, due in self._pausing.items() if due <= now), key=str)
+        for process in paused:
+            del self._pausing[process]
+        commands: list[Command] = [self._start(process, now) for process in paused]
+        if self._stage_ends is not None and self._stage_ends <= now:
+            self._stage_ends = None
+            commands += self._on_stage_end(now)
+        return commands
+
+    def _on_stage_end(self, now: float) -> list[Command]:
+        match self.stage:
+            case Stage.STARTING:
+                text = f"the coordinator was not ready within {COORDINATOR_START_SECONDS:.0f} s; stopping the job"
+                return self._end(1, text, now)
+            case Stage.EVALUATING:
+                late = ", ".join(sorted(str(p) for p in self._live if p.part is ProcessRole.EVALUATOR))
+                text = f"{late}: not finished {EVALUATOR_GRACE_SECONDS:.0f} s after the last worker; stopping"
+                return self._end(0, text, now)
+            case Stage.LEAVING:
+                return self._signal(signal.SIGKILL, *SCRIPTS)
+            case Stage.SAVING:
+                text = f"no last checkpoint within {SAVING_GRACE_SECONDS:.0f} s; killed"
+                return [Say(text), *self._signal(signal.SIGKILL, ProcessRole.COORDINATOR)]
+            case _:
+                late = ", ".join(sorted(map(str, self._live)))
+                return [Say(f"{late}: not ended in time; killed"), *self._signal(signal.SIGKILL, *ProcessRole)]
+
+    def _end(
+        self,
+        code: int,
+        text: str,
+        now: float,
+        signum: signal.Signals = signal.SIGTERM,
+        grace_seconds: float = GRACE_SECONDS,
+    ) -> list[Command]:
+        self._exit_code = code
+        self._pausing.clear()
+        self.stage, self._stage_ends = Stage.LEAVING, now + grace_seconds
+        return [Say(text), *self._signal(signum, *SCRIPTS), *self._advance(now)]
+
+    def _advance(self, now: float) -> list[Command]:
+        """Advance to the next stage when this one is complete. Servers are stopped last."""
+        parts = {process.part for process in (*self._live, *self._pausing)}
+        if self.stage is Stage.RUNNING and ProcessRole.WORKER not in parts:
+            self.stage, self._stage_ends = Stage.EVALUATING, now + EVALUATOR_GRACE_SECONDS
+        if self.stage in (Stage.EVALUATING, Stage.LEAVING) and not parts & SCRIPTS:
+            self._pausing.clear()
+            if self._plan.saves:
+                self.stage, self._stage_ends = Stage.SAVING, now + SAVING_GRACE_SECONDS
+                return [*self._signal(signal.SIGTERM, ProcessRole.COORDINATOR), *self._advance(now)]
+            return self._stop_shards(now)
+        if self.stage is Stage.SAVING and ProcessRole.COORDINATOR not in parts:
+            return self._stop_shards(now)
+        # After the shards, so that they can leave.
+        if self.stage is Stage.STOPPING and ProcessRole.SHARD not in parts:
+            self.stage, self._stage_ends = Stage.CLOSING, now + SERVER_GRACE_SECONDS
+            return [*self._signal(signal.SIGTERM, ProcessRole.COORDINATOR), *self._advance(now)]
+        if self.stage is Stage.CLOSING and not parts:
+            self.stage, self._stage_ends = Stage.FINISHED, None
+            return [Finish(self._exit_code or 0)]
+        return []
+
+    def _stop_shards(self, now: float) -> list[Command]:
+        self.stage, self._stage_ends = Stage.STOPPING, now + SERVER_GRACE_SECONDS
+        return [*self._signal(signal.SIGTERM, ProcessRole.SHARD), *self._advance(now)]
+
+    def _signal(self, signum: signal.Signals, *parts: ProcessRole) -> list[Command]:
+        chosen = (process for process in self._live if process.part in parts)
+        return [Send(process, signum) for process in sorted(chosen, key=str)]

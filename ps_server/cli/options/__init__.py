@@ -1,0 +1,1 @@
+"""Settings and options that several commands share."""

@@ -1,0 +1,153 @@
+"""The command line that all servers share: address, logging, ready file, config file, and the display of errors."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from ps_protocol.errors import ConfigError, PsError
+from ps_protocol.text import printable
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def _read_config(context: click.Context, parameter: click.Parameter, path: Path | None) -> None:
+    """Take the file's values as defaults, below those of flags and environment."""
+    if path is None:
+        return
+    try:
+        table = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise click.BadParameter(f"cannot read {path}: {error}", context, parameter) from error
+    values = {key.replace("-", "_"): value for key, value in table.items()}
+    known = {p.name for p in context.command.params if p.name and p.name not in ("config", "help")}
+    if unknown := sorted(set(values) - known):
+        names = ", ".join(sorted(name.replace("_", "-") for name in known))
+        raise click.BadParameter(f"{path} has unknown keys: {', '.join(unknown)}; known: {names}", context, parameter)
+    context.default_map = {**(context.default_map or {}), **values}
+
+
+config_option = click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    is_eager=True,
+    expose_value=False,
+    callback=_read_config,
+    help="TOML file with lines option = value. Flags and environment variables take precedence.",
+)
+
+
+def server_options(default_port: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add --bind, --port, --log-level, --ready-file and --config.
+
+    The command gets ``bind`` (str), ``port`` (int), ``log_level`` (str) and ``ready_file`` (Path or None). Give the
+    command ``context_settings={"auto_envvar_prefix": …}`` and every option can come from the environment too.
+    """
+    options = (
+        click.option(
+            "--bind", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all interfaces."
+        ),
+        click.option(
+            "--port",
+            type=click.IntRange(0, 65535),
+            default=default_port,
+            show_default=True,
+            help="Port to listen on; 0: any free port.",
+        ),
+        click.option(
+            "--log-level",
+            type=click.Choice(LOG_LEVELS, case_sensitive=False),
+            default="info",
+            show_default=True,
+            help="Lowest level that is logged to stderr.",
+        ),
+        click.option(
+            "--ready-file",
+            type=click.Path(dir_okay=False, writable=True, path_type=Path),
+            help="File to which this server writes its host:port once it serves.",
+        ),
+        config_option,
+    )
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        versioned: Callable[..., Any] = version_option(command)
+        return versioned
+
+    return decorate
+
+
+class LineFormatter(logging.Formatter):
+    """Formats a record as one line, whatever its text contains; a traceback follows, indented."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """The line, with control characters made visible."""
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        """The traceback, line by line."""
+        return "\n".join(f"  {printable(line)}" for line in super().formatException(ei).split("\n"))
+
+
+version_option: Callable[[Any], Any] = click.version_option(
+    package_name="torch-ps", message="%(prog)s of torch-ps %(version)s"
+)
+
+exit_option = click.option(
+    "--exit-when-finished/--stay",
+    "exit_when_finished",
+    default=False,
+    show_default="stay, except under TF_CONFIG",
+    help="Exit with code 0 when the job is finished: every worker has left, and the last checkpoint is written.",
+)
+
+
+def configure_logging(level: str) -> None:
+    """One line per record on stderr: time, level, logger, message. Called once, by an entry point."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def run_program(command: click.Command) -> NoReturn:
+    """Run ``command`` as the whole of this process, and exit with the command's exit code as soon as it returns.
+
+    By then everything is closed and written. The shutdown of the interpreter would only free memory, module by module,
+    which takes half a second of CPU where torch is loaded. Called by entry points; an exception other than SystemExit
+    ends the process in the usual way.
+    """
+    code = 0
+    try:
+        command()
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        code = end.code or 0
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # the reader has gone
+            stream.flush()
+    os._exit(code)
+
+
+class _ConfigFailure(click.ClickException):
+    exit_code = 2
+
+
+@contextmanager
+def clean_errors() -> Iterator[None]:
+    """Show a PsError as one line without traceback; exit code 2 for ConfigError, 1 for the others."""
+    try:
+        yield
+    except PsError as error:
+        shown = _ConfigFailure if isinstance(error, ConfigError) else click.ClickException
+        raise shown(printable(str(error), keep="\n")) from error

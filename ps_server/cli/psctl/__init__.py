@@ -1,0 +1,1 @@
+"""The command psctl: look at a running job, change it, handle its checkpoints."""

@@ -1,0 +1,75 @@
+"""The connection of a psctl command to a running job: its option, a client, and messages during long calls."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import TypeVar
+
+import click
+
+from ps_protocol.client.coordinator import CONNECT_SECONDS, CoordinatorClient
+from ps_protocol.cluster.address import split_address
+from ps_protocol.errors import ConfigError
+from ps_server.cli.options.common import clean_errors
+
+T = TypeVar("T")
+
+PATIENCE_SECONDS = 5.0
+"""Interval of messages during a long call."""
+
+
+def _address(context: click.Context, parameter: click.Parameter, value: str | None) -> str:
+    """The option as given after the command, before it, or in the environment."""
+    address = value or context.find_root().params.get("coordinator")
+    if not address:
+        raise click.UsageError(
+            "the address of the coordinator is missing: give --coordinator HOST:PORT or set PS_COORDINATOR", context
+        )
+    try:
+        split_address(str(address), setting="--coordinator or PS_COORDINATOR")
+    except ConfigError as error:
+        raise click.UsageError(str(error), context) from error
+    return str(address)
+
+
+coordinator_option = click.option(
+    "--coordinator", metavar="HOST:PORT", callback=_address, help="Address of the job's coordinator."
+)
+
+
+@contextmanager
+def connected(address: str) -> Iterator[CoordinatorClient]:
+    """A client of the coordinator at ``address``; errors of the block are shown as one line.
+
+    The command ends with an error when the coordinator does not answer within CONNECT_SECONDS.
+    """
+    with clean_errors(), CoordinatorClient(address) as client:
+        client.connect(CONNECT_SECONDS)
+        yield client
+
+
+def patiently(what: str, call: Callable[[], T]) -> T:
+    """The result of ``call``, which may block for long; every few seconds ``what`` is printed to stderr.
+
+    The call runs in its own thread, so that Ctrl-C ends the command at once.
+    """
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:  # noqa: BLE001 -- raised again by result()
+            result.set_exception(error)
+
+    begin = time.monotonic()
+    thread = threading.Thread(target=run, name="ps-call", daemon=True)
+    thread.start()
+    while True:
+        thread.join(PATIENCE_SECONDS)
+        if not thread.is_alive():
+            return result.result()
+        click.echo(f"{what} for {time.monotonic() - begin:.0f} s", err=True)

@@ -1,0 +1,195 @@
+"""The command psctl: inspect and change a running job, and manage its checkpoints."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.cluster.view import ClusterStatus
+from ps_server.checkpoint.export.models import export as export_model
+from ps_server.checkpoint.export.tables import RowFormat
+from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.cli.options.common import clean_errors, version_option
+from ps_server.cli.options.mode import MODES, bound_options, consistency_of
+from ps_server.cli.psctl.connection import connected, coordinator_option, patiently
+from ps_server.cli.psctl.facts import json_option, tell, to_json
+from ps_server.cli.psctl.feed import feed
+from ps_server.cli.psctl.learning_rates import learning_rates
+from ps_server.cli.psctl.moves import drain, move
+from ps_server.cli.psctl.rows import import_rows
+from ps_server.cli.psctl.tables import table_totals
+from ps_server.cli.psctl.wait import UNHEALTHY, ailments, wait
+from ps_server.cli.status.text import TableTotals, status_line, status_tables, time_text
+
+CALL_SECONDS = 5.0
+WATCH_SECONDS = 1.0
+LOG_SECONDS = 2.0
+
+
+@click.group()
+@click.option(
+    "--coordinator",
+    envvar="PS_COORDINATOR",
+    show_envvar=True,
+    metavar="HOST:PORT",
+    help="Address of the job's coordinator.",
+)
+@version_option
+def main(coordinator: str | None) -> None:
+    """Inspect a running torch-ps job, change its consistency mode, make and restore checkpoints, move slices between
+    its shards, and load rows of its tables.
+    """
+
+
+main.add_command(move)
+main.add_command(drain)
+main.add_command(feed)
+main.add_command(import_rows)
+main.add_command(wait)
+main.add_command(learning_rates)
+
+
+@main.command()
+@coordinator_option
+@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C or the end of the job.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object; with --watch, one per line.")
+@click.option("--check", is_flag=True, help=f"Exit with code {UNHEALTHY} if members are missing, failed or lost.")
+def status(coordinator: str, watch: bool, as_json: bool, check: bool) -> None:
+    """Show members, their speed, models and mode, and the rows and bytes of tables."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    with connected(coordinator) as client:
+        pause = LOG_SECONDS if watch and not as_json and not console.is_terminal else WATCH_SECONDS
+        looks = _looks(client, pause if watch else None)
+        if as_json:
+            for seen, tables in looks:
+                click.echo(json.dumps(to_json({"view": seen.view, "members": seen.members, "tables": tables})))
+        elif watch and console.is_terminal:
+            with Live(console=console, auto_refresh=False) as live:
+                for seen, tables in looks:
+                    live.update(status_tables(seen, console.width, tables=tables), refresh=True)
+        elif watch:
+            for seen, tables in looks:
+                click.echo(f"{time_text(time.time())} {status_line(seen, tables)}")
+        else:
+            for seen, tables in looks:
+                console.print(status_tables(seen, console.width, tables=tables))
+    if check and (found := ailments(seen)):
+        click.echo("not healthy: " + "; ".join(found), err=True)
+        sys.exit(UNHEALTHY)
+
+
+def _looks(
+    client: CoordinatorClient, pause_seconds: float | None
+) -> Iterator[tuple[ClusterStatus, tuple[TableTotals, ...]]]:
+    """The job as it is now; with a pause again and again until it is finished."""
+    while True:
+        seen = client.get_status(CALL_SECONDS)
+        yield seen, table_totals(client, seen.view, CALL_SECONDS)
+        if pause_seconds is None or seen.view.finished:
+            return
+        time.sleep(pause_seconds)
+
+
+@main.command()
+@click.argument("mode", type=MODES)
+@coordinator_option
+@json_option
+@bound_options
+def mode(
+    coordinator: str,
+    as_json: bool,
+    mode: str,
+    staleness: int | None,
+    backup: int | None,
+    grace_seconds: float | None,
+    stale_policy: str | None,
+    stale_threshold: int | None,
+) -> None:
+    """Change the consistency mode of the whole job while it runs."""
+    wanted = consistency_of(mode, staleness, backup, grace_seconds, stale_policy, stale_threshold)
+    with connected(coordinator) as client:
+        view = client.set_consistency(wanted, CALL_SECONDS)
+    tell({"consistency": view.consistency}, f"mode is now {view.consistency}", as_json)
+
+
+@main.command()
+@coordinator_option
+@json_option
+def checkpoint(coordinator: str, as_json: bool) -> None:
+    """Write a checkpoint of the whole job while it trains, and print its folder when it is complete."""
+    with connected(coordinator) as client:
+        folder, size, seconds = patiently("writing the checkpoint", client.checkpoint)
+    facts = {"folder": folder, "size_bytes": size, "seconds": seconds}
+    tell(facts, f"{folder}: {size / 1e6:.1f} MB in {seconds:.1f} s", as_json)
+
+
+@main.command()
+@click.argument("folder", default="")
+@coordinator_option
+@json_option
+def restore(coordinator: str, folder: str, as_json: bool) -> None:
+    """Restore the checkpoint in FOLDER (default: the newest one) into the running job, while it trains.
+
+    The values and the optimizer state of its models are replaced on all shards at once. Versions and clocks do not go
+    back. A push that arrives meanwhile is applied to the restored values. To start a job from a checkpoint, also with
+    another number of shards, use ps-coordinator --restore.
+    """
+    with connected(coordinator) as client:
+        chosen = str(Path(folder).absolute()) if folder else ""
+        found, models = patiently("restoring", lambda: client.restore_checkpoint(chosen))
+    tell({"folder": found, "models": models}, f"restored {', '.join(models) or 'nothing'} from {found}", as_json)
+
+
+@main.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("target", type=click.Path(path_type=Path))
+@click.option("--model", default="model", show_default=True, help="Name of the model.")
+@click.option(
+    "--max-file-mb",
+    type=click.IntRange(1),
+    default=5000,
+    show_default=True,
+    help="Largest size of a file; a larger model is split.",
+)
+@click.option(
+    "--format",
+    "rows",
+    type=click.Choice([each.value for each in RowFormat]),
+    default=RowFormat.SAFETENSORS.value,
+    show_default=True,
+    help="Format of table rows; parquet needs torch-ps[parquet].",
+)
+@json_option
+def export(folder: Path, target: Path, model: str, max_file_mb: int, rows: str, as_json: bool) -> None:
+    """Export one model of the checkpoint in FOLDER to TARGET, as plain safetensors files.
+
+    Each table becomes one or more files in TARGET/tables with ids, rows and optimizer state, which psctl import-rows
+    reads. No running job is needed. TARGET must not exist.
+    """
+    with clean_errors():
+        files = export_model(Checkpoint.open(folder), target, model, max_file_mb * 1_000_000, RowFormat(rows))
+    tell({"folder": target, "files": files}, f"{target}: {len(files)} file{'s' if len(files) > 1 else ''}", as_json)
+
+
+@main.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@json_option
+def verify(folder: Path, as_json: bool) -> None:
+    """Read the whole checkpoint in FOLDER and compare it with its checksums."""
+    with clean_errors():
+        found = Checkpoint.open(folder)
+        found.verify()
+    models = sorted(found.manifest.models)
+    tell({"folder": folder, "models": models}, f"{folder}: whole, with {', '.join(models)}", as_json)
+
+
+if __name__ == "__main__":
+    main()

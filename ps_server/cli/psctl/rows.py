@@ -1,0 +1,60 @@
+"""The command psctl import-rows: writes rows from files to a table of a running job."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+
+from ps_server.cli.psctl.connection import connected, coordinator_option
+from ps_server.cli.psctl.facts import json_option, tell
+
+_HELP = """Write the rows in FILES to a table of the running job, while it trains.
+
+A file holds int64 ids [n], float32 rows [n, dim], and optionally float32 state [n, width of the optimizer state]. The
+format is safetensors, or Parquet if the name ends in .parquet and torch-ps[parquet] is installed. psctl export writes
+such files. Rows without state get initial state. All files are read and checked before the first row is written. If the
+command is interrupted, rows that were written remain; run the same command again.
+
+\b
+    psctl export /shared/run7/checkpoint-00000012 old/
+    psctl import-rows --table ads old/tables/ads.safetensors
+"""
+
+
+@click.command("import-rows", help=_HELP)
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--model", default="model", show_default=True, help="Name of the model.")
+@click.option("--table", required=True, help="Name of the table.")
+@click.option("--only-new", is_flag=True, help="Do not change rows that exist.")
+@click.option("--values-only", is_flag=True, help="Ignore state in the files, for example state of another optimizer.")
+@coordinator_option
+@json_option
+def import_rows(
+    coordinator: str,
+    files: tuple[Path, ...],
+    model: str,
+    table: str,
+    only_new: bool,
+    values_only: bool,
+    as_json: bool,
+) -> None:
+    """Write rows from files."""
+    from ps_server.checkpoint.export.row_files import RowFile
+    from ps_server.cli.psctl.row_loader import RowLoader  # Imports compiled code, which other commands do not need.
+
+    with connected(coordinator) as client, ExitStack() as channels:
+        loader = RowLoader(client, model, table, channels)
+        opened = [RowFile(path, loader.spec, with_state=not values_only) for path in files]
+        total = sum(file.count for file in opened)
+        with click.progressbar(length=total, label="rows", show_pos=True, file=sys.stderr if as_json else None) as bar:
+            written = loader.load(opened, bar.update, only_new=only_new)
+    state = sum(file.with_state for file in opened)
+    how = "with state" if state == len(opened) else "without state" if not state else "some with state"
+    tell(
+        {"model": model, "table": table, "rows": written, "files": files, "files_with_state": state},
+        f"table {table}: {written} rows from {len(opened)} file{'s' if len(opened) > 1 else ''}, {how}",
+        as_json,
+    )

@@ -1,0 +1,1 @@
+"""How the status of a cluster is shown to people."""

@@ -1,0 +1,152 @@
+"""The columns of a status table: their cells, and which of them fit a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+
+from ps_protocol.cluster.view import MemberStats, MemberStatus, Role
+
+#: Between two columns.
+GAP = 2
+
+NOTHING = "–"
+"""In place of a number that does not apply, such as a rate of a member that has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table of members."""
+
+    title: str
+    cell: Callable[[MemberStatus], str]
+    numeric: bool = True
+    #: In a narrow terminal, columns with the highest number are left out first; 0: never left out.
+    spare: int = 0
+    #: Left out when it is empty for all members.
+    optional: bool = False
+
+
+def state_of(entry: MemberStatus, spare: bool = False) -> str:
+    """One of "live", "busy" while it cannot do its usual work yet, "spare", "left" after a clean end, "stopped" after a
+    request to stop, "failed", "lost".
+    """
+    how, _, why = entry.gone.partition(": ")
+    if not how:
+        return "busy" if entry.stats.activity else "spare" if spare else "live"
+    if how != "left":
+        return "lost"
+    return {"": "left", "stopped": "stopped"}.get(why, "failed")
+
+
+def note_of(entry: MemberStatus) -> str:
+    """How a member failed or was lost, or what it is busy with; empty for others."""
+    if not entry.gone and entry.stats.activity:
+        return f"busy: {entry.stats.activity}"
+    if state_of(entry) not in ("failed", "lost"):
+        return ""
+    return f"{state_of(entry)}: {entry.gone.removeprefix('left: ')}"
+
+
+def metrics_text(entry: MemberStatus) -> str:
+    """The metrics that the training script reported."""
+    return "  ".join(f"{name} {value:.4g}" for name, value in entry.stats.metrics.items())
+
+
+def rate(value: Callable[[MemberStats], float], digits: int = 1) -> Callable[[MemberStatus], str]:
+    """A cell with a rate per second; NOTHING for a member that has ended."""
+    return lambda entry: NOTHING if entry.gone else f"{value(entry.stats):.{digits}f}"
+
+
+def _positive(value: Callable[[MemberStats], int]) -> Callable[[MemberStatus], str]:
+    return lambda entry: str(value(entry.stats) or "")
+
+
+REPORTED = "reported"
+NAME = Column("", lambda entry: str(entry.member), numeric=False)
+SPEED = Column("MB/s", rate(lambda stats: stats.bytes_per_second / 1e6), spare=5)
+
+WORKER_COLUMNS = (
+    NAME,
+    Column("state", state_of, numeric=False),
+    Column("step", lambda entry: f"{entry.stats.steps}"),
+    Column("steps/s", rate(lambda stats: stats.steps_per_second), spare=2),
+    Column(
+        "samples/s",
+        lambda entry: rate(lambda stats: stats.samples_per_second, 0)(entry) if entry.stats.samples else "",
+        spare=3,
+        optional=True,
+    ),
+    Column("staleness", lambda entry: f"{entry.stats.staleness}", spare=6),
+    SPEED,
+    Column("over", lambda entry: entry.stats.transport, numeric=False, spare=7, optional=True),
+    Column(REPORTED, metrics_text, numeric=False, spare=1, optional=True),
+)
+
+
+def versions_of(shards: Iterable[MemberStatus]) -> dict[str, tuple[int, int]]:
+    """The lowest and the highest version of each model over the live ``shards``, by model name."""
+    told: dict[str, list[int]] = {}
+    for entry in shards:
+        for name, version in entry.stats.versions.items() if not entry.gone else ():
+            told.setdefault(name, []).append(version)
+    return {name: (min(versions), max(versions)) for name, versions in sorted(told.items())}
+
+
+def shard_columns(
+    spare: frozenset[int], lags: Mapping[int, int | None], *, with_version: bool = True
+) -> tuple[Column, ...]:
+    """Columns of shards and standbys. ``spare``: shards that hold nothing; ``lags``: records that each standby lacks.
+
+    ``with_version``: with the version of the one model of a shard.
+    """
+
+    def state(entry: MemberStatus) -> str:
+        return state_of(entry, entry.member.role is Role.SHARD and entry.member.index in spare)
+
+    def lag(entry: MemberStatus) -> str:
+        behind = lags.get(entry.member.index)
+        if entry.member.role is not Role.STANDBY or entry.gone or behind is None:
+            return ""
+        return f"{behind} record{'' if behind == 1 else 's'}"
+
+    return (
+        NAME,
+        Column("state", state, numeric=False),
+        *([Column("version", _of_shards(lambda entry: f"{entry.stats.version}"))] if with_version else ()),
+        Column("pushes/s", _of_shards(rate(lambda stats: stats.steps_per_second)), spare=2),
+        Column("dropped", _positive(lambda stats: stats.dropped), spare=3, optional=True),
+        Column("MB/s", _of_shards(SPEED.cell), spare=5),
+        Column("behind", lag, spare=4, optional=True),
+        Column("address", lambda entry: entry.member.address, numeric=False, spare=6, optional=True),
+    )
+
+
+def _of_shards(cell: Callable[[MemberStatus], str]) -> Callable[[MemberStatus], str]:
+    return lambda entry: "" if entry.member.role is Role.STANDBY else cell(entry)
+
+
+def fitting(columns: Sequence[Column], members: Sequence[MemberStatus], width: int) -> list[tuple[Column, int]]:
+    """The columns that a terminal of ``width`` shows, in order, with their widths. The least important ones are left
+    out. Only reported metrics, which can have any length, are shortened.
+    """
+    shown = {
+        each: max(map(cell_len, [each.title, *map(each.cell, members)]))
+        for each in columns
+        if not each.optional or any(map(each.cell, members))
+    }
+    report = next((each for each in shown if each.title == REPORTED), None)
+    asked = shown.get(report, 0) if report else 0
+    if report:
+        shown[report] = min(asked, max(cell_len(REPORTED), width // 3))
+    while _needed(shown) > width and (least := max(shown, key=lambda each: each.spare)).spare > 0:
+        del shown[least]
+    if report in shown:
+        shown[report] = min(asked, shown[report] + width - _needed(shown))
+    return list(shown.items())
+
+
+def _needed(widths: Mapping[Column, int]) -> int:
+    return sum(widths.values()) + GAP * (len(widths) - 1)

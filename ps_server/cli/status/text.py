@@ -1,0 +1,190 @@
+"""The status of a cluster as text: tables for a terminal, one line for a log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from ps_protocol.cluster.view import ClusterStatus, MemberStats, MemberStatus, Role
+from ps_protocol.text import printable
+from ps_server.cli.status.columns import (
+    GAP,
+    SPEED,
+    WORKER_COLUMNS,
+    Column,
+    fitting,
+    metrics_text,
+    note_of,
+    shard_columns,
+    versions_of,
+)
+
+WIDE = 80
+"""Terminals with fewer columns get a table's most important numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableTotals:
+    """A table of one model, summed over the shards that answered."""
+
+    model: str
+    table: str
+    rows: int
+    #: Ids that have been used and have no row yet.
+    waiting: int
+    size_bytes: int
+    #: Not a sum: each shard counts every update.
+    updates: int
+    #: Since the start of each shard.
+    inserted: int
+    expired: int
+    evicted: int
+    #: The number of shards that hold a part of the model, and of those that answered.
+    shards: int
+    answered: int
+
+    def __str__(self) -> str:
+        unheard = "" if self.answered == self.shards else f" ({self.answered} of {self.shards} shards)"
+        return f"table {self.table}{unheard}"
+
+
+def current_members(status: ClusterStatus, role: Role) -> list[MemberStatus]:
+    """One entry per place, by index: the live member, else the last one."""
+    places: dict[int, MemberStatus] = {}
+    for entry in status.members:
+        known = places.get(entry.member.index)
+        if entry.member.role is role and (known is None or known.member.incarnation < entry.member.incarnation):
+            places[entry.member.index] = entry
+    return [places[index] for index in sorted(places)]
+
+
+def headline(status: ClusterStatus) -> str:
+    """Mode, state of the job, members, models."""
+    view = status.view
+    live, used = view.live(Role.SHARD).keys(), view.used_shards
+    workers, shards, spare = len(view.live(Role.WORKER)), len(live & set(used)), len(live & view.spare)
+    expected = f" of {view.expected_workers}" if view.expected_workers else ""
+    state = "finished" if view.finished else "training" if view.started else "waiting for members"
+    beside = f" and {spare} spare" if spare else ""
+    parts = [str(view.consistency), state, f"{shards} of {len(used)} shards{beside}", f"{workers}{expected} workers"]
+    if view.moving:
+        parts.append("moving slices")
+    if names := sorted(view.models):
+        # The default name says nothing.
+        parts.append("1 model" if names == ["model"] else f"model{'s' if len(names) > 1 else ''} {', '.join(names)}")
+    return printable(" · ".join(parts))
+
+
+def time_text(seconds: float) -> str:
+    """Local date and time of day of ``seconds`` since the epoch."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def elapsed_text(seconds: float) -> str:
+    """h:mm:ss, or mm:ss below one hour."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
+def _table(columns: Sequence[Column], members: Sequence[MemberStatus], width: int) -> Table:
+    shown = fitting(columns, members, width)
+    rows = (([_shortened(column.cell(entry), room) for column, room in shown], bool(entry.gone)) for entry in members)
+    return _grid([(column.title, column.numeric) for column, _ in shown], rows)
+
+
+def _shortened(cell: str, room: int) -> str:
+    text = Text(printable(cell))
+    text.truncate(room, overflow="ellipsis")
+    return text.plain
+
+
+def _table_of_tables(tables: Sequence[TableTotals], width: int) -> Table:
+    titles = ["", "rows", "MB", "updates", "waiting", "expired", "evicted", "model"][: 4 if width < WIDE else None]
+    rows = []
+    for each in tables:
+        numbers = (each.rows, f"{each.size_bytes / 1e6:.1f}", each.updates, each.waiting, each.expired, each.evicted)
+        cells = [str(each), *map(str, numbers), each.model]
+        rows.append((cells[: len(titles)], each.answered < each.shards))
+    return _grid([(title, title not in ("", "model")) for title in titles], rows)
+
+
+def _table_of_versions(versions: Mapping[str, tuple[int, int]]) -> Table:
+    rows = [([f"model {name}", _span(lowest, highest)], False) for name, (lowest, highest) in versions.items()]
+    return _grid([("", False), ("version", True)], rows)
+
+
+def _span(lowest: int, highest: int) -> str:
+    return str(lowest) if lowest == highest else f"{lowest}–{highest}"
+
+
+def _grid(titles: Iterable[tuple[str, bool]], rows: Iterable[tuple[Sequence[str], bool]]) -> Table:
+    """``titles``: with True for a column of numbers; ``rows``: with True for a dim row."""
+    grid = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
+    for title, numeric in titles:
+        grid.add_column(title, justify="right" if numeric else "left", no_wrap=True)
+    for cells, dim in rows:
+        grid.add_row(*(Text(printable(cell)) for cell in cells), style="dim" if dim else None)
+    return grid
+
+
+def _notes(members: Iterable[MemberStatus]) -> list[Text]:
+    """In full, how members failed or were lost, or what they are busy with; members with the same note share a line."""
+    names: dict[str, list[str]] = {}
+    for entry in members:
+        if note := note_of(entry):
+            names.setdefault(note, []).append(str(entry.member))
+    return [Text(printable(f"{', '.join(who)} {note}")) for note, who in names.items()]
+
+
+def status_tables(
+    status: ClusterStatus, width: int, elapsed_seconds: float | None = None, tables: Sequence[TableTotals] = ()
+) -> Group:
+    """The whole status for a terminal of ``width`` columns; versions of several models, ``tables`` and errors are
+    at the end.
+    """
+    elapsed = "" if elapsed_seconds is None else f" · {elapsed_text(elapsed_seconds)}"
+    scripts = current_members(status, Role.WORKER) + current_members(status, Role.EVALUATOR)
+    shards = current_members(status, Role.SHARD)
+    servers = shards + current_members(status, Role.STANDBY)
+    lags = {entry.member.index: entry.stats.standby_lag for entry in shards if not entry.gone}
+    versions = versions_of(shards)
+    several = len(versions) > 1
+    return Group(
+        Text(headline(status) + elapsed, style="bold", no_wrap=True, overflow="ellipsis"),
+        _table(WORKER_COLUMNS, scripts, width),
+        _table(shard_columns(status.view.spare, lags, with_version=not several), servers, width),
+        *([_table_of_versions(versions)] if several else ()),
+        *([_table_of_tables(tables, width)] if tables else ()),
+        *_notes([*scripts, *servers]),
+    )
+
+
+def _versions(stats: MemberStats) -> str:
+    if len(stats.versions) < 2:
+        return f"version {stats.version}"
+    return "versions " + ", ".join(f"{name} {version}" for name, version in sorted(stats.versions.items()))
+
+
+def status_line(status: ClusterStatus, tables: Sequence[TableTotals] = ()) -> str:
+    """The status in one line, without the time."""
+    parts = [str(status.view.consistency)]
+    for entry in current_members(status, Role.WORKER):
+        stats = entry.stats
+        rates = "" if entry.gone else f" {stats.steps_per_second:.1f} steps/s"
+        rates += f" {stats.samples_per_second:.0f} samples/s" if stats.samples and not entry.gone else ""
+        numbers = f"step {stats.steps}{rates} stale {stats.staleness}"
+        parts.append(" ".join(filter(None, (str(entry.member), numbers, metrics_text(entry), entry.gone))))
+    for entry in current_members(status, Role.SHARD):
+        stats = entry.stats
+        words = [f"{entry.member} {_versions(stats)}"]
+        words += [f"{stats.steps_per_second:.0f} pushes/s {SPEED.cell(entry)} MB/s"] if not entry.gone else []
+        words += [f"{stats.dropped} dropped"] if stats.dropped else []
+        words += [f"standby {stats.standby_lag} records behind"] if stats.standby_lag is not None else []
+        parts.append(" ".join([*words, *filter(None, [entry.gone or stats.activity])]))
+    parts += [f"{each} {each.rows} rows {each.size_bytes / 1e6:.1f} MB" for each in tables]
+    return printable(" | ".join(parts))

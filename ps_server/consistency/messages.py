@@ -1,0 +1,58 @@
+"""Between what a Tracker keeps and the message that holds it on disk and between shards."""
+
+from __future__ import annotations
+
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_server.consistency.events import ParticipantStatus, Position, WorkerKey
+from ps_server.consistency.tracker_state import TrackerState
+
+
+def pushes_to_pb(state: TrackerState) -> pb.KnownPushes:
+    """The message of ``state``."""
+    return pb.KnownPushes(
+        version=state.version,
+        applied=_position_to_pb(state.applied),
+        highest=_position_to_pb(state.highest),
+        standings=[
+            pb.WorkerStanding(
+                worker=pb.WorkerId(rank=each.worker.rank, incarnation=each.worker.incarnation),
+                position=_position_to_pb(each.position),
+                last_sequence=each.last_sequence,
+            )
+            for each in state.standings
+        ],
+        outcomes=state.outcomes,
+        staleness_counts=state.staleness,
+    )
+
+
+def pushes_from_pb(message: pb.KnownPushes) -> TrackerState:
+    """What ``message`` holds."""
+    return TrackerState(
+        message.version,
+        _position_from_pb(message.applied),
+        _position_from_pb(message.highest),
+        tuple(
+            ParticipantStatus(
+                worker_from_pb(each.worker),
+                _position_from_pb(each.position),
+                each.last_sequence,
+            )
+            for each in message.standings
+        ),
+        dict(message.outcomes),
+        tuple(message.staleness_counts),
+    )
+
+
+def worker_from_pb(message: pb.WorkerId) -> WorkerKey:
+    """The worker that ``message`` names."""
+    return WorkerKey(message.rank, message.incarnation)
+
+
+def _position_to_pb(position: Position) -> pb.Position:
+    return pb.Position(phase=position.phase, clock=position.clock)
+
+
+def _position_from_pb(message: pb.Position) -> Position:
+    return Position(message.phase, message.clock)

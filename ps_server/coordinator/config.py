@@ -1,0 +1,158 @@
+"""The configuration of one coordinator process, from the options of its command, TF_CONFIG and its journal."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ps_protocol.cluster.tf_config import TfConfig
+from ps_protocol.errors import ConfigError, InvalidRequest
+from ps_server.checkpoint.folder.directory import latest
+from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.cli.options.checkpoint import CheckpointConfig, checkpoint_config
+from ps_server.cli.options.mode import consistency_of
+from ps_server.coordinator.persistence.cluster_records import ClusterRecords
+from ps_server.coordinator.persistence.saved_facts import saved_seed
+from ps_server.coordinator.placement.job_limits import JobLimits
+from ps_server.coordinator.placement.variables import Balanced, FixedShards, MaxSize, MinSize, PartitionRule
+from ps_server.coordinator.settings import ClusterSettings, check_consistency
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorConfig:
+    """The whole configuration of one coordinator process."""
+
+    bind: str
+    port: int
+    ready_file: Path | None
+    cluster: ClusterSettings
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    #: The source of models that are not placed yet.
+    saved: Checkpoint | None = None
+    #: Exit when the job is finished and its members have left.
+    exit_when_finished: bool = False
+
+
+def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords | None) -> CoordinatorConfig:
+    """The typed configuration of the command's ``options``; what was not ``given`` comes from ``kept``, the journal.
+
+    Raises ConfigError when options contradict each other.
+    """
+    if kept is not None:
+        options = {**options, **_from_journal(kept, given)}
+    consistency = consistency_of(
+        options["mode"],
+        options["staleness"],
+        options["backup"],
+        options["grace_seconds"],
+        options["stale_policy"],
+        options["stale_threshold"],
+    )
+    try:
+        check_consistency(consistency, options["workers"])
+    except InvalidRequest as error:
+        raise ConfigError(error.message, expected=error.expected, actual=error.actual, remedy=error.remedy) from error
+    lease, heartbeat, most = options["lease_seconds"], options["heartbeat_seconds"], options["max_model_bytes"]
+    if heartbeat * 2 > lease:
+        raise ConfigError(
+            "a lease has to be longer than two heartbeats",
+            expected="--lease-seconds at least twice --heartbeat-seconds",
+            actual=f"{lease:g} s and {heartbeat:g} s",
+        )
+    cluster = ClusterSettings(
+        expected_shards=options["shards"],
+        expected_workers=options["workers"],
+        consistency=consistency,
+        partition=_partition_rule(options),
+        lease_seconds=lease,
+        heartbeat_seconds=heartbeat,
+        seed=secrets.randbits(32) if options["seed"] is None else options["seed"],
+        # Above all incarnations of earlier coordinators: none admits a thousand members a second.
+        first_incarnation=time.time_ns() // 1_000_000,
+        limits=JobLimits() if most is None else JobLimits(max_model_bytes=most),
+    )
+    if kept is not None:
+        if not given & {"partition", "partition_slices", "partition_bytes"}:
+            cluster = replace(cluster, partition=kept.identity.partition)
+        if "mode" in given and consistency != kept.consistency:
+            logger.warning(
+                "the job stays in mode %s; --mode %s is ignored: change it with psctl mode",
+                kept.consistency,
+                consistency,
+            )
+    checkpoints = checkpoint_config(
+        options["checkpoint_dir"],
+        options["checkpoint_seconds"],
+        options["checkpoint_keep"],
+        options["checkpoint_full_every"],
+    )
+    saved = _saved(options["restore"], checkpoints.directory)
+    if saved and kept is None and "seed" not in given:
+        # The order of the data depends on it.
+        cluster = replace(cluster, seed=saved_seed(saved))
+    exits = bool(options["exit_when_finished"])
+    return CoordinatorConfig(
+        options["bind"], options["port"], options["ready_file"], cluster, checkpoints, saved, exits
+    )
+
+
+def _saved(chosen: str | None, directory: Path | None) -> Checkpoint | None:
+    """The checkpoint that --restore names. Raises ConfigError, DamagedData."""
+    if not chosen:
+        return None
+    if chosen != "latest":
+        return Checkpoint.open(Path(chosen).absolute())
+    if directory is None:
+        raise ConfigError("--restore latest needs a folder to look in", remedy="give --checkpoint-dir as well")
+    newest = latest(directory)
+    if newest is None:
+        logger.warning("no checkpoint in %s yet: the job starts without one", directory)
+        return None
+    return Checkpoint.open(newest.absolute())
+
+
+def _from_journal(kept: ClusterRecords, given: Set[str]) -> dict[str, Any]:
+    """The journal's values of options that were not ``given``."""
+    job = kept.identity
+    values = {"shards": job.expected_shards, "workers": job.expected_workers, "seed": job.seed}
+    return {name: value for name, value in values.items() if name not in given}
+
+
+def from_tf_config(text: str, given: set[str]) -> dict[str, Any]:
+    """What TF_CONFIG says about options that were not ``given``. Raises ConfigError when it cannot be read."""
+    if not text:
+        return {}
+    told = TfConfig.parse(text)
+    if told.task_type != "chief":
+        program = {"ps": "ps-server"}.get(told.task_type, "the training script")
+        raise ConfigError(
+            f"ps-coordinator runs the chief; this TF_CONFIG says {told.task_type} {told.task_index}",
+            remedy=f"run {program} with it, or unset TF_CONFIG to run the coordinator beside it by its flags",
+        )
+    # The engine that started the tasks may wait until all of them end.
+    values: dict[str, Any] = {"shards": told.shards, "workers": told.workers, "exit_when_finished": True}
+    if told.coordinator_address:
+        host, _, port = told.coordinator_address.rpartition(":")
+        # The chief's name may be that of a service in front of it, on which a process cannot listen.
+        values |= {"bind": host if host in ("localhost", "127.0.0.1") else "0.0.0.0", "port": int(port)}
+    return {name: value for name, value in values.items() if name not in given}
+
+
+def _partition_rule(options: Mapping[str, Any]) -> PartitionRule:
+    slices, nbytes, shards = options["partition_slices"], options["partition_bytes"], options["shards"]
+    match options["partition"]:
+        case "fixed":
+            return FixedShards(slices or shards)
+        case "min":
+            return MinSize(nbytes, slices or shards)
+        case "max":
+            return MaxSize(nbytes, slices)
+        case _:
+            return Balanced()

@@ -1,0 +1,1 @@
+"""Which worker trains which items of a dataset: leases on ranges of it."""

@@ -1,0 +1,242 @@
+"""Decides which worker trains which items: leases on ranges of datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk, Span
+from ps_protocol.errors import Fenced, InvalidRequest
+from ps_server.coordinator.changes import StateChange
+from ps_server.coordinator.data.interval_set import IntervalSet
+
+_MOST_ITEMS = (1 << 63) - 1
+
+
+@dataclass(slots=True)
+class _Holder:
+    """One incarnation of a worker and its leases on one dataset."""
+
+    incarnation: int
+    leased: IntervalSet = field(default_factory=IntervalSet)
+    #: The last ask and, when it was given a range, the answer: a repetition gets it again.
+    sequence: int = 0
+    granted: LeaseAnswer | None = None
+
+
+class _Dataset:
+    """A position of the current epoch is free, leased to one holder, or trained."""
+
+    def __init__(self, length: int, epoch: int = 0) -> None:
+        self.length = length
+        self.epoch = epoch
+        self.free = IntervalSet([Span(0, length)])
+        #: By rank.
+        self.holders: dict[int, _Holder] = {}
+
+    def finish_epoch(self) -> bool:
+        """Begin the next epoch when nothing is free or leased; returns whether that was so."""
+        if self.free or any(holder.leased for holder in self.holders.values()):
+            return False
+        self.epoch += 1
+        self.free = IntervalSet([Span(0, self.length)])
+        return True
+
+    def release(self, holder: _Holder) -> int:
+        """Free everything that ``holder`` has; returns the number of items."""
+        count = len(holder.leased)
+        for span in holder.leased:
+            self.free.add(span)
+        holder.leased = IntervalSet()
+        return count
+
+
+class DataLeases:
+    """The data of a job as one state machine. Called by the driver, from its loop; does no I/O and reads no clock.
+
+    Guarantees: a position is leased to one live worker at most; an epoch is finished when each of its items was
+    reported trained, once; the lowest free items go first. A worker that dies or leaves loses its leases at once; what
+    it had trained and not reported is trained again by another. Memory is O(live workers) per dataset, and one record
+    for a dataset that is not in use. An event that raises has changed nothing.
+    """
+
+    def __init__(self) -> None:
+        self._live: dict[int, int] = {}
+        self._datasets: dict[str, _Dataset] = {}
+
+    def members(self, live: Mapping[int, int]) -> StateChange[None]:
+        """Take the incarnation of each live rank. What all others hold becomes free."""
+        self._live = dict(live)
+        return StateChange(None, "; ".join(self._forget_lost()))
+
+    def lease(self, rank: int, incarnation: int, ask: LeaseAsk) -> StateChange[LeaseAnswer]:
+        """Note what the worker has trained, then lease it a range if it asks for one.
+
+        Raises Fenced when the worker is not a live member or reports what it does not hold, and InvalidRequest for
+        another length than the dataset has, a range outside it, or an ask older than the last one.
+        """
+        self._check_live(rank, incarnation)
+        _check_ask(ask)
+        known = self._datasets.get(ask.dataset)
+        data = known or _Dataset(ask.length)
+        _check_length(data, ask, rank)
+        holder = data.holders.get(rank) or _Holder(incarnation)
+        if ask.sequence < holder.sequence:
+            raise InvalidRequest(
+                f"worker {rank} asks for data of '{ask.dataset}' with an old sequence",
+                expected=f"{holder.sequence} or more",
+                actual=str(ask.sequence),
+            )
+        trained = _trained(data, holder, rank, ask)
+        # Nothing raises from here on.
+        self._datasets[ask.dataset], data.holders[rank] = data, holder
+        for span in trained:
+            holder.leased.remove(span)
+        reasons = [_finished(ask.dataset, data)] if data.length and trained and data.finish_epoch() else []
+        if ask.sequence > holder.sequence:
+            holder.sequence, holder.granted = ask.sequence, None
+        if not ask.lease_items and (count := data.release(holder)):
+            reasons.append(f"worker {rank} gives back {count} items of '{ask.dataset}'")
+        return StateChange(_answer(data, holder, ask), "; ".join(reasons))
+
+    def persisted_state(self) -> dict[str, Any]:
+        """All of it as numbers, texts, lists and dicts, for a journal; ``restore`` takes it."""
+        return {name: _dataset_to_plain(data) for name, data in self._datasets.items()}
+
+    @classmethod
+    def restore(cls, saved: Mapping[str, Any]) -> DataLeases:
+        """Restore the leases. Call ``members`` next: until then no worker is live, and all are refused."""
+        leases = cls()
+        leases._datasets = {name: _dataset_from_plain(plain) for name, plain in saved.items()}
+        return leases
+
+    def _forget_lost(self) -> Iterator[str]:
+        for name, data in self._datasets.items():
+            for rank, holder in list(data.holders.items()):
+                if self._live.get(rank) == holder.incarnation:
+                    continue
+                del data.holders[rank]
+                if count := data.release(holder):
+                    yield f"{count} items of '{name}' that worker {rank} held are free again"
+
+    def _check_live(self, rank: int, incarnation: int) -> None:
+        if self._live.get(rank) != incarnation:
+            holder = self._live.get(rank)
+            raise Fenced(
+                f"worker {rank} has lost its place, and its leases on data with it",
+                expected="a live worker" if holder is None else f"incarnation {holder}",
+                actual=f"incarnation {incarnation}",
+                remedy="start this process again; it joins as a new incarnation",
+            )
+
+
+def _check_ask(ask: LeaseAsk) -> None:
+    if not ask.dataset or ask.sequence < 1:
+        raise InvalidRequest(
+            "a lease on data needs the dataset's name and a sequence from 1",
+            actual=f"'{ask.dataset}', {ask.sequence}",
+        )
+    if ask.length > _MOST_ITEMS:
+        raise InvalidRequest("a dataset is too long", expected=f"{_MOST_ITEMS} at most", actual=str(ask.length))
+    for span in ask.trained:
+        if not 0 <= span.begin < span.end <= ask.length:
+            raise InvalidRequest(
+                f"not a range of dataset '{ask.dataset}'",
+                expected=f"positions within 0 to {ask.length - 1}",
+                actual=str((span.begin, span.end)),
+            )
+
+
+def _check_length(data: _Dataset, ask: LeaseAsk, rank: int) -> None:
+    if data.length != ask.length:
+        raise InvalidRequest(
+            f"worker {rank} has another dataset under the name '{ask.dataset}'",
+            expected=f"{data.length} items, as the first worker said",
+            actual=f"{ask.length} items",
+            remedy="give every worker the same data, or pass another name: cluster.shard(loader, name=…)",
+        )
+
+
+def _trained(data: _Dataset, holder: _Holder, rank: int, ask: LeaseAsk) -> tuple[Span, ...]:
+    """The trained ranges in ``ask``. Raises Fenced for ranges not trained and not held."""
+    if not ask.trained or ask.trained_epoch < data.epoch:
+        # A repetition: an epoch does not end before all of it was reported.
+        return ()
+    for span in ask.trained:
+        if holder.leased.covers(span) and ask.trained_epoch == data.epoch:
+            continue
+        # In a repetition parts of it are trained already; no part may be leased to another worker.
+        others = (other.leased for other in data.holders.values() if other is not holder)
+        if ask.trained_epoch > data.epoch or any(spans.overlaps(span) for spans in (data.free, *others)):
+            raise Fenced(
+                f"worker {rank} reports items of '{ask.dataset}' that are not leased to it",
+                expected=", ".join(map(str, holder.leased)) or "nothing",
+                actual=f"{span} of epoch {ask.trained_epoch}",
+                remedy="its lease was handed to another worker, or given back",
+            )
+    return ask.trained
+
+
+def _finished(name: str, data: _Dataset) -> str:
+    return f"epoch {data.epoch - 1} of '{name}' is finished: {data.length} items"
+
+
+def _answer(data: _Dataset, holder: _Holder, ask: LeaseAsk) -> LeaseAnswer:
+    if holder.granted is not None:
+        return holder.granted
+    if data.epoch > ask.epoch or not data.length:
+        return LeaseAnswer(epoch=ask.epoch, done=True)
+    if ask.lease_items and data.free:
+        span = data.free.take(ask.lease_items)
+        holder.leased.add(span)
+        holder.granted = LeaseAnswer(span, data.epoch)
+        return holder.granted
+    ranks = tuple(sorted(rank for rank, other in data.holders.items() if other.leased))
+    return LeaseAnswer(epoch=data.epoch, holders=ranks)
+
+
+def _dataset_to_plain(data: _Dataset) -> dict[str, Any]:
+    return {
+        "length": data.length,
+        "epoch": data.epoch,
+        "free": _spans_to_plain(data.free),
+        "holders": {
+            str(rank): {
+                "incarnation": holder.incarnation,
+                "sequence": holder.sequence,
+                "leased": _spans_to_plain(holder.leased),
+                "granted": _granted_to_plain(holder.granted),
+            }
+            for rank, holder in data.holders.items()
+        },
+    }
+
+
+def _dataset_from_plain(plain: Mapping[str, Any]) -> _Dataset:
+    data = _Dataset(plain["length"], plain["epoch"])
+    data.free = _spans_from_plain(plain["free"])
+    for rank, holder in plain["holders"].items():
+        data.holders[int(rank)] = _Holder(
+            holder["incarnation"],
+            _spans_from_plain(holder["leased"]),
+            holder["sequence"],
+            _granted_from_plain(holder["granted"]),
+        )
+    return data
+
+
+def _spans_to_plain(spans: IntervalSet) -> list[list[int]]:
+    return [[span.begin, span.end] for span in spans]
+
+
+def _spans_from_plain(plain: list[list[int]]) -> IntervalSet:
+    return IntervalSet(Span(begin, end) for begin, end in plain)
+
+
+def _granted_to_plain(answer: LeaseAnswer | None) -> list[int] | None:
+    return None if answer is None or answer.span is None else [answer.span.begin, answer.span.end, answer.epoch]
+
+
+def _granted_from_plain(plain: list[int] | None) -> LeaseAnswer | None:
+    return None if plain is None else LeaseAnswer(Span(plain[0], plain[1]), plain[2])

@@ -1,0 +1,147 @@
+"""Decides when a checkpoint of the whole job is made, and makes it: all shards paused, the manifest written last."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ps_protocol.errors import ConfigError, NotReady, PsError
+from ps_server.checkpoint.folder.directory import begin, discard, latest, prune
+from ps_server.checkpoint.write.commit import commit
+from ps_server.cli.options.checkpoint import CheckpointConfig
+from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.jobs.quiesce import QuiesceLost, all_of, check_same_position, quiesced
+from ps_server.coordinator.jobs.shard_control import CALL_SECONDS
+
+logger = logging.getLogger(__name__)
+
+_TRIES = 3
+_LOOK_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointMade:
+    """A checkpoint just written."""
+
+    folder: Path
+    size_bytes: int
+    seconds: float
+
+
+class Checkpoints:
+    """Used on the coordinator's event loop; one at a time, later callers wait, and so do moves of slices."""
+
+    def __init__(self, driver: Driver, config: CheckpointConfig) -> None:
+        self._driver = driver
+        self._config = config
+        #: Held while shards are paused, for a checkpoint, a restore or a batch of a move.
+        self.busy = asyncio.Lock()
+        self._taken_at = time.monotonic()
+        self._stopping = asyncio.Event()
+        #: One was made after the last worker had left.
+        self._final = False
+
+    async def run(self) -> None:
+        """Make checkpoints at the interval and when the job is finished, until ``stop``; then a last one.
+
+        Failures are logged.
+        """
+        while self._config.directory is not None and not self._stopping.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), _LOOK_SECONDS)
+            view, interval = self._driver.view, self._config.seconds
+            self._final = self._final and view.finished
+            due = interval is not None and time.monotonic() - self._taken_at >= interval and not view.finished
+            ends = view.finished or self._stopping.is_set()
+            if view.models and (due or (ends and not self._final)):
+                self._final = view.finished
+                await self._try_to_make()
+
+    @property
+    def settled(self) -> bool:
+        """Whether a job that is finished has its last checkpoint, or is to have none."""
+        if self._config.directory is None or not self._driver.view.models:
+            return True
+        return self._final and not self.busy.locked()
+
+    def stop(self) -> None:
+        """``run`` ends soon."""
+        self._stopping.set()
+
+    async def _try_to_make(self) -> None:
+        try:
+            await self.make()
+        except NotReady as error:
+            logger.info("no checkpoint: %s", error)
+        except PsError as error:
+            logger.error("no checkpoint: %s", error)
+
+    async def make(self) -> CheckpointMade:
+        """Make one now.
+
+        Raises ConfigError without a directory, NotReady while no model has values or a shard is missing, Unavailable
+        when a shard was lost meanwhile, StorageFull; then nothing of it is left on disk, and training continues.
+        """
+        directory = self._directory()
+        async with self.busy:
+            self._taken_at = began = time.monotonic()
+            for left in reversed(range(_TRIES)):
+                folder = await asyncio.to_thread(begin, directory)
+                try:
+                    size = await self._write(folder)
+                except BaseException as error:
+                    with suppress(ConfigError):  # it is complete: only its caller was cancelled
+                        await asyncio.to_thread(discard, folder)
+                    if left and isinstance(error, QuiesceLost):
+                        continue
+                    raise
+                await asyncio.to_thread(prune, directory, self._config.keep)
+                made = CheckpointMade(folder, size, time.monotonic() - began)
+                logger.info("checkpoint %s: %.1f MB in %.1f s", made.folder, made.size_bytes / 1e6, made.seconds)
+                return made
+        raise AssertionError("the last try returns or raises")
+
+    async def restore(self, folder: Path | None) -> tuple[Path, list[str]]:
+        """Put ``folder``, else the newest checkpoint, into the running job. Returns it and the models it held.
+
+        Raises ConfigError and ModelMismatch, and then nothing was changed; DamagedData, NotReady, Unavailable and
+        StorageFull: then some shards may be restored, so repeat it until it succeeds.
+        """
+        chosen = folder or await asyncio.to_thread(latest, self._directory())
+        if chosen is None:
+            raise ConfigError("there is no checkpoint yet", actual=str(self._config.directory), remedy="make one first")
+        async with self.busy:
+            view = self._driver.view
+            async with quiesced(self._driver, view.used_shards, uuid.uuid4().hex) as quiesce:
+                restored = await all_of(shard.restore(chosen) for shard in quiesce.shards.values())
+                await all_of(shard.resume(quiesce.name, CALL_SECONDS) for shard in quiesce.shards.values())
+        logger.info("restored %s into the running job", chosen)
+        return chosen, sorted({name for names in restored for name in names})
+
+    def _directory(self) -> Path:
+        if self._config.directory is None:
+            raise ConfigError(
+                "this job has no place for checkpoints", remedy="start ps-coordinator with --checkpoint-dir DIR"
+            )
+        return self._config.directory
+
+    async def _write(self, folder: Path) -> int:
+        view = self._driver.view
+        async with quiesced(self._driver, view.used_shards, uuid.uuid4().hex) as quiesce:
+            maps = quiesce.complete(self._driver.shard_maps)
+            if not maps:
+                raise NotReady("no model has values yet", remedy="wait for the first worker to declare one")
+            facts, targets = self._driver.facts(), quiesce.targets(maps)
+            written = await all_of(
+                shard.write(quiesce.name, targets[number], folder, self._config.full_every)
+                for number, shard in quiesce.shards.items()
+            )
+        check_same_position(positions for positions, _ in written)
+        parts = [part for _, parts in written for part in parts]
+        manifest = await asyncio.to_thread(commit, folder, list(maps.values()), parts, facts, time.time())
+        return sum(file.size_bytes for model in manifest.models.values() for file in model.files)

@@ -1,0 +1,47 @@
+"""Reads, compares and places declared models in another thread, so that leases are renewed meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ps_protocol.cluster.view import Role
+from ps_protocol.model.spec import ShardMap
+from ps_protocol.v1 import common_pb2
+from ps_protocol.wire.convert_model import shard_map_to_pb, spec_from_pb
+from ps_server.coordinator.driver import Driver
+
+
+class DeclarationThread:
+    """Called by the service, on the driver's loop; one declaration at a time, in their order.
+
+    The cost of a declaration grows with its variables. Nothing of it is read before its sender is known to be a live
+    worker.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._turn = asyncio.Lock()
+        #: The newest map of each model, as it is sent: workers and shards get the same one.
+        self._messages: dict[str, tuple[ShardMap, common_pb2.ShardMap]] = {}
+
+    async def declare(self, rank: int, incarnation: int, spec: common_pb2.ModelSpec) -> common_pb2.ShardMap:
+        """See PlacementState.plan and adopt."""
+        self._driver.check_member(Role.WORKER, rank, incarnation)
+        async with self._turn:
+            self._driver.check_member(Role.WORKER, rank, incarnation)
+            read = await asyncio.to_thread(spec_from_pb, spec)
+            plan = self._driver.plan(rank, incarnation, read)
+            made = await asyncio.to_thread(plan.make)
+            return await self._message(self._driver.adopt(rank, incarnation, plan, made))
+
+    async def shard_map(self, model: str) -> common_pb2.ShardMap:
+        """See PlacementState.shard_map."""
+        return await self._message(self._driver.shard_map(model))
+
+    async def _message(self, shard_map: ShardMap) -> common_pb2.ShardMap:
+        name = shard_map.spec.name
+        known, message = self._messages.get(name, (None, None))
+        if message is None or known is not shard_map:
+            message = await asyncio.to_thread(shard_map_to_pb, shard_map)
+            self._messages[name] = shard_map, message
+        return message

@@ -1,0 +1,41 @@
+"""Decides when a finished job no longer needs its processes, and ends a coordinator that is to end with its job."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+
+from ps_protocol.errors import Unavailable
+from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.jobs.checkpoints import Checkpoints
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.1
+
+FAREWELL_SECONDS = 60.0
+"""How long a coordinator that ends with its job waits for the members to leave."""
+
+
+async def end_with_job(driver: Driver, checkpoints: Checkpoints, stop: asyncio.Event | None) -> None:
+    """Release the members when the job is finished and its last checkpoint is written; runs until it is cancelled.
+
+    ``stop`` is set as soon as they have left, or after FAREWELL_SECONDS.
+    """
+    released_at: float | None = None
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        view = driver.view
+        if not view.finished:
+            released_at = None
+        elif not view.released and checkpoints.settled:
+            with suppress(Unavailable):  # until the journal can be written again
+                driver.release()
+        elif view.released and stop is not None:
+            released_at = released_at or time.monotonic()
+            if not view.members or time.monotonic() - released_at > FAREWELL_SECONDS:
+                logger.info("the job is finished: stopping")
+                stop.set()
+                return

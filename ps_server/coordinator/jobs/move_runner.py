@@ -1,0 +1,197 @@
+"""Moves slices and buckets while the job trains: one batch after another, each at one point of all shards."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
+
+from ps_protocol.cluster.quiesced import ModelPosition
+from ps_protocol.cluster.view import MoveProgress, Role
+from ps_protocol.errors import NotReady, PsError, Retryable, StorageFull, Unavailable
+from ps_protocol.model.spec import ShardMap
+from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.jobs.bucket_bytes import bucket_bytes
+from ps_server.coordinator.jobs.quiesce import Quiesce, all_of, check_same_position, quiesced
+from ps_server.coordinator.jobs.shard_control import ShardControl
+from ps_server.coordinator.placement.move_plan import (
+    BATCH_BYTES,
+    BucketBytes,
+    Goal,
+    MoveBatch,
+    Wish,
+    batches,
+    goal_of,
+    plan,
+)
+
+logger = logging.getLogger(__name__)
+
+_HOLD_SECONDS = 60.0
+"""How long shards stay paused for a batch without another call, and how long each part of it may take."""
+
+_SWITCH_SECONDS = 10.0
+_LOOK_SECONDS = 0.01
+
+BREATH_SECONDS = 0.3
+"""The time for training between two batches, at least; twice the pause of the last batch where that is longer."""
+
+PATIENCE_SECONDS = 30.0
+"""How long a batch is retried after a shard or a worker was lost: about the time of a restart."""
+
+FIRST_PAUSE_SECONDS = 0.2
+_LONGEST_PAUSE_SECONDS = 2.0
+
+
+class MoveRunner:
+    """Used on the coordinator's event loop; one at a time, another is refused.
+
+    A batch is a commit in two phases (Gray, "Notes on Data Base Operating Systems", 1978): shards that have answered
+    Prepare stay paused until a view says how it was decided, and the driver decides by one entry in its journal. So a
+    slice or bucket is always on the shard that the shard map names, also after a failure. A batch that was begun is
+    committed or aborted even when its caller is gone; the batches after it are not begun.
+    """
+
+    def __init__(self, driver: Driver, busy: asyncio.Lock) -> None:
+        """``busy`` is held for each batch: a checkpoint may come between two, and never into one."""
+        self._driver = driver
+        self._busy = busy
+        self._running = False
+        self._stopping = False
+        #: The last batch, which may outlive the call that asked for it.
+        self._batch: asyncio.Task[float] | None = None
+
+    async def reshard(self, wish: Wish, batch_bytes: int = 0) -> AsyncGenerator[MoveProgress, None]:
+        """Fulfil ``wish``; yields progress at the start and after each batch. Close it when it is left early.
+
+        Raises NotReady while another runs, when a shard is missing, or a model has no values yet; what ``goal_of``
+        raises, and Unavailable, StorageFull and other errors of the shards when a batch fails. Earlier batches stay.
+        """
+        if self._running or (self._batch and not self._batch.done()):
+            raise NotReady("slices are being moved already", remedy="wait until that has ended, then move again")
+        goal = goal_of(wish, self._driver.view, self._driver.shard_maps)
+        self._running = True
+        progress = MoveProgress()
+        try:
+            sizes = await bucket_bytes(self._driver.view, self._driver.shard_maps)
+            # Planned again at the end, for models that were declared meanwhile.
+            while found := self._plan(goal, sizes, batch_bytes or BATCH_BYTES):
+                total = progress.moved_bytes + sum(batch.nbytes for batch in found)
+                if not progress.batches:
+                    yield MoveProgress(total_bytes=total)
+                for batch in found:
+                    if progress.batches:
+                        await asyncio.sleep(max(BREATH_SECONDS, 2 * progress.pause_seconds))
+                    pause = await self._shielded(batch)
+                    moved = progress.moved_bytes + batch.nbytes
+                    progress = MoveProgress(moved, total, progress.batches + 1, pause)
+                    yield progress
+            if not goal.model:
+                self._driver.use_shards(goal.shards)
+            if not progress.batches:
+                yield progress
+        finally:
+            self._running = False
+
+    async def stop(self) -> None:
+        """Begin no other batch; returns when the last one has ended."""
+        self._stopping = True
+        if self._batch:
+            await asyncio.wait([self._batch])
+
+    def _plan(self, goal: Goal, sizes: BucketBytes, batch_bytes: int) -> list[MoveBatch]:
+        maps = self._driver.shard_maps
+        return list(batches(maps, plan(maps, goal, sizes), batch_bytes))
+
+    async def _shielded(self, batch: MoveBatch) -> float:
+        """Make ``batch``, also when the caller is cancelled."""
+        if self._stopping:
+            raise Unavailable("the coordinator is stopping", remedy="move again when it is back")
+        self._batch = asyncio.create_task(self._make(batch), name="move")
+        self._batch.add_done_callback(_say_how_it_ended)
+        return await asyncio.shield(self._batch)
+
+    async def _make(self, batch: MoveBatch) -> float:
+        """Try ``batch`` until it is committed; returns for how many seconds training was paused."""
+        patient_until = time.monotonic() + PATIENCE_SECONDS
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                async with self._busy:
+                    return await self._try(batch)
+            except Retryable as error:
+                if isinstance(error, StorageFull) or time.monotonic() + pause > patient_until or self._stopping:
+                    raise
+                logger.warning("slices could not be moved yet: %s", error)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    async def _try(self, batch: MoveBatch) -> float:
+        driver, move = self._driver, uuid.uuid4().hex
+        names = [shard_map.spec.name for shard_map in batch.maps]
+        try:
+            revision = driver.begin_move(move)
+            view = driver.view
+            # Also those that neither send nor receive: every shard has to know the maps in force.
+            numbers = {*view.live(Role.SHARD), *view.used_shards, *batch.receivers}
+            began = time.monotonic()
+            async with quiesced(driver, numbers, move) as quiesce:
+                await self._prepare(quiesce, batch, {name: driver.shard_maps[name] for name in names}, revision)
+                prepared = {number: shard.member.incarnation for number, shard in quiesce.shards.items()}
+                driver.commit_move(move, batch.maps, prepared)
+                quiesce.decided = True
+                await _switched(quiesce, batch)
+                return time.monotonic() - began
+        except BaseException:
+            driver.abort_move(move)
+            raise
+
+    async def _prepare(self, quiesce: Quiesce, batch: MoveBatch, maps: Mapping[str, ShardMap], revision: int) -> None:
+        """Bring all shards to one position; each then fetches what it needs for the next maps."""
+        if missing := maps.keys() - quiesce.complete(maps).keys():
+            raise NotReady(
+                f"model '{min(missing)}' has no values yet", remedy="move after its first worker has set its values"
+            )
+        targets = quiesce.targets(maps)
+        reached = await all_of(
+            shard.catch_up(quiesce.name, targets[number], _HOLD_SECONDS) for number, shard in quiesce.shards.items()
+        )
+        replies = zip(quiesce.shards, reached, strict=True)
+        check_same_position(_held_of(reply, targets[number]) for number, reply in replies)
+        await all_of(
+            shard.prepare(quiesce.name, revision, batch.maps, _HOLD_SECONDS) for shard in quiesce.shards.values()
+        )
+
+
+def _held_of(reached: Sequence[ModelPosition], targets: Sequence[ModelPosition]) -> list[ModelPosition]:
+    """The models of ``reached`` of which that shard holds anything."""
+    names = {model.model for model in targets}
+    return [model for model in reached if model.model in names]
+
+
+async def _switched(quiesce: Quiesce, batch: MoveBatch) -> None:
+    """Wait until every shard serves by the maps of ``batch``; a shard that was lost does so when it is back."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_SWITCH_SECONDS):
+            await all_of(_serves(shard, shard_map) for shard in quiesce.shards.values() for shard_map in batch.maps)
+            return
+    logger.warning("not every shard has confirmed yet that it serves by the new shard map")
+
+
+async def _serves(shard: ShardControl, shard_map: ShardMap) -> None:
+    while True:
+        with suppress(PsError):
+            if (await shard.model_status(shard_map.spec.name)).epoch >= shard_map.epoch:
+                return
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _say_how_it_ended(batch: asyncio.Task[float]) -> None:
+    """Log the end of a batch that no caller waits for."""
+    if batch.cancelled():
+        logger.warning("a move of slices was cancelled")
+    elif error := batch.exception():
+        logger.warning("a move of slices was given up: %s", error)

@@ -1,0 +1,92 @@
+"""The coordinator's calls to one shard: pause, catch up, write, restore, prepare, resume, and status of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from ps_protocol.cluster.model_status import ModelStatus
+from ps_protocol.cluster.quiesced import ModelPosition
+from ps_protocol.cluster.view import Member
+from ps_protocol.model.spec import ShardMap
+from ps_protocol.rpc.channel import open_async_channel
+from ps_protocol.rpc.client_errors import translate
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.v1 import shard_pb2_grpc
+from ps_protocol.wire.convert_key import ShardKey
+from ps_protocol.wire.convert_model import shard_map_to_pb
+from ps_protocol.wire.convert_quiesced import positions_from_pb, positions_to_pb
+from ps_protocol.wire.convert_status import model_status_from_pb
+from ps_server.checkpoint.format.messages import part_from_pb
+from ps_server.checkpoint.format.record import ShardPart
+
+CALL_SECONDS = 10.0
+"""How long a shard may take to answer."""
+
+WRITE_SECONDS = 3600.0
+"""How long a shard may take to write or read a checkpoint."""
+
+_RESUME_SECONDS = 1.0
+
+
+class ShardControl:
+    """Used on the coordinator's event loop. Every call raises the shard's typed error, or Unavailable."""
+
+    def __init__(self, member: Member, token: str = "") -> None:
+        """``token``: the one the shard joined with; without it the shard answers only calls that change nothing."""
+        self.member = member
+        self._metadata = ShardKey(member.incarnation, token).metadata() if token else ()
+        self._peer = f"{member} at {member.address}"
+        self._channel = open_async_channel(member.address)
+        self._stub = shard_pb2_grpc.ShardStub(self._channel)  # type: ignore[no-untyped-call]
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._channel.close()
+
+    async def model_status(self, model: str, seconds: float = CALL_SECONDS) -> ModelStatus:
+        """The shard's view of ``model``."""
+        return model_status_from_pb(await self._call("GetModel", pb.GetModelRequest(model=model), seconds))
+
+    async def pause(self, name: str, seconds: float) -> list[ModelPosition]:
+        """Decide about no push for ``seconds``; returns the positions of the models that have values."""
+        reply = await self._call("Pause", pb.PauseRequest(quiesce=name, seconds=seconds))
+        return positions_from_pb(reply.models)
+
+    async def catch_up(self, name: str, targets: Iterable[ModelPosition], seconds: float) -> list[ModelPosition]:
+        """Catch up to ``targets`` and pause there, for ``seconds`` at most; returns the positions reached."""
+        request = pb.CatchUpRequest(quiesce=name, models=positions_to_pb(targets), seconds=seconds)
+        return positions_from_pb((await self._call("CatchUp", request, seconds)).models)
+
+    async def write(
+        self, name: str, targets: Iterable[ModelPosition], folder: Path, full_every: int
+    ) -> tuple[list[ModelPosition], list[ShardPart]]:
+        """Catch up to ``targets`` and write a part of a checkpoint; returns the positions, and what was written."""
+        models = positions_to_pb(targets)
+        request = pb.CaptureRequest(quiesce=name, folder=str(folder), models=models, full_every=full_every)
+        reply = await self._call("Capture", request, WRITE_SECONDS)
+        return positions_from_pb(reply.models), [part_from_pb(part) for part in reply.parts]
+
+    async def prepare(self, name: str, revision: int, maps: Iterable[ShardMap], seconds: float) -> None:
+        """Fetch what the next ``maps`` need; the shard stays paused until a view says how the move was decided."""
+        models = map(shard_map_to_pb, maps)
+        await self._call(
+            "StageReshard", pb.StageReshardRequest(quiesce=name, membership_revision=revision, models=models), seconds
+        )
+
+    async def restore(self, folder: Path) -> Sequence[str]:
+        """Take the values of a checkpoint; returns the names of the models."""
+        return list((await self._call("Restore", pb.RestoreRequest(folder=str(folder)), WRITE_SECONDS)).models)
+
+    async def resume(self, name: str, seconds: float = _RESUME_SECONDS) -> None:
+        """Continue to decide about pushes."""
+        await self._call("Resume", pb.ResumeRequest(quiesce=name), seconds)
+
+    async def _call(self, method: str, request: Any, seconds: float = CALL_SECONDS) -> Any:
+        try:
+            return await getattr(self._stub, method)(request, timeout=seconds, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise translate(error, self._peer) from error

@@ -1,0 +1,238 @@
+"""The holder of each place in the cluster with its lease, and how earlier holders ended."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from ps_protocol.cluster.view import Joined, Member, MemberStats, MemberStatus, Role
+from ps_protocol.errors import Fenced
+from ps_server.coordinator.membership.admission import Application
+
+GONE_KEPT = 32
+"""How many former members are remembered for status, and in the journal."""
+
+FATES_KEPT = 128
+"""How many former members are told what happened to them when they call again."""
+
+DISCONNECTED_SECONDS = 5.0
+"""How long a member stays after its connection has ended, as when its process dies, if its lease is not shorter."""
+
+
+Key = tuple[Role, int]
+"""A place in the cluster: role and number."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedMember:
+    """The persisted part of a live member: what it asked and what it was told. Never changes."""
+
+    application: Application
+    joined: Joined
+
+
+@dataclass(slots=True)
+class MemberRecord:
+    """One member, from its join to its end."""
+
+    place: SavedMember
+    last_heartbeat: float
+    #: When its connection ended, if no heartbeat has come since.
+    disconnected_at: float | None = None
+    stats: MemberStats = field(default_factory=MemberStats)
+    #: When it joined, or this coordinator started.
+    since: float = 0.0
+    #: How often it was heard of since.
+    beats: int = 0
+
+    @property
+    def member(self) -> Member:
+        """Place and incarnation."""
+        return self.place.joined.member
+
+    @property
+    def lease_end(self) -> float:
+        """The end of the lease that the member was told, perhaps by an earlier start of the coordinator."""
+        whole = self.last_heartbeat + self.place.joined.lease_seconds
+        return whole if self.disconnected_at is None else min(whole, self.disconnected_at + DISCONNECTED_SECONDS)
+
+    @property
+    def how_expired(self) -> str:
+        """Why its lease has ended, in words."""
+        if self.disconnected_at is not None:
+            return "its connection ended, and no heartbeat came"
+        return f"its lease of {self.place.joined.lease_seconds:g} s ended"
+
+    def held(self, now: float) -> str:
+        """Since when it has its place, and when it was heard of, in words."""
+        heard = max(0.0, now - self.last_heartbeat)
+        left = max(0.0, self.lease_end - now)
+        return (
+            f"held for {now - self.since:.0f} s, last heard of {heard:.1f} s ago; its lease ends in {left:.1f} s "
+            "unless it is heard of again"
+        )
+
+    def status(self, now: float, gone: str = "") -> MemberStatus:
+        """The status of the member."""
+        who = self.place.application
+        # Never below 0: a lease may have been extended.
+        heard = max(0.0, now - self.last_heartbeat)
+        # A member that has ended makes no steps: its rates are 0.
+        stats = replace(self.stats, steps_per_second=0.0, bytes_per_second=0.0, samples_per_second=0.0)
+        return MemberStatus(self.member, heard, stats if gone else self.stats, who.host, who.pid, gone)
+
+
+class Members:
+    """Part of MembershipState, which changes the view. Times are seconds of any steady clock."""
+
+    def __init__(self) -> None:
+        self._records: dict[Key, MemberRecord] = {}
+        self._by_token: dict[str, MemberRecord] = {}
+        self._gone: deque[MemberStatus] = deque(maxlen=GONE_KEPT)
+        #: How former members ended, by place and incarnation, oldest first.
+        self._fates: OrderedDict[tuple[Role, int, int], str] = OrderedDict()
+        #: The first and the last incarnation known to have been a member.
+        self._incarnations = range(0)
+
+    def __contains__(self, place: object) -> bool:
+        return place in self._records
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """By role and number."""
+        return tuple(self._records[key].member for key in sorted(self._records, key=lambda k: (k[0].value, k[1])))
+
+    @property
+    def places(self) -> dict[Key, SavedMember]:
+        """What each member asked and was told."""
+        return {key: record.place for key, record in self._records.items()}
+
+    @property
+    def gone(self) -> tuple[MemberStatus, ...]:
+        """The last former members, oldest first."""
+        return tuple(self._gone)
+
+    @property
+    def ranks(self) -> set[int]:
+        """Of the live workers."""
+        return {index for role, index in self._records if role is Role.WORKER}
+
+    def begin(self, place: SavedMember, now: float) -> None:
+        """A process takes a free place."""
+        member = place.joined.member
+        record = MemberRecord(place, now, since=now)
+        self._records[member.role, member.index] = self._by_token[place.application.token] = record
+        self._know(member)
+
+    def end(self, record: MemberRecord, how: str, now: float) -> None:
+        """The place is free again."""
+        member = record.member
+        del self._records[member.role, member.index], self._by_token[record.place.application.token]
+        self._gone.append(record.status(now, how))
+        self._keep_fate(member, how)
+
+    def heard(self, record: MemberRecord, now: float) -> None:
+        """Its whole lease begins again."""
+        record.last_heartbeat, record.disconnected_at = now, None
+        record.beats += 1
+
+    def disconnected(self, role: Role, index: int, incarnation: int, now: float) -> None:
+        """The connection of this member has ended. Without effect for a process that is not a member."""
+        record = self._records.get((role, index))
+        if record is not None and record.member.incarnation == incarnation:
+            record.disconnected_at = now
+
+    def remember(self, gone: tuple[MemberStatus, ...]) -> None:
+        """Take former members of a journal."""
+        self._gone.extend(gone)
+        for status in gone:
+            self._know(status.member)
+            self._keep_fate(status.member, status.gone)
+
+    def _know(self, member: Member) -> None:
+        """Incarnations rise: all between the first and the last that this coordinator knows are its own."""
+        number, known = member.incarnation, self._incarnations
+        first, last = (min(known[0], number), max(known[-1], number)) if known else (number, number)
+        self._incarnations = range(first, last + 1)
+
+    def _keep_fate(self, member: Member, how: str) -> None:
+        self._fates[member.role, member.index, member.incarnation] = how
+        while len(self._fates) > FATES_KEPT:
+            self._fates.popitem(last=False)
+
+    def by_token(self, token: str) -> MemberRecord | None:
+        """The member that joined with ``token``."""
+        return self._by_token.get(token)
+
+    def holder(self, role: Role, index: int) -> MemberRecord | None:
+        """The member that holds this place."""
+        return self._records.get((role, index))
+
+    def beats(self, role: Role) -> dict[tuple[int, int], int]:
+        """How often each member of ``role`` was heard of, by number and incarnation."""
+        return {
+            (index, record.member.incarnation): record.beats
+            for (held, index), record in self._records.items()
+            if held is role
+        }
+
+    def find(self, role: Role, index: int, incarnation: int) -> MemberRecord:
+        """The member of this place and incarnation. Raises Fenced, with how it ended, when there is none."""
+        record = self._records.get((role, index))
+        if record is not None and record.member.incarnation == incarnation:
+            return record
+        fate = self.fate(role, index, incarnation) or self._unknown(incarnation)
+        holder, remedy = "nobody", "start this process again; it joins as a new incarnation"
+        if record is not None:
+            who = record.place.application
+            holder = f"incarnation {record.member.incarnation}: {who.host or 'an unknown host'}, process {who.pid}"
+            remedy = "leave the place to that process, or end it and start this one again"
+        raise Fenced(
+            f"{role.value} {index} is not a member any more: {fate}",
+            expected=f"the place is held by {holder}",
+            actual=f"incarnation {incarnation}",
+            remedy=remedy,
+        )
+
+    def fate(self, role: Role, index: int, incarnation: int) -> str:
+        """How this incarnation ended; empty when it is live or not remembered."""
+        return self._fates.get((role, index, incarnation), "")
+
+    def _unknown(self, incarnation: int) -> str:
+        """The explanation for an incarnation whose end is not remembered."""
+        if incarnation in self._incarnations:
+            return "it ended so long ago that the reason is no longer known"
+        return "this coordinator does not know it; perhaps it was restarted without its journal"
+
+    def lowest_free(self, role: Role) -> int:
+        """The lowest free number of ``role``."""
+        index = 0
+        while (role, index) in self._records:
+            index += 1
+        return index
+
+    def ended(self, now: float) -> list[MemberRecord]:
+        """Those whose leases have ended by ``now``."""
+        return [record for record in self._records.values() if now >= record.lease_end]
+
+    def next_expiry(self) -> float | None:
+        """When the first lease ends if no heartbeat comes; None without members."""
+        return min((record.lease_end for record in self._records.values()), default=None)
+
+    def extend(self, seconds: float) -> None:
+        """Give every lease ``seconds`` more."""
+        for record in self._records.values():
+            record.last_heartbeat += seconds
+            if record.disconnected_at is not None:
+                record.disconnected_at += seconds
+
+    def statuses(self, now: float) -> tuple[MemberStatus, ...]:
+        """Live members first, then the last former ones."""
+        return (*(record.status(now) for record in self._records.values()), *self._gone)

@@ -1,0 +1,308 @@
+"""Decides who is a member, when the job starts and ends, and when barriers open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ps_protocol.cluster.view import BarrierState, Joined, Member, MemberStats, MemberStatus, Role, SyncWord
+from ps_protocol.errors import DamagedData
+from ps_server.coordinator.changes import CurrentView, StateChange
+from ps_server.coordinator.membership.admission import (
+    Application,
+    StateCopies,
+    check_applicant,
+    check_free_rank,
+    check_vacant,
+)
+from ps_server.coordinator.membership.barrier import Barrier
+from ps_server.coordinator.membership.durability_ledger import DurabilityLedger
+from ps_server.coordinator.membership.members import Key, MemberRecord, Members, SavedMember
+from ps_server.coordinator.membership.start_quorum import StartQuorum
+from ps_server.coordinator.settings import ClusterSettings
+
+STARTS = "all expected members have joined: the job starts"
+
+_LEFT = "left"
+#: The reason of a worker that was told to stop begins with this.
+_INTERRUPTED = "KeyboardInterrupt"
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipRecords:
+    """The persisted part of MembershipState."""
+
+    #: Handed out next; no process ever got it or a higher one.
+    next_incarnation: int
+    phase: int
+    #: Places that a start of the job does not wait for.
+    seen: frozenset[Key]
+    #: Per shard number, the incarnation that wrote the newest state known to be on a disk.
+    newest_state: Mapping[int, int]
+    #: Per shard number, the directories that hold that newest state.
+    copies: Mapping[int, StateCopies] = field(default_factory=dict)
+    places: Mapping[Key, SavedMember] = field(default_factory=dict)
+    #: The last former members.
+    gone: tuple[MemberStatus, ...] = ()
+
+
+class MembershipState:
+    """Part of ClusterState: members, leases, the start quorum, the barrier. An event that raises changes nothing.
+
+    ``phase`` rises when a barrier opens. Neither it nor incarnations ever fall, also over ``restore``.
+    """
+
+    def __init__(self, settings: ClusterSettings, view: CurrentView, phase: int = 0) -> None:
+        self._settings = settings
+        self._view = view
+        self._members = Members()
+        self._next_incarnation = settings.first_incarnation
+        self._journalled = False
+        #: Between the last incarnation of the journal and the first of this process: no member has such an incarnation.
+        self._unused_incarnations = range(0)
+        self._quorum = StartQuorum(settings.expected_workers)
+        self._ledger = DurabilityLedger()
+        self._barrier = Barrier(phase)
+
+    def restore(self, records: MembershipRecords, now: float, *, finished: bool) -> None:
+        """Take the members of ``records``; each has a whole lease from ``now``, and barriers wait for all again.
+
+        ``finished``: the job had ended. A new run begins, which waits for all expected workers again, and for no shard
+        that is a member.
+        """
+        self._next_incarnation = max(records.next_incarnation, self._settings.first_incarnation)
+        self._journalled = True
+        self._unused_incarnations = range(records.next_incarnation, self._next_incarnation)
+        for saved in records.places.values():
+            self._members.begin(saved, now)
+        self._members.remember(records.gone)
+        self._ledger = DurabilityLedger(records.newest_state, records.copies)
+        seen = {key for key in self._members if key[0] is Role.SHARD} if finished else records.seen
+        self._quorum = StartQuorum(self._settings.expected_workers, seen)
+
+    def persisted_state(self) -> MembershipRecords:
+        """All that ``restore`` needs."""
+        return MembershipRecords(
+            next_incarnation=self._next_incarnation,
+            phase=self.phase,
+            seen=self._quorum.seen,
+            newest_state=self._ledger.newest,
+            copies=self._ledger.copies,
+            places=self._members.places,
+            gone=self._members.gone,
+        )
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The live members, by role and number."""
+        return self._members.members
+
+    @property
+    def phase(self) -> int:
+        """Barriers passed."""
+        return self._barrier.phase
+
+    @property
+    def shard_tokens(self) -> Mapping[int, str]:
+        """The token that each live shard joined with, by its incarnation."""
+        places = self._members.places.values()
+        shards = (place for place in places if place.joined.member.role is Role.SHARD)
+        return {place.joined.member.incarnation: place.application.token for place in shards}
+
+    def find(self, role: Role, index: int, incarnation: int) -> Member:
+        """The live member of this place and incarnation. Raises Fenced when the place is not this incarnation's."""
+        return self._members.find(role, index, incarnation).member
+
+    def heard(self, role: Role) -> Mapping[tuple[int, int], int]:
+        """How often each member of ``role`` was heard of, by number and incarnation."""
+        return self._members.beats(role)
+
+    def statuses(self, now: float) -> tuple[MemberStatus, ...]:
+        """The live members with their statistics, then the last ones that left or were lost."""
+        return self._members.statuses(now)
+
+    def join(self, ask: Application, now: float) -> StateChange[Joined]:
+        """Give ``ask`` a place and a new incarnation; a repetition gets the first answer again.
+
+        The previous holder of the place is fenced, but only by a process that proves to follow its end, or that was
+        told to take over: see ``check_vacant``. With ``add`` a shard makes the job larger; its number, and those below
+        it that are new, are spare.
+        Raises ProtocolVersionMismatch, InvalidRequest, UnknownShard for a shard number out of range, Fenced for a shard
+        with older state than is known of its place, NotReady for one that yields and for a second standby,
+        PlaceTaken for a place that another process holds, or when every rank is held,
+        DamagedData when a shard brings state that a whole journal would know of.
+        """
+        workers = self._settings.expected_workers
+        check_applicant(ask, self._view.now.expected_shards, workers)
+        if known := self._members.by_token(ask.token):
+            self._members.heard(known, now)
+            return StateChange(known.place.joined)
+        if ask.index is None and ask.role is Role.WORKER:
+            check_free_rank(workers, self._members.ranks)
+        index = self._members.lowest_free(ask.role) if ask.index is None else ask.index
+        old = self._members.holder(ask.role, index)
+        if ask.role is Role.SHARD and not ask.yields:
+            self._check_journalled(ask)
+            self._ledger.check(ask, index)
+        check_vacant(ask, old.place.application if old else None, old.held(now) if old else "")
+        if ask.role is Role.SHARD:
+            self._ledger.take_over(ask, index)
+        # Above the incarnation of the shard's state, too: a coordinator that lost its journal may count from too low.
+        incarnation = max(self._next_incarnation, ask.data_incarnation + 1)
+        self._next_incarnation = incarnation + 1
+        member = Member(ask.role, index, incarnation, ask.address)
+        reason = f"{member} joined as incarnation {member.incarnation}"
+        if old:
+            self._end(old, f"incarnation {member.incarnation} took its place", now)
+            reason += f"; incarnation {old.member.incarnation} is fenced"
+        joined = Joined(
+            member,
+            self._settings.lease_seconds,
+            self._settings.heartbeat_seconds,
+            self._view.now.revision + 1,
+            self._settings.seed,
+            self.phase,
+        )
+        self._members.begin(SavedMember(ask, joined), now)
+        view, changes = self._view.now, {}
+        if ask.adds(view.expected_shards):
+            added = set(range(view.expected_shards, index + 1))
+            changes = {"expected_shards": index + 1, "spare": view.spare | added}
+            reason += "; it is new in this job, and spare"
+        self._quorum.comes((member.role, member.index), started=view.started)
+        if starts := self.starts(view.used_shards):
+            reason += f"; {STARTS}"
+        finished = view.finished and ask.role is not Role.WORKER
+        self._change(started=view.started or starts, finished=finished, released=finished and view.released, **changes)
+        return StateChange(joined, "; ".join([reason, *self._open_barrier()]))
+
+    def heartbeat(
+        self,
+        role: Role,
+        index: int,
+        incarnation: int,
+        stats: MemberStats,
+        now: float,
+        *,
+        keeps_state: bool = False,
+        sync: SyncWord | None = None,
+    ) -> StateChange[None]:
+        """Renew a lease. Raises Fenced when the place is not this incarnation's.
+
+        With ``keeps_state`` a shard says that its state is on disk under this incarnation: from now on no process takes
+        the place with older state. ``sync``: which directory has a copy of all of it that was acknowledged. Both are
+        ignored from other roles.
+        """
+        record = self._members.find(role, index, incarnation)
+        self._members.heard(record, now)
+        record.stats = stats
+        if not keeps_state or role is not Role.SHARD:
+            return StateChange(None)
+        return StateChange(None, "; ".join(self._ledger.says(record.member, record.place.application.directory, sync)))
+
+    def leave(self, role: Role, index: int, incarnation: int, why: str, now: float) -> StateChange[None]:
+        """End a membership; ``why`` is empty at a clean end. When the last worker ends cleanly, the job is finished.
+
+        A worker that ended cleanly is not waited for again. When the last one ends otherwise, all others are.
+        A repetition changes nothing. Raises Fenced when the place was lost before.
+        """
+        if self._members.fate(role, index, incarnation).startswith(_LEFT):
+            return StateChange(None)
+        record = self._members.find(role, index, incarnation)
+        how = f"{_LEFT}: {why}" if why else _LEFT
+        self._end(record, how, now)
+        reasons = [f"{record.member} {how}"]
+        last = role is Role.WORKER and not self._members.ranks
+        if last and not why and self._view.now.started:
+            reasons.append("every worker has left: the job is finished")
+            self._quorum.finish()
+            self._change(finished=True)
+        elif last and why:
+            reasons += self._lost_all()
+        else:
+            if role is Role.WORKER and not why:
+                self._quorum.is_done(index)
+            self._change()
+        failed = role is Role.WORKER and bool(why) and not why.startswith(_INTERRUPTED)
+        return StateChange(None, "; ".join([*reasons, *self._open_barrier()]), loss=failed)
+
+    def disconnected(self, role: Role, index: int, incarnation: int, now: float) -> None:
+        """The watch stream of a process has ended; it need not be a member any more."""
+        self._members.disconnected(role, index, incarnation, now)
+
+    def expire(self, now: float) -> StateChange[tuple[Member, ...]]:
+        """Remove the members whose leases have ended by ``now``. When no worker is left, all are waited for again."""
+        ended = self._members.ended(now)
+        if not ended:
+            return StateChange(())
+        for record in ended:
+            self._end(record, record.how_expired, now)
+        members = tuple(record.member for record in ended)
+        reasons = ["no heartbeat, lease ended: " + ", ".join(map(str, members))]
+        if not self._members.ranks and any(member.role is Role.WORKER for member in members):
+            reasons += self._lost_all()
+        else:
+            self._change()
+        return StateChange(members, "; ".join([*reasons, *self._open_barrier()]), loss=True)
+
+    def next_expiry(self) -> float | None:
+        """When the first lease ends if no heartbeat comes; None without members."""
+        return self._members.next_expiry()
+
+    def extend_leases(self, seconds: float) -> None:
+        """Give every member ``seconds`` more: for a time in which no heartbeat could have arrived."""
+        self._members.extend(seconds)
+
+    def arrive(self, rank: int, incarnation: int, phase: int) -> StateChange[BarrierState]:
+        """A worker reaches the barrier that ends ``phase``, for the first time or again.
+
+        It opens when every live worker is there, and all expected ones have been there once. Raises Fenced, or
+        InvalidRequest for a phase that has not begun.
+        """
+        if self._barrier.arrive(self.find(Role.WORKER, rank, incarnation), phase):
+            return StateChange(BarrierState(released=True))
+        reason = "; ".join(self._open_barrier())
+        return StateChange(self._barrier.state(phase, self._awaited()), reason)
+
+    def starts(self, used: Sequence[int]) -> bool:
+        """Whether the job starts now, on the shards ``used``. The caller changes the view."""
+        return not self._view.now.started and self._quorum.complete(used, self._members)
+
+    def _check_journalled(self, ask: Application) -> None:
+        """Raises DamagedData for state of an incarnation that this coordinator's journal should have handed out."""
+        handed_out = self._next_incarnation > ask.data_incarnation not in self._unused_incarnations
+        if self._journalled and not handed_out:
+            raise DamagedData(
+                f"the coordinator's journal is older than the state that shard {ask.index} brings",
+                shard=str(ask.index),
+                expected=f"a journal that has handed out incarnation {ask.data_incarnation}",
+                actual=f"one that has handed out those below {self._unused_incarnations.start}",
+                remedy="bring back the newest copy of the coordinator's --data-dir; or begin a new job in another one",
+            )
+
+    def _lost_all(self) -> Iterator[str]:
+        """The last live worker was lost: a job of a fixed number of workers begins again with all that are not done."""
+        view = self._view.now
+        if view.started and self._quorum.begin_again(view.expected_shards):
+            self._change(started=False)
+            yield "every worker was lost: the job waits until all expected ones are there again"
+        else:
+            self._change()
+
+    def _end(self, record: MemberRecord, how: str, now: float) -> None:
+        self._members.end(record, how, now)
+        if record.member.role is Role.WORKER:
+            self._barrier.forget(record.member.index)
+
+    def _awaited(self) -> set[int]:
+        """The ranks that a barrier waits for."""
+        return self._members.ranks | (set() if self._view.now.started else self._quorum.missing)
+
+    def _open_barrier(self) -> Iterable[str]:
+        """Open the barrier if no worker is missing; returns the reason."""
+        return self._barrier.open(self._awaited()) if self._view.now.started else ()
+
+    def _change(self, **changes: Any) -> None:
+        """One new revision of the view with the present members and ``changes``."""
+        self._view.change(members=self._members.members, **changes)

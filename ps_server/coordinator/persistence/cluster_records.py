@@ -1,0 +1,212 @@
+"""The persisted state of a coordinator, and its form as rows of a journal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from ps_protocol.cluster.view import Joined, Member, MemberStats, MemberStatus, Role
+from ps_protocol.errors import DamagedData, InvalidRequest
+from ps_protocol.model.spec import Consistency, Mode, ShardMap, StalePolicy
+from ps_protocol.wire.convert_model import shard_map_from_bytes, shard_map_to_bytes
+from ps_server.coordinator.membership.admission import Application, StateCopies
+from ps_server.coordinator.membership.members import Key, SavedMember
+from ps_server.coordinator.membership.state import MembershipRecords
+from ps_server.coordinator.placement.variables import Balanced, FixedShards, MaxSize, MinSize
+from ps_server.coordinator.settings import JobIdentity
+
+_PARTITIONS = (Balanced, FixedShards, MinSize, MaxSize)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRecords:
+    """The persisted state of a coordinator, made by ``ClusterState.persisted_state`` for ``ClusterState.restore``.
+
+    Not persisted: when members were last heard of and their statistics (the next heartbeat brings them), and
+    arrivals at a barrier (workers repeat them).
+    """
+
+    identity: JobIdentity
+    revision: int
+    started: bool
+    finished: bool
+    consistency: Consistency
+    membership: MembershipRecords
+    maps: Mapping[str, ShardMap]
+    #: From DataLeases.persisted_state: numbers, texts, lists and dicts.
+    data: Mapping[str, Any] = field(default_factory=dict)
+    #: The number of shards: those the job began with, and those added.
+    shards: int = 1
+    #: Those of them that hold no slices.
+    spare: frozenset[int] = frozenset()
+    #: The move of slices that was under way. It is not continued, but shards have to be told so.
+    moving: str = ""
+
+
+def changed_rows(before: ClusterRecords | None, after: ClusterRecords) -> dict[str, bytes | None]:
+    """Rows that lead a journal from ``before`` (None: empty) to ``after``; None stands for a row that is removed.
+
+    Encodes only what changed: a thousand members that stay cost a thousand comparisons of identity.
+    """
+    old, new = _parts(before) if before else {}, _parts(after)
+    rows: dict[str, bytes | None] = dict.fromkeys(old.keys() - new.keys())
+    for key, part in new.items():
+        if key not in old or (old[key] is not part and old[key] != part):
+            rows[key] = _encode(part)
+    return rows
+
+
+def from_rows(rows: Mapping[str, bytes], where: str) -> ClusterRecords | None:
+    """What the rows of the journal ``where`` say; None for an empty one. Raises DamagedData naming the row."""
+    if not rows:
+        return None
+    reading = "cluster"
+    try:
+        cluster = json.loads(rows["cluster"])
+        reading = "identity"
+        identity = _identity_from(json.loads(rows["identity"]))
+        reading = "gone"
+        gone = tuple(_status_from(each) for each in json.loads(rows["gone"]))
+        reading = "data"
+        data = json.loads(rows["data"])
+        places, maps = {}, {}
+        for reading in rows:
+            kind, _, name = reading.partition("/")
+            if kind == "place":
+                place = _place_from(json.loads(rows[reading]), identity.seed)
+                places[place.joined.member.role, place.joined.member.index] = place
+            elif kind == "map":
+                maps[name] = shard_map_from_bytes(rows[reading])
+        reading = "cluster"
+        return _cluster_from(cluster, identity, places, maps, gone, data)
+    except (LookupError, ValueError, TypeError, AttributeError, InvalidRequest, DecodeError) as error:
+        raise DamagedData(
+            f"the journal {where} is damaged: its row '{reading}' cannot be read",
+            actual=f"{type(error).__name__}: {error}",
+            remedy="bring back a copy of the file, or move it away and begin a new job",
+        ) from error
+
+
+def _parts(records: ClusterRecords) -> dict[str, Any]:
+    """The rows of ``records``, not encoded yet; a part that did not change is the same object or an equal one."""
+    membership = records.membership
+    parts: dict[str, Any] = {
+        "identity": records.identity,
+        "cluster": replace(records, membership=replace(membership, places={}, gone=()), maps={}, data={}),
+        "gone": membership.gone,
+        "data": records.data,
+    }
+    parts |= {f"place/{role.value}/{index}": place for (role, index), place in membership.places.items()}
+    parts |= {f"map/{name}": shard_map for name, shard_map in records.maps.items()}
+    return parts
+
+
+def _encode(part: Any) -> bytes:
+    match part:
+        case ShardMap():
+            return shard_map_to_bytes(part)
+        case JobIdentity():
+            plain: Any = asdict(part) | {"partition": [type(part.partition).__name__, asdict(part.partition)]}
+        case ClusterRecords():
+            plain = _cluster_to(part)
+        case SavedMember():
+            plain = _place_to(part)
+        case tuple():
+            plain = [_status_to(each) for each in part]
+        case _:
+            plain = part
+    return json.dumps(plain, separators=(",", ":")).encode()
+
+
+def _identity_from(plain: dict[str, Any]) -> JobIdentity:
+    name, arguments = plain["partition"]
+    rule = {kind.__name__: kind for kind in _PARTITIONS}[name](**arguments)
+    return JobIdentity(plain["expected_shards"], plain["expected_workers"], rule, plain["seed"])
+
+
+def _cluster_to(records: ClusterRecords) -> dict[str, Any]:
+    mode, membership = records.consistency, records.membership
+    return {
+        "next_incarnation": membership.next_incarnation,
+        "revision": records.revision,
+        "phase": membership.phase,
+        "started": records.started,
+        "finished": records.finished,
+        "consistency": asdict(mode) | {"mode": mode.mode.value, "stale_policy": mode.stale_policy.value},
+        "seen": sorted((role.value, index) for role, index in membership.seen),
+        "newest_state": {str(shard): incarnation for shard, incarnation in membership.newest_state.items()},
+        "copies": {str(shard): asdict(copies) for shard, copies in membership.copies.items()},
+        "shards": records.shards,
+        "spare": sorted(records.spare),
+        "moving": records.moving,
+    }
+
+
+def _cluster_from(
+    plain: dict[str, Any],
+    identity: JobIdentity,
+    places: dict[Key, SavedMember],
+    maps: dict[str, ShardMap],
+    gone: tuple[MemberStatus, ...],
+    data: dict[str, Any],
+) -> ClusterRecords:
+    mode = plain["consistency"]
+    return ClusterRecords(
+        identity=identity,
+        revision=plain["revision"],
+        started=plain["started"],
+        finished=plain["finished"],
+        consistency=Consistency(
+            **mode | {"mode": Mode(mode["mode"]), "stale_policy": StalePolicy(mode["stale_policy"])}
+        ),
+        membership=MembershipRecords(
+            next_incarnation=plain["next_incarnation"],
+            phase=plain["phase"],
+            seen=frozenset((Role(role), index) for role, index in plain["seen"]),
+            newest_state={int(shard): incarnation for shard, incarnation in plain["newest_state"].items()},
+            copies={int(shard): StateCopies(**copies) for shard, copies in plain.get("copies", {}).items()},
+            places=places,
+            gone=gone,
+        ),
+        maps=maps,
+        data=data,
+        shards=plain.get("shards", identity.expected_shards),
+        spare=frozenset(plain.get("spare", ())),
+        moving=plain.get("moving", ""),
+    )
+
+
+def _place_to(place: SavedMember) -> dict[str, Any]:
+    ask, joined = place.application, place.joined
+    member = joined.member
+    return {
+        "applicant": asdict(ask) | {"role": ask.role.value},
+        "index": member.index,
+        "incarnation": member.incarnation,
+        "lease_seconds": joined.lease_seconds,
+        "heartbeat_seconds": joined.heartbeat_seconds,
+        "revision": joined.revision,
+        "phase": joined.phase,
+    }
+
+
+def _place_from(plain: dict[str, Any], seed: int) -> SavedMember:
+    ask = Application(**plain["applicant"] | {"role": Role(plain["applicant"]["role"])})
+    member = Member(ask.role, plain["index"], plain["incarnation"], ask.address)
+    joined = Joined(member, plain["lease_seconds"], plain["heartbeat_seconds"], plain["revision"], seed, plain["phase"])
+    return SavedMember(ask, joined)
+
+
+def _status_to(status: MemberStatus) -> dict[str, Any]:
+    plain = asdict(status)
+    return plain | {"member": plain["member"] | {"role": status.member.role.value}}
+
+
+def _status_from(plain: dict[str, Any]) -> MemberStatus:
+    member, stats = plain["member"], plain["stats"]
+    member = Member(**member | {"role": Role(member["role"])})
+    return MemberStatus(**plain | {"member": member, "stats": MemberStats(**stats)})

@@ -1,0 +1,130 @@
+"""Decides whether a journal lacks commits: the history of its starts and commits, and marks that prove a commit."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+_STARTS_KEPT = 200
+
+_MARK = struct.Struct("<8s8sQ")
+_MAC_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One commit: the random name of the start of a coordinator that made it, and its number, from 1."""
+
+    start: bytes
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class JournalStart:
+    """One start of a coordinator on a journal."""
+
+    name: bytes
+    first_commit: int
+    #: It was told to continue although earlier commits may be missing.
+    accepts_loss: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """The history of a journal, written with each commit as one of its rows.
+
+    Commit numbers alone would not show a loss once new commits have taken the numbers of those that were lost. So each
+    start has a random name, and a commit belongs to the history if its start does and it precedes the next start.
+    """
+
+    #: Random name of the journal.
+    journal: bytes
+    #: Key that signs marks.
+    key: bytes
+    commit: int = 0
+    starts: tuple[JournalStart, ...] = ()
+    #: Sum of the digests of all other rows, which changes when a row is lost or replaced by an older one.
+    digest: int = 0
+
+    @classmethod
+    def new(cls) -> Lineage:
+        """Of a journal without commits."""
+        return cls(secrets.token_bytes(8), secrets.token_bytes(16))
+
+    @property
+    def newest(self) -> Commit:
+        """The last commit."""
+        return Commit(self.starts[-1].name if self.starts else bytes(8), self.commit)
+
+    def begin(self, *, accepts_loss: bool) -> Lineage:
+        """A coordinator starts on this journal; the next commit is its first."""
+        start = JournalStart(secrets.token_bytes(8), self.commit + 1, accepts_loss)
+        return replace(self, starts=(*self.starts, start)[-_STARTS_KEPT:])
+
+    def next(self, digest: int) -> Lineage:
+        """After one more commit, with which the other rows have ``digest``."""
+        return replace(self, commit=self.commit + 1, digest=digest % (1 << 64))
+
+    def lacks(self, known: Commit) -> bool:
+        """Whether ``known``, which this journal had once, is not in its history, and no start has accepted that."""
+        for number, start in enumerate(self.starts):
+            if start.name == known.start:
+                following = self.starts[number + 1] if number + 1 < len(self.starts) else None
+                if following is None:
+                    return known.number > self.commit
+                return known.number >= following.first_commit and not following.accepts_loss
+        if len(self.starts) == _STARTS_KEPT and known.number < self.starts[0].first_commit:
+            return False
+        return not any(start.accepts_loss for start in self.starts)
+
+    def mark(self) -> bytes:
+        """A mark of the last commit for members; ``read_mark`` of the same journal reads it."""
+        body = _MARK.pack(self.journal, self.newest.start, self.commit)
+        return body + self._sign(body)
+
+    def read_mark(self, mark: bytes) -> Commit | None:
+        """The commit that ``mark`` proves; None for one of another journal, or with a wrong signature."""
+        body, signature = mark[: _MARK.size], mark[_MARK.size :]
+        if len(body) < _MARK.size or not hmac.compare_digest(signature, self._sign(body)):
+            return None
+        _, start, number = _MARK.unpack(body)
+        return Commit(start, number)
+
+    def _sign(self, body: bytes) -> bytes:
+        return hashlib.blake2b(body, digest_size=_MAC_BYTES, key=self.key).digest()
+
+    def encode(self) -> bytes:
+        """As a row."""
+        plain = {
+            "journal": self.journal.hex(),
+            "key": self.key.hex(),
+            "commit": self.commit,
+            "starts": [[start.name.hex(), start.first_commit, start.accepts_loss] for start in self.starts],
+            "digest": self.digest,
+        }
+        return json.dumps(plain, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, row: bytes) -> Lineage:
+        """Raises ValueError, LookupError or TypeError for a row that is not from ``encode``."""
+        plain = json.loads(row)
+        starts = tuple(JournalStart(bytes.fromhex(name), first, loss) for name, first, loss in plain["starts"])
+        return cls(
+            bytes.fromhex(plain["journal"]), bytes.fromhex(plain["key"]), plain["commit"], starts, plain["digest"]
+        )
+
+
+def digest_of(key: str, value: bytes) -> int:
+    """The digest of one row."""
+    text = key.encode()
+    return int.from_bytes(hashlib.blake2b(b"%d %b %b" % (len(text), text, value), digest_size=8).digest())
+
+
+def sum_of(digests: Mapping[str, int]) -> int:
+    """The sum over all rows, in any order."""
+    return sum(digests.values()) % (1 << 64)

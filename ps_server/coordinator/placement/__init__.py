@@ -1,0 +1,1 @@
+"""Which shards hold what: first placement, limits, plans of moves. ``PlacementState`` owns the shard maps."""

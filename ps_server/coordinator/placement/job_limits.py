@@ -1,0 +1,118 @@
+"""Limits of the models of a job, checked on a declaration before memory is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from ps_protocol.errors import InvalidRequest
+from ps_protocol.model.spec import ModelSpec, ShardMap, Variable
+
+MAX_NAME_BYTES = 256
+"""Limit of names of models, tables and datasets, and of hosts, addresses and tokens."""
+
+MAX_VARIABLE_NAME_BYTES = 4096
+"""Higher, because modules nest and wrappers add their own names."""
+
+_MAX_DIMS = 64
+
+_FLAG = "--max-model-bytes of ps-coordinator (PS_COORDINATOR_MAX_MODEL_BYTES)"
+
+
+@dataclass(frozen=True, slots=True)
+class JobLimits:
+    """Limits of all models of one job together."""
+
+    #: Values of dense variables, without their optimizer state.
+    max_model_bytes: int = 64 << 30
+    max_models: int = 256
+    max_variables: int = 1 << 18
+    max_slices: int = 1 << 18
+    max_tables: int = 1024
+    #: Of all tables: ``max_tables`` with the default of 256 each.
+    max_buckets: int = 1 << 18
+
+
+def check_limits(spec: ModelSpec, slices: int, placed: Collection[ShardMap], limits: JobLimits) -> None:
+    """Raises InvalidRequest for a model that with those ``placed`` is above a limit, or has names or shapes above one.
+
+    ``slices``: how many this model is cut into at most. Costs time by the number of variables, not by their size.
+    """
+    check_shapes(spec, limits)
+    others = [each.spec for each in placed]
+    counts = (
+        ("models", 1, len(others), limits.max_models),
+        ("variables", len(spec.variables), sum(len(each.variables) for each in others), limits.max_variables),
+        ("slices", slices, sum(len(each.slices) for each in placed), limits.max_slices),
+        ("tables", len(spec.tables), sum(len(each.tables) for each in others), limits.max_tables),
+        ("buckets of tables", _buckets(spec), sum(map(_buckets, others)), limits.max_buckets),
+    )
+    for what, added, before, most in counts:
+        if added + before > most:
+            raise InvalidRequest(
+                f"model '{spec.name}' is too much for this job: {what}",
+                expected=f"at most {most} in all models of a job",
+                actual=f"{added}, and {before} in the others",
+                remedy="declare fewer or larger parts: fewer models, tables with fewer buckets, larger slices",
+            )
+    before = sum(nbytes_of(each) for each in others)
+    if (added := nbytes_of(spec)) + before > limits.max_model_bytes:
+        raise InvalidRequest(
+            f"model '{spec.name}' is larger than this job allows",
+            expected=f"at most {limits.max_model_bytes} bytes of all models together: {_FLAG}",
+            actual=f"{added} bytes, and {before} of the others",
+            remedy=f"raise {_FLAG}, if the shards have the memory",
+        )
+
+
+def check_shapes(spec: ModelSpec, limits: JobLimits) -> None:
+    """Raises InvalidRequest for names that are too long, and shapes that no model of this job can have."""
+    named = [("a model", spec.name, MAX_NAME_BYTES), ("an optimizer", spec.optimizer, MAX_NAME_BYTES)]
+    named += [("a table", table.name, MAX_NAME_BYTES) for table in spec.tables]
+    named += [("a variable", v.name, MAX_VARIABLE_NAME_BYTES) for v in spec.variables]
+    for what, name, most in named:
+        check_length(f"the name of {what}", name, most)
+    for v in spec.variables:
+        _check_shape(v, limits.max_model_bytes)
+
+
+def check_length(what: str, text: str, most: int = MAX_NAME_BYTES) -> None:
+    """Raises InvalidRequest for a ``text`` of more than ``most`` bytes."""
+    if len(text) > most or len(text.encode()) > most:
+        raise InvalidRequest(
+            f"{what} is too long", expected=f"at most {most} bytes", actual=f"{len(text)} characters: {text[:40]}…"
+        )
+
+
+def nbytes_of(spec: ModelSpec) -> int:
+    """Bytes of the values of its variables."""
+    return sum(v.nbytes for v in spec.variables)
+
+
+def _check_shape(v: Variable, most: int) -> None:
+    """Uses bounded arithmetic only: a shape may contain a number with a million digits."""
+    if len(v.shape) > _MAX_DIMS:
+        raise InvalidRequest(
+            "a shape has too many dimensions",
+            variable=v.name,
+            expected=f"at most {_MAX_DIMS}",
+            actual=f"{len(v.shape)}: {v.shape[:8]}",
+        )
+    if any(size < 0 for size in v.shape):
+        raise InvalidRequest("a shape is negative", variable=v.name, actual=str(v.shape))
+    nbytes = v.dtype.itemsize
+    for size in v.shape:
+        # An empty variable counts as if that size were one: its rows are placed as well.
+        nbytes *= max(1, size)
+        if nbytes > most:
+            raise InvalidRequest(
+                "a variable is larger than this job allows",
+                variable=v.name,
+                expected=f"at most {most} bytes: {_FLAG}",
+                actual=f"shape {v.shape[:8]} of {v.dtype.value}",
+                remedy=f"raise {_FLAG}, if the shards have the memory",
+            )
+
+
+def _buckets(spec: ModelSpec) -> int:
+    return sum(table.buckets for table in spec.tables)

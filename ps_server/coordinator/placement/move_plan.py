@@ -1,0 +1,287 @@
+"""Decides which slices and buckets move to which shard, in which steps: few moves, the same for the same input."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from ps_protocol.cluster.view import ClusterView, Role
+from ps_protocol.errors import InvalidRequest, NotReady, UnknownModel, UnknownShard
+from ps_protocol.model.spec import ShardMap, Slice
+from ps_server.coordinator.placement.tables import BucketPlace, bucket_moves
+from ps_server.coordinator.placement.variables import LIMIT_PERCENT, in_arena_order
+
+BATCH_BYTES = 64 << 20
+"""Default size of a batch, for which training is paused once."""
+
+BUCKET_BYTES = 4096
+"""The least size that a bucket is planned with, and that of one of unknown size: an empty one has a cost, too."""
+
+BucketBytes = Mapping[tuple[str, str], int]
+"""About how many bytes one bucket of a table takes, by names of model and table."""
+
+_UNKNOWN: BucketBytes = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a caller wants moved; all of it empty: balance."""
+
+    #: Shards that hold slices and buckets from then on.
+    to: tuple[int, ...] = ()
+    #: Shards that hold none from then on.
+    drain: tuple[int, ...] = ()
+    #: With ``variable``, the name of a variable or a table: only that one moves, to the one shard in ``to``.
+    model: str = ""
+    variable: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A wish that can be fulfilled."""
+
+    #: The shards that hold something then, in order.
+    shards: tuple[int, ...]
+    #: Even out what is uneven; else only what has to leave its shard moves.
+    balance: bool
+    #: Set: only this variable or table of this model moves, to ``to``.
+    model: str = ""
+    variable: str = ""
+    to: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One slice or bucket that goes to another shard. ``nbytes`` of a bucket are an estimate."""
+
+    model: str
+    piece: Slice | BucketPlace
+    to: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoveBatch:
+    """What moves together, as the next shard map of each model that has some of it."""
+
+    maps: tuple[ShardMap, ...]
+    receivers: frozenset[int]
+    nbytes: int
+
+
+def goal_of(wish: Wish, view: ClusterView, maps: Mapping[str, ShardMap]) -> Goal:
+    """What ``wish`` means for the job as it is.
+
+    Raises UnknownShard, NotReady for a shard that is away, UnknownModel, and InvalidRequest for a variable or table
+    that is not there, or when no shard would be left.
+    """
+    for number in (*wish.to, *wish.drain):
+        if number >= view.expected_shards:
+            raise UnknownShard(
+                f"the job has no shard {number}",
+                shard=str(number),
+                expected=f"0 to {view.expected_shards - 1}",
+                remedy=f"add it first: ps-server --shard {number} --add",
+            )
+    shards = tuple(sorted({*view.used_shards, *wish.to} - set(wish.drain)))
+    if both := sorted({*wish.to} & {*wish.drain}):
+        raise InvalidRequest(f"shard {both[0]} is named both as a target and to be drained", shard=str(both[0]))
+    if not shards:
+        raise InvalidRequest(
+            "at least one shard has to hold the models",
+            shard=", ".join(map(str, view.used_shards)),
+            expected="one shard that is not drained",
+            actual="all are to be drained",
+            remedy=f"add one first: ps-server --shard {view.expected_shards} --add, then move with --to "
+            f"{view.expected_shards}",
+        )
+    live = view.live(Role.SHARD)
+    if away := [number for number in sorted({*view.used_shards, *wish.to}) if number not in live]:
+        raise NotReady("a shard is missing", shard=", ".join(map(str, away)), remedy="start it, then try again")
+    if wish.model or wish.variable:
+        return _goal_of_variable(wish, shards, maps)
+    return Goal(shards, balance=not wish.drain)
+
+
+def _goal_of_variable(wish: Wish, shards: tuple[int, ...], maps: Mapping[str, ShardMap]) -> Goal:
+    if not (wish.model and wish.variable and len(wish.to) == 1 and not wish.drain):
+        raise InvalidRequest("to move one variable, name its model, the variable, and one target shard")
+    if wish.model not in maps:
+        known = ", ".join(f"'{name}'" for name in sorted(maps)) or "none yet"
+        raise UnknownModel(f"no model '{wish.model}' has been declared", expected=known)
+    spec = maps[wish.model].spec
+    names = [v.name for v in spec.variables] + [table.name for table in spec.tables]
+    if wish.variable not in names:
+        raise InvalidRequest(
+            f"model '{wish.model}' has no such variable or table",
+            variable=wish.variable,
+            expected=", ".join(names[:5]) + (f" or one of {len(names) - 5} more" if len(names) > 5 else ""),
+            remedy="give its name in the model, as in named_parameters() or cluster.embedding()",
+        )
+    return Goal(shards, False, wish.model, wish.variable, wish.to[0])
+
+
+def plan(maps: Mapping[str, ShardMap], goal: Goal, bucket_bytes: BucketBytes = _UNKNOWN) -> list[Move]:
+    """The moves that lead to ``goal``, in order; empty once it is reached.
+
+    What must leave its shard goes to the one that holds least of its model, largest first. Balancing takes slices
+    from shards above the mean for the one that holds least, until all are within 5 % of the mean or no single slice
+    would help. So a drain moves the bytes of the drained shards, and a new shard gets its share and no more. Buckets of
+    tables are spread by count, table by table, independently; their bytes matter for the size of batches only.
+    """
+    if goal.model:
+        return [
+            _bucket_move(maps[goal.model], piece, goal.to, bucket_bytes)
+            if isinstance(piece, BucketPlace)
+            else Move(goal.model, piece, goal.to, _nbytes(maps[goal.model], piece))
+            for piece in _pieces(maps[goal.model], goal.variable)
+            if piece.shard != goal.to
+        ]
+    everything: Counter[int] = Counter()
+    for shard_map in maps.values():
+        everything.update(_loads(shard_map))
+    moves: list[Move] = []
+    for name in sorted(maps):
+        moves += _Planner(maps[name], goal.shards, everything).moves(goal.balance)
+        moves += [
+            _bucket_move(maps[name], bucket, to, bucket_bytes)
+            for bucket, to in bucket_moves(maps[name], goal.shards, goal.balance)
+        ]
+    return moves
+
+
+def _pieces(shard_map: ShardMap, name: str) -> list[Slice | BucketPlace]:
+    """All of the variable or table of this name, in order; no two of a model have the same."""
+    spec = shard_map.spec
+    slices = [piece for piece in shard_map.slices if spec.variables[piece.variable].name == name]
+    buckets = [
+        BucketPlace(table, number, owner)
+        for table, owners in enumerate(shard_map.tables)
+        if spec.tables[table].name == name
+        for number, owner in enumerate(owners)
+    ]
+    return [*slices, *buckets]
+
+
+def _bucket_move(shard_map: ShardMap, bucket: BucketPlace, to: int, bucket_bytes: BucketBytes) -> Move:
+    spec = shard_map.spec
+    nbytes = bucket_bytes.get((spec.name, spec.tables[bucket.table].name), 0)
+    return Move(spec.name, bucket, to, max(BUCKET_BYTES, nbytes))
+
+
+class _Planner:
+    """The moves of one model's slices. ``everything``: bytes of all models by shard; updated."""
+
+    def __init__(self, shard_map: ShardMap, shards: Sequence[int], everything: Counter[int]) -> None:
+        self._map = shard_map
+        self._shards = shards
+        self._everything = everything
+        self._loads = _loads(shard_map)
+        self._held: defaultdict[int, list[Slice]] = defaultdict(list)
+        for piece in shard_map.slices:
+            self._held[piece.shard].append(piece)
+        #: Slices that move, as they are placed now, and their new shards.
+        self._to: dict[Slice, int] = {}
+
+    def moves(self, balance: bool) -> list[Move]:
+        leaving = [piece for piece in self._map.slices if piece.shard not in self._shards]
+        for piece in sorted(leaving, key=lambda s: (-_nbytes(self._map, s), s.variable, s.row_begin)):
+            self._move(piece, piece.shard, self._least())
+        if balance:
+            while step := self._evening():
+                self._move(*step)
+        return [
+            Move(self._map.spec.name, piece, to, _nbytes(self._map, piece))
+            for piece, to in self._to.items()
+            if to != piece.shard
+        ]
+
+    def _least(self) -> int:
+        return min(self._shards, key=lambda number: (self._loads[number], self._everything[number], number))
+
+    def _evening(self) -> tuple[Slice, int, int] | None:
+        """The next slice that makes loads more even, from where, to where; None when they are even enough.
+
+        Each takes less than the difference from the larger, so the sum of squares falls and this ends.
+        """
+        loads, count = self._loads, len(self._shards)
+        total, least = sum(loads[number] for number in self._shards), self._least()
+        largest = max(loads[number] for number in self._shards)
+        spread = LIMIT_PERCENT - 100
+        if 100 * count * largest <= (100 + spread) * total and 100 * count * loads[least] >= (100 - spread) * total:
+            return None
+        mean = total // count
+        givers = sorted((n for n in self._shards if loads[n] > mean), key=lambda n: (-loads[n], n))
+        for giver in givers:
+            room = min(mean - loads[least], loads[giver] - mean)
+            sizes = [(_nbytes(self._map, piece), piece) for piece in self._held[giver]]
+            fitting = [(size, piece) for size, piece in sizes if 0 < size < loads[giver] - loads[least]]
+            if fitting:
+                # The largest that moves no shard across the mean, else the smallest; the first in the map among equals.
+                within = [each for each in fitting if each[0] <= room]
+                size = max(each[0] for each in within) if within else min(each[0] for each in fitting)
+                return next(piece for each, piece in fitting if each == size), giver, least
+        return None
+
+    def _move(self, piece: Slice, giver: int, to: int) -> None:
+        self._to[piece] = to
+        size = _nbytes(self._map, piece)
+        self._held[giver].remove(piece)
+        self._held[to].append(piece)
+        for loads in (self._loads, self._everything):
+            loads[giver] -= size
+            loads[to] += size
+
+
+def batches(maps: Mapping[str, ShardMap], moves: Collection[Move], batch_bytes: int) -> Iterator[MoveBatch]:
+    """``moves`` in order, as many at a time as ``batch_bytes`` hold, at least one; each builds on those before it."""
+    current = dict(maps)
+    waiting: list[Move] = []
+    for move in moves:
+        if waiting and sum(each.nbytes for each in waiting) + move.nbytes > batch_bytes:
+            yield _batch(current, waiting)
+            waiting = []
+        waiting.append(move)
+    if waiting:
+        yield _batch(current, waiting)
+
+
+def _batch(current: dict[str, ShardMap], moves: Sequence[Move]) -> MoveBatch:
+    """The batch of ``moves``; updates ``current``."""
+    names = sorted({move.model for move in moves})
+    for name in names:
+        current[name] = _moved(current[name], [move for move in moves if move.model == name])
+    return MoveBatch(
+        tuple(current[name] for name in names),
+        frozenset(move.to for move in moves),
+        sum(move.nbytes for move in moves),
+    )
+
+
+def _moved(shard_map: ShardMap, moves: Sequence[Move]) -> ShardMap:
+    to = {move.piece: move.to for move in moves}
+    slices = [replace(piece, shard=to.get(piece, piece.shard)) for piece in shard_map.slices]
+    tables = (
+        tuple(to.get(BucketPlace(table, number, owner), owner) for number, owner in enumerate(owners))
+        for table, owners in enumerate(shard_map.tables)
+    )
+    return replace(
+        shard_map,
+        epoch=shard_map.epoch + 1,
+        shards=max(shard_map.shards, *(number + 1 for number in to.values())),
+        slices=in_arena_order(shard_map.spec, slices),
+        tables=tuple(tables),
+    )
+
+
+def _loads(shard_map: ShardMap) -> Counter[int]:
+    loads: Counter[int] = Counter()
+    for piece in shard_map.slices:
+        loads[piece.shard] += _nbytes(shard_map, piece)
+    return loads
+
+
+def _nbytes(shard_map: ShardMap, piece: Slice) -> int:
+    return (piece.row_end - piece.row_begin) * shard_map.spec.variables[piece.variable].row_bytes

@@ -1,0 +1,162 @@
+"""Decides which shards hold each model: at first, and after each move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from ps_protocol.cluster.view import Member, Role
+from ps_protocol.errors import InvalidRequest, NotReady, Unavailable, UnknownModel
+from ps_protocol.model.spec import ModelSpec, ShardMap
+from ps_server.coordinator.changes import CurrentView, StateChange
+from ps_server.coordinator.placement.declaration import PlacementPlan, check_present
+from ps_server.coordinator.placement.job_limits import JobLimits, nbytes_of
+from ps_server.coordinator.placement.variables import PartitionRule
+
+
+class PlacementState:
+    """Part of ClusterState: the shard map of each model. An event that raises changes nothing."""
+
+    def __init__(self, rule: PartitionRule, limits: JobLimits, view: CurrentView) -> None:
+        self._rule = rule
+        self._limits = limits
+        self._view = view
+        self._maps: dict[str, ShardMap] = {}
+
+    @property
+    def shard_maps(self) -> Mapping[str, ShardMap]:
+        """The shard map of each model."""
+        return self._maps
+
+    @property
+    def epochs(self) -> dict[str, int]:
+        """The epoch of each model's shard map."""
+        return {name: shard_map.epoch for name, shard_map in self._maps.items()}
+
+    def restore(self, maps: Mapping[str, ShardMap]) -> None:
+        """Take the models of a journal."""
+        self._maps.update(maps)
+
+    def shard_map(self, model: str) -> ShardMap:
+        """Where ``model`` is placed. Raises UnknownModel."""
+        if model not in self._maps:
+            known = ", ".join(f"'{each}'" for each in self._maps) or "none yet"
+            raise UnknownModel(f"no model '{model}' has been declared", expected=known)
+        return self._maps[model]
+
+    def plan(
+        self, worker: Member, spec: ModelSpec, as_saved: Callable[[ShardMap], ShardMap] | None = None
+    ) -> PlacementPlan:
+        """The first half of a declaration by ``worker``: ``make`` of the result may run in any thread.
+
+        ``as_saved``: how a new model is placed whose values come from a checkpoint.
+        """
+        return PlacementPlan(
+            spec=spec,
+            who=str(worker),
+            known=self._maps.get(spec.name),
+            shards=self._view.now.used_shards,
+            missing=self._missing(self._view.now.used_shards),
+            placed=tuple(self._maps.values()),
+            rule=self._rule,
+            limits=self._limits,
+            as_saved=as_saved,
+        )
+
+    def adopt(self, worker: Member, plan: PlacementPlan, made: ShardMap) -> StateChange[ShardMap]:
+        """The second half of a declaration: the map ``made`` by ``plan`` holds, unless the model was placed meanwhile.
+
+        Raises NotReady while shards are missing, or when the cluster's shards have changed meanwhile.
+        """
+        spec = plan.spec
+        if plan.known is None and plan.shards != self._view.now.used_shards:
+            raise NotReady(
+                f"model '{spec.name}' cannot be placed yet: the shards that hold models have changed meanwhile",
+                remedy="the worker tries again",
+            )
+        if plan.known is not None or spec.name in self._maps:
+            return StateChange(self.shard_map(spec.name))
+        check_present(spec, plan.shards, self._missing(plan.shards))
+        self._maps[spec.name] = made
+        self._view.change(models=self.epochs)
+        size = f"{nbytes_of(spec)} bytes and {len(spec.tables)} tables"
+        return StateChange(made, f"{worker} declared model '{spec.name}': {size} on {len(plan.shards)} shards")
+
+    def begin_move(self, move: str) -> StateChange[int]:
+        """A move of this name is under way, from the revision returned until it is committed or aborted.
+
+        Raises NotReady while another one is.
+        """
+        if other := self._view.now.moving:
+            raise NotReady("slices are being moved already", actual=f"move {other}", remedy="wait until that has ended")
+        self._view.change(moving=move)
+        return StateChange(self._view.now.revision, f"move {move} begins")
+
+    def commit_move(self, move: str, maps: Sequence[ShardMap], prepared: Mapping[int, int]) -> StateChange[None]:
+        """Replace the shard maps of these models, each by its next epoch; shards that receive something are not spare.
+
+        ``prepared``: the incarnation of each shard that has everything it needs for that on disk. Raises Unavailable
+        when the move was given up, or when one of these, or a shard that holds something before or after, was lost;
+        UnknownModel, InvalidRequest for other maps than the next.
+        """
+        view = self._view.now
+        if view.moving != move:
+            raise Unavailable("this move of slices was given up", actual=f"move {move}", remedy="move again")
+        following = {shard_map.spec.name: shard_map for shard_map in maps}
+        needed = set(prepared)
+        for name, shard_map in following.items():
+            known = self.shard_map(name)
+            needed.update(known.holders, shard_map.holders)
+            if shard_map.epoch != known.epoch + 1:
+                raise InvalidRequest(
+                    f"this is not the next shard map of model '{name}'",
+                    expected=f"epoch {known.epoch + 1}",
+                    actual=f"epoch {shard_map.epoch}",
+                    remedy="plan the move again",
+                )
+        live = view.live(Role.SHARD)
+        for number in sorted(needed):
+            if number not in live or live[number].incarnation != prepared.get(number):
+                raise Unavailable(
+                    f"shard {number} was lost while slices moved",
+                    shard=str(number),
+                    remedy="move again",
+                )
+        self._maps.update(following)
+        self._view.change(models=self.epochs, moving="", spare=view.spare - self._holders)
+        moved = ", ".join(f"'{m.spec.name}' to epoch {m.epoch}" for m in maps)
+        return StateChange(None, f"move {move} is made: {moved}")
+
+    def abort_move(self, move: str) -> StateChange[None]:
+        """End the move without a new shard map; without effect once the move is decided."""
+        if self._view.now.moving != move:
+            return StateChange(None)
+        self._view.change(moving="")
+        return StateChange(None, f"move {move} is given up")
+
+    def spare(self, used: Collection[int]) -> frozenset[int]:
+        """The shards of the job other than ``used``.
+
+        Raises InvalidRequest for numbers that the job does not have, NotReady when a spare one holds anything.
+        """
+        shards = self._view.now.expected_shards
+        every = frozenset(range(shards))
+        if not used or not every.issuperset(used):
+            named = ", ".join(map(str, sorted(used))) or "none"
+            raise InvalidRequest(
+                "these shards cannot hold the models", expected=f"some of 0 to {shards - 1}", actual=named
+            )
+        spare = every.difference(used)
+        if full := spare & self._holders:
+            raise NotReady(
+                "a shard still holds part of a model", shard=", ".join(map(str, sorted(full))), remedy="drain it"
+            )
+        return spare
+
+    @property
+    def _holders(self) -> frozenset[int]:
+        """The shards that hold anything of any model."""
+        return frozenset().union(*(shard_map.holders for shard_map in self._maps.values()))
+
+    def _missing(self, shards: Sequence[int]) -> tuple[int, ...]:
+        present = self._view.now.live(Role.SHARD)
+        return tuple(number for number in shards if number not in present)

@@ -1,0 +1,132 @@
+"""Owns the journal and the newest view that may be told: nothing is told before it is on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import replace
+
+from ps_protocol.cluster.view import ClusterView
+from ps_protocol.errors import DamagedData, Unavailable
+from ps_server.coordinator.data.data_leases import DataLeases
+from ps_server.coordinator.persistence.cluster_records import ClusterRecords, changed_rows
+from ps_server.coordinator.persistence.journal import Journal
+from ps_server.coordinator.state import ClusterState
+
+logger = logging.getLogger(__name__)
+
+
+class Publisher:
+    """Used by the driver, on its event loop; a commit of the journal blocks the loop."""
+
+    def __init__(
+        self, state: ClusterState, data: DataLeases, journal: Journal | None, saved: ClusterRecords | None
+    ) -> None:
+        """``saved`` is what ``journal`` says. Raises Unavailable when it cannot be written."""
+        self._state = state
+        self._data = data
+        self._journal = journal
+        self._saved = saved
+        #: Something was decided that is not on disk yet, or not in ``view``.
+        self._pending = False
+        #: Set, and replaced by a new one, at every change of the state.
+        self._changed = asyncio.Event()
+        self._closing = False
+        self._failure: DamagedData | None = None
+        #: Set when the journal turned out to be an older one.
+        self.failed = asyncio.Event()
+        self.write()
+        #: The newest view that is on disk; watchers see no other.
+        self.view = self._marked_view()
+
+    @property
+    def journal_mark(self) -> bytes:
+        """Proves the last commit to a later coordinator; empty without a journal."""
+        return self._journal.mark if self._journal else b""
+
+    def publish(self, *, changed: bool = False) -> None:
+        """Write and show what was decided since the last time.
+
+        Raises Unavailable when it cannot be written; the next call tries again.
+        """
+        self._pending = self._pending or changed
+        self.check_failed()
+        if self._pending:
+            self.write()
+            self._pending = False
+            self.view = self._marked_view()
+            self._wake()
+
+    def write(self) -> None:
+        """Commit what has changed since the last commit. Raises Unavailable."""
+        if self._journal is None:
+            return
+        now = replace(self._state.persisted_state(), data=self._data.persisted_state())
+        if rows := changed_rows(self._saved, now):
+            self._journal.write(rows)
+            self._saved = now
+
+    def check_journal(self, known: bytes) -> None:
+        """Raises DamagedData when the mark ``known``, which a member was told, proves that this journal is older.
+
+        Then nothing is told any more, and ``failed`` is set: the process has to end.
+        """
+        self.check_failed()
+        if self._journal is None:
+            return
+        try:
+            self._journal.check_mark(known)
+        except DamagedData as error:
+            logger.error("%s", error)
+            self._failure = error
+            self.failed.set()
+            self._wake()
+            raise
+
+    def check_failed(self) -> None:
+        """Raises DamagedData when the journal turned out to be an older one."""
+        if (known := self._failure) is not None:
+            raise DamagedData(known.message, expected=known.expected, actual=known.actual, remedy=known.remedy)
+
+    def check_open(self) -> None:
+        """Raises Unavailable once ``close`` was called, and what ``check_failed`` raises."""
+        self.check_failed()
+        if self._closing:
+            raise Unavailable("the coordinator is stopping")
+
+    def close(self) -> None:
+        """End every watch stream and wake every parked call."""
+        self._closing = True
+        self._wake()
+
+    async def wait_for_change(self, seconds: float) -> None:
+        """Return at the next change of the state, or after ``seconds``."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), seconds)
+
+    async def views(self, known_revision: int, journal_mark: bytes = b"") -> AsyncIterator[ClusterView]:
+        """The present view unless it is ``known_revision``, then the newest one after every change.
+
+        A slow reader skips views, it never queues them. ``journal_mark``: as in ``check_journal``. Raises Unavailable
+        when the coordinator stops.
+        """
+        self.check_journal(journal_mark)
+        while True:
+            self.check_open()
+            view = self.view
+            # An older revision is news as well: it comes from a coordinator that was restarted.
+            if view.revision != known_revision:
+                known_revision = view.revision
+                yield view
+            else:
+                await self._changed.wait()
+
+    def _marked_view(self) -> ClusterView:
+        view = self._state.view
+        return replace(view, journal_mark=self._journal.mark) if self._journal else view
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -1,0 +1,147 @@
+"""Start and stop of a gRPC server: bind, health, reflection, ready file, signals, grace time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import uvloop
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
+
+from ps_protocol.errors import ConfigError
+from ps_protocol.rpc.channel import MAX_MESSAGE_BYTES, listen, new_server
+from ps_server.serving.malformed import MalformedRequests
+
+logger = logging.getLogger(__name__)
+
+GRACE_SECONDS = 2.0
+"""How long calls in progress may continue after a server was told to stop."""
+
+#: Adds one service to a server that is not started yet.
+Register = Callable[[grpc.aio.Server], None]
+
+_WILDCARDS = frozenset({"", "0.0.0.0", "::"})
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A server that answers calls. Used on the event loop that started it."""
+
+    #: host:port for clients; the host name if the server listens on all addresses.
+    address: str
+    port: int
+    _server: grpc.aio.Server = field(repr=False)
+    _health: health.aio.HealthServicer = field(repr=False)
+
+    async def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
+        """Report NOT_SERVING, accept no new calls, cancel those still running after ``grace_seconds``. Repeatable."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_seconds)
+
+
+def join_address(host: str, port: int) -> str:
+    """``host:port``, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def start(
+    bind: str, port: int, services: Sequence[tuple[str, Register]], max_request_bytes: int = MAX_MESSAGE_BYTES
+) -> RunningServer:
+    """Serve ``services``, (full protobuf name, register) pairs, with health and reflection, on ``bind``:``port``.
+
+    Port 0 takes any free port. A message of more than ``max_request_bytes`` is refused unread. Raises ConfigError when
+    the address cannot be listened on.
+    """
+    _check_free(bind, port)
+    server = new_server([MalformedRequests()], max_request_bytes)
+    servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    for _, register in services:
+        register(server)
+    names = [name for name, _ in services]
+    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    try:
+        bound = listen(server, join_address(bind or "::", port))
+    except RuntimeError as error:
+        raise _cannot_listen(bind, port, str(error)) from error
+    await server.start()
+    for name in ("", *names):
+        await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+    host = socket.gethostname() if bind in _WILDCARDS else bind
+    return RunningServer(join_address(host, bound), bound, server, servicer)
+
+
+def _raise_descriptors() -> None:
+    """Raise the limit of open files to the maximum: each connection of a worker takes one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):  # more than the kernel lets any process have
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _check_free(bind: str, port: int) -> None:
+    """Bind once before gRPC does, which would not report the reason of a failure."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            bind or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise _cannot_listen(bind, port, error.strerror or str(error)) from error
+
+
+def _cannot_listen(bind: str, port: int, reason: str) -> ConfigError:
+    return ConfigError(
+        f"cannot listen on {join_address(bind, port)}: {reason}",
+        remedy="give another --port (0 takes any free one), and as --bind an address of this machine",
+    )
+
+
+def write_ready_file(path: Path, address: str) -> None:
+    """Put ``address`` into the file ``path`` atomically, so that a reader never sees a part of it."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+    partial.write_text(address + "\n")
+    partial.replace(path)
+
+
+def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
+    """Run ``main(stop)`` on uvloop until it returns. Called by entry points, from the main thread.
+
+    SIGINT and SIGTERM set ``stop``, upon which ``main`` stops its servers and returns; a second signal ends the
+    process at once.
+    """
+
+    async def supervised() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGINT, signal.SIGTERM)
+
+        def on_signal(number: signal.Signals) -> None:
+            logger.info("%s: stopping", number.name)
+            stop.set()
+            for each in numbers:
+                loop.remove_signal_handler(each)
+
+        for number in numbers:
+            loop.add_signal_handler(number, on_signal, number)
+        try:
+            await main(stop)
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    _raise_descriptors()
+    uvloop.run(supervised())

@@ -1,1 +1,0 @@
-"""How the messages and payloads of a step stream travel: one interface, a carrier per transport."""

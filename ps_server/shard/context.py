@@ -1,0 +1,66 @@
+"""Owns nothing: what every model of a shard shares, and how entries get into its log."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from ps_protocol.errors import InternalError
+from ps_protocol.model.spec import ShardMap
+from ps_server.checkpoint.folder.roots import CheckpointRoots
+from ps_server.failpoints import Failpoints
+from ps_server.log.entries import Entry, MemoryLog, UpdateLog
+from ps_server.shard.answer_budget import AnswerBudget
+from ps_server.shard.durability.replication import Replication
+from ps_server.shard.executor import INLINE_BYTES, ShardExecutor
+from ps_server.tables.arrays import machine_bytes
+
+Work = Callable[[], Awaitable[None]]
+
+
+async def _at_once(work: Work) -> None:
+    await work()
+
+
+@dataclass(frozen=True)
+class ShardContext:
+    """What every model of a shard shares."""
+
+    shard: int
+    executor: ShardExecutor
+    #: Asks the coordinator for the shard map of a model. Raises PsError.
+    fetch_shard_map: Callable[[str], Awaitable[ShardMap]]
+    log: UpdateLog = field(default_factory=MemoryLog)
+    failpoints: Failpoints = field(default_factory=Failpoints)
+    #: What the standby has; None where there is no log to follow.
+    replication: Replication | None = None
+    #: Awaited before a model gets its first values: from then on this directory counts. Raises PsError.
+    announce: Callable[[], Awaitable[None]] | None = None
+    #: Does work that logs, so that the disk has it when it returns, also where the log is not written all the time.
+    keep: Callable[[Work], Awaitable[None]] = _at_once
+    #: Whether every push that was acknowledged before this process served must be known here.
+    promises: Callable[[], bool] = lambda: False
+    #: Values of variables of all models that this shard takes.
+    max_model_bytes: int = field(default_factory=machine_bytes)
+    #: Memory of answers on their way.
+    answers: AnswerBudget = field(default_factory=AnswerBudget)
+    #: Where checkpoints may be.
+    checkpoints: CheckpointRoots = field(default_factory=CheckpointRoots)
+
+    async def write(self, entry: Entry, nbytes: int, points: tuple[str, ...] = ()) -> None:
+        """Log an entry of about ``nbytes`` bytes, between two failpoints. Raises StorageFull, InternalError."""
+        await self.log.reserve(nbytes)
+
+        def work() -> None:
+            for point in points[:1]:
+                self.failpoints.hit(point)
+            self.log.append(entry)
+            for point in points[1:]:
+                self.failpoints.hit(point)
+
+        try:
+            await self.executor.submit(work, max(nbytes, INLINE_BYTES * self.log.waits))
+        except OSError as error:
+            raise InternalError(f"shard {self.shard} cannot write its log: {error}") from error
+        finally:
+            self.log.release(nbytes)

@@ -1,0 +1,148 @@
+"""Decides when a push may be acknowledged as far as the standby is concerned, and what the coordinator knows of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from ps_protocol.cluster.view import SyncWord
+from ps_protocol.errors import PsError, Unavailable
+from ps_server.log.entries import UpdateLog
+from ps_server.shard.config import Acknowledge
+
+logger = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 0.2
+
+Tell = Callable[[SyncWord], None]
+"""Returns once the coordinator knows; blocks. Raises Fenced, Unavailable."""
+
+
+class Replication:
+    """What the standby has of the log. Lives on the shard's event loop.
+
+    With "after" a push is acknowledged when the standby has it, or when the coordinator knows that no standby has
+    everything: then none can take the place. So neither a lost standby nor a lost shard loses a push, and a shard that
+    lost its place without noticing acknowledges nothing.
+    """
+
+    def __init__(self, log: UpdateLog, acknowledge: Acknowledge = Acknowledge.BEFORE) -> None:
+        self._log = log
+        self._after = acknowledge is Acknowledge.AFTER
+        self._tell: Tell | None = None
+        #: The last record the standby has.
+        self.acknowledged = 0
+        #: Directory of the standby whose stream is open.
+        self._follower = ""
+        #: Where the log ended when it acknowledged last: one that is there now is a round trip behind.
+        self._end = 0
+        #: It is near enough: pushes wait for it. With this record it has all that were acknowledged before they did.
+        self._goal: int | None = None
+        #: What the coordinator is to know, and knows; None: it may know the old or the new.
+        self._wanted = ""
+        self._told: str | None = ""
+        self._words = 0
+        self._telling: asyncio.Task[None] | None = None
+        self._waiting: dict[asyncio.Future[None], tuple[int, bool]] = {}
+        self._closed: PsError | None = None
+        #: ``covers`` has to be asked: a standby has followed, or this is closed.
+        self.engaged = False
+
+    def begin(self, tell: Tell) -> None:
+        """The shard holds its place, and the coordinator knows of no standby of its."""
+        self._tell = tell
+
+    @property
+    def begun(self) -> bool:
+        """Whether this shard may be followed."""
+        return self._tell is not None and self._closed is None
+
+    def close(self, error: PsError) -> None:
+        """Nothing is acknowledged any more."""
+        self._closed = error
+        self.engaged = True
+        if self._telling:
+            self._telling.cancel()
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_exception(error)
+
+    # -- pushes
+
+    def covers(self, number: int, *, always: bool = False) -> bool:
+        """Whether updates up to ``number`` may be acknowledged. ``always``: as with "after" in any case."""
+        waits = (self._after or always) and self._counts
+        return self._closed is None and (not waits or number <= self.acknowledged)
+
+    async def covered(self, number: int, *, always: bool = False) -> None:
+        """Returns when updates up to ``number`` may be acknowledged. Raises what ``close`` was given."""
+        while not self.covers(number, always=always):
+            if self._closed:
+                raise self._closed
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting[waiting] = number, always
+            try:
+                await waiting
+            finally:
+                del self._waiting[waiting]
+
+    @property
+    def _counts(self) -> bool:
+        """Whether a standby might take the place."""
+        return not (self._told == "" == self._wanted and self._goal is None)
+
+    def _release(self) -> None:
+        for waiting, (number, always) in self._waiting.items():
+            if self.covers(number, always=always) and not waiting.done():
+                waiting.set_result(None)
+
+    # -- the standby
+
+    def follows(self, directory: str) -> None:
+        """A standby reads the log from now on."""
+        self._follower, self._goal, self._end, self.acknowledged = directory, None, 1 << 62, 0
+        self.engaged = True
+
+    def acknowledge(self, number: int) -> None:
+        """It has the records up to ``number``."""
+        near = number >= min(self._end, self._log.number)
+        self.acknowledged, self._end = number, self._log.number
+        if near and self._goal is None:
+            self._goal = self._log.number
+        if self._goal is not None and number >= self._goal and self._wanted != self._follower:
+            self._want(self._follower)
+        self._release()
+
+    def lost(self) -> None:
+        """It reads no longer."""
+        self._follower, self._goal = "", None
+        self._want("")
+        self._release()
+
+    def _want(self, directory: str) -> None:
+        self._wanted = directory
+        if self._closed is None and (self._telling is None or self._telling.done()):
+            self._telling = asyncio.create_task(self._keep_told(), name="sync-word")
+
+    async def _keep_told(self) -> None:
+        while self._told != self._wanted and self._tell:
+            self._words, word = self._words + 1, SyncWord(self._words + 1, self._wanted)
+            self._told = None
+            try:
+                await asyncio.to_thread(self._tell, word)
+            except Unavailable as error:
+                logger.warning("the coordinator cannot be told of the standby yet: %s", error.message)
+                await asyncio.sleep(_RETRY_SECONDS)
+            except PsError as error:
+                logger.error("the coordinator was not told of the standby: %s", error)
+                return
+            else:
+                self._told = word.directory
+                logger.info("the standby %s", "has everything" if word.directory else "does not have everything")
+        self._release()
+
+    async def ended(self) -> None:
+        """Returns when the coordinator has been told all there is, or is not told any more."""
+        if self._telling:
+            await asyncio.wait([self._telling])

@@ -1,0 +1,214 @@
+"""Decides when a shard's state is copied to its disk, and does it piece by piece beside the training."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from asyncio import to_thread
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from ps_protocol.errors import ModelMoved, PsError, Unavailable
+from ps_protocol.model.layout import Layout
+from ps_server.cli.options.storage import SnapshotRule
+from ps_server.log.durable import FEWEST_SEGMENTS, DurableLog
+from ps_server.log.folder import DataFolder
+from ps_server.log.manifest import ModelPart
+from ps_server.log.row_messages import describe_buckets
+from ps_server.log.snapshots import SnapshotWriter
+from ps_server.optimizers.state import StateEntry
+from ps_server.shard.executor import ShardExecutor
+from ps_server.state.blocks import Block, blocks_of
+from ps_server.state.bucket_groups import Group, Wanted, buckets_of
+
+logger = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.25
+_RETRY_SECONDS = 5.0
+
+_SMALL_BYTES = 256 << 20
+"""A log with less space is looked after more often."""
+
+
+class SnapshotSource(Protocol):
+    """One model, as it is copied: a ShardModel, or one that a standby follows."""
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of its bytes."""
+
+    @property
+    def loads(self) -> int:
+        """How often values or state were replaced."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether later records alone cannot recover it: those of a staged reshard refer to earlier ones."""
+
+    async def describe(self) -> ModelPart:
+        """Where it stands. Raises ModelMoved when slices have moved since, as ``copy_block`` does."""
+
+    async def copy_block(self, block: Block, into: memoryview) -> tuple[int, memoryview, list[StateEntry]]:
+        """The last record in a copy of one block, its values, its optimizer state."""
+
+    async def copy_buckets(self, wanted: Wanted) -> tuple[int, Group]:
+        """The last record in copies of the next buckets of ``wanted``, and these; none: there are no more."""
+
+
+class Snapshotter:
+    """Runs on the shard's event loop; the executor makes a copy of a block or a group of buckets between two updates.
+
+    Copies are of different ages, so the log is written meanwhile in any case: with "snapshot" it is the only time.
+    """
+
+    def __init__(
+        self,
+        folder: DataFolder,
+        log: DurableLog,
+        executor: ShardExecutor,
+        models: Callable[[], Sequence[SnapshotSource]],
+        rule: SnapshotRule,
+        *,
+        log_goes_on: bool,
+    ) -> None:
+        self._folder = folder
+        self._log = log
+        self._executor = executor
+        self._models = models
+        self._rule = rule
+        self._log_goes_on = log_goes_on
+        self._buffer = memoryview(b"")
+        self._taken_at = time.monotonic()
+        self._taken_number = log.number
+        self._taken_bytes = log.written_bytes
+        #: What the log grew by while the last snapshot was made.
+        self._grown_bytes = 0
+        #: Snapshots made by this process.
+        self.count = 0
+        self._stopping = asyncio.Event()
+        self._abandoned = False
+        self._one = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Take snapshots when they are due, until ``stop``. A failure is said, and tried again."""
+        while not self._stopping.is_set():
+            await self._pause(_LOOK_SECONDS if self._rule.log_bytes >= _SMALL_BYTES else _LOOK_SECONDS / 5)
+            if self._due() and not self._stopping.is_set():
+                await self._try()
+
+    def stop(self) -> None:
+        """``run`` ends once a snapshot under way is finished. It is not to be cancelled: a thread may be writing."""
+        self._stopping.set()
+
+    def abandon(self) -> None:
+        """``run`` ends soon, and a snapshot under way leaves nothing."""
+        self._abandoned = True
+        self.stop()
+
+    async def _try(self) -> None:
+        try:
+            await self.take()
+        except ModelMoved:
+            logger.info("shard %d: a snapshot begins again, for slices have moved", self._folder.identity.shard)
+        except (OSError, PsError) as error:
+            logger.error("shard %d: no snapshot: %s", self._folder.identity.shard, error)
+            await self._pause(_RETRY_SECONDS)
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+
+    async def take(self, logs: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Make one snapshot now, if there is anything that none holds. Raises OSError, PsError.
+
+        ``logs``: work whose records are to be kept with it; what they follow is in the snapshot.
+        """
+        async with self._one:
+            if logs is None and (not self._models() or self._log.number == self._taken_number or self._any_bound()):
+                return
+            began = time.monotonic()
+            if not self._log_goes_on:
+                await self._log.ready()
+                await self._executor.submit(self._log.resume, 0)
+            try:
+                written = await self._write(logs)
+            finally:
+                if not self._log_goes_on:
+                    await self._executor.submit(self._log.pause, 0)
+            self.count += 1
+        seconds = time.monotonic() - began
+        shard = self._folder.identity.shard
+        logger.info("shard %d: snapshot of %.1f MB in %.1f s", shard, written / 1e6, seconds)
+
+    def _any_bound(self) -> bool:
+        return any(model.is_pending for model in self._models())
+
+    def _due(self) -> bool:
+        rule, log = self._rule, self._log
+        return log.number > self._taken_number and (
+            time.monotonic() - self._taken_at >= rule.seconds
+            or log.written_bytes - self._taken_bytes >= self._due_bytes
+            or log.number - self._taken_number >= rule.log_records
+            or log.pressed
+        )
+
+    @property
+    def _due_bytes(self) -> int:
+        """So much of log calls for a snapshot: the rest is for what is written while that is made, and for segments
+        that are not full.
+        """
+        bound = self._rule.log_bytes
+        return max(bound // 4, bound - FEWEST_SEGMENTS * self._log.segment_bytes - self._grown_bytes * 5 // 4)
+
+    async def _write(self, logs: Callable[[], Awaitable[None]] | None) -> int:
+        """Returns the bytes written. Values loaded during it invalidate it: then it begins again."""
+        log = self._log
+        begun_at, begun_bytes = time.monotonic(), log.written_bytes
+        while True:
+            # In the executor, and before the models: they show what the records up to this one have placed or moved.
+            number = await self._executor.submit(lambda: log.number, 0)
+            models = list(self._models())
+            if logs is None and self._any_bound():
+                raise Unavailable("no snapshot begins while slices move")
+            loads = [model.loads for model in models]
+            writer = await to_thread(SnapshotWriter, self._folder.snapshots, number)
+            with writer:
+                for model in models:
+                    await self._write_model(writer, model)
+                if loads != [model.loads for model in models]:
+                    continue
+                if logs:
+                    await logs()
+                through = await self._executor.submit(lambda: log.number, 0)
+                await to_thread(log.flush)
+                snapshot = await to_thread(writer.commit, through, log_goes_on=self._log_goes_on)
+                await to_thread(self._folder.holds_snapshot, snapshot.through)
+                await to_thread(log.cut, snapshot.number, self._rule.log_bytes)
+                self._taken_at, self._taken_number, self._taken_bytes = begun_at, snapshot.number, begun_bytes
+                self._grown_bytes = log.written_bytes - begun_bytes
+                return writer.written_bytes
+
+    async def _write_model(self, writer: SnapshotWriter, model: SnapshotSource) -> None:
+        blocks = blocks_of(model.layout)
+        writer.begin_model(await model.describe())
+        largest = max((block.end - block.begin for block in blocks), default=0)
+        if len(self._buffer) < largest:
+            self._buffer = memoryview(bytearray(largest))
+        for block in blocks:
+            self._check()
+            number, values, entries = await model.copy_block(block, self._buffer)
+            await to_thread(writer.write_block, block, number, values, entries)
+        wanted = buckets_of(model.layout)
+        while True:
+            self._check()
+            number, group = await model.copy_buckets(wanted)
+            if not group:
+                return
+            pieces = [piece for _, contents in group for piece in contents.pieces()]
+            await to_thread(writer.write_buckets, number, describe_buckets(group), pieces)
+
+    def _check(self) -> None:
+        if self._abandoned:
+            raise Unavailable("the snapshot was given up: the shard changes its role")

@@ -1,0 +1,147 @@
+"""Owns what a shard keeps on disk while it runs: its data directory, its log, its snapshots; or nothing at all."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Self
+
+from ps_protocol.errors import PsError
+from ps_server.cli.options.storage import Durability, StorageConfig
+from ps_server.log.durable import DurableLog
+from ps_server.log.entries import MemoryLog, UpdateLog
+from ps_server.log.folder import DataFolder
+from ps_server.log.recovery import recover
+from ps_server.shard.durability.snapshotter import SnapshotSource, Snapshotter
+from ps_server.shard.executor import ShardExecutor
+from ps_server.state.model_state import ModelState
+
+logger = logging.getLogger(__name__)
+
+
+class Storage:
+    """Used on the shard's event loop: opened before it serves, closed when no push can come any more."""
+
+    def __init__(self, executor: ShardExecutor, config: StorageConfig) -> None:
+        self._executor = executor
+        self._config = config
+        self._folder: DataFolder | None = None
+        self._durable: DurableLog | None = None
+        self._snapshotter: Snapshotter | None = None
+        self._running: asyncio.Task[None] | None = None
+        #: The last snapshot that was asked for.
+        self._keeping: asyncio.Task[None] | None = None
+        #: Every push that was acknowledged before this process must be in what was recovered, or followed.
+        self.promised = False
+        #: Models the directory held.
+        self.recovered: dict[str, ModelState] = {}
+
+    @classmethod
+    async def open(cls, shard: int, config: StorageConfig, executor: ShardExecutor) -> Self:
+        """Take the directory and recover what it holds. Raises ConfigError, DamagedData, OSError."""
+        storage = cls(executor, config)
+        if config.data_dir is None or config.durability is Durability.MEMORY:
+            return storage
+        goes_on = config.durability is Durability.DURABLE
+        folder = storage._folder = DataFolder.open(config.data_dir, shard)
+        try:
+            # In the executor: replaying uses as many threads of torch as training.
+            found = await executor.submit(lambda: recover(folder, log_goes_on=goes_on), 1 << 62)
+            rule = config.snapshots
+            storage._durable = DurableLog(
+                folder,
+                found.number,
+                found.end,
+                sync=config.fsync,
+                writing=goes_on,
+                bound_bytes=rule.log_bytes if rule.strict else None,
+            )
+            storage._durable.last_writer = found.writer
+        except BaseException:
+            folder.close()
+            raise
+        storage.recovered = found.models
+        storage.promised = found.promised and goes_on
+        return storage
+
+    @property
+    def log(self) -> UpdateLog:
+        """Where updates go."""
+        return self._durable or MemoryLog()
+
+    @property
+    def directory(self) -> str:
+        """Name of the data directory, empty without one."""
+        return self._folder.identity.directory if self._folder else ""
+
+    @property
+    def kept(self) -> tuple[DataFolder, DurableLog] | None:
+        """The directory and its log, where every update is written; None where that is not so."""
+        if self._folder is None or self._durable is None or self._config.durability is not Durability.DURABLE:
+            return None
+        return self._folder, self._durable
+
+    @property
+    def incarnation(self) -> int:
+        """The incarnation that wrote what was recovered; 0 when nothing was."""
+        return self._folder.identity.incarnation if self._folder and self.recovered else 0
+
+    def begin(self, incarnation: int, models: Callable[[], Sequence[SnapshotSource]]) -> bool:
+        """From now on ``incarnation`` writes here, and snapshots are taken of ``models()``; False: nothing is kept.
+
+        Raises OSError.
+        """
+        if self._folder is None or self._durable is None:
+            return False
+        self._durable.writer = incarnation
+        self._folder.belongs_to(incarnation)
+        self.take_snapshots(models)
+        return True
+
+    def take_snapshots(self, models: Callable[[], Sequence[SnapshotSource]]) -> None:
+        """From now on snapshots are taken of ``models()``."""
+        if self._folder is None or self._durable is None:
+            return
+        goes_on = self._config.durability is Durability.DURABLE
+        self._snapshotter = Snapshotter(
+            self._folder, self._durable, self._executor, models, self._config.snapshots, log_goes_on=goes_on
+        )
+        self._running = asyncio.create_task(self._snapshotter.run(), name="snapshots")
+
+    async def keep(self, logs: Callable[[], Awaitable[None]]) -> None:
+        """Do work that logs; what it logged outlives the process from then on. Raises OSError, PsError.
+
+        With durability "snapshot" that takes a snapshot, for only with one the log counts.
+        """
+        if self._snapshotter is None or self._config.durability is not Durability.SNAPSHOT:
+            await logs()
+            return
+        # A cancelled caller does not wait for it: a thread may be writing.
+        self._keeping = asyncio.create_task(self._snapshotter.take(logs), name="keep")
+        self._keeping.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.shield(self._keeping)
+
+    async def give_up_snapshots(self) -> None:
+        """Returns when no snapshot is taken any more; one under way leaves nothing."""
+        if self._snapshotter and self._running:
+            self._snapshotter.abandon()
+            await asyncio.wait([task for task in (self._running, self._keeping) if task])
+            self._running.result()
+        self._snapshotter = self._running = None
+
+    async def close(self, *, snapshot: bool = True) -> None:
+        """Let go of the directory; take a last ``snapshot`` before, so that the next start replays nothing."""
+        if not snapshot:
+            await self.give_up_snapshots()
+        if self._snapshotter and self._running:
+            self._snapshotter.stop()
+            await self._running
+            try:
+                await self._snapshotter.take()
+            except (OSError, PsError) as error:
+                logger.error("no snapshot at the end, the log has everything: %s", error)
+        if self._durable:
+            await self._executor.submit(self._durable.close, 0)
+        if self._folder:
+            self._folder.close()

@@ -1,0 +1,320 @@
+"""The models of one shard, and the shard's view of the cluster that they follow."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
+
+from ps_protocol.cluster.view import ClusterView, Role
+from ps_protocol.errors import (
+    InternalError,
+    PsError,
+    Retryable,
+    Unavailable,
+    UnknownModel,
+)
+from ps_protocol.model.layout import Layout
+from ps_protocol.model.spec import ShardMap
+from ps_server.shard.context import ShardContext
+from ps_server.shard.durability.passive_replica import PassiveReplica
+from ps_server.shard.durability.snapshotter import SnapshotSource
+from ps_server.shard.placing import PlacingProgress, new_state, recovered_state, restore_model, warm_up
+from ps_server.shard.reconcile import moved_on
+from ps_server.shard.step.model import ShardModel
+from ps_server.state.model_state import ModelState
+
+__all__ = ["Registry", "ShardContext"]
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 10.0
+"""How long a request waits for a model or a membership that this shard does not know yet."""
+
+PLACING_SECONDS = 2.0
+"""How long a request waits for a model that is being placed, before it is told how far that is."""
+
+
+_AGAIN_SECONDS = 0.5
+"""Between two tries to place a model."""
+
+
+class Registry:
+    """Lives on the shard's event loop; ``on_view`` is called there with each new view of the cluster."""
+
+    def __init__(self, context: ShardContext, recovered: Mapping[str, ModelState] | None = None) -> None:
+        """``recovered``: models from disk. They wait until the cluster places them."""
+        self.context = context
+        self._view = ClusterView()
+        self._recovered = dict(recovered or {})
+        self._models: dict[str, ShardModel] = {}
+        self._placed: dict[str, ShardModel] = {}
+        #: Models that cannot be used here, and why.
+        self._refused: dict[str, PsError] = {}
+        self._fetching: dict[str, asyncio.Task[None]] = {}
+        self._progress: dict[str, PlacingProgress] = {}
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._watchers: list[Callable[[ClusterView], None]] = []
+
+    @property
+    def view(self) -> ClusterView:
+        """The newest view of the cluster."""
+        return self._view
+
+    @property
+    def models(self) -> list[ShardModel]:
+        """Every model that can be used here."""
+        return list(self._models.values())
+
+    @property
+    def placed(self) -> list[ShardModel]:
+        """Every model the log says to be here: also those whose values are still being restored."""
+        return list(self._placed.values())
+
+    @property
+    def activity(self) -> str:
+        """Which models are being placed, and how far that is; empty: none is. From any thread."""
+        return "; ".join(map(str, list(self._progress.values())))
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """The version of each model of which this shard holds anything. From any thread."""
+        return {name: each.tracker.version for name, each in list(self._models.items()) if each.layout.holds_any}
+
+    @property
+    def kept(self) -> list[SnapshotSource]:
+        """Every model that snapshots have to hold: those that are placed, and those that wait to be."""
+        log, executor = self.context.log, self.context.executor
+        waiting = [PassiveReplica(model, executor, lambda: log.number) for model in self._recovered.values()]
+        return [*self._placed.values(), *waiting]
+
+    def recover(self, models: Mapping[str, ModelState]) -> None:
+        """Before the first view: models that a standby has followed."""
+        self._recovered = dict(models)
+
+    def stop(self, error: PsError) -> None:
+        """Decide and answer nothing any more, for every model."""
+        for model in self._placed.values():
+            model.stop(error)
+
+    def on_view(self, view: ClusterView) -> None:
+        """Follow the cluster: members, mode, newly declared models."""
+        if view.revision <= self._view.revision:
+            return
+        mode_changed = view.consistency != self._view.consistency
+        self._view = view
+        for model in self._models.values():
+            if mode_changed:
+                model.configure(view.consistency)
+            model.members(self._live())
+        for watcher in self._watchers:
+            watcher(view)
+        for name in view.models.keys() - self._fetching.keys() - self._refused.keys():
+            if self._epoch(name) < view.models[name]:
+                self._fetching[name] = asyncio.create_task(self._fetch(name, view.models[name]))
+        self._wake()
+
+    def watch(self, watcher: Callable[[ClusterView], None]) -> None:
+        """Have ``watcher`` called with each new view."""
+        self._watchers.append(watcher)
+
+    def _epoch(self, name: str) -> int:
+        """The epoch of a model's shard map here, or of the staged one; 0: it is not here."""
+        model = self._models.get(name)
+        if model is None:
+            return 0
+        return model.pending.shard_map.epoch if model.pending else model.layout.shard_map.epoch
+
+    async def model(self, name: str, epoch: int = 0) -> ShardModel:
+        """The model, waiting a while for a declaration or a move still on its way; ``epoch`` 0: any.
+
+        Raises NotReady, with its progress, while it is being placed here, UnknownModel for one that is not
+        declared, ModelMoved for an epoch that is over, Unavailable for one that this shard does not come to.
+        """
+        patience = PLACING_SECONDS if name in self._progress else PATIENCE_SECONDS
+        if not await self._until(lambda: name in self._models or name in self._refused, patience):
+            if name in self._progress:
+                raise self._progress[name].error(self.context.shard)
+            raise UnknownModel(
+                f"model '{name}' is not declared",
+                shard=str(self.context.shard),
+                expected=", ".join(sorted(self._models)) or "a declared model",
+                remedy="declare it with cluster.optimizer(...) first",
+            )
+        await self._until(lambda: self._known(name) >= epoch or name in self._refused)
+        if error := self._refused.get(name):
+            raise copy(error)
+        known = self._known(name)
+        if known < epoch:
+            raise Unavailable(
+                f"this shard has not heard of the newest shard map of model '{name}'",
+                shard=str(self.context.shard),
+                expected=f"epoch {known}",
+                actual=f"epoch {epoch}",
+                remedy="see whether the shard can reach the coordinator",
+            )
+        if epoch and epoch < known:
+            raise moved_on(self.context.shard, name, known, epoch)
+        return self._models[name]
+
+    def _known(self, name: str) -> int:
+        return self._models[name].layout.shard_map.epoch if name in self._models else 0
+
+    async def membership(self, revision: int) -> None:
+        """Wait until the view is at least ``revision``. Raises Unavailable when it does not come."""
+        if not await self._until(lambda: self._view.revision >= revision):
+            raise Unavailable(
+                "this shard has not heard from the coordinator",
+                shard=str(self.context.shard),
+                expected=f"cluster view {revision}",
+                actual=f"cluster view {self._view.revision}",
+                remedy="see whether the shard can reach the coordinator",
+            )
+
+    def _live(self) -> dict[int, int]:
+        return {rank: member.incarnation for rank, member in self._view.live(Role.WORKER).items()}
+
+    async def _fetch(self, name: str, epoch: int) -> None:
+        """Get the shard map of a model, new or moved, and lay it out; try again until it works."""
+        with self._placing(name) as progress:
+            while self._epoch(name) < epoch and name not in self._refused:
+                try:
+                    await self.place(await self.context.fetch_shard_map(name))
+                except (Retryable, UnknownModel) as error:
+                    logger.warning("model '%s' cannot be placed here yet: %s", name, error)
+                    progress.fail(error)
+                    await asyncio.sleep(_AGAIN_SECONDS)
+                except PsError as error:
+                    logger.error("%s", error)
+                    self.refuse(name, error)
+                except Exception as error:
+                    logger.exception("model '%s' cannot be placed here", name)
+                    self.refuse(name, self._unplaceable(name, error))
+        del self._fetching[name]
+
+    @contextmanager
+    def _placing(self, name: str) -> Iterator[PlacingProgress]:
+        """While the model is on its way to being usable here: its progress, for those who ask."""
+        if (known := self._progress.get(name)) is not None:
+            yield known
+            return
+        self._progress[name] = PlacingProgress(name)
+        try:
+            yield self._progress[name]
+        finally:
+            del self._progress[name]
+
+    async def place(self, shard_map: ShardMap) -> ShardModel:
+        """Make the model of ``shard_map``: as it was recovered, else as a checkpoint has it, else uninitialised.
+
+        Raises ModelMismatch when another model was recovered under its name, or slices of it moved without this shard;
+        StorageFull, and what reading a checkpoint raises.
+        """
+        with self._placing(shard_map.spec.name) as progress:
+            return await self._place(shard_map, progress)
+
+    async def _place(self, shard_map: ShardMap, progress: PlacingProgress) -> ShardModel:
+        name = shard_map.spec.name
+        self.context.log.check_bound(name, Layout.of(shard_map, self.context.shard).region_bytes)
+        await warm_up(shard_map.spec, progress)
+        progress.begin("its memory is laid out")
+        if name in self._recovered:
+            start = await recovered_state(self.context, self._recovered[name], shard_map, self._held())
+            del self._recovered[name]
+        else:
+            held = self._models.get(name)
+            if held is not None and (held.layout.holds_any or Layout.of(shard_map, self.context.shard).holds_any):
+                raise self._left_out(held, shard_map)
+            start = await new_state(self.context, shard_map, self._held())
+        model = self._made(start)
+        self._placed[name] = model
+        if shard_map.restored_from and not model.initialised:
+            await restore_model(self.context, model, shard_map.restored_from, progress)
+        self._show(model)
+        return model
+
+    def _held(self) -> list[ShardMap]:
+        return [model.layout.shard_map for model in self._placed.values()]
+
+    def replace(self, model: ShardModel, start: ModelState) -> None:
+        """Replace ``model`` by one that begins with ``start``."""
+        made = self._made(start)
+        made.staleness = dict(model.staleness)
+        self._placed[made.name] = made
+        self._show(made)
+
+    def refuse(self, name: str, error: PsError) -> None:
+        """A model cannot be used here any more."""
+        self._refused[name] = error
+        if (model := self._models.pop(name, None)) is not None:
+            model.stop(error)
+        self._wake()
+
+    def _made(self, start: ModelState) -> ShardModel:
+        context = self.context
+        return ShardModel(
+            start,
+            context.executor,
+            self._view.consistency,
+            context.log,
+            context.failpoints,
+            context.replication,
+            context.announce,
+        )
+
+    def _unplaceable(self, name: str, error: Exception) -> InternalError:
+        return InternalError(
+            f"model '{name}' cannot be placed on shard {self.context.shard}",
+            shard=str(self.context.shard),
+            actual=f"{type(error).__name__}: {error}",
+            remedy="see the log of the shard",
+        )
+
+    def _left_out(self, held: ShardModel, shard_map: ShardMap) -> InternalError:
+        return InternalError(
+            f"slices of model '{held.name}' moved, and shard {self.context.shard} was not asked",
+            shard=str(self.context.shard),
+            expected=f"epoch {held.layout.shard_map.epoch}",
+            actual=f"epoch {shard_map.epoch}",
+            remedy="start this shard again: what was staged is in its log",
+        )
+
+    def _show(self, model: ShardModel) -> None:
+        layout, shard_map = model.layout, model.layout.shard_map
+        model.members(self._live())
+        self._models[model.name] = model
+        logger.info(
+            "model '%s': %d slices, %.1f MB, %s, %s",
+            model.name,
+            len(layout.slices),
+            layout.region_bytes / 1e6,
+            shard_map.spec.optimizer,
+            self._view.consistency,
+        )
+        self._wake()
+
+    @property
+    def waiting_models(self) -> Mapping[str, ModelState]:
+        """Recovered models that the cluster has not placed yet."""
+        return self._recovered
+
+    async def _until(self, true: Callable[[], bool], patience_seconds: float | None = None) -> bool:
+        patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
+        deadline = asyncio.get_running_loop().time() + patience_seconds
+        while not true():
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.add(waiter)
+            try:
+                await asyncio.wait_for(waiter, deadline - asyncio.get_running_loop().time())
+            except TimeoutError:
+                return true()
+            finally:
+                self._waiters.discard(waiter)
+        return True
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)

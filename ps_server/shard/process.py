@@ -1,0 +1,257 @@
+"""Serves one shard: opens its data directory, takes its place, and serves or follows until the place is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.membership import Membership
+from ps_protocol.cluster.view import ClusterView, MemberStats, Role
+from ps_protocol.errors import Fenced, InternalError, Unavailable
+from ps_protocol.model.spec import ShardMap
+from ps_server.checkpoint.folder.roots import CheckpointRoots
+from ps_server.serving import grpc_server
+from ps_server.shard.access.fence import Fence
+from ps_server.shard.answer_budget import AnswerBudget
+from ps_server.shard.config import Acknowledge, ShardConfig
+from ps_server.shard.context import ShardContext
+from ps_server.shard.counters import Counters
+from ps_server.shard.durability.replication import Replication
+from ps_server.shard.durability.storage import Storage
+from ps_server.shard.executor import ShardExecutor
+from ps_server.shard.models import Registry
+from ps_server.shard.service import SERVICE, ShardService
+from ps_server.shard.standby.follower import LogFollower
+from ps_server.shard.standby.log_feed import LogFeed
+from ps_server.shard.standby.standby import Standby, joined
+from ps_server.shard.tables.expiry import RowExpiry
+from ps_server.shard.transport.side_channels import SideChannels
+from ps_server.shard.watchdog import Watchdog
+from ps_server.tables.arrays import machine_bytes
+
+logger = logging.getLogger(__name__)
+
+_AGAIN_SECONDS = 0.2
+
+SAY_SECONDS = 5.0
+"""How long the coordinator is asked at a time to take note of a standby."""
+
+
+async def serve(config: ShardConfig, stop: asyncio.Event) -> None:
+    """Serve shard ``config.shard`` until ``stop``; as a standby, follow it for as long as another process serves it.
+
+    Raises PsError when it cannot listen, join, or stay a member. A standby that lost its place starts over instead.
+    """
+    client = CoordinatorClient(config.coordinator)
+    try:
+        while True:
+            try:
+                await ShardProcess(config, client, stop).run()
+                return
+            except (Fenced, InternalError) as error:
+                if not config.standby or stop.is_set():
+                    raise
+                logger.warning("shard %d starts over as a standby: %s", config.shard, error)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), _AGAIN_SECONDS)
+    finally:
+        client.close()
+
+
+class ShardProcess:
+    """One opening of the data directory: everything from there to its closing, on the shard's event loop."""
+
+    def __init__(self, config: ShardConfig, client: CoordinatorClient, stop: asyncio.Event) -> None:
+        self._config = config
+        self._client = client
+        self._stop = stop
+        self._counters = Counters()
+        #: End with a snapshot, and some grace for calls in progress; not where another process has taken over.
+        self._gently = True
+        #: Set where state is kept.
+        self._membership: Membership | None = None
+        self._announced: asyncio.Future[None] | None = None
+
+    async def run(self) -> None:
+        """Until told to stop. Raises PsError."""
+        config = self._config
+        watchdog = Watchdog(config.stuck_seconds) if config.stuck_seconds else None
+        if watchdog:
+            watchdog.start()
+        try:
+            await self._run(ShardExecutor(config.threads, watchdog))
+        finally:
+            if watchdog:
+                watchdog.close()
+
+    async def _run(self, executor: ShardExecutor) -> None:
+        config = self._config
+        try:
+            storage = await Storage.open(config.shard, config.storage, executor)
+        except BaseException:
+            executor.close()
+            raise
+        replication = Replication(storage.log, config.acknowledge)
+        registry = Registry(
+            ShardContext(
+                config.shard,
+                executor,
+                self._fetch,
+                storage.log,
+                config.failpoints,
+                replication,
+                self._announce_state,
+                storage.keep,
+                lambda: storage.promised,
+                config.max_model_bytes or machine_bytes(),
+                AnswerBudget(config.answer_bytes),
+                CheckpointRoots.of(config.checkpoint_dirs),
+            ),
+            storage.recovered,
+        )
+        feed = LogFeed(config.shard, registry, storage.kept[1], replication) if storage.kept else None
+        side_channels = SideChannels(config.side_channels)
+        fence = Fence(config.shard, registry)
+        service = ShardService(config.shard, registry, self._counters, side_channels, feed, fence)
+        server = None
+        try:
+            server = await grpc_server.start(config.bind, config.port, [(SERVICE, service.register)])
+            address = config.advertise or server.address
+            membership = await self._place(storage, executor, address)
+            if membership is not None:
+                fence.begin(membership.member.incarnation, membership.token)
+                await self._hold(membership, address, storage, registry, feed)
+        except Fenced:
+            self._gently = False
+            raise
+        finally:
+            if feed:
+                await feed.stop()
+            if server:
+                await server.stop(grpc_server.GRACE_SECONDS if self._gently else 0.0)
+            if feed:
+                await feed.close(Unavailable(f"shard {config.shard} stops"))
+            await side_channels.close()
+            await storage.close(snapshot=self._gently)
+            executor.close()
+
+    async def _fetch(self, model: str) -> ShardMap:
+        return await asyncio.to_thread(self._client.get_shard_map, model)
+
+    async def _announce_state(self) -> None:
+        """Once, before this directory holds anything that could be lost: from then on older copies are refused.
+
+        One that is empty announces nothing: started by mistake it must not lock the right one out.
+        """
+        if self._membership is None:
+            return
+        if self._announced is None or (self._announced.done() and self._announced.exception()):
+            self._announced = asyncio.ensure_future(asyncio.to_thread(self._membership.announce_state))
+        await asyncio.shield(self._announced)
+
+    async def _place(self, storage: Storage, executor: ShardExecutor, address: str) -> Membership | None:
+        """The membership as shard; None when told to stop before."""
+        config = self._config
+        spec = JoinSpec(
+            Role.SHARD,
+            config.shard,
+            address,
+            storage.incarnation,
+            storage.directory,
+            add=config.add,
+            take_over=config.take_over,
+        )
+        if not config.standby:
+            return await joined(self._client, spec, config.connect_timeout_seconds, self._stop)
+        follower = LogFollower(config.shard, storage, executor)
+        standby = Standby(self._client, spec, follower, config.connect_timeout_seconds, self._stop)
+        standby.exits_with_job = config.exit_when_finished
+        taking = asyncio.create_task(standby.take_place())
+        waits = asyncio.create_task(standby.waits.wait())
+        await asyncio.wait([taking, waits], return_when=asyncio.FIRST_COMPLETED)
+        if waits.done() and config.ready_file:
+            grpc_server.write_ready_file(config.ready_file, address)
+        waits.cancel()
+        membership = await taking
+        if follower.followed:
+            storage.promised = config.acknowledge is Acknowledge.AFTER
+        await storage.give_up_snapshots()
+        return membership
+
+    async def _hold(
+        self, membership: Membership, address: str, storage: Storage, registry: Registry, feed: LogFeed | None
+    ) -> None:
+        """Serve until told to stop. Raises Fenced when another process took this shard's place."""
+        config = self._config
+        aging: asyncio.Task[None] | None = None
+        try:
+            registry.recover(storage.recovered)
+            incarnation = membership.member.incarnation
+            if storage.begin(incarnation, lambda: registry.kept):
+                self._membership = membership
+                if storage.recovered:
+                    await self._announce_state()
+                if feed:
+                    feed.begin(incarnation, lambda word: membership.say_sync(word, SAY_SECONDS))
+            aging = asyncio.create_task(RowExpiry(lambda: registry.models).run(), name="aging")
+            logger.info("shard %d serves on %s", config.shard, address)
+            if config.ready_file:
+                grpc_server.write_ready_file(config.ready_file, address)
+            await self._follow(membership, registry, feed)
+            if feed and feed.followed:
+                self._gently = False
+                registry.stop(Unavailable(f"shard {config.shard} hands over to its standby", shard=str(config.shard)))
+                await feed.hand_over()
+        except Fenced as error:
+            gone = Unavailable(f"shard {config.shard} lost its place here: {error.message}", shard=str(config.shard))
+            registry.stop(gone)
+            if feed:
+                await feed.close(gone)
+            raise
+        finally:
+            if aging:
+                aging.cancel()
+            await asyncio.to_thread(membership.leave, "stopped")
+
+    async def _follow(self, membership: Membership, registry: Registry, feed: LogFeed | None) -> None:
+        """Follow the cluster's views until told to stop. Raises Fenced."""
+        loop = asyncio.get_running_loop()
+        fenced: asyncio.Future[Fenced] = loop.create_future()
+
+        def show(view: ClusterView) -> None:
+            registry.on_view(view)
+            if feed:
+                feed.on_view(view)
+            if view.released and self._config.exit_when_finished:
+                logger.info("the job is finished: stopping")
+                self._stop.set()
+
+        def on_view(view: ClusterView) -> None:
+            loop.call_soon_threadsafe(show, view)
+
+        def on_fenced(error: Fenced) -> None:
+            loop.call_soon_threadsafe(fenced.set_result, error)
+
+        def stats() -> MemberStats:
+            lag = feed.lag if feed else None
+            versions = registry.versions
+            return replace(
+                self._counters.stats(),
+                version=max(versions.values(), default=0),
+                versions=versions,
+                standby_lag=lag,
+                activity=registry.activity,
+            )
+
+        membership.set_stats(stats)
+        await asyncio.to_thread(membership.subscribe, on_view, on_fenced)
+        stopping = asyncio.ensure_future(self._stop.wait())
+        either: list[asyncio.Future[Any]] = [stopping, fenced]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if fenced.done():
+            raise fenced.result()

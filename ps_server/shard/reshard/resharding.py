@@ -1,0 +1,215 @@
+"""Decides when slices of this shard move: staged at a cut, then made or dropped as the cluster decides.
+
+Two-phase commit: Gray, "Notes on Data Base Operating Systems", 1978. The decision is in the coordinator's journal; a
+shard that has staged a move waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ps_protocol.cluster.view import ClusterView, Role
+from ps_protocol.errors import InternalError, ModelMoved, PsError, Unavailable
+from ps_protocol.model.layout import Layout
+from ps_protocol.model.spec import ShardMap
+from ps_protocol.wire.convert_model import shard_map_to_pb
+from ps_server.log.entries import Resharded, StagedReshard
+from ps_server.optimizers.state_bytes import describe
+from ps_server.shard.executor import INLINE_BYTES
+from ps_server.shard.models import Registry
+from ps_server.shard.quiesce.quiesce import Quiescence
+from ps_server.shard.reconcile import moved_on
+from ps_server.shard.reshard.transfer import fetch
+from ps_server.shard.step.model import ShardModel
+from ps_server.state.model_state import ModelState
+from ps_server.state.reshard import resharded
+
+logger = logging.getLogger(__name__)
+
+_COMMIT_BYTES = 1 << 10
+"""More than a SwitchRecord takes."""
+
+_BUCKET_BYTES = 64
+"""More than what announces a bucket takes."""
+
+SETTLE_SECONDS = 10.0
+"""How long a new cut waits for the outcome of a move."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Promise:
+    """What this shard has promised to be able to reshard."""
+
+    cut: str
+    models: Sequence[ShardModel]
+
+
+class Resharding:
+    """Called by the service and with each view of the cluster, on the shard's event loop. One move at a time."""
+
+    def __init__(self, registry: Registry, quiescence: Quiescence) -> None:
+        self._context = registry.context
+        self._registry = registry
+        self._quiescence = quiescence
+        self._promised: _Promise | None = None
+        #: By model, while it is resharded.
+        self._committing: dict[str, asyncio.Task[None]] = {}
+        self._settled = asyncio.Event()
+        self._settled.set()
+        registry.watch(self._on_view)
+
+    async def stage(self, cut: str, revision: int, maps: Sequence[ShardMap]) -> int:
+        """Fetch and log what the next ``maps`` need; then stay paused until the cluster's view shows the outcome.
+
+        What comes is fetched from the shards of the cluster's view, which is at least of this ``revision``. Returns the
+        bytes of values and state that came. Raises Unavailable when the move is over, and what prevents it here:
+        StorageFull, StateLost, InvalidRequest, ModelMismatch, UnknownModel, InternalError. Then nothing was
+        changed, and the shard goes on.
+        """
+        await self._registry.membership(revision)
+        members = self._registry.view.live(Role.SHARD)
+        if self._promised:
+            raise Unavailable(f"shard {self._context.shard} has staged a move already", remedy="try again")
+        try:
+            with self._quiescence.staging(cut):
+                self._check(cut)
+                staged = [(await self._standing(shard_map), shard_map) for shard_map in maps]
+                arrived = [
+                    (model, await fetch(model.layout.shard_map, shard_map, self._context.shard, members))
+                    for model, shard_map in staged
+                ]
+                self._check(cut)
+                await self._promise(cut, arrived)
+        except BaseException:
+            self.abort(cut)
+            raise
+        received = sum(each.nbytes for _, each in arrived)
+        logger.info("shard %d: %.1f MB came for the next shard maps", self._context.shard, received / 1e6)
+        return received
+
+    async def settled(self) -> None:
+        """Returns when nothing waits for a decision or is resharded, or some time has passed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_SECONDS):
+                await self._settled.wait()
+
+    def abort(self, cut: str) -> None:
+        """Drop what was staged for ``cut``, if anything was."""
+        if self._promised and self._promised.cut == cut:
+            self._forget()
+
+    def _check(self, cut: str) -> None:
+        if self._registry.view.moving != cut:
+            raise Unavailable(f"shard {self._context.shard} came too late: the move is over", remedy="try again")
+
+    async def _standing(self, shard_map: ShardMap) -> ShardModel:
+        model = await self._registry.model(shard_map.spec.name, shard_map.epoch - 1)
+        model.gate.check()
+        model.values.require()
+        if not model.gate.paused and model.layout.holds_any:
+            raise Unavailable(f"model '{model.name}' came to shard {self._context.shard} too late", remedy="try again")
+        model.gate.pause()
+        return model
+
+    async def _promise(self, cut: str, arrived: Sequence[tuple[ShardModel, StagedReshard]]) -> None:
+        """From now on this shard can do both: continue as it is, and reshard. Raises as ``stage``."""
+        context, promised = self._context, _Promise(cut, [model for model, _ in arrived])
+        if context.announce and any(staged.incoming or staged.buckets for _, staged in arrived):
+            await context.announce()
+        await self._reserve(len(arrived))
+        # Before the log has it: a snapshot that begins behind it would not hold what came.
+        self._promised = promised
+        self._note_settled()
+        for model, staged in arrived:
+            model.pending = staged
+        await context.keep(lambda: self._log(arrived))
+        if context.replication:
+            await context.replication.covered(context.log.number, always=True)
+        if self._promised is not promised:
+            raise Unavailable(f"shard {context.shard} came too late: the move is over", remedy="try again")
+
+    async def _reserve(self, count: int) -> None:
+        """Room for the records of the decision, which cannot be refused any more. Raises StorageFull."""
+        for done in range(count):
+            try:
+                await self._context.log.reserve(_COMMIT_BYTES)
+            except BaseException:
+                for _ in range(done):
+                    self._context.log.release(_COMMIT_BYTES)
+                raise
+
+    async def _log(self, arrived: Sequence[tuple[ShardModel, StagedReshard]]) -> None:
+        for _, staged in arrived:
+            message = shard_map_to_pb(staged.shard_map).ByteSize()
+            message += sum(tensor.ByteSize() + 8 for tensor in describe(staged.entries)) + 8 * len(staged.incoming)
+            message += _BUCKET_BYTES * len(staged.buckets)
+            await self._context.write(staged, staged.nbytes + message, ("before_prepare_log", "after_prepare_log"))
+
+    # -- the decision
+
+    def _on_view(self, view: ClusterView) -> None:
+        promised = self._promised
+        if promised is None or view.moving == promised.cut:
+            return
+        moved = [m for m in promised.models if m.pending and view.models.get(m.name) == m.pending.shard_map.epoch]
+        for model in moved:
+            commit = self._commit(model, model.leave(self._moved(model)))
+            self._committing[model.name] = asyncio.create_task(commit, name="reshard")
+        self._forget(without=moved)
+        self._quiescence.resume(promised.cut)
+
+    def _forget(self, without: Sequence[ShardModel] = ()) -> None:
+        """Drop what was staged, but not that of ``without``, which are resharded now."""
+        promised, self._promised = self._promised, None
+        for model in promised.models if promised else ():
+            if model not in without:
+                model.pending = None
+                self._context.log.release(_COMMIT_BYTES)
+        self._note_settled()
+
+    def _note_settled(self) -> None:
+        if self._promised or self._committing:
+            self._settled.clear()
+        else:
+            self._settled.set()
+
+    async def _commit(self, model: ShardModel, start: ModelState) -> None:
+        """Log that it has been decided, and continue with the next shard map."""
+        context, epoch = self._context, start.pending.shard_map.epoch if start.pending else 0
+
+        def work() -> ModelState:
+            context.failpoints.hit("before_switch_log")
+            context.log.append(Resharded(model.name, epoch))
+            context.failpoints.hit("after_switch_log")
+            return resharded(start, context.shard)
+
+        size = max(model.layout.region_bytes, INLINE_BYTES * context.log.waits)
+        if start.pending:
+            coming = sum(contents.nbytes for _, contents in start.pending.buckets)
+            size = max(size, Layout.of(start.pending.shard_map, context.shard).region_bytes + coming)
+        try:
+            self._registry.replace(model, await context.executor.submit(work, size))
+        except (PsError, OSError, RuntimeError, MemoryError) as error:
+            logger.error("model '%s' stopped: it could not be resharded", model.name, exc_info=error)
+            self._registry.refuse(
+                model.name,
+                InternalError(
+                    f"shard {context.shard} could not reshard model '{model.name}' to epoch {epoch}",
+                    shard=str(context.shard),
+                    actual=f"{type(error).__name__}: {error}",
+                    remedy="start this shard again: what it needs is in its log",
+                ),
+            )
+        finally:
+            model.pending = None
+            context.log.release(_COMMIT_BYTES)
+            del self._committing[model.name]
+            self._note_settled()
+
+    def _moved(self, model: ShardModel) -> ModelMoved:
+        known = model.pending.shard_map.epoch if model.pending else 0
+        return moved_on(self._context.shard, model.name, known, model.layout.shard_map.epoch)

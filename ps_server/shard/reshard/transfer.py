@@ -1,0 +1,162 @@
+"""Gets the slices and buckets that come to this shard from the shards that hold them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import grpc
+import torch
+
+from ps_protocol.cluster.view import Member
+from ps_protocol.errors import InternalError, Unavailable
+from ps_protocol.model.layout import Layout
+from ps_protocol.model.spec import ShardMap
+from ps_protocol.rpc.channel import open_async_channel
+from ps_protocol.rpc.client_errors import translate
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.wire import convert_model
+from ps_protocol.wire.chunks import SAVE_BUCKETS_REPLIES, SAVE_REPLIES, ChunkedStream, ChunkReceiver
+from ps_server.consistency import TrackerState
+from ps_server.consistency.messages import pushes_from_pb
+from ps_server.log.entries import StagedReshard
+from ps_server.optimizers.state import StateEntry, StateKey
+from ps_server.optimizers.state_bytes import tensor_bytes
+from ps_server.shard.reshard.transfer_plan import TransferPlan, transfer_plan
+from ps_server.state.region import torch_dtype
+from ps_server.tables.bucket_contents import BucketContents
+
+FETCH_SECONDS = 60.0
+"""How long another shard may take to send what comes from it."""
+
+_SAVE = "/ps_protocol.v1.Shard/Save"
+_SAVE_BUCKETS = "/ps_protocol.v1.Shard/SaveBuckets"
+
+
+async def fetch(held: ShardMap, wanted: ShardMap, shard: int, members: Mapping[int, Member]) -> StagedReshard:
+    """Everything that comes to ``shard``, from ``members``, the live shards by number; the sources must be paused.
+
+    Raises as ``transfer_plan``, and Unavailable, also for a source that is no live shard.
+    """
+    layout = Layout.of(wanted, shard)
+    parcels = transfer_plan(held, wanted, shard)
+    incoming = tuple(index for parcel in parcels for _, index in parcel.slices)
+    values = memoryview(bytearray(sum(_size(layout, index) for index in incoming)))
+    entries: list[StateEntry] = []
+    buckets: list[tuple[int, BucketContents]] = []
+    tracker: TrackerState | None = None
+    begin = 0
+    for parcel in parcels:
+        if parcel.source not in members:
+            raise Unavailable(
+                f"slices come from shard {parcel.source}, which is away",
+                shard=str(shard),
+                remedy="start it, then move again",
+            )
+        end = begin + sum(_size(layout, index) for _, index in parcel.slices)
+        async with AsyncExitStack() as stack:
+            source = _Source(held, parcel, members[parcel.source].address, stack)
+            if parcel.slices:
+                entries += await source.slices(values[begin:end])
+            for table, numbers in parcel.buckets:
+                buckets += [(table, contents) for contents in await source.buckets(table, numbers)]
+        # Any source will do: they stand at one point. The lowest number, so that it is the same each time.
+        tracker = tracker or source.tracker
+        begin = end
+    return StagedReshard(wanted, incoming, values, entries, tracker, buckets)
+
+
+def _size(layout: Layout, index: int) -> int:
+    return layout.slices[index].end - layout.slices[index].begin
+
+
+class _Source:
+    """One shard that things come from, for one ``fetch``. Raises Unavailable, InternalError, what that shard raises."""
+
+    def __init__(self, held: ShardMap, parcel: TransferPlan, address: str, stack: AsyncExitStack) -> None:
+        self._held = held
+        self._parcel = parcel
+        self._address = address
+        self._stack = stack
+        #: What it knows of pushes.
+        self.tracker: TrackerState | None = None
+
+    async def slices(self, into: memoryview) -> list[StateEntry]:
+        """Values of its slices into ``into``; returns their state under next indexes."""
+        slices = [there for there, _ in self._parcel.slices]
+        call = await self._call(
+            _SAVE, pb.SaveRequest(model=self._held.spec.name, epoch=self._held.epoch, slices=slices)
+        )
+        header = pb.SaveReply.FromString(await self._next(call)).header
+        entries = self._allocate(header.state)
+        pieces = [into, *(tensor_bytes(tensor) for _, tensor in entries)]
+        await self._receive(call, SAVE_REPLIES, pieces, header.payload_bytes)
+        self._knows(header)
+        return entries
+
+    async def buckets(self, table: int, numbers: Sequence[int]) -> list[BucketContents]:
+        """What it has of these buckets."""
+        held = self._held
+        call = await self._call(
+            _SAVE_BUCKETS,
+            pb.SaveBucketsRequest(model=held.spec.name, epoch=held.epoch, table=table, buckets=numbers),
+        )
+        found = []
+        for number in numbers:
+            reply = pb.SaveBucketsReply.FromString(await self._next(call))
+            if reply.WhichOneof("body") != "bucket" or reply.bucket.bucket != number:
+                raise self._unexpected(f"bucket {number}", reply.WhichOneof("body") or "nothing")
+            payload = memoryview(bytearray(reply.bucket.payload_bytes))
+            await self._receive(call, SAVE_BUCKETS_REPLIES, [payload], reply.bucket.payload_bytes)
+            found.append(BucketContents.read(held.spec.tables[table], reply.bucket, payload))
+            self._knows(reply)
+        return found
+
+    def _knows(self, message: pb.SaveHeader | pb.SaveBucketsReply) -> None:
+        if message.HasField("pushes"):
+            self.tracker = pushes_from_pb(message.pushes)
+
+    async def _call(self, method: str, request: Any) -> grpc.aio.UnaryStreamCall[bytes, bytes]:
+        channel = await self._stack.enter_async_context(open_async_channel(self._address))
+        stub: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(method)
+        call = stub(request.SerializeToString(), timeout=FETCH_SECONDS)
+        self._stack.callback(call.cancel)
+        return call
+
+    async def _next(self, call: grpc.aio.UnaryStreamCall[bytes, bytes]) -> bytes:
+        try:
+            data: Any = await call.read()
+        except grpc.RpcError as failed:
+            raise translate(failed, f"shard {self._parcel.source} at {self._address}") from failed
+        if data is grpc.aio.EOF:
+            raise InternalError("a shard ended its answer before it was whole")
+        return bytes(data)
+
+    async def _receive(
+        self,
+        call: grpc.aio.UnaryStreamCall[bytes, bytes],
+        stream: ChunkedStream,
+        into: Sequence[memoryview],
+        announced_bytes: int,
+    ) -> None:
+        if announced_bytes != (expected_bytes := sum(map(len, into))):
+            raise self._unexpected(f"{expected_bytes} bytes", f"{announced_bytes} bytes")
+        receiver = ChunkReceiver(stream, into, f"shard {self._parcel.source}", InternalError)
+        await receiver.receive_async(lambda: self._next(call))
+
+    def _allocate(self, state: Sequence[pb.StateTensor]) -> list[StateEntry]:
+        indexes = dict(self._parcel.slices)
+        entries: list[StateEntry] = []
+        for item in state:
+            if item.slice not in indexes or min(item.shape, default=0) < 0 or math.prod(item.shape) >= 1 << 40:
+                raise self._unexpected("state of the slices asked for", f"'{item.name}' of slice {item.slice}")
+            dtype = torch_dtype(convert_model.dtype_from_pb(item.dtype))
+            entries.append((StateKey(indexes[item.slice], item.name), torch.empty(tuple(item.shape), dtype=dtype)))
+        return entries
+
+    def _unexpected(self, expected: str, actual: str) -> InternalError:
+        return InternalError(
+            f"shard {self._parcel.source} sent something else than what was asked for", expected=expected, actual=actual
+        )

@@ -1,0 +1,190 @@
+"""Decides when a standby takes the place of its shard; until then it follows the process that holds the place."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.membership import Membership, OnFenced, OnView
+from ps_protocol.cluster.view import ClusterView, Member, Role
+from ps_protocol.errors import Fenced, InternalError, NotReady, StorageFull, Unavailable
+from ps_server.shard.standby.follower import LogFollower, StandbyPlace
+
+logger = logging.getLogger(__name__)
+
+_AGAIN_SECONDS = 0.2
+"""Between two tries to follow a primary that does not answer, or to take a place that is not to be had."""
+
+_FULL_SECONDS = 5.0
+
+
+class Standby:
+    """Used on the shard's event loop, by one process of a pair that was started alike.
+
+    The first one gets the place; the other follows it. When the place is vacant the coordinator decides: it knows
+    which directories hold every push that was acknowledged.
+    """
+
+    def __init__(
+        self,
+        client: CoordinatorClient,
+        wanted: JoinSpec,
+        follower: LogFollower,
+        timeout_seconds: float,
+        stop: asyncio.Event,
+    ) -> None:
+        """``wanted``: the place, and where this process serves once it has it."""
+        self._client = client
+        self._wanted = wanted
+        self._follower = follower
+        self._timeout_seconds = timeout_seconds
+        self._stop = stop
+        #: Told to stop, too, by the end of the job.
+        self.exits_with_job = False
+        self._view = ClusterView()
+        self._fenced: Fenced | None = None
+        self._changed = asyncio.Event()
+        self._refusal = ""
+        #: Set when it follows, or waits to.
+        self.waits = asyncio.Event()
+
+    async def take_place(self) -> Membership | None:
+        """The membership as shard, once it is had; None when told to stop.
+
+        Raises Fenced when another standby came in the place of this one, and what keeps it from following.
+        """
+        if membership := await self._try():
+            return membership
+        standby = await self._join_as_standby()
+        if standby is None:
+            return None
+        reason = "stopped"
+        try:
+            self.waits.set()
+            while not self._stop.is_set():
+                if holder := self._holder():
+                    await self._follow_while_it_holds(standby.member, holder)
+                elif membership := await self._try():
+                    reason = "it took the place of the shard"
+                    return membership
+                else:
+                    await self._news(_AGAIN_SECONDS)
+            return None
+        finally:
+            await asyncio.to_thread(standby.leave, reason)
+
+    def _holder(self) -> Member | None:
+        return self._view.live(Role.SHARD).get(self._follower.shard)
+
+    async def _try(self) -> Membership | None:
+        """Ask for the place."""
+        await self._follower.settled()
+        spec = JoinSpec(
+            Role.SHARD,
+            self._follower.shard,
+            self._wanted.address,
+            self._follower.incarnation,
+            self._wanted.directory,
+            yields=True,
+            add=self._wanted.add,
+        )
+        try:
+            return await joined(self._client, spec, self._timeout_seconds, self._stop)
+        except NotReady as refusal:
+            if refusal.message != self._refusal:
+                logger.info("shard %d stands by: %s", self._follower.shard, refusal)
+            self._refusal = refusal.message
+            return None
+        except Unavailable as error:
+            if not self.waits.is_set():
+                raise
+            logger.warning("shard %d stands by: %s", self._follower.shard, error)
+            return None
+
+    async def _join_as_standby(self) -> Membership | None:
+        spec = JoinSpec(Role.STANDBY, self._follower.shard, directory=self._wanted.directory)
+        while not self._stop.is_set():
+            try:
+                membership = await joined(self._client, spec, self._timeout_seconds, self._stop)
+            except NotReady as refusal:
+                logger.warning("%s", refusal)
+                await self._news(1.0)
+                continue
+            if membership:
+                await asyncio.to_thread(membership.subscribe, *self._callbacks())
+            return membership
+        return None
+
+    def _callbacks(self) -> tuple[OnView, OnFenced]:
+        loop = asyncio.get_running_loop()
+
+        def show(view: ClusterView) -> None:
+            self._view = view
+            if view.released and self.exits_with_job:
+                self._stop.set()
+            self._changed.set()
+
+        def fence(error: Fenced) -> None:
+            self._fenced = error
+            self._changed.set()
+
+        def on_view(view: ClusterView) -> None:
+            loop.call_soon_threadsafe(show, view)
+
+        def on_fenced(error: Fenced) -> None:
+            loop.call_soon_threadsafe(fence, error)
+
+        return on_view, on_fenced
+
+    async def _follow_while_it_holds(self, standby: Member, holder: Member) -> None:
+        following = asyncio.create_task(self._follow(standby, holder), name="follow")
+        try:
+            while self._holder() == holder and not self._stop.is_set() and not following.done():
+                await self._news(1.0, following)
+        finally:
+            following.cancel()
+            await asyncio.wait([following])
+        if not following.cancelled():
+            following.result()
+
+    async def _follow(self, standby: Member, holder: Member) -> None:
+        said = ""
+        while True:
+            try:
+                await self._follower.follow(holder, StandbyPlace(standby, self._view.revision))
+            except (Unavailable, StorageFull) as error:
+                if error.message != said:
+                    logger.warning("shard %d is not followed: %s", self._follower.shard, error)
+                said = error.message
+                await asyncio.sleep(_FULL_SECONDS if isinstance(error, StorageFull) else _AGAIN_SECONDS)
+            except OSError as error:
+                raise InternalError(f"shard {self._follower.shard} cannot be followed: {error}") from error
+
+    async def _news(self, seconds: float, *others: asyncio.Future[None]) -> None:
+        """Returns when the view has changed, one of ``others`` is done, or some time has passed. Raises Fenced."""
+        news = asyncio.create_task(self._changed.wait())
+        stopping = asyncio.create_task(self._stop.wait())
+        either: list[asyncio.Future[Any]] = [news, stopping, *others]
+        await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        news.cancel()
+        stopping.cancel()
+        self._changed.clear()
+        if self._fenced:
+            raise self._fenced
+
+
+async def joined(
+    client: CoordinatorClient, spec: JoinSpec, timeout_seconds: float, stop: asyncio.Event
+) -> Membership | None:
+    """Become a member; None when told to stop while the coordinator is not there yet. Raises as Membership.join."""
+    joining = asyncio.ensure_future(asyncio.to_thread(Membership.join, client, spec, timeout_seconds, logger.warning))
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait([joining, stopping], return_when=asyncio.FIRST_COMPLETED)
+    if joining.done():
+        stopping.cancel()
+        return joining.result()
+    client.close()  # ends the attempt in the other thread
+    await asyncio.gather(joining, return_exceptions=True)
+    return None

@@ -1,0 +1,305 @@
+"""Has the executor do what a model decided: every update is logged first, then its memory and log room are returned."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+
+import numpy as np
+
+from ps_protocol.errors import InternalError, PsError
+from ps_protocol.model.spec import Buffers, Options
+from ps_protocol.model.tables import Ids, RowOptions
+from ps_server import tables as row_tables
+from ps_server.consistency import FAILED, PushInfo, Tracker, WorkerKey
+from ps_server.failpoints import Failpoints
+from ps_server.log.entries import AppliedUpdate, Loaded, RowsDropped, RowsEntry, UpdateLog
+from ps_server.log.row_messages import apply_rows
+from ps_server.optimizers.combine import assign_buffers, average, average_buffers
+from ps_server.optimizers.undo import StepSkipped, require_counters
+from ps_server.shard.durability.replication import Replication
+from ps_server.shard.step.gate import Gate
+from ps_server.shard.step.push import IncomingPush
+from ps_server.shard.step.pushed_rows import combined_rows
+from ps_server.shard.step.working_copy import WorkingCopy
+from ps_server.state.region import Region, RegionPool
+from ps_server.state.replica import Replica, Step, copy_region
+
+logger = logging.getLogger(__name__)
+
+EXPIRY_BYTES = 1 << 20
+"""More than the record of one batch of expired rows takes."""
+
+KEPT_SKIPPED = 1024
+"""Pushes whose step raised that are remembered for their answers; many more than may be unanswered."""
+
+
+class Applier:
+    """Used by one ShardModel and its parts, on the shard's event loop; what it was given is theirs, too."""
+
+    def __init__(
+        self,
+        working: WorkingCopy,
+        log: UpdateLog,
+        gate: Gate,
+        replication: Replication | None,
+        failpoints: Failpoints,
+        tracker: Tracker,
+        stop: Callable[[PsError], None],
+    ) -> None:
+        """``stop`` is called when work may be half done."""
+        self.working = working
+        self.layout = working.layout
+        self.log = log
+        self.gate = gate
+        self._replication = replication
+        self._failpoints = failpoints
+        self.tracker = tracker
+        self._stop = stop
+        #: Pushes whose step raised and was undone, and why: the newest. Written in the executor.
+        self.skipped: dict[tuple[WorkerKey, int], StepSkipped] = {}
+        #: Loads that wrote something; counted in the executor.
+        self.loads = 0
+        #: Of the last update that was queued, by parameter group; and of the last with rows, by table.
+        self.options: Sequence[Options] = ()
+        self.row_options: Sequence[RowOptions] = ()
+
+    async def reserve(self, nbytes: int, *, at_cut: bool, check: Callable[[], None] | None = None) -> None:
+        """Room in the log for what is written without waiting from here on. Raises StorageFull, or what stopped the
+        model.
+
+        ``at_cut``: also while the model is paused. ``check`` raises when that may not be written any more.
+        """
+        await self.log.reserve(nbytes)
+        try:
+            if not at_cut:
+                await self.gate.opened()
+            self.gate.check()
+            if check:
+                check()
+        except BaseException:
+            self.log.release(nbytes)
+            raise
+
+    async def reserve_push(self, push: IncomingPush) -> None:
+        """Room in the log for the update that ``push`` makes. Raises StorageFull."""
+        nbytes = self.layout.region_bytes + (len(push.rows.buffer) if push.rows else 0)
+        await self.log.space(nbytes)
+        await self.log.reserve(nbytes)
+        push.reserved_bytes = nbytes
+
+    async def covered(self) -> None:
+        """Returns when workers may be told what is in the log: with a standby that acknowledges, when it has it, too.
+
+        Raises what closed the replication.
+        """
+        if self._replication is not None and self._replication.engaged:
+            await self._replication.covered(self.log.number)
+
+    def update(
+        self, pushes: Sequence[IncomingPush], version: int, live_workers: int, *, scale: float = 1.0, is_round: bool
+    ) -> None:
+        """Queue the update that ``pushes``, each reserved for, make together."""
+        model = self.layout.shard_map.spec.name
+        # A step is made with the options of its first push, and those of its first push with rows.
+        self.options = pushes[0].options
+        if rows := next((push.rows for push in pushes if push.rows is not None), None):
+            self.row_options = rows.options
+
+        def work(replica: Replica) -> None:
+            infos = tuple(push.info for push in pushes)
+            try:
+                pool, keep = self.working.pool, self.log.keeps
+                with combined(pushes, scale, live_workers, pool, replica.tables, keep=keep) as step:
+                    self._make(replica, AppliedUpdate(model, version, infos, is_round, step))
+            finally:
+                for push in pushes:
+                    self.free(push)
+
+        def done(queued: asyncio.Future[Region]) -> None:
+            for push in pushes:
+                self.log.release(push.reserved_bytes)
+            self._ended(queued)
+            if self.skipped and (skipped := self.skipped.get(_name(pushes[0].info))):
+                self._note_skipped([push.info for push in pushes], skipped)
+
+        cost = sum(push.rows.cost for push in pushes if push.rows)
+        untouched = frozenset.intersection(*(push.absent for push in pushes))
+        self.working.change(version, work, cost, untouched=untouched).add_done_callback(done)
+
+    def _make(self, replica: Replica, update: AppliedUpdate) -> None:
+        """In the executor. First the log: what cannot be logged is not applied."""
+        if self._failpoints.armed:
+            self._failpoints.hit("before_log")
+        self.log.append(update)
+        if self._failpoints.armed:
+            self._failpoints.hit("after_log_before_apply")
+        try:
+            replica.apply(update.step)
+        except StepSkipped as skipped:
+            # Noted before anybody can ask. A copy: the traceback refers to memory that is reused.
+            for info in update.pushes:
+                self.skipped[_name(info)] = copy(skipped)
+            while len(self.skipped) > KEPT_SKIPPED:
+                del self.skipped[next(iter(self.skipped))]
+
+    def write_rows(self, entry: RowsEntry, nbytes: int, version: int) -> asyncio.Future[Region]:
+        """Queue that rows are written or dropped, for which ``nbytes`` are reserved; logged first."""
+
+        def work(replica: Replica) -> None:
+            self.log.append(entry)
+            apply_rows(replica, entry)
+
+        def done(queued: asyncio.Future[Region]) -> None:
+            self.log.release(nbytes)
+            self._ended(queued)
+
+        written = self.working.change(version, work, nbytes, untouched=None)
+        written.add_done_callback(done)
+        return written
+
+    async def expire(self, table: int, now: float, held: Sequence[Ids], version: int) -> bool:
+        """Queue that expired rows are dropped, but none of ``held``; ``EXPIRY_BYTES`` are reserved.
+
+        Returns whether any were.
+        """
+        dropped = False
+
+        def work(replica: Replica) -> None:
+            nonlocal dropped
+            keep = np.concatenate(held) if held else np.empty(0, np.int64)
+            ids, waiting = replica.tables[table].to_drop(now, keep)
+            if dropped := bool(ids.size or waiting.size):
+                entry = RowsDropped(self.layout.shard_map.spec.name, table, ids, waiting)
+                self.log.append(entry)
+                apply_rows(replica, entry)
+
+        def done(queued: asyncio.Future[Region]) -> None:
+            self.log.release(EXPIRY_BYTES)
+            self._ended(queued)
+
+        expired = self.working.change(version, work, EXPIRY_BYTES, untouched=None)
+        expired.add_done_callback(done)
+        await asyncio.wait([expired])
+        return dropped
+
+    def load(self, loaded: Loaded, nbytes: int, version: int, slices: Collection[int] = ()) -> asyncio.Future[Region]:
+        """Queue that values and state are written, for which ``nbytes`` are reserved, and logged.
+
+        Of the region only ``slices``, where there are any: the others become what they are here then.
+
+        The future holds the PsError that refuses them, if one does; nothing was changed then.
+        """
+        refusals: list[PsError] = []
+
+        def work(replica: Replica) -> None:
+            if slices and loaded.region is not None:
+                for begin, end in self.layout.ranges(slices):
+                    loaded.region.data[begin:end].copy_(replica.region.data[begin:end])
+            try:
+                require_counters(replica.layout, loaded.entries or ())
+                replica.load(loaded.region, loaded.entries)
+            except PsError as refusal:
+                refusals.append(refusal)  # the model continues
+                return
+            self.log.append(loaded)
+            self.loads += 1
+
+        def done(queued: asyncio.Future[Region]) -> None:
+            self.log.release(nbytes)
+            self._ended(queued)
+            if error := refusals[0] if refusals else queued.exception():
+                told.set_exception(error)
+                told.exception()  # seen: its caller may be gone
+            else:
+                told.set_result(queued.result())
+
+        told: asyncio.Future[Region] = asyncio.get_running_loop().create_future()
+        self.working.change(version, work).add_done_callback(done)
+        return told
+
+    def give_up(self, push: IncomingPush) -> None:
+        """A push that had been reserved for is not applied."""
+        self.log.release(push.reserved_bytes)
+        self.free(push)
+
+    def free(self, push: IncomingPush) -> None:
+        """Its memory is not needed any more."""
+        region, push.region, push.rows = push.region, None, None
+        if region is not None and not push.lent:
+            self.working.pool.give(region)
+
+    def _note_skipped(self, pushes: Sequence[PushInfo], skipped: StepSkipped) -> None:
+        """A step raised and was undone; a replay will skip it, too."""
+        self.tracker.failed(pushes)
+        failed = self.tracker.counts.outcomes[FAILED]
+        if failed & (failed - 1) == 0:
+            name, shard = self.layout.shard_map.spec.name, self.layout.shard
+            logger.error("shard %d, model '%s': %s (%d so far)", shard, name, skipped, failed)
+
+    def _ended(self, work: asyncio.Future[Region]) -> None:
+        """An update that failed stops the model, for half of it may have happened."""
+        if work.cancelled() or (error := work.exception()) is None:
+            return
+        name, shard = self.layout.shard_map.spec.name, self.layout.shard
+        logger.error("model '%s' stopped: an update failed", name, exc_info=error)
+        self._stop(
+            InternalError(
+                f"shard {shard} stopped model '{name}': an update failed",
+                shard=str(shard),
+                actual=f"{type(error).__name__}: {error}",
+                remedy="see the log of this shard; start the job again",
+            )
+        )
+
+
+def _name(info: PushInfo) -> tuple[WorkerKey, int]:
+    return info.worker, info.sequence
+
+
+@contextmanager
+def combined(
+    pushes: Sequence[IncomingPush],
+    scale: float,
+    live_workers: int,
+    pool: RegionPool,
+    tables: Sequence[row_tables.ShardTable],
+    *,
+    keep: bool = False,
+) -> Iterator[Step]:
+    """In the executor: the step that ``pushes`` make together, in rank order. Valid until the end of the block.
+
+    ``keep``: nothing of it is in memory that a worker can change, for it is logged before it is made.
+    """
+    regions = [push.region for push in pushes if push.region is not None]
+    into, owned = regions[0], not pushes[0].lent or (len(pushes) == 1 and not keep)
+    if not owned:
+        into = pool.take()
+    try:
+        absent = pushes[0].absent
+        if len(pushes) == 1 and not owned:
+            copy_region(regions[0], into)
+        if len(pushes) > 1:
+            absent = average(into, regions, [push.absent for push in pushes])
+        with_buffers = [push for push in pushes if push.with_buffers]
+        weight = _combine_buffers(into, with_buffers, live_workers) if with_buffers else 0.0
+        rows = combined_rows([push.rows for push in pushes], tables, len(pushes), keep=keep) if tables else ()
+        yield Step(into, absent, pushes[0].options, scale, weight, rows)
+    finally:
+        if not owned:
+            pool.give(into)
+
+
+def _combine_buffers(into: Region, pushes: Sequence[IncomingPush], live_workers: int) -> float:
+    """Leave the buffers that came in ``into``, as the model's policy says; returns their weight."""
+    policy = into.layout.shard_map.spec.buffers
+    values = [push.region for push in pushes if push.region is not None]
+    if policy is Buffers.AVERAGE and len(values) > 1:
+        average_buffers(into, values)
+        return 1.0
+    if into is not values[0]:
+        assign_buffers(into, values[0])
+    return 1.0 if policy is Buffers.RANK0 else 1 / live_workers

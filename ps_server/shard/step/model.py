@@ -1,0 +1,345 @@
+"""One model on one shard: the only owner of its arenas, optimizer state, clocks and version."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from copy import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ps_protocol.errors import ModelMoved, PsError
+from ps_protocol.model.spec import Consistency, Options
+from ps_protocol.model.tables import RowOptions
+from ps_server.consistency import (
+    ParkedPulls,
+    Position,
+    PushDecision,
+    PushInfo,
+    Tracker,
+    TrackerState,
+    Verdict,
+    WorkerKey,
+)
+from ps_server.failpoints import Failpoints
+from ps_server.log.entries import StagedReshard, UpdateLog
+from ps_server.log.manifest import ModelPart
+from ps_server.optimizers.state import StateEntry
+from ps_server.shard.durability.replication import Replication
+from ps_server.shard.executor import ShardExecutor
+from ps_server.shard.step.applier import Applier
+from ps_server.shard.step.connections import Connections
+from ps_server.shard.step.gate import Gate
+from ps_server.shard.step.options import OptionDifferences
+from ps_server.shard.step.published import LastChanges, Published
+from ps_server.shard.step.push import IncomingPush, must_skip
+from ps_server.shard.step.rows import ModelRows
+from ps_server.shard.step.values import ModelValues
+from ps_server.shard.step.working_copy import WorkingCopy
+from ps_server.shard.tasks import Timer
+from ps_server.state.blocks import Block
+from ps_server.state.model_state import ModelState
+
+if TYPE_CHECKING:
+    from ps_server.state.bucket_groups import Group, Wanted
+    from ps_server.tables.table import ShardTable
+
+logger = logging.getLogger(__name__)
+
+
+class ShardModel:
+    """Called from the shard's event loop only.
+
+    Decisions are made there, at once and in order; tensor work follows them through the executor in the same order. So
+    what is published holds exactly what was decided before it was asked for.
+    """
+
+    def __init__(
+        self,
+        start: ModelState,
+        executor: ShardExecutor,
+        consistency: Consistency,
+        log: UpdateLog,
+        failpoints: Failpoints,
+        replication: Replication | None = None,
+        announce: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Continue from ``start``, which this model owns from now on. ``announce``: see ModelValues."""
+        self.layout = start.replica.layout
+        self.tracker = start.tracker
+        self.tracker.configure(consistency)
+        #: Holds pushes back while the job is captured at one point, and is closed by what stops the model.
+        self.gate = Gate()
+        self._working = WorkingCopy(start.replica, start.tracker.version, executor, log)
+        self._applier = Applier(self._working, log, self.gate, replication, failpoints, self.tracker, self.stop)
+        self.pool = self._working.pool
+        #: Accepted pushes whose step is still open (sync).
+        self._held: dict[tuple[WorkerKey, int], IncomingPush] = {}
+        self.rows = ModelRows(self._applier, self._held, lambda: self.is_pending)
+        self.values = ModelValues(self._applier, announce, initialised=start.initialised)
+        #: Staleness of each rank's last applied push.
+        self.staleness: dict[int, int] = {}
+        #: Options that workers push without effect (sync).
+        self.differences = OptionDifferences(self.name)
+        #: Open step streams, one of each rank; and calls that upload values or rows, one of each incarnation.
+        self.streams, self.uploads = Connections(self.name), Connections(self.name)
+        self._executor = executor
+        self.failpoints = failpoints
+        #: The next shard map and what it needs, until the cluster decides; nothing changes and no snapshot begins then.
+        self.pending: StagedReshard | None = None
+        self._parked: ParkedPulls[asyncio.Future[None]] = ParkedPulls()
+        #: Rings when the grace time of an open step ends (sync).
+        self._grace: Timer | None = None
+        self._live_workers = 1
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return self.layout.shard_map.spec.name
+
+    @property
+    def parked_pulls(self) -> int:
+        """Pulls that wait for the consistency mode."""
+        return len(self._parked)
+
+    @property
+    def initialised(self) -> bool:
+        """Whether it has values."""
+        return self.values.initialised
+
+    @property
+    def loads(self) -> int:
+        """Loads that wrote something."""
+        return self._applier.loads
+
+    @property
+    def options(self) -> tuple[Sequence[Options], Sequence[RowOptions]]:
+        """Of each parameter group in the last step, and of each table in the last with rows; empty before one."""
+        return self._applier.options, self._applier.row_options
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it waits for the cluster's decision on its next shard map."""
+        return self.pending is not None
+
+    @property
+    def tables(self) -> Sequence[ShardTable]:
+        """One for each of the model's tables; changed in the executor only."""
+        return self._working.replica.tables
+
+    @property
+    def last_changes(self) -> LastChanges:
+        """When each slice was changed last, by what has been decided so far."""
+        return self._working.last_changes
+
+    # -- members and mode
+
+    def members(self, live: Mapping[int, int]) -> None:
+        """The live workers: rank to incarnation."""
+        self._live_workers = max(1, len(live))
+        self.staleness = {rank: value for rank, value in self.staleness.items() if rank in live}
+        self.differences.members(live)
+        self.tracker.members(live)
+        self.streams.members(live)
+        self._advance()
+
+    def configure(self, consistency: Consistency) -> None:
+        """Change the consistency mode."""
+        self.tracker.configure(consistency)
+        self._advance()
+
+    def attach(self, worker: WorkerKey, phase: int, clock: int | None = None) -> Position:
+        """A worker opened its stream; returns where it stands. Raises Fenced."""
+        self.gate.check()
+        position = self.tracker.attach(worker, phase, clock)
+        self._advance()
+        return position
+
+    def arrive(self, worker: WorkerKey, phase: int) -> None:
+        """A worker entered the barrier that ends ``phase``. Raises Fenced."""
+        self.gate.check()
+        self.tracker.arrive(worker, phase)
+        self._advance()
+
+    # -- pushes
+
+    async def push(self, push: IncomingPush) -> PushDecision:
+        """Decide about a push and queue its work.
+
+        Raises Fenced, InvalidRequest, NonFiniteGradient, StateLost, TableFull or StorageFull; then nothing was decided.
+        """
+        try:
+            if self.gate.closed:
+                self.gate.check()
+            if not self.values.initialised:
+                self.values.require()
+            unchecked = push.region is not None and (push.rows is not None or not push.finite)
+            if unchecked and await must_skip(push, self._executor, self._working.replica.tables):
+                push.info = replace(push.info, skipped=True)
+            await self._applier.reserve_push(push)
+        except BaseException:
+            self._applier.free(push)
+            raise
+        info = push.info
+        try:
+            if self.gate.engaged:
+                await self.gate.pass_push(info.worker, info.sequence)
+            decision = self.tracker.push(info)
+        except BaseException:
+            self._applier.give_up(push)
+            raise
+        if decision.verdict is Verdict.APPLY:
+            self.staleness[info.worker.rank] = decision.staleness
+            scale, version = decision.scale, self.tracker.version
+            self._applier.update([push], version, self._live_workers, scale=scale, is_round=False)
+        elif decision.verdict is Verdict.HOLD:
+            self._held[info.worker, info.sequence] = push
+        else:
+            self._applier.give_up(push)
+        self._advance()
+        return decision
+
+    def has(self, worker: WorkerKey, sequence: int) -> bool:
+        """Whether this push was accepted, or cannot come any more because its worker is gone."""
+        known = {standing.worker: standing.last_sequence for standing in self.tracker.clocks()}
+        return known.get(worker, sequence) >= sequence
+
+    def resume(self) -> None:
+        """The model is not paused any more: continue with what has waited."""
+        self.gate.open()
+        self._advance()
+
+    def _advance(self) -> None:
+        """After every event, and when a grace time ends: apply the steps whose time has come, then answer the pulls
+        that may be answered.
+        """
+        if self.gate.engaged:
+            self.gate.notify()
+            if self.gate.paused or self.gate.closed:
+                return
+        for ready in self.tracker.take_ready(asyncio.get_running_loop().time()):
+            pushes = [self._held.pop((info.worker, info.sequence)) for info in ready.contributions]
+            for info, staleness in zip(ready.contributions, ready.staleness, strict=True):
+                self.staleness[info.worker.rank] = staleness
+            if len(pushes) > 1:
+                self.differences.note(pushes)
+            if pushes:
+                self._applier.update(pushes, ready.version, self._live_workers, is_round=True)
+        grace_ends = self.tracker.grace_ends
+        if grace_ends is not None or self._grace is not None:
+            self._grace = self._grace or Timer(self._advance)
+            self._grace.set(grace_ends)
+        if self._parked.lowest is not None:
+            for parked in self._parked.release(self.tracker):
+                if not parked.done():
+                    parked.set_result(None)
+
+    def skipped(self, info: PushInfo) -> PsError | None:
+        """Why the step of this push was skipped, if it raised; known once its version is published."""
+        return self._applier.skipped.get((info.worker, info.sequence)) if self._applier.skipped else None
+
+    # -- the end
+
+    async def stopped(self) -> None:
+        """Raises what stops this model, when something does."""
+        await self.gate.closing()
+
+    def stop(self, error: PsError) -> None:
+        """Decide and answer nothing any more."""
+        self.gate.close(error)
+        if self._grace:
+            self._grace.set(None)
+        for parked in self._parked:
+            if not parked.done():
+                parked.set_exception(copy(self.gate.closed or error))
+
+    def leave(self, moved: ModelMoved) -> ModelState:
+        """Stop, and hand on what it has, once nothing is queued in the executor: its slices have moved.
+
+        Pushes that are held for an open step are forgotten: workers repeat them when they get ``moved``.
+        """
+        self.stop(moved)
+        for push in self._held.values():
+            self._applier.give_up(push)
+        self._held.clear()
+        # A copy: the cluster's members may still change the other.
+        tracker = Tracker(self.tracker.consistency)
+        tracker.restore(self.known_pushes())
+        shard_map = self.layout.shard_map
+        return ModelState(shard_map, self._working.take(), tracker, self.initialised, pending=self.pending)
+
+    def known_pushes(self) -> TrackerState:
+        """What a successor has to know of pushes: all but those held for an open step, which come again."""
+        state = self.tracker.persisted_state()
+        if self._held or self.tracker.collects:
+            return state
+        # With those that changed nothing: a restart forgets them, and they were answered.
+        return replace(state, standings=self.tracker.clocks())
+
+    # -- pulls
+
+    async def may_pull(self, position: Position) -> None:
+        """Returns when a pull of a worker at ``position`` may be answered. Raises what stopped the model."""
+        parked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._parked.park(position, parked)
+        try:
+            await parked
+        finally:
+            if not parked.done() or parked.cancelled():
+                self._parked.discard(parked)
+
+    async def settled(self) -> None:
+        """Returns when everything decided so far has been done, and may be told. Raises what stopped the model."""
+        self.gate.check()
+        newest = self._working.newest
+        if not newest.ready.done():
+            await asyncio.wait([newest.ready])
+        await self._applier.covered()
+        self.gate.check()
+
+    @asynccontextmanager
+    async def published(self, *, quick: bool = False) -> AsyncIterator[Published]:
+        """Parameters and buffers after everything decided so far. ``quick``: read from shared memory."""
+        if self.gate.closed:
+            self.gate.check()
+        published = self._working.newest
+        published.take(quick=quick)
+        try:
+            if not published.ready.done():
+                await asyncio.shield(published.ready)
+            await self._applier.covered()
+            if self.gate.closed:
+                self.gate.check()
+            yield published
+        finally:
+            published.give_back(quick=quick)
+
+    async def spare_memory(self) -> None:
+        """Before a region is taken for gradients: wait while the model itself takes one more than workers need."""
+        await self._working.spare_memory()
+
+    # -- copies of the state
+
+    @asynccontextmanager
+    async def save(self, slices: Collection[int] | None = None) -> AsyncIterator[tuple[Published, list[StateEntry]]]:
+        """Values and a copy of the optimizer state, whole or of these slices, of one version."""
+        self.gate.check()
+        copied = self._working.state(slices)
+        async with self.published() as published:
+            yield published, await copied
+
+    async def describe(self) -> ModelPart:
+        """Where the model stands: what pushes it knows, and how far the log was when it knew them."""
+        state, initialised = self.tracker.persisted_state(), self.initialised
+        number = await self.gate.guard(self._working.number)
+        return ModelPart(self.layout.shard_map, initialised, state, number)
+
+    async def copy_block(self, block: Block, into: memoryview) -> tuple[int, memoryview, list[StateEntry]]:
+        """A copy of one block, made between two updates: the last record it contains, values, optimizer state."""
+        return await self.gate.guard(lambda: self._working.copy_block(block, into))
+
+    async def copy_buckets(self, wanted: Wanted) -> tuple[int, Group]:
+        """The last record in copies of the next buckets of ``wanted``, and these; none: there are no more."""
+        return await self.gate.guard(lambda: self._working.copy_buckets(wanted))

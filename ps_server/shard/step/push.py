@@ -1,0 +1,74 @@
+"""One push on its way through a shard: what came, where its gradients are, and what was decided about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ps_protocol.errors import NonFiniteGradient, PsError
+from ps_protocol.model.spec import NonFinite, Options
+from ps_server import tables as row_tables
+from ps_server.consistency import PushDecision, PushInfo
+from ps_server.optimizers.finite import first_nonfinite
+from ps_server.shard.executor import ShardExecutor
+from ps_server.shard.step.pushed_rows import PushedRows, inspect, nonfinite_rows
+from ps_server.state.region import Region
+
+
+@dataclass(slots=True, eq=False)
+class IncomingPush:
+    """Read by a PushReader, decided by the model, applied in the executor, answered by its stream.
+
+    Its region belongs to the model from ``ShardModel.push`` on.
+    """
+
+    info: PushInfo
+    #: The gradients; None for a skipped push, and once they are not needed any more.
+    region: Region | None
+    absent: frozenset[int]
+    options: Sequence[Options]
+    #: The region is a worker's memory: to be read only, and never to be kept.
+    lent: bool = False
+    with_buffers: bool = False
+    #: No parameters are wanted back.
+    push_only: bool = False
+    #: The worker has looked: there is no NaN or infinity in it.
+    finite: bool = False
+    #: Steps that the parameters wanted back are used later than usual.
+    ahead: int = 0
+    #: None: no table takes part.
+    rows: PushedRows | None = None
+    #: Reserved for it in the log.
+    reserved_bytes: int = 0
+    decision: PushDecision | None = None
+    #: Why it was refused.
+    error: PsError | None = None
+
+
+async def must_skip(push: IncomingPush, executor: ShardExecutor, tables: Sequence[row_tables.ShardTable]) -> bool:
+    """Whether the gradients of the push are not to be applied: one of them is not finite.
+
+    Raises NonFiniteGradient where the model's policy is to refuse those, InvalidRequest and TableFull for rows that
+    cannot be taken.
+    """
+    rows, region = push.rows, push.region
+    if region is None:
+        return False
+    layout, policy = region.layout, region.layout.shard_map.spec.nonfinite
+    if rows is not None:
+        name = await executor.submit(lambda: inspect(rows, tables, layout, finite=push.finite), rows.cost)
+        if name is not None and policy is NonFinite.REFUSE:
+            raise nonfinite_rows(name, push.info.worker.rank, layout.shard)
+        if name is not None:
+            return True
+    if push.finite or policy is NonFinite.ALLOW:
+        return False
+    name = await executor.submit(lambda: first_nonfinite(layout, region, push.absent), layout.parameter_bytes)
+    if name is not None and policy is NonFinite.REFUSE:
+        raise NonFiniteGradient(
+            f"a gradient from worker {push.info.worker.rank} holds NaN or infinity; nothing was applied",
+            variable=name,
+            shard=str(layout.shard),
+            remedy='lower the learning rate, clip gradients, or pass nonfinite="skip" to cluster.optimizer',
+        )
+    return name is not None

@@ -1,0 +1,182 @@
+"""Reads the pushes of one stream: checks each header, and receives its payload into a region."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from ps_protocol.errors import InvalidRequest
+from ps_protocol.model.layout import Range, subtract
+from ps_protocol.model.spec import Options
+from ps_protocol.model.tables import RowOptions
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.wire.convert_options import options_from_pb, row_options_from_pb
+from ps_protocol.wire.convert_step import row_counts_from_pb
+from ps_server.consistency import Position, PushInfo, WorkerKey
+from ps_server.shard.counters import Counters
+from ps_server.shard.step.model import ShardModel
+from ps_server.shard.step.options import merge_options, merge_row_options
+from ps_server.shard.step.payload_codec import StreamCodec
+from ps_server.shard.step.push import IncomingPush
+from ps_server.shard.step.pushed_rows import PushedRows, announced
+from ps_server.shard.step.staging import Staging
+from ps_server.shard.transport.base import ServerTransport, scatter
+from ps_server.state.region import Region
+
+logger = logging.getLogger(__name__)
+
+REPLY_SECONDS = 1.0
+"""How long a push waits for the reply before it to be sent."""
+
+
+class PushReader:
+    """Belongs to one StepStream, used by its reading task."""
+
+    def __init__(
+        self,
+        transport: ServerTransport,
+        model: ShardModel,
+        worker: WorkerKey,
+        counters: Counters,
+        codec: StreamCodec | None,
+        replied: asyncio.Event,
+    ) -> None:
+        """``replied`` is set while no reply reads a region."""
+        self._transport = transport
+        self._model = model
+        self._worker = worker
+        self._counters = counters
+        self._codec = codec
+        self._replied = replied
+        self._slices = model.layout.parameter_slices
+        self._options: Sequence[Options] = model.layout.shard_map.spec.group_options
+        self._row_options: Sequence[RowOptions] = [table.options for table in model.layout.shard_map.spec.tables]
+        #: What has come of the next push; None: nothing.
+        self._staging: Staging | None = None
+
+    async def read(self, header: pb.PushHeader) -> IncomingPush:
+        """The push of ``header``, received whole. Raises InvalidRequest, ConnectionError."""
+        push = self._begin(header)
+        rows = [push.rows.buffer] if push.rows and not header.rows_in_room else []
+        if header.skipped:
+            pass
+        elif header.segment:
+            push.region, push.lent = self._transport.gradients(header.segment), True
+            await self.receive(header.payload, rows)
+        else:
+            ranges = self._model.layout.ranges_without(push.absent, header.with_buffers)
+            if header.staged:
+                ranges = subtract(ranges, self._staged().checked(header.staged))
+            await self._one_region()
+            region = self._staging.take() if self._staging else self._model.pool.take()
+            try:
+                await self._fill(region, push, header.payload, ranges, rows)
+            except BaseException:
+                # A push that does not come whole is dropped, and its memory is free again.
+                self._model.pool.give(region)
+                raise
+            push.region = region
+        self.discard()
+        self._counters.pushes += 1
+        return push
+
+    async def stage(self, stage: pb.Stage) -> None:
+        """Receive a part of the next push. Raises InvalidRequest, ConnectionError."""
+        if self._codec:
+            raise InvalidRequest("a part of a push came ahead on a stream with a wire format", expected="whole pushes")
+        await self._one_region()
+        piece = self._staged().place(stage.begin, stage.end)
+        await self.receive(stage.payload, [piece])
+
+    def discard(self) -> None:
+        """Forget what has come of the next push."""
+        if self._staging is not None:
+            self._staging.discard()
+            self._staging = None
+
+    async def receive(self, inline: bytes, pieces: Sequence[memoryview]) -> None:
+        """Fill ``pieces`` from a message or with what follows it. Raises InvalidRequest, ConnectionError."""
+        size = sum(map(len, pieces))
+        if inline or not size:
+            scatter(inline, pieces)
+        else:
+            await self._transport.receive_payload(pieces)
+        self._counters.bytes += size
+
+    def _staged(self) -> Staging:
+        if self._staging is None:
+            self._staging = Staging(self._model.layout, self._model.pool)
+        return self._staging
+
+    def _begin(self, header: pb.PushHeader) -> IncomingPush:
+        """Check one header. Raises InvalidRequest."""
+        if header.sequence == 0:
+            raise InvalidRequest("a push needs a sequence", expected="1 or more", actual="0")
+        absent = frozenset(header.absent)
+        if absent and max(absent) >= self._slices:
+            raise InvalidRequest(
+                "an absent slice does not exist",
+                shard=str(self._model.layout.shard),
+                expected=f"indexes below {self._slices}",
+                actual=str(max(absent)),
+            )
+        spec = self._model.layout.shard_map.spec
+        if header.groups:
+            self._options = merge_options(spec, [options_from_pb(each) for each in header.groups])
+        if header.table_arguments:
+            self._row_options = merge_row_options(spec, [row_options_from_pb(each) for each in header.table_arguments])
+        info = PushInfo(
+            worker=self._worker,
+            sequence=header.sequence,
+            position=Position(header.phase, header.clock),
+            pulled_version=header.pulled_version,
+            skipped=header.skipped,
+        )
+        return IncomingPush(
+            info,
+            None,
+            absent,
+            self._options,
+            with_buffers=header.with_buffers,
+            push_only=header.push_only,
+            finite=header.finite,
+            ahead=header.ahead,
+            rows=self._announced(header) if header.tables and not header.skipped else None,
+        )
+
+    def _announced(self, header: pb.PushHeader) -> PushedRows:
+        """Memory for the rows of a push, or where they are already. Raises InvalidRequest."""
+        tables, layout, options = row_counts_from_pb(header.tables), self._model.layout, self._row_options
+        if not header.rows_in_room:
+            return announced(tables, layout, options)
+        if not header.push_only:
+            return announced(tables, layout, options, self._transport.pushed_rows)
+        # It may be answered while its step is open: then the worker writes there again.
+        rows = announced(tables, layout, options)
+        rows.buffer[:] = self._transport.pushed_rows(len(rows.buffer))
+        return rows
+
+    async def _one_region(self) -> None:
+        """Before memory is taken: wait until the last reply is sent, so that a stream needs one region at a time.
+
+        Not for long: a worker may send several pushes before it reads its replies.
+        """
+        if not self._replied.is_set():
+            try:
+                async with asyncio.timeout(REPLY_SECONDS):
+                    await self._replied.wait()
+            except TimeoutError:
+                logger.debug("%s pushes before it has read the last reply", self._worker)
+        await self._model.spare_memory()
+
+    async def _fill(
+        self, region: Region, push: IncomingPush, inline: bytes, ranges: Sequence[Range], rows: list[memoryview]
+    ) -> None:
+        """Write the payload of a push to ``region``."""
+        if self._codec is None:
+            await self.receive(inline, region.pieces(ranges) + rows)
+            return
+        encoded = self._codec.buffer(push.absent, buffers=push.with_buffers)
+        await self.receive(inline, [encoded, *rows])
+        await self._codec.decode(encoded, region, push.absent, buffers=push.with_buffers)

@@ -1,0 +1,85 @@
+"""The rows of one model's tables: looked up, written and dropped between its updates."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from ps_protocol.model.tables import Ids
+from ps_server.consistency import WorkerKey
+from ps_server.log.entries import RowsEntry
+from ps_server.log.row_messages import bytes_of
+from ps_server.shard.step.applier import EXPIRY_BYTES, Applier
+from ps_server.shard.step.push import IncomingPush
+from ps_server.shard.step.pushed_rows import WantedRows
+
+if TYPE_CHECKING:
+    from ps_server.tables.table import ShardTable
+
+T = TypeVar("T")
+
+
+class ModelRows:
+    """Part of one ShardModel, on the shard's event loop."""
+
+    def __init__(
+        self,
+        applier: Applier,
+        held: Mapping[tuple[WorkerKey, int], IncomingPush],
+        is_pending: Callable[[], bool],
+    ) -> None:
+        """``held``: accepted pushes whose step is still open. ``is_pending``: see ShardModel."""
+        self._applier = applier
+        self._held = held
+        self._is_pending = is_pending
+
+    def held_ids(self, table: int) -> list[Ids]:
+        """The ids of one table in pushes whose step is still open."""
+        rows = (push.rows for push in self._held.values() if push.rows)
+        return [part.ids for pushed in rows for part in pushed.parts if part.table == table]
+
+    async def look_up(self, wanted: WantedRows, room: memoryview | None = None) -> tuple[int, memoryview]:
+        """The version after everything decided so far, and of that the rows wanted, float32, table by table.
+
+        ``room``: where they are written; None: in memory of their own. Raises InvalidRequest for ids of another shard.
+        """
+        self._applier.gate.check()
+        into = np.empty(wanted.rows_bytes // 4, np.float32) if room is None else np.frombuffer(room, np.float32)
+        version, values = self._applier.tracker.version, self._applier.working.look_up(wanted.parts, into)
+        rows = await values
+        await self._applier.covered()
+        self._applier.gate.check()
+        return version, bytes_of(rows)
+
+    async def write(
+        self, entry: RowsEntry, nbytes: int, *, at_cut: bool = False, check: Callable[[], None] | None = None
+    ) -> None:
+        """Write or drop rows, for about ``nbytes`` of log. Raises StorageFull, or what stopped the model.
+
+        ``at_cut``: also while the model is paused; others wait until it resumes. ``check`` is called when nothing is
+        waited for any more before it is written, and may refuse it.
+        """
+        await self._applier.reserve(nbytes, at_cut=at_cut, check=check)
+        await asyncio.shield(self._applier.write_rows(entry, nbytes, self._applier.tracker.version))
+        await self._applier.covered()
+        self._applier.gate.check()
+
+    async def expire(self, table: int, now: float) -> bool:
+        """Drop a batch of rows of ``table``, where some have expired; whether any were. Raises StorageFull.
+
+        ``now``: seconds of the day's clock.
+        """
+        if not self._applier.working.replica.tables[table].ages:
+            return False
+        await self._applier.log.reserve(EXPIRY_BYTES)
+        if self._applier.gate.paused or self._applier.gate.closed or self._is_pending():
+            self._applier.log.release(EXPIRY_BYTES)
+            return False
+        return await self._applier.expire(table, now, self.held_ids(table), self._applier.tracker.version)
+
+    async def read(self, work: Callable[[Sequence[ShardTable]], T]) -> T:
+        """The result of ``work`` with the tables, between two updates: it reads them, and may take its time."""
+        return await self._applier.gate.guard(lambda: self._applier.working.with_tables(work))

@@ -1,0 +1,310 @@
+"""The step stream of one worker and one model: reads pushes, and answers them in order under the consistency mode."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from ps_protocol.cluster.transport import Transport
+from ps_protocol.errors import InvalidRequest, NonFiniteGradient, StorageFull, TableFull
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.wire.convert_errors import to_detail
+from ps_protocol.wire.convert_options import differences_to_pb
+from ps_protocol.wire.convert_step import row_counts_from_pb
+from ps_protocol.wire.formats import RAW, Wire
+from ps_server.consistency import LIMIT, Position, PushInfo, Verdict, WorkerKey
+from ps_server.shard.answer_budget import AnswerBudget
+from ps_server.shard.counters import Counters
+from ps_server.shard.step.model import ShardModel
+from ps_server.shard.step.payload_codec import StreamCodec
+from ps_server.shard.step.published import Published, UnchangedSlices
+from ps_server.shard.step.push import IncomingPush
+from ps_server.shard.step.push_reader import PushReader
+from ps_server.shard.step.pushed_rows import WantedRows, wanted
+from ps_server.shard.tasks import run_together
+from ps_server.shard.transport.base import ServerTransport
+
+logger = logging.getLogger(__name__)
+
+WAITING_SECONDS = 5.0
+"""How often a parked pull sends a Waiting message."""
+
+PIPELINE_DEPTH = 4
+"""Pushes of one stream that may be unanswered before the shard stops reading it."""
+
+_MAX_PHASE = LIMIT - 1
+
+OUTCOMES = {
+    Verdict.APPLY: pb.OUTCOME_APPLIED,
+    Verdict.HOLD: pb.OUTCOME_APPLIED,
+    Verdict.DUPLICATE: pb.OUTCOME_DUPLICATE,
+    Verdict.LATE: pb.OUTCOME_LATE,
+    Verdict.STALE: pb.OUTCOME_STALE,
+    Verdict.SKIP: pb.OUTCOME_SKIPPED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What the writer still has to send to a worker that asked for the newest parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedLookup:
+    """What the writer still has to send to a worker that asked for rows."""
+
+    number: int
+    wanted: WantedRows
+    #: Where the worker stands before the push that the rows are for; None: in every mode, at once.
+    position: Position | None
+
+
+class StepStream:
+    """One open stream, served by one handler: a task reads pushes, another writes their answers in order."""
+
+    def __init__(
+        self,
+        transport: ServerTransport,
+        model: ShardModel,
+        worker: WorkerKey,
+        counters: Counters,
+        wire: Wire = RAW,
+        *,
+        keeps_slices: bool = False,
+        answers: AnswerBudget | None = None,
+    ) -> None:
+        """``wire`` is how payloads are written; raw where they are in memory that both sides map.
+
+        ``keeps_slices``: the worker keeps what comes, so that only what has changed need come again. ``answers``: what
+        limits the memory of rows on their way; None: nothing does.
+        """
+        self._budget = answers or AnswerBudget()
+        self._transport = transport
+        self._model = model
+        self._worker = worker
+        self._counters = counters
+        self._quick = transport.kind is Transport.SHM
+        self._codec = None if self._quick or wire == RAW else StreamCodec(wire, model.layout)
+        differences = self._codec is not None and self._codec.keeps_error
+        self._kept = UnchangedSlices(model.last_changes, keeps=keeps_slices, differences=differences)
+        #: How many differences of options this worker has been told of.
+        self._told = 0
+        #: Set while no reply reads a region.
+        self._replied = asyncio.Event()
+        self._replied.set()
+        self._reader = PushReader(transport, model, worker, counters, self._codec, self._replied)
+        self._answers: asyncio.Queue[IncomingPush | Fetched | RequestedLookup | None] = asyncio.Queue(PIPELINE_DEPTH)
+
+    async def run(self, *others: Coroutine[Any, Any, None]) -> None:
+        """Serve until the worker sends its last, goes away, or one of ``others`` ends. Raises PsError."""
+        serving = run_together(self._read(), self._write(), until_all=True)
+        try:
+            await run_together(serving, self._model.stopped(), *others)
+        except ConnectionError as error:
+            logger.debug("the stream of %s ended: %s", self._worker, error)
+        finally:
+            self._reader.discard()
+
+    async def push_once(self) -> pb.StepResult:
+        """Read one push and decide it, without waiting for parameters. Raises PsError, ConnectionError."""
+        try:
+            while (message := await self._transport.receive()) is not None:
+                push = await self._take(message)
+                if push is not None:
+                    push.decision = await self._model.push(push)
+                    await self._model.settled()
+                    return settled_result(push, self._model)
+        finally:
+            self._reader.discard()
+        raise InvalidRequest("the stream ended before a whole push", expected="a push header and its payload")
+
+    # -- the reading task
+
+    async def _read(self) -> None:
+        while (message := await self._transport.receive()) is not None:
+            push = await self._take(message)
+            if push is not None:
+                await self._decide(push)
+                await self._answers.put(push)
+                del push  # no memory of it is kept until the next one comes
+        await self._answers.put(None)
+
+    async def _take(self, message: pb.StepRequest) -> IncomingPush | None:
+        match message.WhichOneof("body"):
+            case "push":
+                return await self._reader.read(message.push)
+            case "arrive":
+                self._arrive(message.arrive.phase)
+            case "stage":
+                await self._reader.stage(message.stage)
+            case "release":
+                self._transport.released()
+            case "fetch":
+                self._model.values.require()
+                await self._answers.put(Fetched())
+            case "lookup":
+                self._model.values.require()
+                await self._answers.put(await self._requested(message.lookup))
+            case other:
+                raise InvalidRequest(
+                    "not a message of an open step stream",
+                    actual=str(other),
+                    expected="push, lookup, stage, fetch, arrive or release",
+                )
+        return None
+
+    def _arrive(self, phase: int) -> None:
+        """Raises InvalidRequest for a phase after which there is no other, Fenced."""
+        if phase >= _MAX_PHASE:
+            raise InvalidRequest(
+                "the phase of a barrier is out of range", expected=f"a phase below {_MAX_PHASE}", actual=str(phase)
+            )
+        self._model.arrive(self._worker, phase)
+
+    async def _requested(self, lookup: pb.Lookup) -> RequestedLookup:
+        """Take the ids of a lookup. Raises InvalidRequest, ConnectionError."""
+        asked = wanted(row_counts_from_pb(lookup.tables), self._model.layout)
+        await self._reader.receive(lookup.payload, [asked.buffer])
+        if lookup.now:
+            return RequestedLookup(lookup.number, asked, None)
+        if lookup.clock < 1:
+            raise InvalidRequest(
+                "a lookup does not name the push it is for", expected="a clock from 1", actual=str(lookup.clock)
+            )
+        return RequestedLookup(lookup.number, asked, Position(lookup.phase, lookup.clock - 1))
+
+    async def _decide(self, push: IncomingPush) -> None:
+        try:
+            decision = push.decision = await self._model.push(push)
+        except (NonFiniteGradient, InvalidRequest, StorageFull, TableFull) as error:
+            push.error = error
+            return
+        self._counters.staleness = decision.staleness
+        self._counters.dropped += decision.verdict in (Verdict.LATE, Verdict.STALE)
+
+    # -- the writing task
+
+    async def _write(self) -> None:
+        while (answer := await self._answers.get()) is not None:
+            if isinstance(answer, Fetched):
+                await self._reply(pb.StepResult(outcome=pb.OUTCOME_APPLIED, with_buffers=True))
+            elif isinstance(answer, RequestedLookup):
+                await self._rows(answer)
+            elif answer.decision is None or answer.push_only:
+                await self._model.settled()
+                result = settled_result(answer, self._model)
+                self._counters.dropped += answer.decision is not None and result.HasField("error")
+                await self._transport.send(pb.StepReply(result=result))
+            else:
+                await self._wait_for_mode(answer.info.position, answer.ahead)
+                await self._reply(self._with_differences(result_of(answer, self._model)), answer.info)
+
+    def _with_differences(self, result: pb.StepResult) -> pb.StepResult:
+        if self._model.differences.known:
+            found = self._model.differences.of(self._worker)
+            result.option_differences.extend(differences_to_pb(found[self._told :]))
+            self._told = len(found)
+        return result
+
+    async def _wait_for_mode(self, position: Position, ahead: int) -> None:
+        """Wait until a pull at ``position`` may be answered; sends a Waiting message now and then."""
+        tracker = self._model.tracker
+        # Asked again each time: the mode may have changed meanwhile.
+        while reason := tracker.blocker(tracker.pull_position(position, ahead) if ahead else position):
+            try:
+                async with asyncio.timeout(WAITING_SECONDS):
+                    await self._model.may_pull(tracker.pull_position(position, ahead))
+            except TimeoutError:
+                await self._transport.send(pb.StepReply(waiting=pb.Waiting(reason=reason)))
+
+    async def _rows(self, asked: RequestedLookup) -> None:
+        if asked.position is not None:
+            await self._wait_for_mode(asked.position, 0)
+        room = self._transport.room(asked.wanted.rows_bytes)
+        # Not before the mode lets it be answered: a waiting worker would hold what the others need.
+        async with self._budget.taken(self._worker, 0 if room is not None else asked.wanted.rows_bytes):
+            try:
+                version, rows = await self._model.rows.look_up(asked.wanted, room)
+            except InvalidRequest as error:
+                await self._transport.send_payload(pb.Rows(number=asked.number, error=to_detail(error)), [])
+                return
+            message = pb.Rows(number=asked.number, version=version)
+            await self._transport.send_rows(message, rows, in_room=room is not None)
+        self._counters.bytes += len(rows)
+
+    async def _reply(self, result: pb.StepResult, info: PushInfo | None = None) -> None:
+        self._replied.clear()
+        # Read first: what is published holds these changes at least.
+        number = self._model.last_changes.number
+        try:
+            async with self._model.published(quick=self._quick) as published:
+                if result.sequence and self._model.failpoints.armed:
+                    self._model.failpoints.hit("after_apply_before_reply")
+                result.version = published.version
+                if info:
+                    self._counters.dropped += tell_skipped(result, info, self._model)
+                raw = self._codec is not None and self._codec.needs_raw
+                if result.sequence and not raw:
+                    result.absent.extend(self._kept.unchanged())
+                await send_published(self._transport, result, published, self._model, self._counters, self._codec)
+                self._kept.sent(number, raw=raw)
+        finally:
+            self._replied.set()
+
+
+def result_of(push: IncomingPush, model: ShardModel) -> pb.StepResult:
+    """The result message of one push, without parameters."""
+    info, decision, tracker = push.info, push.decision, model.tracker
+    result = pb.StepResult(sequence=info.sequence, clock=info.position.clock, version=tracker.version)
+    if decision is None:
+        result.outcome = pb.OUTCOME_REFUSED
+        if push.error:
+            result.error.CopyFrom(to_detail(push.error))
+        return result
+    result.outcome = OUTCOMES[decision.verdict]
+    result.staleness = model.staleness.get(info.worker.rank, 0)
+    if decision.verdict is Verdict.HOLD and not tracker.may_pull(info.position):
+        result.outcome = pb.OUTCOME_PENDING
+    if decision.verdict is Verdict.LATE:
+        result.clock = tracker.resume(info.position).clock
+    return result
+
+
+def settled_result(push: IncomingPush, model: ShardModel) -> pb.StepResult:
+    """The result message of one push once everything decided has been done."""
+    result = result_of(push, model)
+    if push.decision is not None:
+        tell_skipped(result, push.info, model)
+    return result
+
+
+def tell_skipped(result: pb.StepResult, info: PushInfo, model: ShardModel) -> bool:
+    """Say in ``result`` that the step of this push raised, if it did; whether it did."""
+    error = model.skipped(info)
+    if error is not None:
+        result.outcome = pb.OUTCOME_SKIPPED
+        result.error.CopyFrom(to_detail(error))
+    return error is not None
+
+
+async def send_published(
+    transport: ServerTransport,
+    result: pb.StepResult,
+    published: Published,
+    model: ShardModel,
+    counters: Counters,
+    codec: StreamCodec | None = None,
+) -> None:
+    """Send ``result`` with the published parameters, and buffers where the result says so."""
+    absent, buffers = tuple(result.absent), result.with_buffers
+    encoded = await codec.encode(absent, published.region, buffers=buffers) if codec else None
+    if encoded is not None:
+        result.encoded = True
+        await transport.send_payload(result, [encoded])
+    else:
+        ranges = model.layout.ranges_without(absent, buffers)
+        await transport.send_parameters(result, published.region, ranges)
+    counters.bytes += result.payload_bytes

@@ -1,0 +1,90 @@
+"""The values of one model as they are loaded: by its first worker, by a worker that assigns them, from a checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
+
+from ps_protocol.errors import PsError, StateLost
+from ps_server.consistency import TrackerState
+from ps_server.log.entries import Loaded
+from ps_server.optimizers.state import StateEntry
+from ps_server.shard.step.applier import Applier
+from ps_server.state.region import Region
+
+
+class ModelValues:
+    """Part of one ShardModel, on the shard's event loop."""
+
+    def __init__(self, applier: Applier, announce: Callable[[], Awaitable[None]] | None, *, initialised: bool) -> None:
+        """``announce`` is awaited before the model gets its first values."""
+        self._applier = applier
+        self._layout = applier.layout
+        self._announce = announce
+        #: Whether the region holds values yet: rank 0's initial ones, or later ones.
+        self.initialised = initialised
+        #: Loads that replaced values.
+        self.assigned = 0
+        #: Checksums of the values that slices were set to last, by index, as far as they came with them.
+        self.checksums: dict[int, int] = {}
+
+    def require(self) -> None:
+        """Raises StateLost while no values have been loaded."""
+        if not self.initialised:
+            shard = self._layout.shard
+            raise StateLost(
+                f"shard {shard} holds no values of model '{self._layout.shard_map.spec.name}'",
+                shard=str(shard),
+                expected="initial values from rank 0, or values loaded from a state_dict",
+                remedy="wait for the first worker; if training had begun, the shard restarted and lost its memory",
+            )
+
+    async def load(
+        self,
+        region: Region | None,
+        entries: Sequence[StateEntry] | None,
+        tracker: TrackerState | None = None,
+        *,
+        only_first: bool,
+        at_cut: bool = False,
+        slices: Collection[int] = (),
+        checksums: Mapping[int, int] = MappingProxyType({}),
+        check: Callable[[], None] | None = None,
+    ) -> bool:
+        """Write values and state; False when ``only_first`` found values. Raises InvalidRequest, StorageFull.
+
+        ``slices``: those of ``region`` that are written; none: all. ``checksums``: of some of them, for status.
+        ``tracker``: where a restored job stood; before any stream is open. ``at_cut`` and ``check`` as in
+        ``ModelRows.write``.
+        """
+        nbytes = self._layout.region_bytes + sum(tensor.nbytes for _, tensor in entries or ())
+        if not self.initialised and self._announce:
+            await self._announce()
+        await self._applier.reserve(nbytes, at_cut=at_cut, check=check)
+        # Looked at last: of two that come at once the first wins.
+        if only_first and self.initialised:
+            self._applier.log.release(nbytes)
+            return False
+
+        if tracker:
+            self._applier.tracker.restore(tracker)
+        before = self.initialised
+        self.initialised = before or region is not None
+        loaded = Loaded(self._layout.shard_map.spec.name, region, entries, tracker)
+        loading = self._applier.load(loaded, nbytes, self._applier.tracker.version, slices)
+        try:
+            await asyncio.shield(loading)
+        except PsError:
+            self.initialised = before
+            raise
+        except asyncio.CancelledError:
+            # The executor reads ``region``, which is its owner's again when this returns.
+            await asyncio.gather(loading, return_exceptions=True)
+            raise
+        self.assigned += before and region is not None
+        if region is not None:
+            kept = {i: c for i, c in self.checksums.items() if i not in slices} if slices else {}
+            self.checksums = {**kept, **checksums}
+        await self._applier.covered()
+        return True

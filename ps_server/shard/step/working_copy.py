@@ -1,0 +1,161 @@
+"""One model's replica while it is trained: changed in the executor, copied there, and read as it was published."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ps_protocol.errors import InternalError
+from ps_protocol.model.tables import Ids
+from ps_server.log.entries import UpdateLog
+from ps_server.optimizers.state import StateEntry
+from ps_server.shard.executor import INLINE_BYTES, ShardExecutor
+from ps_server.shard.step.published import CopyInProgress, LastChanges, Published
+from ps_server.shard.step.pushed_rows import ROW_COST_BYTES
+from ps_server.state.blocks import Block
+from ps_server.state.bucket_groups import Group, Wanted, copy_group
+from ps_server.state.region import Region, RegionPool
+from ps_server.state.replica import Replica
+
+if TYPE_CHECKING:
+    from ps_server.tables.table import ShardTable
+
+T = TypeVar("T")
+
+
+class WorkingCopy:
+    """Used by one ShardModel, on the shard's event loop; what it queues in the executor is done in that order."""
+
+    def __init__(self, replica: Replica, version: int, executor: ShardExecutor, log: UpdateLog) -> None:
+        """``replica`` is this one's until ``take``; it holds ``version``."""
+        self.layout = replica.layout
+        self.pool = RegionPool(replica.layout)
+        self._replica: Replica | None = replica
+        self._executor = executor
+        self._log = log
+        self._copies = CopyInProgress()
+        #: Of the values: recorded when a change is decided, before it is done.
+        self.last_changes = LastChanges(replica.layout)
+        ready: asyncio.Future[Region] = asyncio.get_running_loop().create_future()
+        ready.set_result(replica.region)
+        self._newest: Published | None = Published(version, ready, self.pool)
+
+    @property
+    def newest(self) -> Published:
+        """The newest version decided; its bytes are there once the executor has done the work queued for it."""
+        if self._newest is None:
+            raise self._taken()
+        return self._newest
+
+    @property
+    def replica(self) -> Replica:
+        """Changed in the executor only."""
+        if self._replica is None:
+            raise self._taken()
+        return self._replica
+
+    def take(self) -> Replica:
+        """Hand the replica on. Readers of its region are not disturbed."""
+        replica = self.replica
+        self._replica = self._newest = None
+        return replica
+
+    def change(
+        self,
+        version: int,
+        work: Callable[[Replica], None],
+        cost: int = 0,
+        *,
+        untouched: frozenset[int] | None = frozenset(),
+    ) -> asyncio.Future[Region]:
+        """Queue work that makes ``version``; readers of the version before it are not disturbed.
+
+        ``cost``: bytes that could be moved in the time it takes, beside those of the region. ``untouched``: indexes of
+        parameter slices that it does not change; None: it changes none at all.
+        """
+        self.last_changes.record(untouched)
+        before, replica, loop = self.newest, self.replica, asyncio.get_running_loop()
+
+        def change() -> Region:
+            # Nobody takes ``before`` any more: its takers only become fewer.
+            if before.still_read(patient=self.layout.region_bytes >= INLINE_BYTES):
+                self._copies.begin()
+                try:
+                    replica.move(self.pool.take())
+                    loop.call_soon_threadsafe(before.leave_to_readers)
+                finally:
+                    loop.call_soon_threadsafe(self._copies.end)
+            work(replica)
+            return replica.region
+
+        made = self._executor.submit(change, max(self.layout.region_bytes + cost, INLINE_BYTES * self._log.waits))
+        self._newest = Published(version, made, self.pool)
+        return made
+
+    async def spare_memory(self) -> None:
+        """Wait while the region is being copied: then there is one more than workers need.
+
+        Called before a region is taken for gradients.
+        """
+        await self._copies.ended()
+
+    def state(self, slices: Collection[int] | None = None) -> asyncio.Future[list[StateEntry]]:
+        """A copy of the optimizer state, whole or of these slices, after everything decided so far."""
+        replica = self.replica
+        return self._executor.submit(lambda: replica.state(slices), self.layout.region_bytes)
+
+    def look_up(
+        self, wanted: Sequence[tuple[int, Ids]], values: npt.NDArray[np.float32]
+    ) -> asyncio.Future[npt.NDArray[np.float32]]:
+        """Write rows of some tables to ``values``, in the order of the ids, after everything decided so far.
+
+        The future holds InvalidRequest for an id of another shard.
+        """
+        tables = self.replica.tables
+
+        def work() -> npt.NDArray[np.float32]:
+            at = 0
+            for table, ids in wanted:
+                end = at + ids.size * tables[table].spec.dim
+                tables[table].check_here(ids)
+                tables[table].look_up(ids, values[at:end].reshape(ids.size, tables[table].spec.dim))
+                at = end
+            return values
+
+        rows = sum(ids.size for _, ids in wanted)
+        return self._executor.submit(work, rows * ROW_COST_BYTES)
+
+    def number(self) -> asyncio.Future[int]:
+        """The last record of the log when everything decided so far has been done."""
+        return self._executor.submit(lambda: self._log.number, 0)
+
+    def copy_block(self, block: Block, into: memoryview) -> asyncio.Future[tuple[int, memoryview, list[StateEntry]]]:
+        """A copy of one block, made between two updates: the last record it contains, values, optimizer state."""
+        replica = self.replica
+
+        def work() -> tuple[int, memoryview, list[StateEntry]]:
+            return self._log.number, *replica.copy_block(block, into)
+
+        return self._executor.submit(work, block.end - block.begin)
+
+    def copy_buckets(self, wanted: Wanted) -> asyncio.Future[tuple[int, Group]]:
+        """Copies of the next buckets of ``wanted``, made between two updates: the last record in them, and these."""
+        tables = self.replica.tables
+
+        def work() -> tuple[int, Group]:
+            return self._log.number, copy_group(tables, wanted)
+
+        return self._executor.submit(work, INLINE_BYTES)
+
+    def with_tables(self, work: Callable[[Sequence[ShardTable]], T]) -> asyncio.Future[T]:
+        """The result of ``work`` with the tables, between two updates: it reads them, and may take its time."""
+        tables = self.replica.tables
+        return self._executor.submit(lambda: work(tables), INLINE_BYTES)
+
+    def _taken(self) -> InternalError:
+        name = self.layout.shard_map.spec.name
+        return InternalError(f"model '{name}' is used after it was handed on", shard=str(self.layout.shard))

@@ -1,0 +1,152 @@
+"""Serves what changes in a table to those who follow it (the Feed call): read piece by piece beside the training."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from ps_protocol.errors import InvalidRequest
+from ps_protocol.model.layout import Layout
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.wire.chunks import FEED_REPLIES
+from ps_server.log.row_messages import bytes_of
+from ps_server.shard.executor import INLINE_BYTES, ShardExecutor
+from ps_server.shard.models import Registry
+from ps_server.shard.step.model import ShardModel
+from ps_server.shard.tables.change_round import ChangeBatch, Reached, round_of
+from ps_server.shard.transport.grpc_stream import Context, write
+
+if TYPE_CHECKING:
+    from ps_server.tables.table import ShardTable
+
+PAUSE_SECONDS = 0.1
+"""Between two rounds of a reader that has everything, at least."""
+
+LANE_SHARE = 0.1
+"""Of the executor's time, what one reader that has everything takes at most by looking for more."""
+
+
+class ChangeFeed:
+    """Called by ShardService on the shard's event loop; any number of readers at once.
+
+    A lineage is one Table object in memory: it goes through moves of buckets, and ends with the process. After a
+    restart a reader is given everything again, for the numbers of deletions and arrivals are not kept on disk.
+    """
+
+    def __init__(self, registry: Registry, name: Callable[[], str] = lambda: secrets.token_hex(8)) -> None:
+        """``name`` makes names of lineages, no two alike."""
+        self._registry = registry
+        self._name = name
+        self._lineages: WeakKeyDictionary[ShardTable, str] = WeakKeyDictionary()
+
+    async def serve(self, request: pb.FeedRequest, context: Context) -> None:
+        """One reader's stream. Raises UnknownModel, InvalidRequest, ModelMoved once slices or buckets have moved."""
+        model = await self._registry.model(request.model, request.epoch)
+        _check_table(model.layout, request.table)
+        table = model.tables[request.table]
+        lineage = self._lineages.setdefault(table, self._name())
+        width = table.spec.width if request.with_state else table.spec.dim
+        cursor = request.cursor
+        since = Reached(cursor.updates, cursor.changes) if cursor.lineage == lineage else None
+        send = partial(_send, context, lineage, width)
+        await _Reader(model, request.table, width, self._registry.context.executor, send).run(
+            since, follow=request.follow
+        )
+
+
+class _Reader:
+    """One reader's way through a table. Used by one call of ``serve``."""
+
+    def __init__(
+        self,
+        model: ShardModel,
+        table: int,
+        width: int,
+        executor: ShardExecutor,
+        send: Callable[[ChangeBatch], Awaitable[None]],
+    ) -> None:
+        self._model = model
+        self._table = model.tables[table]
+        self._buckets = model.layout.buckets[table]
+        self._width = width
+        self._executor = executor
+        self._send = send
+        self._since: Reached | None = None
+        #: What the round under way has taken.
+        self._lane_seconds = 0.0
+        #: Whether the last batch said that the reader has everything.
+        self._told = False
+
+    async def run(self, since: Reached | None, *, follow: bool) -> None:
+        """Send everything, and continue with ``follow``. Raises what stops the model."""
+        self._since = since
+        while True:
+            if not await self._round():
+                continue
+            if not follow:
+                return
+            await self._pause()
+            while self._since == Reached(self._table.updates, self._table.changes):
+                await self._pause()
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(max(PAUSE_SECONDS, self._lane_seconds / LANE_SHARE))
+        self._model.gate.check()
+
+    async def _round(self) -> bool:
+        """Whether that was everything there was when it began."""
+        steps = round_of(self._table, self._since, self._buckets, self._width)
+        self._lane_seconds, last = 0.0, _END
+
+        def step() -> ChangeBatch | None:
+            begin = time.perf_counter()
+            try:
+                return next(steps, _END)
+            finally:
+                self._lane_seconds += time.perf_counter() - begin
+
+        while True:
+            self._model.gate.check()
+            batch = await self._executor.submit(step, INLINE_BYTES)
+            # What was read after the model moved on is not this epoch's.
+            self._model.gate.check()
+            if batch is _END:
+                return last.current
+            if batch is not None:
+                self._since, last = batch.reached, batch
+                if not batch.empty or (batch.current and not self._told):
+                    await self._send(batch)
+                    self._told = batch.current
+
+
+_END = ChangeBatch(None)
+
+
+def _check_table(layout: Layout, number: int) -> None:
+    known = len(layout.shard_map.spec.tables)
+    if number >= known:
+        raise InvalidRequest(
+            "a table does not exist", shard=str(layout.shard), expected=f"a number below {known}", actual=str(number)
+        )
+
+
+async def _send(context: Context, lineage: str, width: int, batch: ChangeBatch) -> None:
+    pieces = [bytes_of(batch.ids), bytes_of(batch.rows)]
+    message = pb.FeedBatch(
+        buckets=batch.buckets,
+        deleted=batch.deleted.tobytes(),
+        rows=batch.ids.size,
+        width=width,
+        payload_bytes=sum(map(len, pieces)),
+        current=batch.current,
+    )
+    if reached := batch.reached:
+        message.cursor.CopyFrom(pb.FeedCursor(lineage=lineage, updates=reached.updates, changes=reached.changes))
+    await write(context, pb.FeedReply(batch=message).SerializeToString())
+    for chunk in FEED_REPLIES.chunks(pieces):
+        await write(context, chunk)

@@ -1,0 +1,178 @@
+"""Decides what a reader of a table's changes is told, and in which order, from what the table holds: no log is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ps_protocol.model.tables import Ids
+
+if TYPE_CHECKING:
+    from ps_server.tables.table import ShardTable
+
+BATCH_ROWS = 20_000
+"""Rows of one batch: copied within a few milliseconds."""
+
+BATCH_BUCKETS = 1000
+"""Buckets of one batch, however few rows they hold."""
+
+DELETED_IDS = 50_000
+"""Deletions of one batch."""
+
+SCAN_ROWS = 1 << 19
+"""Rows whose last use is looked at in one step: about a millisecond."""
+
+ROUND_ROWS = 5 * BATCH_ROWS
+"""What a round tells at most, when the updates it is about hold more: it ends with an earlier one."""
+
+_NO_IDS: Ids = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """How far a reader is: it has rows used up to an update, and deletions and arrivals up to a change.
+
+    What was deleted after that change and is there again was used after that update, or its bucket arrived after that
+    change: both are read in one step.
+    """
+
+    updates: int
+    changes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeBatch:
+    """One batch, all of one moment. Its reader empties ``buckets``, drops ``deleted``, writes ``rows``."""
+
+    #: Where a reader of everything up to this batch is; None: it starts over.
+    reached: Reached | None
+    buckets: Sequence[int] = ()
+    deleted: Ids = field(default_factory=lambda: _NO_IDS)
+    ids: Ids = field(default_factory=lambda: _NO_IDS)
+    #: float32 [ids, width]
+    rows: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 0), np.float32))
+    #: It is the last one of what there was when the round began.
+    current: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether it changes nothing."""
+        return not (len(self.buckets) or self.deleted.size or self.ids.size)
+
+
+def round_of(
+    table: ShardTable, since: Reached | None, buckets: Sequence[int], width: int
+) -> Iterator[ChangeBatch | None]:
+    """What a reader that is at ``since`` (None: at the beginning) lacks, as far as it is there at the first step.
+
+    Every step is a few milliseconds of work in the executor; the table may change between them. A step without a
+    batch gives None. The last one gives a batch, if an empty one. ``buckets``: those that are here; ``width``: how
+    many numbers of a row are told.
+    """
+    goal = Reached(table.updates, table.changes)
+    deleted = table.deletions_since(since.changes) if since is not None and _may_be(since, goal) else None
+    if since is None or deleted is None:
+        yield from _whole(table, buckets, None, width)
+        yield ChangeBatch(goal, current=True)
+        return
+    here = np.zeros(table.spec.buckets, np.bool_)
+    here[list(buckets)] = True
+    arrived = here & (table.arrived > since.changes)
+    # A bucket that has left may be told of by another shard already.
+    deleted = deleted[_of(deleted, here)]
+    # First: what has gone may be there again.
+    for begin in range(0, deleted.size, DELETED_IDS):
+        yield ChangeBatch(since, deleted=deleted[begin : begin + DELETED_IDS])
+    yield from _whole(table, [int(bucket) for bucket in np.flatnonzero(arrived)], since, width)
+    yield from _used(table, Reached(since.updates, goal.changes), goal, arrived, width)
+
+
+def _may_be(reached: Reached, goal: Reached) -> bool:
+    return reached.updates <= goal.updates and reached.changes <= goal.changes
+
+
+def _whole(table: ShardTable, buckets: Sequence[int], reached: Reached | None, width: int) -> Iterator[ChangeBatch]:
+    """Everything of ``buckets``, small ones together."""
+    group: list[int] = []
+    ids = list[Ids]()
+    for number, bucket in enumerate(buckets):
+        group.append(bucket)
+        ids.append(table.ids_of(bucket))
+        if sum(map(len, ids)) < BATCH_ROWS and len(group) < BATCH_BUCKETS and number + 1 < len(buckets):
+            continue
+        together = np.concatenate(ids)
+        for begin in range(0, max(1, together.size), BATCH_ROWS):
+            yield _rows(table, together[begin : begin + BATCH_ROWS], reached, width, buckets=() if begin else group)
+        group, ids = [], []
+
+
+def _used(
+    table: ShardTable, reached: Reached, goal: Reached, arrived: npt.NDArray[np.bool_], width: int
+) -> Iterator[ChangeBatch | None]:
+    """Rows used after ``reached`` up to ``goal``, in the order of their last use, but those of ``arrived`` buckets.
+
+    A batch ends with an update where one ends in it; the reader has reached an update when it has all of it.
+    """
+    through, ids, touched = yield from _find(table, reached.updates, goal.updates, arrived)
+    begin = 0
+    while begin < ids.size:
+        end = min(begin + BATCH_ROWS, ids.size)
+        if end < ids.size and (cut := int(np.searchsorted(touched, touched[end]))) > begin:
+            end = cut
+        last = end == ids.size
+        if not last and touched[end] != touched[end - 1]:
+            reached = Reached(int(touched[end - 1]), goal.changes)
+        elif last:
+            reached = Reached(through, goal.changes)
+        yield _rows(table, ids[begin:end], reached, width, current=last and through == goal.updates)
+        begin = end
+    if not ids.size:
+        yield ChangeBatch(Reached(through, goal.changes), current=True)
+
+
+def _find(
+    table: ShardTable, after: int, through: int, arrived: npt.NDArray[np.bool_]
+) -> Generator[None, None, tuple[int, Ids, npt.NDArray[np.int64]]]:
+    """Ids used after update ``after`` and their last uses, rising, up to the first of the tuple: at most ``through``.
+
+    From the last row to the first: what goes meanwhile moves rows towards the end of the search, never out of it.
+    """
+    ids, touched, most = _NO_IDS, _NO_IDS, ROUND_ROWS
+    for begin in range((table.rows - 1) // SCAN_ROWS * SCAN_ROWS, -1, -SCAN_ROWS):
+        new_ids, new_touched = table.last_uses(table.changed(begin, begin + SCAN_ROWS, after))
+        wanted = (new_touched <= through) & ~_of(new_ids, arrived)
+        ids, touched = np.concatenate((ids, new_ids[wanted])), np.concatenate((touched, new_touched[wanted]))
+        if ids.size > most:
+            through = int(np.partition(touched, ROUND_ROWS // 2)[ROUND_ROWS // 2])
+            ids, touched = ids[touched <= through], touched[touched <= through]
+            most = max(ROUND_ROWS, 2 * ids.size)
+        yield None
+    order = np.argsort(touched, kind="stable")
+    return through, ids[order], touched[order]
+
+
+def _of(ids: Ids, buckets: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Whether each id is of one of the buckets marked."""
+    from ps_protocol.model.ids import buckets_of  # Compiled code: not for those who only import this module.
+
+    marked: npt.NDArray[np.bool_] = buckets[buckets_of(ids, buckets.size)]
+    return marked
+
+
+def _rows(
+    table: ShardTable,
+    ids: Ids,
+    reached: Reached | None,
+    width: int,
+    *,
+    buckets: Sequence[int] = (),
+    current: bool = False,
+) -> ChangeBatch:
+    """As they are now; those that have gone since are told of later."""
+    found = table.copy_ids(ids)
+    rows = np.ascontiguousarray(found.rows[:, :width])
+    return ChangeBatch(reached, buckets, ids=found.ids, rows=rows, current=current)

@@ -1,0 +1,114 @@
+"""The interface of the transports of a step stream, and what all of them do alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from google.protobuf.message import DecodeError
+
+from ps_protocol.cluster.transport import Transport
+from ps_protocol.errors import InvalidRequest
+from ps_protocol.model.layout import Range
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.wire.socket_messages import INLINE_BYTES
+from ps_server.state.region import Region
+
+#: Messages that a payload comes with.
+Payload = pb.StepResult | pb.Rows
+
+
+class ServerTransport(Protocol):
+    """One stream's messages both ways. Used on the event loop by one reader and one writer at a time.
+
+    Raises ConnectionError when the worker is gone or stalls, InvalidRequest when it breaks the protocol.
+    """
+
+    kind: Transport
+
+    async def receive(self) -> pb.StepRequest | None:
+        """The next message that is no chunk; None once the worker has sent its last."""
+        ...
+
+    async def receive_payload(self, pieces: Sequence[memoryview]) -> None:
+        """The payload behind the last message, into ``pieces``. No byte is written to them after it has returned."""
+        ...
+
+    def gradients(self, segment: int) -> Region:
+        """The region that the worker wrote its gradients to. Raises InvalidRequest when there is none."""
+        ...
+
+    async def send(self, reply: pb.StepReply) -> None:
+        """Send one message without a payload."""
+        ...
+
+    async def send_parameters(self, result: pb.StepResult, region: Region, ranges: Sequence[Range]) -> None:
+        """Send ``result`` and ``ranges`` of ``region``; returns when the region is not read any more."""
+        ...
+
+    async def send_payload(self, result: Payload, payload: Sequence[memoryview]) -> None:
+        """Send ``result`` and ``payload``; returns when the payload is not read any more."""
+        ...
+
+    def pushed_rows(self, size: int) -> memoryview:
+        """Rows of a push in shared memory. Raises InvalidRequest when there is none, or not so much."""
+        ...
+
+    def room(self, size: int) -> memoryview | None:
+        """Memory shared with the worker for the rows it asked for; free to be written."""
+        ...
+
+    async def send_rows(self, rows: pb.Rows, values: memoryview, *, in_room: bool) -> None:
+        """Send ``rows`` and their ``values``, which are ``in_room``; returns when they are not read any more."""
+        ...
+
+    def released(self) -> None:
+        """The worker has read what was lent to it last."""
+        ...
+
+
+def parse_request(data: bytes | bytearray) -> pb.StepRequest:
+    """Raises InvalidRequest for bytes that are no StepRequest."""
+    try:
+        return pb.StepRequest.FromString(bytes(data))
+    except DecodeError as error:
+        raise InvalidRequest(
+            "a message is not a StepRequest", actual=f"{len(data)} bytes", expected=str(error)
+        ) from error
+
+
+def scatter(payload: bytes, pieces: Sequence[memoryview]) -> None:
+    """Write an inline payload to its places. Raises InvalidRequest when it is too short or too long."""
+    expected = sum(map(len, pieces))
+    if len(payload) != expected:
+        raise InvalidRequest(
+            "an inline payload has the wrong size", expected=f"{expected} bytes", actual=f"{len(payload)} bytes"
+        )
+    at = 0
+    for piece in pieces:
+        piece[:] = payload[at : at + len(piece)]
+        at += len(piece)
+
+
+def reply_of(message: Payload) -> pb.StepReply:
+    """The reply that carries ``message``."""
+    return pb.StepReply(rows=message) if isinstance(message, pb.Rows) else pb.StepReply(result=message)
+
+
+def put_inline(result: Payload, payload: Sequence[memoryview]) -> bool:
+    """Announce the payload, and put it into ``result`` when it is small; whether it was."""
+    result.payload_bytes = sum(map(len, payload))
+    if result.payload_bytes > INLINE_BYTES:
+        return False
+    result.payload = b"".join(payload)
+    return True
+
+
+def no_segments(transport: Transport) -> InvalidRequest:
+    """A worker named shared memory on a stream that has none."""
+    return InvalidRequest(
+        "a push names shared memory that this stream does not have",
+        expected="a payload in the push, or behind it",
+        actual=transport.value,
+        remedy="attach to the shm side channel first",
+    )

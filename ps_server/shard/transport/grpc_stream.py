@@ -1,0 +1,150 @@
+"""The gRPC transport: everything on the stream itself, payloads as chunks. Works everywhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from ps_protocol.cluster.transport import Transport
+from ps_protocol.errors import InvalidRequest, Unavailable
+from ps_protocol.model.layout import Range
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.wire.chunks import STEP_REPLIES, STEP_REQUESTS, ChunkReceiver
+from ps_protocol.wire.socket_messages import STALL_SECONDS
+from ps_server.shard.transport.base import Payload, no_segments, parse_request, put_inline, reply_of
+from ps_server.state.region import Region
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+async def read(context: Context) -> bytes | None:
+    """The next message of a stream, None once the client has sent its last."""
+    data: Any = await context.read()
+    return None if data is grpc.aio.EOF else bytes(data)
+
+
+async def read_soon(context: Context, seconds: float = STALL_SECONDS) -> bytes | None:
+    """As ``read``, where the client owes a message. Raises Unavailable when none comes."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await read(context)
+    except TimeoutError:
+        raise Unavailable(
+            "a call was given up: its client sent nothing",
+            expected=f"the next message within {seconds:g} s",
+            remedy="call again",
+        ) from None
+
+
+async def write(context: Context, data: bytes, seconds: float = STALL_SECONDS) -> None:
+    """Send one message. Raises Unavailable when the client does not read: what waits to be sent takes memory."""
+    try:
+        async with asyncio.timeout(seconds):
+            await context.write(data)
+    except TimeoutError:
+        raise Unavailable(
+            "a call was given up: its client does not read",
+            expected=f"some bytes read within {seconds:g} s",
+            remedy="call again",
+        ) from None
+
+
+@contextmanager
+def reader_gone() -> Iterator[None]:
+    """Turn the ConnectionError of a transport into Unavailable."""
+    try:
+        yield
+    except ConnectionError as error:
+        raise Unavailable(f"a call was given up: {error}", remedy="call again") from None
+
+
+class GrpcServerTransport:
+    """A ServerTransport on one gRPC stream, and the anchor of a side channel."""
+
+    kind = Transport.GRPC
+
+    def __init__(self, context: Context, stall_seconds: float = STALL_SECONDS) -> None:
+        self._context = context
+        self._stall_seconds = stall_seconds
+        self._first: asyncio.Future[bytes | None] | None = None
+
+    async def begun(self) -> bytes | None:
+        """The first message, which ``receive`` will give again."""
+        return await read(self._context)
+
+    def watch(self, first: asyncio.Future[bytes | None]) -> None:
+        """Take over a pending ``begun`` of another caller."""
+        self._first = first
+
+    async def _read(self) -> bytes | None:
+        first, self._first = self._first, None
+        return await (first if first is not None else read(self._context))
+
+    async def receive(self) -> pb.StepRequest | None:
+        """The next message that is no chunk."""
+        data = await self._read()
+        if data is None:
+            return None
+        message = parse_request(data)
+        if message.WhichOneof("body") == "chunk":
+            raise InvalidRequest("a chunk came before its push header", remedy="send PushHeader first")
+        return message
+
+    async def receive_payload(self, pieces: Sequence[memoryview]) -> None:
+        """Chunks until the payload is whole."""
+        await ChunkReceiver(STEP_REQUESTS, pieces, "a push").receive_async(self._read_chunk)
+
+    async def _read_chunk(self) -> bytes:
+        try:
+            data = await read_soon(self._context, self._stall_seconds)
+        except Unavailable as error:
+            raise ConnectionAbortedError("the worker stalled in the middle of a push") from error
+        if data is None:
+            raise ConnectionResetError("the stream ended in the middle of a push")
+        return data
+
+    def gradients(self, segment: int) -> Region:
+        """There is no shared memory here."""
+        raise no_segments(self.kind)
+
+    def pushed_rows(self, size: int) -> memoryview:
+        """There is no shared memory here."""
+        raise no_segments(self.kind)
+
+    def room(self, size: int) -> memoryview | None:
+        """There is no shared memory here."""
+        return None
+
+    async def send_rows(self, rows: pb.Rows, values: memoryview, *, in_room: bool) -> None:
+        """As any payload."""
+        await self.send_payload(rows, [values])
+
+    async def send(self, reply: pb.StepReply) -> None:
+        """One message."""
+        await self._write(reply.SerializeToString())
+
+    async def send_parameters(self, result: pb.StepResult, region: Region, ranges: Sequence[Range]) -> None:
+        """As any payload."""
+        await self.send_payload(result, region.pieces(ranges))
+
+    async def send_payload(self, result: Payload, payload: Sequence[memoryview]) -> None:
+        """The result, and chunks behind it unless the payload is small."""
+        inline = put_inline(result, payload)
+        await self._write(reply_of(result).SerializeToString())
+        if not inline:
+            for chunk in STEP_REPLIES.chunks(payload):
+                await self._write(chunk)
+
+    def released(self) -> None:
+        """Nothing is lent on this transport."""
+
+    async def _write(self, data: bytes) -> None:
+        try:
+            async with asyncio.timeout(self._stall_seconds):
+                await self._context.write(data)
+        except TimeoutError as error:
+            raise ConnectionAbortedError("the worker does not read its stream") from error

@@ -1,0 +1,270 @@
+"""Where workers connect beside the gRPC stream: a Unix socket and a TCP port; a one-time token admits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ps_protocol.cluster.transport import Transport
+from ps_protocol.errors import ConfigError, InvalidRequest, PsError
+from ps_protocol.model.layout import Layout
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.wire.convert_errors import to_detail
+from ps_protocol.wire.convert_transport import transport_from_pb, transport_to_pb
+from ps_protocol.wire.shared_memory import SharedMemory
+from ps_protocol.wire.socket_messages import TOKEN_BYTES
+from ps_server.shard.config import SideChannelConfig
+from ps_server.shard.transport.base import ServerTransport
+from ps_server.shard.transport.grpc_stream import GrpcServerTransport
+from ps_server.shard.transport.socket_stream import SocketServerTransport
+from ps_server.state.region import Region
+
+logger = logging.getLogger(__name__)
+
+MAX_GRADIENT_SEGMENTS = 2
+"""A worker needs one, or two when it fills one while the other is applied."""
+
+MAX_STRANGERS = 64
+"""Connections that have not shown a token; one more closes the oldest."""
+
+ROOM_BYTES = 128 << 20
+"""Address space for rows in shared memory, each way; pages come as they are written. What is larger is sent."""
+
+
+class Offer:
+    """The side channels offered to one stream. Lives on the event loop."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.channels: list[pb.SideChannel] = []
+        #: The transport the worker has confirmed.
+        self.confirmed: asyncio.Future[SocketServerTransport] = asyncio.get_running_loop().create_future()
+
+    def confirm(self, transport: SocketServerTransport) -> bool:
+        """The worker uses ``transport`` from now on; False when it is too late for that."""
+        if self.confirmed.done():
+            return False
+        self.confirmed.set_result(transport)
+        return True
+
+    async def chosen(self, anchor: GrpcServerTransport) -> ServerTransport:
+        """What the worker begins to use: a side channel, or the stream itself. Raises as ``ServerTransport`` does."""
+        first = asyncio.ensure_future(anchor.begun())
+        try:
+            either: list[asyncio.Future[Any]] = [first, self.confirmed]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if self.confirmed.done():
+                return self.confirmed.result()
+            self.confirmed.cancel()
+            first.result()
+            return anchor
+        except asyncio.CancelledError:
+            first.cancel()
+            raise
+        finally:
+            anchor.watch(first)
+
+
+class SideChannels:
+    """Owns the listening sockets and the tokens. One per shard process, on its event loop."""
+
+    def __init__(self, config: SideChannelConfig) -> None:
+        """Listens from here on. Raises ConfigError when no port of the range is free."""
+        self._config = config
+        self._tokens: dict[bytes, tuple[Offer, Transport]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        #: Connections that have not shown a token, oldest first.
+        self._strangers: dict[SocketServerTransport, None] = {}
+        self._name = f"torch-ps-{os.getpid()}-{secrets.token_hex(16)}"
+        self._unix = _listen_unix(self._name) if config.shm else None
+        self._tcp = _listen_tcp(config.bind, config.ports) if config.ports else None
+        for listener in (self._unix, self._tcp):
+            if listener is not None:
+                self._spawn(self._accept(listener))
+
+    @property
+    def port(self) -> int | None:
+        """TCP port of the bulk transport."""
+        return self._tcp.getsockname()[1] if self._tcp else None
+
+    async def close(self) -> None:
+        """Stop listening and drop connections that have not been confirmed."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for listener in (self._unix, self._tcp):
+            if listener is not None:
+                listener.close()
+
+    @contextmanager
+    def offer(self, transports: Sequence[int], layout: Layout) -> Iterator[Offer]:
+        """Offer what the worker asked for and this shard has. At the end of the block the tokens expire."""
+        offer = Offer(layout)
+        tokens = []
+        for transport in dict.fromkeys(transports):
+            token = secrets.token_bytes(TOKEN_BYTES)
+            wanted = transport_from_pb(transport)
+            channel = self._channel(wanted, token, layout)
+            if channel is not None and wanted is not None:
+                tokens.append(token)
+                self._tokens[token] = offer, wanted
+                offer.channels.append(channel)
+        expiry = asyncio.get_running_loop().call_later(self._config.token_seconds, self._forget, tokens)
+        try:
+            yield offer
+        finally:
+            expiry.cancel()
+            self._forget(tokens)
+            # Cancelled: a worker that confirms from now on is too late. When done already, this does nothing.
+            offer.confirmed.cancel()
+            if not offer.confirmed.cancelled():
+                offer.confirmed.result().close()
+
+    def _channel(self, transport: Transport | None, token: bytes, layout: Layout) -> pb.SideChannel | None:
+        number = transport_to_pb(transport)
+        if transport is Transport.SHM and self._unix is not None and layout.holds_any:
+            return pb.SideChannel(transport=number, name=self._name, token=token)
+        if transport is Transport.BULK and self.port is not None:
+            return pb.SideChannel(transport=number, port=self.port, token=token)
+        return None
+
+    def _forget(self, tokens: Sequence[bytes]) -> None:
+        for token in tokens:
+            self._tokens.pop(token, None)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                logger.warning("cannot take a connection: %s", error)
+                await asyncio.sleep(1.0)  # out of descriptors, most likely: trying at once would spin
+                continue
+            transport = SocketServerTransport(connection, self._config.stall_seconds)
+            # The one that has waited longest has had the most time to show its token.
+            if len(self._strangers) >= MAX_STRANGERS:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                oldest.close()
+            self._strangers[transport] = None
+            self._spawn(self._admit(transport))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _admit(self, transport: SocketServerTransport) -> None:
+        """Attach, Attached, Confirm; anything else closes the connection."""
+        confirmed = False
+        try:
+            async with asyncio.timeout(self._config.token_seconds):
+                offer = await self._attach(transport)
+                self._strangers.pop(transport, None)
+                message = await transport.receive()
+            if message is not None and message.WhichOneof("body") == "confirm":
+                confirmed = offer.confirm(transport)
+        except PsError as error:
+            logger.warning("refused a side channel: %s", error)
+            await _say(transport, error)
+        except (ConnectionError, TimeoutError) as error:
+            logger.debug("a side channel was not taken up: %s", error)
+        finally:
+            self._strangers.pop(transport, None)
+            if not confirmed:
+                transport.close()
+
+    async def _attach(self, transport: SocketServerTransport) -> Offer:
+        message = await transport.receive()
+        if message is None:
+            raise ConnectionResetError("closed before Attach")
+        if message.WhichOneof("body") != "attach":
+            raise InvalidRequest("a side channel begins with Attach", actual=str(message.WhichOneof("body")))
+        found = self._tokens.pop(message.attach.token, None)
+        if found is None:
+            raise InvalidRequest(
+                "a side channel's token is wrong, used, or expired",
+                expected="the token of the last Opened, once, within seconds",
+                remedy="open the stream again",
+            )
+        transport.admit()
+        offer, kind = found
+        if kind is Transport.BULK:
+            await transport.send(pb.StepReply(attached=pb.Attached()))
+            return offer
+        segments = await asyncio.to_thread(_gradient_segments, offer.layout, message.attach.segments or 1)
+        await transport.share(segments, _rooms(offer.layout))
+        return offer
+
+
+def _gradient_segments(layout: Layout, count: int) -> list[Region]:
+    """Regions that a worker can map. Raises InvalidRequest when there is no room for them."""
+    regions = [Region(layout) for _ in range(min(count, MAX_GRADIENT_SEGMENTS) if layout.region_bytes else 0)]
+    if any(region.segment is None for region in regions):
+        raise InvalidRequest(
+            "there is not enough shared memory for this worker's gradients",
+            shard=str(layout.shard),
+            expected=f"{len(regions) * layout.region_bytes} bytes",
+            remedy="nothing needs to be done: the worker uses TCP",
+        )
+    return regions
+
+
+def _rooms(layout: Layout) -> list[SharedMemory]:
+    """Memory for rows of pushes, and for rows asked for; none where the model has no tables, or there is none."""
+    if not layout.shard_map.spec.tables:
+        return []
+    try:
+        return [SharedMemory.create(ROOM_BYTES, whole=False) for _ in range(2)]
+    except OSError:
+        return []
+
+
+async def _say(transport: SocketServerTransport, error: PsError) -> None:
+    try:
+        await transport.send(pb.StepReply(refused=to_detail(error)))
+    except ConnectionError:
+        pass  # it will find the connection closed
+
+
+def _listen_unix(name: str) -> socket.socket | None:
+    """A listener without a file: the name ends with the process. None where the system has no such sockets."""
+    try:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind("\0" + name)
+    except (OSError, AttributeError):
+        return None
+    return _listening(listener)
+
+
+def _listen_tcp(bind: str, ports: Sequence[int]) -> socket.socket:
+    """Raises ConfigError when no port of ``ports`` can be listened on."""
+    reason = ""
+    for port in ports:
+        try:
+            family = socket.getaddrinfo(bind or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+            listener = socket.socket(family, socket.SOCK_STREAM)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((bind, port))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            continue
+        return _listening(listener)
+    raise ConfigError(
+        f"cannot listen on {bind} for bulk transfers: {reason}",
+        expected=f"a free port of {ports[0]}-{ports[-1]}" if ports[0] else "any free port",
+        remedy="give another --bulk-ports, as 7200-7299, or off",
+    )
+
+
+def _listening(listener: socket.socket) -> socket.socket:
+    listener.listen(128)
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,270 @@
+"""The transports on sockets: bulk (payloads on the socket) and shm (payloads in memory that both sides map)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from ps_protocol.cluster.transport import Transport
+from ps_protocol.errors import InvalidRequest
+from ps_protocol.model.layout import Range
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.wire.shared_memory import Recent, SharedMemory
+from ps_protocol.wire.socket_messages import (
+    ATTACH_BYTES,
+    INLINE_BYTES,
+    LENGTH,
+    MAX_MESSAGE_BYTES,
+    STALL_SECONDS,
+    checked_length,
+    framed,
+    prepare,
+    receive_into,
+    send_all,
+    send_now,
+)
+from ps_server.shard.tasks import in_thread
+from ps_server.shard.transport.base import Payload, no_segments, parse_request, put_inline, reply_of
+from ps_server.state.region import Region
+
+INLINE_TRANSFER_BYTES = 1 << 20
+"""Up to this size a transfer is tried on the event loop; it takes less time than handing it to a thread."""
+
+
+class SocketServerTransport:
+    """A ServerTransport on one connected socket.
+
+    Messages and small payloads are moved on the event loop without ever waiting there; large payloads by two threads
+    of its own, one each way, so that pushers do not wait for each other.
+    """
+
+    def __init__(self, sock: socket.socket, stall_seconds: float = STALL_SECONDS) -> None:
+        prepare(sock, stall_seconds)
+        self.kind = Transport.BULK
+        self._socket = sock
+        self._stall_seconds = stall_seconds
+        self._loop = asyncio.get_running_loop()
+        self._threads = ThreadPoolExecutor(2, "transport")
+        self._readable: asyncio.Future[None] | None = None
+        self._watched = False
+        self._closed = False
+        #: Of a message that comes in: little until the token has been shown.
+        self._most_bytes = ATTACH_BYTES
+        self._segments: Sequence[Region] = ()
+        #: Where the worker writes rows that it pushes, and where rows that it asked for are written.
+        self._pushed_room: SharedMemory | None = None
+        self._rows_room: SharedMemory | None = None
+        #: Regions whose memory the worker has; it is not kept alive here.
+        self._sent: Recent[weakref.ref[Region]] = Recent()
+        self._numbers = 0
+        self._release: asyncio.Future[None] | None = None
+
+    def admit(self) -> None:
+        """Its token was right: messages may have full length from now on."""
+        self._most_bytes = MAX_MESSAGE_BYTES
+
+    async def share(self, segments: Sequence[Region], rooms: Sequence[SharedMemory] = ()) -> None:
+        """Become an shm transport: answer Attach with the worker's gradient ``segments``, which are its alone.
+
+        ``rooms``: memory for rows of its pushes, and for rows it asks for.
+        """
+        self.kind = Transport.SHM
+        self._segments = segments
+        descriptors = [region.segment.fd for region in segments if region.segment]
+        attached = pb.Attached(segment_bytes=segments[0].layout.region_bytes if segments else 0)
+        if rooms:
+            self._pushed_room, self._rows_room = rooms
+            attached.room_bytes = len(rooms[0].bytes)
+            descriptors += [room.fd for room in rooms]
+        if descriptors:
+            await self._send(pb.StepReply(attached=attached), descriptors=descriptors)
+        else:
+            await self._send(pb.StepReply(attached=attached))
+
+    # -- reading
+
+    async def receive(self) -> pb.StepRequest | None:
+        """The next message; None when the worker closed the connection between two."""
+        head = bytearray(LENGTH.size)
+        if not await self._fill(memoryview(head), may_end=True):
+            return None
+        body = bytearray(checked_length(head, self._most_bytes))
+        await self._fill(memoryview(body))
+        message = parse_request(body)
+        if message.WhichOneof("body") == "chunk":
+            raise InvalidRequest("a chunk came on a side channel", remedy="send the payload as it is, without chunks")
+        return message
+
+    async def receive_payload(self, pieces: Sequence[memoryview]) -> None:
+        """The bytes, without framing."""
+        if sum(map(len, pieces)) <= INLINE_TRANSFER_BYTES:
+            for piece in pieces:
+                await self._fill(piece)
+        else:
+            await self._in_thread(lambda: receive_into(self._socket, pieces))
+
+    def gradients(self, segment: int) -> Region:
+        """The gradient segment of this number, from 1."""
+        if self.kind != Transport.SHM:
+            raise no_segments(self.kind)
+        if not 1 <= segment <= len(self._segments):
+            raise InvalidRequest(
+                "a push names a gradient segment that does not exist",
+                expected=f"1 to {len(self._segments)}",
+                actual=str(segment),
+            )
+        return self._segments[segment - 1]
+
+    def pushed_rows(self, size: int) -> memoryview:
+        """What the worker has written at the beginning of its memory for rows."""
+        room = self._pushed_room.bytes if self._pushed_room else memoryview(b"")
+        if size > len(room):
+            raise InvalidRequest(
+                "a push has more rows in shared memory than fit there",
+                expected=f"at most {len(room)} bytes",
+                actual=f"{size} bytes",
+            )
+        return room[:size]
+
+    async def _fill(self, view: memoryview, *, may_end: bool = False) -> bool:
+        """Read ``view`` full; False when the connection ends before its first byte and ``may_end``."""
+        at = 0
+        while at < len(view):
+            try:
+                got = self._socket.recv_into(view[at:], 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                await self._until_readable(idle=may_end and at == 0)
+                continue
+            if got == 0:
+                if may_end and at == 0:
+                    return False
+                raise ConnectionResetError("the worker closed the connection in the middle of a message")
+            at += got
+        return True
+
+    async def _until_readable(self, *, idle: bool) -> None:
+        """Wait for bytes: between messages as long as it takes, within one as long as a peer may stall."""
+        self._readable = self._loop.create_future()
+        if self._closed:
+            raise ConnectionAbortedError("the connection is closed")
+        if not self._watched:
+            self._watched = True
+            self._loop.add_reader(self._socket.fileno(), self._on_readable)
+            self._socket.setblocking(True)  # uvloop has made it non-blocking; the threads count on the opposite
+        if idle:
+            await self._readable
+            return
+        try:
+            async with asyncio.timeout(self._stall_seconds):
+                await self._readable
+        except TimeoutError as error:
+            raise ConnectionAbortedError("the worker stalled in the middle of a message") from error
+
+    def _on_readable(self) -> None:
+        if self._readable is not None and not self._readable.done():
+            self._readable.set_result(None)
+        else:
+            # Bytes that are not awaited yet: watched again when they are.
+            self._unwatch()
+
+    def _unwatch(self) -> None:
+        if self._watched:
+            self._watched = False
+            self._loop.remove_reader(self._socket.fileno())
+
+    # -- writing
+
+    async def send(self, reply: pb.StepReply) -> None:
+        """One message."""
+        await self._send(reply)
+
+    async def send_parameters(self, result: pb.StepResult, region: Region, ranges: Sequence[Range]) -> None:
+        """As any payload; but what is large and can be shared is lent until the worker has read it."""
+        pieces = region.pieces(ranges)
+        shared = region.segment if self.kind == Transport.SHM else None
+        if shared is not None and not put_inline(result, pieces):
+            await self._lend(result, region, shared)
+        else:
+            await self.send_payload(result, pieces)
+
+    async def send_payload(self, result: Payload, payload: Sequence[memoryview]) -> None:
+        """The result with its payload in it or behind it."""
+        inline = put_inline(result, payload)
+        await self._send(reply_of(result), () if inline else payload)
+
+    def room(self, size: int) -> memoryview | None:
+        """The memory for rows, for the next ``send_rows``."""
+        if self._rows_room is None or size > len(self._rows_room.bytes) or size <= INLINE_BYTES:
+            return None
+        return self._rows_room.bytes[:size]
+
+    async def send_rows(self, rows: pb.Rows, values: memoryview, *, in_room: bool) -> None:
+        """As any payload; what is in shared memory is lent until the worker has read it."""
+        if not in_room:
+            await self.send_payload(rows, [values])
+            return
+        rows.payload_bytes, rows.in_room = len(values), True
+        self._release = self._loop.create_future()
+        await self._send(reply_of(rows))
+        await self._release
+
+    def released(self) -> None:
+        """The worker has read what was lent to it last."""
+        if self._release is not None and not self._release.done():
+            self._release.set_result(None)
+
+    async def _lend(self, result: pb.StepResult, region: Region, segment: SharedMemory) -> None:
+        number = self._sent.find(lambda sent: sent() is region)
+        descriptors = []
+        if number is None:
+            self._numbers = number = self._numbers + 1
+            segment.seal()
+            self._sent.put(number, weakref.ref(region))
+            descriptors = [segment.fd]
+        result.segment = number
+        self._release = self._loop.create_future()
+        await self._send(pb.StepReply(result=result), descriptors=descriptors)
+        await self._release
+
+    async def _send(
+        self, reply: pb.StepReply, pieces: Sequence[memoryview] = (), descriptors: Sequence[int] = ()
+    ) -> None:
+        parts: list[memoryview | bytes] = [framed(reply.SerializeToString()), *pieces]
+        if descriptors:
+            # New memory is rarely shared; what goes with it may have to wait.
+            await self._in_thread(lambda: send_all(self._socket, parts, descriptors))
+            return
+        # A large payload would keep the loop busy even where the socket takes it at once.
+        now = len(parts) if sum(map(len, parts)) <= INLINE_TRANSFER_BYTES else 1
+        rest = send_now(self._socket, parts[:now]) + parts[now:]
+        if rest:
+            await self._in_thread(lambda: send_all(self._socket, rest))
+
+    async def _in_thread(self, work: Callable[[], None]) -> None:
+        await in_thread(work, self._threads, hurry=self.close)
+
+    def close(self) -> None:
+        """End the connection; pending calls raise ConnectionError. Safe to repeat."""
+        if self._closed:
+            return
+        self._closed = True
+        self._unwatch()
+        for waiting in (self._readable, self._release):
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(ConnectionAbortedError("the connection is closed"))
+                waiting.exception()  # seen: it may not be awaited
+        # Anything that still refers to this transport, such as a traceback, keeps no memory of the worker.
+        self._segments, self._pushed_room, self._rows_room = (), None, None
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._threads.shutdown(wait=False)
+        self._loop.run_in_executor(None, self._dispose)
+
+    def _dispose(self) -> None:
+        self._threads.shutdown(wait=True)
+        self._socket.close()

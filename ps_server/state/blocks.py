@@ -1,0 +1,52 @@
+"""Cuts a region into blocks: what is copied to disk at one time, and what torch never steps as one parameter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ps_protocol.model.layout import Layout
+from ps_protocol.model.spec import Kind
+
+BLOCK_BYTES = 32 << 20
+"""A block is no larger, unless it is one slice that is: placement cuts slices to this size where it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Slices [first, last) of a layout, neighbours in one arena; all buffers together are one block.
+
+    A copy of one block with its optimizer state continues bit for bit on its own: torch's kernels see the same
+    segments whether or not other blocks are stepped at the same time.
+    """
+
+    first: int
+    last: int
+    begin: int
+    end: int
+
+    @property
+    def slices(self) -> frozenset[int]:
+        """Indexes of its slices."""
+        return frozenset(range(self.first, self.last))
+
+
+def blocks_of(layout: Layout) -> tuple[Block, ...]:
+    """The blocks of ``layout`` in order; every slice is in exactly one, buffers in the last."""
+    blocks: list[Block] = []
+    arena = None
+    for index, span in enumerate(layout.slices[: layout.parameter_slices]):
+        last = blocks[-1] if blocks else None
+        if last and span.arena == arena and span.end - last.begin <= BLOCK_BYTES:
+            blocks[-1] = Block(last.first, index + 1, last.begin, span.end)
+        else:
+            blocks.append(Block(index, index + 1, span.begin, span.end))
+        arena = span.arena
+    if layout.parameter_slices < len(layout.slices):
+        begin = min(span.begin for span in layout.arenas if span.key.kind is Kind.BUFFER)
+        blocks.append(Block(layout.parameter_slices, len(layout.slices), begin, layout.region_bytes))
+    return tuple(blocks)
+
+
+def block_numbers(layout: Layout) -> tuple[int, ...]:
+    """For each slice, the number of its block."""
+    return tuple(number for number, block in enumerate(blocks_of(layout)) for _ in range(block.first, block.last))

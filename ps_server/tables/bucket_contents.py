@@ -1,0 +1,106 @@
+"""A consistent copy of one bucket, and its bytes on the wire and on disk (message Bucket)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ps_protocol.errors import InvalidRequest
+from ps_protocol.model.tables import Ids, TableSpec
+from ps_protocol.v1 import shard_pb2 as pb
+
+MAX_UPDATES = 1 << 62
+"""More updates than any table makes; sums of them still fit an int64."""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketContents:
+    """Rows and waiting ids of one bucket, both ascending by id, without duplicates."""
+
+    bucket: int
+    #: Updates of the table at the copy.
+    updates: int
+    ids: Ids
+    #: The table's update of the last use.
+    touched: npt.NDArray[np.int64]
+    #: float32 [n, width]
+    rows: npt.NDArray[np.float32]
+    #: Zeros if the table does not count uses.
+    uses: npt.NDArray[np.uint32]
+    waiting_ids: Ids
+    waiting_touched: npt.NDArray[np.int64]
+    waiting_uses: npt.NDArray[np.uint32]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pieces."""
+        return sum(array.nbytes for array in self._arrays)
+
+    @property
+    def _arrays(self) -> tuple[npt.NDArray[np.generic], ...]:
+        waiting = self.waiting_ids, self.waiting_touched, self.waiting_uses
+        return self.ids, self.touched, self.rows, self.uses, *waiting
+
+    def pieces(self) -> list[memoryview]:
+        """The payload: views of the bytes of this object, in the order of message Bucket."""
+        return [memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data) for array in self._arrays]
+
+    def message(self, table: int) -> pb.Bucket:
+        """The message before the payload; ``table`` is the number of the table in its model."""
+        return pb.Bucket(
+            table=table,
+            bucket=self.bucket,
+            rows=self.ids.size,
+            waiting=self.waiting_ids.size,
+            width=self.rows.shape[1],
+            updates=self.updates,
+            payload_bytes=self.nbytes,
+        )
+
+    @classmethod
+    def read(cls, spec: TableSpec, message: pb.Bucket, payload: memoryview) -> BucketContents:
+        """A copy of what ``payload`` holds. Raises InvalidRequest unless it fits ``message``."""
+        rows, waiting = message.rows, message.waiting
+        sizes = (8 * rows, 8 * rows, 4 * spec.width * rows, 4 * rows, 8 * waiting, 8 * waiting, 4 * waiting)
+        _check(spec, "row width", spec.width, message.width)
+        _check(spec, "number of payload bytes", sum(sizes), message.payload_bytes)
+        _check(spec, "payload", sum(sizes), len(payload))
+        if message.updates > MAX_UPDATES:
+            _check(spec, "number of updates", f"at most {MAX_UPDATES}", message.updates)
+        if message.bucket >= spec.buckets:
+            _check(spec, "bucket number", f"below {spec.buckets}", message.bucket)
+        kinds = np.int64, np.int64, np.float32, np.uint32, np.int64, np.int64, np.uint32
+        arrays, at = [], 0
+        for size, kind in zip(sizes, kinds, strict=True):
+            arrays.append(np.frombuffer(payload[at : at + size], kind).copy())
+            at += size
+        ids, touched, values, uses, *others = arrays
+        return cls(
+            message.bucket, message.updates, ids, touched, values.reshape(rows, spec.width), uses, *others
+        ).checked(spec)
+
+    def checked(self, spec: TableSpec) -> BucketContents:
+        """The same object. Raises InvalidRequest for a duplicate id, or one of another bucket."""
+        from ps_protocol.model.ids import buckets_of, unique  # Compiled code: not for those who only name this class.
+
+        for ids in (self.ids, self.waiting_ids):
+            _check(spec, "number of different ids", ids.size, int(unique(ids)[0].size))
+            _check(
+                spec,
+                "number of ids of this bucket",
+                ids.size,
+                int((buckets_of(ids, spec.buckets) == self.bucket).sum()),
+            )
+        return self
+
+
+def _check(spec: TableSpec, what: str, expected: object, actual: object) -> None:
+    if expected != actual:
+        raise InvalidRequest(
+            f"a bucket of table '{spec.name}' has another {what} than the table",
+            variable=spec.name,
+            expected=str(expected),
+            actual=str(actual),
+        )

@@ -1,0 +1,1 @@
+"""Which samples a worker trains: fixed shares, or leases that the coordinator hands out."""

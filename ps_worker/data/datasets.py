@@ -1,0 +1,75 @@
+"""The datasets that a worker shares with others: their names, their epochs, and the leases held on them."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from ps_protocol.cluster.view import Role
+from ps_protocol.errors import ConfigError
+from ps_worker.data import samples
+from ps_worker.data.leased_loader import LeasedData, can_lease, leased
+from ps_worker.session.session import Session
+
+
+def share_of(session: Session) -> samples.Share:
+    """A worker's part of the data: by rank among the expected workers, in an elastic job among the live ones."""
+    if session.config.role is not Role.WORKER:
+        return samples.Share(0, 1, session.seed)
+    expected = session.view.expected_workers
+    if session.rank < expected:
+        return samples.Share(session.rank, expected, session.seed)
+    ranks = session.workers
+    return samples.Share(ranks.index(session.rank), len(ranks), session.seed)
+
+
+class Datasets:
+    """Used from the training thread."""
+
+    def __init__(self, session: Session, idle: Callable[[], AbstractContextManager[None]]) -> None:
+        """``idle()`` is entered while the training thread waits for leased data."""
+        self._session = session
+        self._idle = idle
+        #: A loader that is sharded again keeps its name, and a name keeps its epochs.
+        self._names: weakref.WeakKeyDictionary[DataLoader[Any], str] = weakref.WeakKeyDictionary()
+        self._numbers = itertools.count()
+        self._epochs: dict[str, Iterator[int]] = {}
+        self._leased: weakref.WeakSet[LeasedData] = weakref.WeakSet()
+
+    @property
+    def leased(self) -> list[LeasedData]:
+        """Datasets on which leases may be held."""
+        return list(self._leased)
+
+    def shard(self, loader: Any, lease: bool | None, name: str | None) -> Any:
+        """The worker's part of ``loader``. Raises ConfigError where it cannot be split, or leased as asked."""
+        name = self._name_of(loader, name)
+        epochs = self._epochs.setdefault(name, itertools.count()) if name else itertools.count()
+        record = self._session.progress.record_samples
+        if lease and not can_lease(loader):
+            raise ConfigError(
+                "shard() cannot lease this",
+                expected="a DataLoader of a dataset and a sampler with a length",
+                actual=type(loader).__name__,
+                remedy="leave lease=True out: it is split among the workers that live when shard() is called",
+            )
+        if self._session.config.role is Role.WORKER and (
+            lease or (lease is None and self._session.elastic and can_lease(loader))
+        ):
+            loader = leased(loader, name, self._session, epochs, record, self._idle)
+            self._leased.add(loader.leases)
+            return loader
+        return samples.shard(loader, share_of(self._session), epochs, record)
+
+    def _name_of(self, loader: object, name: str | None) -> str:
+        if not isinstance(loader, DataLoader):
+            return ""
+        if loader not in self._names or name:
+            number = next(self._numbers) if name is None else 0
+            self._names[loader] = name or (f"data-{number}" if number else "data")
+        return self._names[loader]

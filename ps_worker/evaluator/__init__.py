@@ -1,0 +1,1 @@
+"""Reading the newest parameters and rows without training."""

@@ -1,0 +1,153 @@
+"""Owns the flat memory that a model's parameters are views of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ps_protocol.errors import InvalidRequest
+from ps_protocol.model.layout import Range, aligned
+from ps_protocol.model.spec import Kind, ShardMap
+from ps_worker.memory.blocks import HOST, FlatMemory
+from ps_worker.memory.local_writes import WrittenValues
+from ps_worker.memory.plan import FlatPlan
+from ps_worker.model.bindings import Bindings
+
+
+class FlatModel:
+    """Called from the training thread only.
+
+    ``param.data`` of every bound parameter becomes a view of ``parameters`` (as DDP and FSDP do) with a storage of its
+    own, values kept. A parameter whose memory is not contiguous (channels_last, transposed) keeps its own, and so does
+    one that is given other memory later (``flatten_parameters``, ``param.data = …``): they are copied, as buffers are,
+    which stay the user's own tensors. Flat memory is allocated once, here.
+    """
+
+    def __init__(self, bindings: Bindings, shard_map: ShardMap) -> None:
+        self.plan = FlatPlan(shard_map)
+        self._bindings = bindings
+        devices = bindings.devices
+        homes: dict[torch.device, list[Range]] = {}
+        for number in sorted(range(len(devices)), key=self.plan.offsets.__getitem__):
+            begin = self.plan.offsets[number]
+            end = aligned(begin + self.plan.variables[number].nbytes)
+            homes.setdefault(devices[number], []).append((begin, end))
+        self.parameters = FlatMemory(self.plan.total_bytes, homes)
+        self._mirrored = any(device != HOST for device in devices)
+        views = [
+            self.parameters.view(device, begin, variable.dtype, variable.shape)
+            for device, begin, variable in zip(devices, self.plan.offsets, self.plan.variables, strict=True)
+        ]
+        count = len(bindings.parameters)
+        self._views, self._buffer_views = views[:count], views[count:]
+        #: Numbers of the parameters with memory of their own.
+        self._apart: list[int] = []
+        self._bind()
+        self._written = WrittenValues(bindings, self._views, self._apart)
+
+    @torch.no_grad()
+    def _bind(self) -> None:
+        if self._views:
+            torch._foreach_copy_(self._views, [p.detach() for p in self._bindings.parameters])
+        for number, (parameter, view) in enumerate(zip(self._bindings.parameters, self._views, strict=True)):
+            if parameter.is_contiguous():
+                parameter.data = view
+            else:
+                self._apart.append(number)
+        self._addresses = [p.data_ptr() for p in self._bindings.parameters]
+
+    def lay_out(self, shard_map: ShardMap) -> None:
+        """Slices have moved between shards; all values stay where they are."""
+        self.plan = FlatPlan(shard_map, self.plan)
+
+    @property
+    def has_buffers(self) -> bool:
+        """Whether the model has persistent buffers."""
+        return bool(self._bindings.buffers)
+
+    def check_in_place(self) -> None:
+        """Let parameters that have other memory now keep it. Raises InvalidRequest where its kind has changed."""
+        if [p.data_ptr() for p in self._bindings.parameters] != self._addresses:
+            self._detach_moved()
+
+    def written(self) -> tuple[int, ...]:
+        """Numbers of the variables that the user has set since they were published. Raises as ``check_in_place``."""
+        self.check_in_place()
+        return self._written.found()
+
+    def mark_published(self) -> None:
+        """All present values of the module are the cluster's."""
+        self._written.parameters_published()
+        self._written.buffers_published()
+
+    def is_untrained(self, number: int) -> bool:
+        """Whether the parameter of this number has no gradient, so that the next step does not change it."""
+        return self._bindings.parameters[number].grad is None
+
+    def values_of(self, number: int) -> torch.Tensor:
+        """The parameter of this number as the module has it."""
+        return self._bindings.parameters[number].detach()
+
+    @torch.no_grad()
+    def collect_values(self) -> None:
+        """Make host memory hold all parameters and buffers as the module has them now, to upload them."""
+        self._copy_apart(self._views, self._bindings.parameters)
+        if self._buffer_views:
+            torch._foreach_copy_(self._buffer_views, self._bindings.buffer_values())
+        self.parameters.to_host((0, self.plan.total_bytes))
+
+    def host_tensors(self, ranges: Sequence[Range]) -> list[torch.Tensor]:
+        """Host memory at ``ranges`` as flat tensors of bytes, to be written."""
+        if self._mirrored:
+            self.parameters.wait()
+        return [self.parameters.host[begin:end] for begin, end in ranges]
+
+    def publish_parameters(self) -> None:
+        """Make received parameters the module's, and let autograd know that they changed in place."""
+        if self._mirrored:
+            self.parameters.to_devices(self._span(Kind.PARAMETER))
+        self._copy_apart(self._bindings.parameters, self._views)
+        torch.autograd.graph.increment_version(self._bindings.parameters)
+        self._written.parameters_published()
+
+    @torch.no_grad()
+    def publish_buffers(self) -> None:
+        """Copy received buffers into the module."""
+        if self._buffer_views:
+            self.parameters.to_devices(self._span(Kind.BUFFER))
+            torch._foreach_copy_(self._bindings.buffer_values(), self._buffer_views)
+        self._written.buffers_published()
+
+    def buffers_sent(self) -> None:
+        """The present buffers of the module are being pushed."""
+        self._written.buffers_published()
+
+    def changed_buffers(self) -> tuple[int, ...]:
+        """Numbers of the buffers that may have changed since they were sent or published."""
+        return self._written.changed_buffers()
+
+    def _copy_apart(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        if not self._apart:
+            return
+        with torch.no_grad():
+            torch._foreach_copy_([targets[n] for n in self._apart], [sources[n] for n in self._apart])
+
+    def _span(self, kind: Kind) -> Range:
+        """The bytes of all arenas of ``kind``; they are neighbours."""
+        spans = [span for key, span in self.plan.arenas if key.kind is kind]
+        return (spans[0][0], spans[-1][1]) if spans else (0, 0)
+
+    def _detach_moved(self) -> None:
+        for number, (parameter, view) in enumerate(zip(self._bindings.parameters, self._views, strict=True)):
+            if parameter.data_ptr() == self._addresses[number]:
+                continue
+            if (parameter.device, parameter.dtype, parameter.shape) != (view.device, view.dtype, view.shape):
+                raise InvalidRequest(
+                    "a parameter was moved or converted after cluster.optimizer(...) had placed it",
+                    variable=self.plan.variables[number].name,
+                    remedy="call model.to(...), .half() and the like before cluster.optimizer(...)",
+                )
+            self._addresses[number] = parameter.data_ptr()
+            if number not in self._apart:
+                self._apart.append(number)

@@ -1,0 +1,1 @@
+"""From a torch model and optimizer to what the cluster declares, and back."""

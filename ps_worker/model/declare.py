@@ -1,0 +1,198 @@
+"""Turns a torch.optim class, its arguments and a model into the declaration the cluster agrees on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import torch
+
+from ps_protocol.errors import ConfigError, UnsupportedOptimizer
+from ps_protocol.model.optimizers import ELEMENTWISE, EXECUTION_HINTS, REFUSED, SHAPED
+from ps_protocol.model.spec import Buffers, ModelSpec, NonFinite, Option, Options
+from ps_worker.model.bindings import Bindings, ParameterGroup, Source, bind, check_free, named_as_in, read_groups
+from ps_worker.tables.table import NO_TABLES, DeclaredTables, declared, modules_in
+
+E = TypeVar("E", bound=Enum)
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """A model as declared to the cluster, with the user's tensors and groups."""
+
+    spec: ModelSpec
+    bindings: Bindings
+    #: As torch's optimizer would hold them: 'params' and every option, defaults filled in.
+    groups: list[dict[str, Any]]
+    defaults: dict[str, Any]
+    tables: DeclaredTables = NO_TABLES
+
+
+def build_spec(
+    torch_class: type[torch.optim.Optimizer],
+    source: Source,
+    arguments: Mapping[str, Any],
+    *,
+    name: str,
+    nonfinite: str = "refuse",
+    buffers: str = "rank0",
+    tables: Iterable[object] = (),
+    seed: Callable[[], int] = lambda: 0,
+    module: torch.nn.Module | None = None,
+    held: Mapping[int, str] = MappingProxyType({}),
+) -> Declaration:
+    """Declare ``source`` under ``name``, with the tables of its modules and of the modules ``tables``.
+
+    Nothing is sent and no tensor is copied. ``seed()`` is the job's. Where ``source`` is parameters or groups, buffers,
+    tables and names are those of ``module``. ``held``: models of other optimizers, by ``id(parameter)``. Raises
+    UnsupportedOptimizer for a class or argument that shards cannot run, InvalidRequest for parameters they cannot hold
+    and for a table that is declared twice, ConfigError for an unknown policy.
+    """
+    qualified = qualified_name(torch_class)
+    kept = choice(Buffers, buffers, "buffers")
+    whole = _module_of(source, module)
+    found = declared([*(whole.modules() if whole is not None else ()), *modules_in(tables)], seed)
+    groups = read_groups(source, may_be_empty=bool(found.specs))
+    if whole is not None:
+        groups = named_as_in(whole, groups)
+    bindings = bind(groups, None if kept is Buffers.LOCAL else whole)
+    check_free(bindings, held)
+    template = _instantiate(torch_class, groups, arguments)
+    accepted = set(inspect.signature(torch_class).parameters) - EXECUTION_HINTS - {"params"}
+    spec = ModelSpec(
+        name=name,
+        optimizer=qualified,
+        variables=bindings.variables,
+        group_options=tuple(group_options(group, accepted) for group in template.param_groups),
+        nonfinite=choice(NonFinite, nonfinite, "nonfinite"),
+        buffers=kept,
+        unsplit=qualified in SHAPED,
+        tables=found.specs,
+    )
+    own_groups = [{**t, "params": list(g.parameters)} for t, g in zip(template.param_groups, groups, strict=True)]
+    return Declaration(spec, bindings, own_groups, template.defaults, found)
+
+
+def qualified_name(torch_class: type[torch.optim.Optimizer]) -> str:
+    """The name on the wire, as "torch.optim.SGD". Raises UnsupportedOptimizer for a class that shards cannot run."""
+    short = getattr(torch_class, "__name__", repr(torch_class))
+    qualified = f"torch.optim.{short}"
+    if qualified in REFUSED:
+        raise UnsupportedOptimizer(f"{qualified} cannot run on shards: {REFUSED[qualified]}")
+    known = ELEMENTWISE | SHAPED
+    if qualified not in known or getattr(torch.optim, short, None) is not torch_class:
+        raise UnsupportedOptimizer(
+            f"{short} is not an optimizer that shards run",
+            expected=", ".join(sorted(known)),
+            remedy="pass one of torch.optim's own classes, not an instance and not a subclass",
+        )
+    return qualified
+
+
+def named_arguments(
+    torch_class: type[torch.optim.Optimizer], positional: Sequence[object], arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All arguments by name, as torch takes them behind ``params``. Raises UnsupportedOptimizer for too many."""
+    if not positional:
+        return dict(arguments)
+    qualified = qualified_name(torch_class)
+    parameters = list(inspect.signature(torch_class).parameters.values())[1:]
+    names = [each.name for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    twice = [name for name in names[: len(positional)] if name in arguments]
+    if len(positional) > len(names) or twice:
+        raise UnsupportedOptimizer(
+            f"{qualified} is given '{twice[0]}' twice" if twice else f"{qualified} is given too many arguments",
+            expected=f"at most {len(names)} without a name: {', '.join(names)}",
+            actual=f"{len(positional)} without a name, and {', '.join(arguments) or 'none by name'}",
+            remedy="give the optimizer's arguments by name, as lr=0.1",
+        )
+    return {**dict(zip(names, positional, strict=False)), **arguments}
+
+
+def _module_of(source: Source, module: torch.nn.Module | None) -> torch.nn.Module | None:
+    """The module whose buffers, tables and names belong to the model. Raises ConfigError."""
+    own = source if isinstance(source, torch.nn.Module) else None
+    if module is None or module is own:
+        return own
+    if own is not None or not isinstance(module, torch.nn.Module):
+        raise ConfigError(
+            "module= names the module that parameters or groups belong to",
+            expected="module= for parameters or groups only" if own is not None else "an nn.Module",
+            actual=type(module).__name__,
+            remedy="leave module= out: the model itself was given" if own is not None else "give module=model",
+        )
+    return module
+
+
+def choice(kind: type[E], value: str, argument: str) -> E:
+    """The member of ``kind`` that ``value`` names. Raises ConfigError that lists the choices."""
+    try:
+        return kind(value)
+    except ValueError:
+        expected = ", ".join(repr(member.value) for member in kind)
+        raise ConfigError(f"unknown value for {argument}", expected=expected, actual=repr(value)) from None
+
+
+def group_options(group: Mapping[str, Any], accepted: set[str]) -> Options:
+    """The options of one group that the optimizer's constructor takes, as JSON has them."""
+    return {key: _as_option(key, value) for key, value in group.items() if key in accepted}
+
+
+def _instantiate(
+    torch_class: type[torch.optim.Optimizer], groups: list[ParameterGroup], arguments: Mapping[str, Any]
+) -> torch.optim.Optimizer:
+    """The torch optimizer itself over tensors without memory: it checks the arguments and fills in its defaults."""
+    meta = [
+        {
+            **_usable(group.options),
+            "params": [
+                (name, copy) if group.named else copy
+                for name, copy in zip(group.names, map(_without_memory, group.parameters), strict=True)
+            ],
+        }
+        for group in groups
+    ]
+    try:
+        return torch_class(meta, **_usable(arguments))
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise UnsupportedOptimizer(
+            f"torch.optim.{torch_class.__name__} refuses these arguments: {error}",
+            actual=", ".join(f"{key}={value!r}" for key, value in arguments.items()),
+        ) from error
+
+
+def _without_memory(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, device="meta", requires_grad=tensor.requires_grad)
+
+
+def _usable(options: Mapping[str, Any]) -> dict[str, Any]:
+    if options.get("differentiable"):
+        raise UnsupportedOptimizer(
+            "differentiable=True cannot run on shards: autograd does not reach through the network",
+            remedy="leave it out",
+        )
+    return {key: _plain(value) for key, value in options.items() if key not in EXECUTION_HINTS}
+
+
+def _plain(value: Any) -> Any:
+    """Numbers for tensors that hold one, also inside tuples."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    return type(value)(map(_plain, value)) if type(value) in (tuple, list) else value
+
+
+def _as_option(key: str, value: Any) -> Option:
+    value = _plain(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple | list):
+        return [_as_option(key, item) for item in value]
+    raise UnsupportedOptimizer(
+        f"the optimizer option '{key}' cannot be sent to shards",
+        expected="a number, a string, a truth value, None, or a tuple of them",
+        actual=type(value).__name__,
+    )

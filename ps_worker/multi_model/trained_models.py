@@ -1,0 +1,89 @@
+"""The models that one worker trains, and the calls that concern all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+
+from ps_protocol.errors import ConfigError
+from ps_worker.multi_model.deadlock_avoidance import DeadlockAvoidance, worker_clocks
+from ps_worker.multi_model.no_op_steps import no_op_steps
+from ps_worker.session.session import Session
+from ps_worker.step.remote_model import RemoteModel
+from ps_worker.tables.table import TableModule
+
+
+class TrainedModels:
+    """In the order in which they were declared. Used from the training thread."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._models: dict[str, RemoteModel] = {}
+        #: None with less than two models.
+        self._deadlock_avoidance: DeadlockAvoidance | None = None
+
+    def __iter__(self) -> Iterator[RemoteModel]:
+        return iter(list(self._models.values()))
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    @property
+    def held(self) -> dict[int, str]:
+        """By id of each parameter that is trained, the name of its model."""
+        return {id(p): name for name, model in self._models.items() for p in model.parameters}
+
+    def table_modules(self) -> list[TableModule]:
+        """The modules of all models whose rows are in tables."""
+        return [module for model in self for module in model.table_modules]
+
+    def free_name(self, name: str | None) -> str:
+        """``name``, or the default for the next model. Raises ConfigError when this worker has one of that name."""
+        count = len(self._models)
+        chosen = name or (f"model-{count}" if count else "model")
+        if chosen in self._models:
+            raise ConfigError(f"this worker has an optimizer named '{chosen}' already", remedy="give each its own name")
+        return chosen
+
+    def add(self, model: RemoteModel) -> None:
+        """Add a model that has been declared. With several, deadlocks with other workers are avoided."""
+        self._models[model.name] = model
+        if len(self) < 2:
+            return
+        if self._deadlock_avoidance is None:
+            self._deadlock_avoidance = DeadlockAvoidance(
+                self._session.rank,
+                lambda: self,
+                partial(worker_clocks, self._session),
+                lambda: self._session.view.consistency,
+            )
+        for each in self:
+            each.around = partial(self._deadlock_avoidance.waiting, each)
+
+    def idle(self) -> AbstractContextManager[None]:
+        """Entered while this worker waits for data: no-op steps keep others from waiting for its steps."""
+        return no_op_steps(list(self), lambda: self._session.view.consistency.mode.bounded)
+
+    def arrive(self) -> None:
+        """Tell the shards that this worker has come to the barrier of its phase. Raises PsError."""
+        for model in self:
+            model.arrive(self._session.phase)
+
+    def pull(self) -> None:
+        """Take the newest parameters of each. Raises PsError."""
+        for model in self:
+            model.pull()
+
+    def flush(self) -> None:
+        """At a clean end: send values set after the last steps to the shards where possible. Raises PsError."""
+        for model in self:
+            model.flush()
+
+    def close(self) -> None:
+        """End their streams, whatever fails; may be repeated."""
+        with ExitStack() as ending:
+            for model in reversed(list(self)):
+                ending.callback(model.close)
+            if self._deadlock_avoidance:
+                self._deadlock_avoidance.close()

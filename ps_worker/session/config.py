@@ -1,0 +1,159 @@
+"""The configuration of a worker process, from arguments and environment, in that order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeVar
+
+from ps_protocol.cluster.address import split_address
+from ps_protocol.cluster.tf_config import TfConfig
+from ps_protocol.cluster.transport import Transport
+from ps_protocol.cluster.view import Role
+from ps_protocol.errors import ConfigError
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT_SECONDS = 60.0
+RECONNECT_TIMEOUT_SECONDS = 60.0
+
+_SHM, _BULK = Transport.SHM, Transport.BULK
+
+#: The choices, and the side channels each tries in order; the last resort is gRPC.
+TRANSPORTS: Mapping[str, Sequence[Transport]] = MappingProxyType(
+    {"auto": (_SHM, _BULK), "shm": (_SHM, _BULK), "bulk": (_BULK,), "grpc": ()}
+)
+
+_ROLES = MappingProxyType({"worker": Role.WORKER, "evaluator": Role.EVALUATOR})
+_PROGRAMS = MappingProxyType({"ps": "ps-server", "chief": "ps-coordinator"})
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """The settings of ``connect``. ``rank`` None: the coordinator gives the lowest free one."""
+
+    #: host:port of the coordinator.
+    coordinator: str
+    role: Role = Role.WORKER
+    rank: int | None = None
+    #: A torch device such as "cuda:1"; None: a GPU where there is one.
+    device: str | None = None
+    #: How long to wait for the coordinator and for the cluster to be complete.
+    connect_timeout_seconds: float = CONNECT_TIMEOUT_SECONDS
+    #: How long to wait for a coordinator or shard that went away.
+    reconnect_timeout_seconds: float = RECONNECT_TIMEOUT_SECONDS
+    #: The transport to try first: one of ``TRANSPORTS``.
+    transport: str = "auto"
+    #: Take the rank from a process that may still run.
+    take_over: bool = False
+
+    @classmethod
+    def from_environment(
+        cls,
+        environ: Mapping[str, str],
+        *,
+        coordinator: str | None = None,
+        role: str | None = None,
+        rank: int | None = None,
+        device: str | None = None,
+        transport: str | None = None,
+        connect_timeout_seconds: float | None = None,
+        reconnect_timeout_seconds: float | None = None,
+    ) -> WorkerConfig:
+        """Argument, else ``PS_*``, else ``TF_CONFIG``, else default. Raises ConfigError naming what is wrong."""
+        environ = {name: value for name, value in environ.items() if value}
+        tf = TfConfig.parse(environ["TF_CONFIG"]) if "TF_CONFIG" in environ else None
+        stated_role = role or environ.get("PS_ROLE")
+        chosen_role = _role(stated_role, tf)
+        # The index of a TF_CONFIG task does not apply to a process with another role.
+        tf_rank = tf.task_index if tf and tf.task_type == chosen_role.value else None
+        return cls(
+            coordinator=_coordinator(coordinator or environ.get("PS_COORDINATOR"), tf),
+            role=chosen_role,
+            rank=_first(_number("rank", rank, int), _number("PS_RANK", environ.get("PS_RANK"), int), tf_rank),
+            device=device or environ.get("PS_DEVICE"),
+            take_over=_switch("PS_TAKE_OVER", environ),
+            transport=_transport(transport or environ.get("PS_TRANSPORT") or "auto"),
+            connect_timeout_seconds=_seconds(
+                environ, "PS_CONNECT_TIMEOUT", connect_timeout_seconds, CONNECT_TIMEOUT_SECONDS
+            ),
+            reconnect_timeout_seconds=_seconds(
+                environ, "PS_RECONNECT_TIMEOUT", reconnect_timeout_seconds, RECONNECT_TIMEOUT_SECONDS
+            ),
+        )
+
+
+def _first(*values: T | None) -> T | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _coordinator(stated: str | None, tf: TfConfig | None) -> str:
+    address = stated or (tf.coordinator_address if tf else None)
+    if address is None:
+        raise ConfigError(
+            "the coordinator's address is not known" + (": TF_CONFIG has no chief" if tf else ""),
+            expected="host:port",
+            remedy="start the script with ps-run, or set PS_COORDINATOR, or set TF_CONFIG with a chief, "
+            "or call connect('host:port')",
+        )
+    split_address(address, setting="the argument of connect(), PS_COORDINATOR or TF_CONFIG")
+    return address
+
+
+def _role(stated: str | None, tf: TfConfig | None) -> Role:
+    if stated is None and tf is not None and tf.task_type in _PROGRAMS:
+        program = _PROGRAMS[tf.task_type]
+        raise ConfigError(
+            f"this task is {tf.task_type} {tf.task_index} of TF_CONFIG: {program} belongs here, not a training script",
+            expected="task.type worker or evaluator",
+            actual=tf.task_type,
+            remedy=f"start {program} with this TF_CONFIG",
+        )
+    name = stated or (tf.task_type if tf else "worker")
+    if name not in _ROLES:
+        raise ConfigError(
+            "unknown role",
+            expected=" or ".join(_ROLES),
+            actual=name,
+            remedy="correct the role argument of connect() or PS_ROLE",
+        )
+    return _ROLES[name]
+
+
+def _switch(name: str, environ: Mapping[str, str]) -> bool:
+    value = environ.get(name, "0")
+    if value not in ("0", "1"):
+        raise ConfigError(f"{name} is not 0 or 1", actual=repr(value), remedy=f"correct {name} or leave it out")
+    return value == "1"
+
+
+def _transport(name: str) -> str:
+    if name not in TRANSPORTS:
+        raise ConfigError(
+            "unknown transport",
+            expected=", ".join(TRANSPORTS),
+            actual=repr(name),
+            remedy="correct the transport argument of connect() or PS_TRANSPORT",
+        )
+    return name
+
+
+def _number(name: str, value: object, convert: Callable[..., T]) -> T | None:
+    """``value`` from 0 as a number; None stays None. Raises ConfigError naming the setting."""
+    if value is None:
+        return None
+    try:
+        number = convert(value)
+        if number >= 0 and number < float("inf"):  # type: ignore[operator]  # int and float compare
+            return number
+    except (TypeError, ValueError):
+        pass
+    kind = "whole number" if convert is int else "number"
+    raise ConfigError(f"{name} is not a {kind} from 0", actual=repr(value), remedy=f"correct {name} or leave it out")
+
+
+def _seconds(environ: Mapping[str, str], name: str, argument: float | None, default: float) -> float:
+    argument_name = name.removeprefix("PS_").lower() + "_seconds"
+    given = _first(_number(argument_name, argument, float), _number(name, environ.get(name), float))
+    return default if given is None else given

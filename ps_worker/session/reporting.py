@@ -1,0 +1,141 @@
+"""A worker's statistics for its heartbeats, and the messages in its log while it waits."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from ps_protocol.cluster.view import ClusterView, Member, MemberStats, Role
+
+HINT_SECONDS = 5.0
+_MARK_SECONDS = 0.25
+
+log = logging.getLogger("ps_worker")
+
+
+class Progress:
+    """Written from the user's thread, read by ``stats`` from the heartbeat thread."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self._lock = threading.Lock()
+        self._window = StatsWindow()
+        self._metrics: dict[str, float | torch.Tensor] = {}
+        self._transport = ""
+        self._hinted_at = float("-inf")
+
+    def record_step(self, nbytes: int, staleness: int) -> None:
+        """Count one push and pull; ``nbytes`` were transferred in both directions."""
+        with self._lock:
+            self._window.record_step(time.monotonic(), nbytes, staleness)
+
+    def record_samples(self, samples: int) -> None:
+        """Count samples handed to the training loop."""
+        with self._lock:
+            self._window.record_samples(time.monotonic(), samples)
+
+    def record_transport(self, by_shard: Mapping[int, str], wished: str) -> None:
+        """The transport to each shard. Logged when it changes; a warning when it is not the one requested."""
+        found = sorted(set(by_shard.values()))
+        text = ", ".join(found)
+        if text == self._transport:
+            return
+        self._transport = text
+        level = logging.INFO if wished == "auto" or found == [wished] else logging.WARNING
+        log.log(level, "%s: steps use transport %s (requested: %s)", self._member, text, wished)
+
+    def report(self, metrics: Mapping[str, float | torch.Tensor]) -> None:
+        """Keep the newest value of each metric; a tensor is read only when a heartbeat sends it."""
+        with self._lock:
+            self._metrics.update(metrics)
+
+    def stats(self) -> MemberStats:
+        """The statistics of the next heartbeat."""
+        with self._lock:
+            stats, metrics = self._window.snapshot(time.monotonic()), dict(self._metrics)
+        # Outside the lock: reading a GPU's tensor waits for the GPU.
+        return replace(
+            stats, transport=self._transport, metrics={name: float(value) for name, value in metrics.items()}
+        )
+
+    def hint(self, text: str) -> None:
+        """Log what the worker waits for, at most every 5 seconds."""
+        now = time.monotonic()
+        if now - self._hinted_at >= HINT_SECONDS:
+            self._hinted_at = now
+            log.warning("%s: %s", self._member, text)
+
+
+def missing(view: ClusterView) -> str:
+    """The missing members of a cluster that has not started, as text: "shard 1 and 1 more worker"."""
+    shards = sorted(set(range(view.expected_shards)) - set(view.live(Role.SHARD)))
+    workers = max(0, view.expected_workers - len(view.live(Role.WORKER)))
+    parts = [f"shard{'s' if len(shards) > 1 else ''} " + ", ".join(map(str, shards))] if shards else []
+    parts += [f"{workers} more worker{'s' if workers > 1 else ''}"] if workers else []
+    return " and ".join(parts) or "the coordinator to start the job"
+
+
+@dataclass(frozen=True, slots=True)
+class _Totals:
+    at_seconds: float
+    steps: int = 0
+    samples: int = 0
+    bytes: int = 0
+
+
+class StatsWindow:
+    """Counts steps, samples and bytes; rates are over the last ``window_seconds``.
+
+    Not locked: its session calls it under one lock. ``now`` is a monotonic time in seconds that never goes back.
+    """
+
+    def __init__(self, window_seconds: float = 10.0) -> None:
+        self._window_seconds = window_seconds
+        self._totals = _Totals(0.0)
+        #: Totals at past moments, oldest first; only the first may be older than the window.
+        self._marks: deque[_Totals] = deque()
+        self._staleness = 0
+
+    def record_step(self, now: float, nbytes: int, staleness: int) -> None:
+        """One push and pull of ``nbytes`` together, whose push had this staleness."""
+        self._staleness = staleness
+        self._add(now, replace(self._totals, steps=self._totals.steps + 1, bytes=self._totals.bytes + nbytes))
+
+    def record_samples(self, now: float, samples: int) -> None:
+        """Samples handed to the training loop."""
+        self._add(now, replace(self._totals, samples=self._totals.samples + samples))
+
+    def snapshot(self, now: float) -> MemberStats:
+        """Totals, and rates per second; rates are 0 until there is a time to divide by."""
+        self._forget(now)
+        first = self._marks[0] if self._marks else self._totals
+        # A mark from before a pause is older than the window; everything after it is within the window.
+        elapsed = min(now - first.at_seconds, self._window_seconds)
+        per_second = 1.0 / elapsed if elapsed > 0 else 0.0
+        return MemberStats(
+            steps=self._totals.steps,
+            samples=self._totals.samples,
+            steps_per_second=(self._totals.steps - first.steps) * per_second,
+            bytes_per_second=(self._totals.bytes - first.bytes) * per_second,
+            samples_per_second=(self._totals.samples - first.samples) * per_second,
+            staleness=self._staleness,
+        )
+
+    def _add(self, now: float, totals: _Totals) -> None:
+        # The first event only starts the window: there is no time before it.
+        if not self._marks:
+            self._marks.append(replace(totals, at_seconds=now))
+        elif now - self._marks[-1].at_seconds >= _MARK_SECONDS:
+            self._marks.append(replace(self._totals, at_seconds=now))
+        self._totals = totals
+        self._forget(now)
+
+    def _forget(self, now: float) -> None:
+        while len(self._marks) > 1 and now - self._marks[1].at_seconds >= self._window_seconds:
+            self._marks.popleft()

@@ -1,0 +1,333 @@
+"""A worker's session in the cluster: membership, channels to the shards, and the barriers it has passed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Self, TypeVar
+
+import grpc
+import torch
+
+from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.membership import Membership
+from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk
+from ps_protocol.cluster.transport import Transport
+from ps_protocol.cluster.view import ClusterView, Member, Role
+from ps_protocol.errors import ConfigError, NotReady, Retryable, Unavailable
+from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
+from ps_protocol.rpc.channel import open_channel
+from ps_worker.session.config import TRANSPORTS, WorkerConfig
+from ps_worker.session.reporting import Progress, log, missing
+
+T = TypeVar("T")
+
+_CALL_SECONDS = 5.0
+_BARRIER_WAIT_SECONDS = 1.0
+_RETRY_SECONDS = 0.2
+
+
+class Session:
+    """A live membership with its channels, phase and statistics.
+
+    Made by ``join``; its methods are called from the user's thread. ``leave`` and ``close`` may be repeated, and do
+    nothing in a forked child (a DataLoader's process): the membership is the parent's.
+    """
+
+    def __init__(self, config: WorkerConfig, client: CoordinatorClient, membership: Membership) -> None:
+        self._config = config
+        self._client = client
+        self._membership = membership
+        self._pid = os.getpid()
+        self._closed = threading.Event()
+        self._phase = membership.phase_at_join
+        #: The shards as last seen, also while they are away.
+        self._shards: dict[int, Member] = {}
+        self._seen = ClusterView()
+        self._channels: dict[str, grpc.Channel] = {}
+        #: Called when shards may have been replaced; assigned as a whole.
+        self._on_shards: tuple[Callable[[], None], ...] = ()
+        #: Optimizer steps made; written by one thread at a time.
+        self.steps = 0
+        #: Numbers for requests about data, rising.
+        self.sequences = itertools.count(1)
+        #: Statistics and log messages of this worker.
+        self.progress = Progress(membership.member)
+
+    @classmethod
+    def join(cls, config: WorkerConfig) -> Self:
+        """Become a member and wait until the cluster is complete, saying what is missing.
+
+        Raises Unavailable, naming what was missing, after ``connect_timeout_seconds``; ConfigError for a device torch
+        does not know; ProtocolVersionMismatch.
+        """
+        check_device(config.device)
+        deadline = time.monotonic() + config.connect_timeout_seconds
+        client = CoordinatorClient(config.coordinator)
+        try:
+            spec = JoinSpec(config.role, config.rank, take_over=config.take_over)
+            membership = Membership.join(client, spec, config.connect_timeout_seconds, log.warning)
+        except BaseException:
+            client.close()
+            raise
+        session = cls(config, client, membership)
+        try:
+            membership.set_stats(session.progress.stats)
+            membership.subscribe(session._on_view)
+            session._wait_until_started(deadline)
+        except BaseException as error:
+            session.leave(f"{type(error).__name__} while waiting for the cluster to be complete")
+            session.close()
+            raise
+        return session
+
+    def leave(self, reason: str = "") -> None:
+        """Leave the cluster, so that no member waits for this worker; takes seconds at most and raises nothing."""
+        if self.own_process:
+            self._closed.set()
+            self._membership.leave(reason)
+
+    def close(self) -> None:
+        """End threads and channels; comes after ``leave``."""
+        if self.own_process:
+            self._closed.set()
+            self._membership.close()
+            for channel in self._channels.values():
+                channel.close()
+            self._client.close()
+
+    @property
+    def own_process(self) -> bool:
+        """Whether this is the process that joined, not a forked child of it."""
+        return os.getpid() == self._pid
+
+    @property
+    def config(self) -> WorkerConfig:
+        """The settings of this worker."""
+        return self._config
+
+    @property
+    def rank(self) -> int:
+        """Number of this worker, or an evaluator's number."""
+        return self._membership.member.index
+
+    @property
+    def incarnation(self) -> int:
+        """The number of this worker process; higher than that of every earlier one."""
+        return self._membership.member.incarnation
+
+    @property
+    def phase(self) -> int:
+        """Barriers passed."""
+        return self._phase
+
+    @property
+    def view(self) -> ClusterView:
+        """The newest view of the cluster."""
+        return self._membership.view
+
+    @property
+    def revision(self) -> int:
+        """Membership revision that includes this worker."""
+        return self.view.revision
+
+    @property
+    def shard_count(self) -> int:
+        """Shards of the cluster, numbered from 0."""
+        return self.view.expected_shards
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the user's model: as configured, else a GPU where there is one."""
+        if self._config.device is not None:
+            return torch.device(self._config.device)
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        return torch.device("cuda", self.rank % gpus) if gpus else torch.device("cpu")
+
+    def check(self) -> None:
+        """Raises Fenced when this worker lost its place."""
+        if self._membership.fenced is not None:
+            self._membership.check()
+
+    def initialiser(self) -> bool:
+        """Whether this is the lowest live rank now."""
+        return self._config.role is Role.WORKER and self.rank == min(self.view.live(Role.WORKER), default=-1)
+
+    def shard_address(self, shard: int) -> str:
+        """host:port of the shard, the last known one while it is away. Raises Unavailable when it never was there."""
+        return self._shard(shard).address
+
+    def shard_incarnation(self, shard: int) -> int:
+        """The incarnation of the shard in the newest view. Raises Unavailable."""
+        return self._shard(shard).incarnation
+
+    def shard_channel(self, shard: int) -> grpc.Channel:
+        """A channel to the shard's present address; one per address, closed with the session."""
+        address = self.shard_address(shard)
+        if address not in self._channels:
+            self._channels[address] = open_channel(address)
+        return self._channels[address]
+
+    def on_shards(self, callback: Callable[[], None]) -> None:
+        """Call ``callback``, from the watch thread, when shards may have been replaced. It must not block."""
+        self._on_shards = (*self._on_shards, callback)
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Remove ``callback``."""
+        self._on_shards = tuple(each for each in self._on_shards if each != callback)
+
+    def _on_view(self, _: ClusterView) -> None:
+        for callback in self._on_shards:
+            callback()
+
+    def _shard(self, shard: int) -> Member:
+        view = self.view
+        if view is not self._seen:
+            # In this order: a thread that sees the new ``_seen`` sees the new shards.
+            self._shards.update(view.live(Role.SHARD))
+            self._seen = view
+        if shard not in self._shards:
+            raise Unavailable(f"shard {shard} is not there", shard=str(shard), remedy="start it: ps-server --shard …")
+        return self._shards[shard]
+
+    def declare(self, spec: ModelSpec) -> ShardMap:
+        """Declare a model. Raises ModelMismatch when the job's differs, Unavailable or NotReady."""
+        member = self._membership.member
+        return self._persist(lambda seconds: self._client.declare_model(member, spec, seconds))
+
+    def epoch(self, model: str) -> int:
+        """The epoch of the model's shard map in the newest view; 0: it has none."""
+        return self.view.models.get(model, 0)
+
+    def shard_map(self, model: str) -> ShardMap:
+        """The shards of the model's slices. Raises UnknownModel when no worker has declared it."""
+        return self._persist(lambda seconds: self._client.get_shard_map(model, seconds))
+
+    def set_consistency(self, consistency: Consistency) -> None:
+        """Change the mode of the whole job. Raises InvalidRequest when it does not fit the job."""
+        self._persist(lambda seconds: self._client.set_consistency(consistency, seconds))
+
+    def pass_barrier(self, announce: Callable[[], None]) -> None:
+        """Wait until every live worker is at this phase's barrier, then enter the next phase. Raises Fenced.
+
+        ``announce`` tells the shards that this worker has arrived; it is repeated, since a stream may break meanwhile.
+        """
+        member = self._membership.member
+        while True:
+            self.check()
+            # The shards first: from now on no step of the ending phase waits for this worker.
+            announce()
+            reply = self._persist(
+                lambda seconds: self._client.barrier(member, self._phase, _BARRIER_WAIT_SECONDS, seconds)
+            )
+            if reply.released:
+                break
+            self.wait_hint("waiting at the barrier for worker " + ", ".join(map(str, reply.missing_ranks)))
+        self._phase += 1
+
+    def record_step(self, samples: int | None, staleness: int, bytes: int) -> None:
+        """Count one push; ``bytes`` were transferred in both directions."""
+        self.steps += 1
+        self.progress.record_step(bytes, staleness)
+        if samples:
+            self.progress.record_samples(samples)
+
+    @property
+    def seed(self) -> int:
+        """Common seed of the job."""
+        return self._membership.seed
+
+    @property
+    def live_workers(self) -> int:
+        """The number of live workers, including this one."""
+        return max(1, len(self.view.live(Role.WORKER)))
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the number of workers is not fixed."""
+        return not self.view.expected_workers
+
+    @property
+    def patience_seconds(self) -> float:
+        """How long to wait for a coordinator that does not answer."""
+        return self._config.reconnect_timeout_seconds
+
+    def lease_data(self, ask: LeaseAsk, wait_seconds: float, timeout_seconds: float) -> LeaseAnswer:
+        """See CoordinatorClient.lease_data. Any thread may call it."""
+        return self._client.lease_data(self._membership.member, ask, wait_seconds, timeout_seconds)
+
+    @property
+    def transports(self) -> Sequence[Transport]:
+        """Side channels to be tried, best first."""
+        return TRANSPORTS[self._config.transport]
+
+    @property
+    def consistency(self) -> Consistency:
+        """The job's mode now."""
+        return self.view.consistency
+
+    @property
+    def workers(self) -> Sequence[int]:
+        """Ranks of the live workers, including this one, in ascending order."""
+        return sorted({*self.view.live(Role.WORKER), self.rank})
+
+    @property
+    def lookahead(self) -> int:
+        """Steps that the mode lets parameters be used later than usual: 1, or 0 where none may be late."""
+        return self.view.consistency.lookahead
+
+    def record_transport(self, by_shard: Mapping[int, str]) -> None:
+        """The transport of the stream to each shard; logged when it changes."""
+        self.progress.record_transport(by_shard, self._config.transport)
+
+    def wait_hint(self, text: str) -> None:
+        """Log what the worker waits for, at most every 5 seconds."""
+        self.progress.hint(text)
+
+    def wait_for(self, predicate: Callable[[ClusterView], bool], timeout_seconds: float) -> bool:
+        """Whether ``predicate`` held for a view within the time. Raises Fenced."""
+        try:
+            self._membership.wait_for(predicate, timeout_seconds)
+        except NotReady:
+            return False
+        return True
+
+    def _wait_until_started(self, deadline: float) -> None:
+        while not self.wait_for(lambda view: view.started, min(1.0, max(0.0, deadline - time.monotonic()))):
+            lacking = missing(self.view)
+            if time.monotonic() >= deadline:
+                raise Unavailable(
+                    f"the cluster is not complete after {self._config.connect_timeout_seconds:g} s: {lacking} missing",
+                    expected=f"{self.view.expected_shards} shards and {self.view.expected_workers} workers",
+                    remedy="start what is missing, or wait longer with PS_CONNECT_TIMEOUT",
+                )
+            self.wait_hint(f"waiting for {lacking}")
+
+    def _persist(self, call: Callable[[float], T]) -> T:
+        """``call(timeout_seconds)``, repeated while coordinator or shards are away, up to the reconnect timeout."""
+        deadline = time.monotonic() + self._config.reconnect_timeout_seconds
+        while True:
+            try:
+                return call(max(0.1, min(_CALL_SECONDS, deadline - time.monotonic())))
+            except Retryable as error:
+                if time.monotonic() >= deadline:
+                    raise
+                self.check()
+                self.wait_hint(f"waiting: {error.message}")
+            self._closed.wait(_RETRY_SECONDS)
+
+
+def check_device(name: str | None) -> None:
+    """Raises ConfigError when torch has no device of this name."""
+    try:
+        torch.device(name or "cpu")
+    except RuntimeError as error:
+        raise ConfigError(
+            "unknown device",
+            expected='"cpu", "cuda:0" and the like',
+            actual=repr(name),
+            remedy="correct the device argument of connect() or PS_DEVICE",
+        ) from error

@@ -1,0 +1,1 @@
+"""One step on a worker: gradients to all shards, parameters back, through broken streams and moved slices."""

@@ -1,0 +1,295 @@
+"""Handles values that the user sets after ``cluster.optimizer(...)``: assigns them to the shards, or refuses them.
+
+With one worker, and before training, they are the cluster's next values. In sync the worker of the lowest rank sends
+them ahead of its push, so they apply before its step; the other workers must have set the same values. Where updates
+of other workers would be lost, the intention is not known: that is an error.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ps_protocol.cluster.model_status import ModelStatus
+from ps_protocol.errors import InvalidRequest, NotReady
+from ps_protocol.model.spec import Consistency
+from ps_worker.memory.flat import FlatModel
+from ps_worker.session.session import Session
+from ps_worker.step.first_values import INITIAL_TIMEOUT_SECONDS
+from ps_worker.step.pipeline import StepPipeline
+from ps_worker.step.summary import Writes
+
+logger = logging.getLogger("ps_worker")
+
+_POLL_SECONDS = 0.002
+_LONGEST_POLL_SECONDS = 0.1
+
+_REMEDY = (
+    "set values before cluster.optimizer(...), or call optimizer.assign() on one worker and then cluster.barrier(); "
+    "to take the cluster's values back, as after an evaluation with others, call optimizer.pull(); "
+    'writes="ignore" drops what is set'
+)
+
+
+class Fate(enum.Enum):
+    """How values that were set are handled."""
+
+    #: They become the cluster's.
+    ASSIGN = "assign"
+    #: The worker of the lowest rank must have set them too; it sends them.
+    AGREE = "agree"
+    #: The cluster's values are kept: this worker joined a job that has been trained.
+    YIELD = "yield"
+    IGNORE = "ignore"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """The state of a worker when values are found that its user has set."""
+
+    consistency: Consistency
+    #: Live workers, including this one.
+    workers: int
+    #: This one is the lowest rank.
+    is_lowest: bool
+    #: This worker has made a step.
+    has_stepped: bool
+    #: The model had been trained when this worker came.
+    joined_running: bool
+    #: An exchange runs beside the computation: its parameters are not those that the user changed.
+    overlaps: bool
+
+
+def fate_of(writes: Writes, situation: Situation) -> Fate:
+    """How values that were set are handled, by the user's policy and the worker's state."""
+    if writes is Writes.IGNORE:
+        return Fate.IGNORE
+    if writes is Writes.REFUSE:
+        return Fate.REFUSE
+    if not situation.has_stepped and situation.joined_running:
+        return Fate.YIELD
+    if situation.has_stepped and situation.overlaps:
+        return Fate.REFUSE
+    if situation.workers == 1:
+        return Fate.ASSIGN
+    if not situation.has_stepped or situation.consistency.in_lockstep:
+        return Fate.ASSIGN if situation.is_lowest else Fate.AGREE
+    return Fate.REFUSE
+
+
+class AssignedValues:
+    """Used by one optimizer, in the training thread, while no exchange is under way."""
+
+    def __init__(self, session: Session, pipeline: StepPipeline, flat: FlatModel, writes: Writes) -> None:
+        self._session = session
+        self._pipeline = pipeline
+        self._streams = pipeline.streams
+        self._flat = flat
+        self._writes = writes
+        #: This worker has made a step.
+        self.has_stepped = False
+        #: Values that this worker had set when it came to a barrier, by number.
+        self._at_barrier: dict[int, torch.Tensor] = {}
+
+    def before_step(self, written: tuple[int, ...], *, overlaps: bool = False) -> None:
+        """Decide about the variables ``written`` by the user since the last parameters came, by number.
+
+        Raises InvalidRequest where the user's intention cannot be known, NotReady when the worker of the lowest rank
+        does not come, and PsError.
+        """
+        match self._fate(overlaps):
+            case Fate.ASSIGN:
+                self.assign(written)
+            case Fate.AGREE:
+                self._agree(written)
+            case Fate.YIELD:
+                self._yield(written)
+                self._pipeline.pull()
+            case Fate.REFUSE:
+                raise self._refusal(written)
+            case Fate.IGNORE:
+                # The answer to a step has the values that the step changes; others would stay as they were set.
+                if any(self._flat.is_untrained(number) for number in written):
+                    self._pipeline.pull()
+
+    def before_barrier(self, *, with_buffers: bool) -> None:
+        """Values set by the worker of the lowest rank go to the shards; those set by others are replaced.
+
+        ``with_buffers``: so do its buffers where they have changed since its last step. Raises InvalidRequest, PsError.
+        """
+        written = self._flat.written()
+        if self._writes is Writes.REFUSE and written:
+            raise self._refusal(written)
+        if self._writes is Writes.IGNORE:
+            return
+        if written and self._fate(overlaps=False) is Fate.YIELD:
+            self._yield(written)
+            self._pipeline.pull()
+            return
+        buffers = self._flat.changed_buffers() if with_buffers or written else ()
+        if self._session.initialiser():
+            if written or buffers:
+                self.assign((*written, *buffers))
+        elif not self._at_barrier:
+            self._at_barrier = {n: self._flat.values_of(n).clone() for n in written}
+
+    def after_barrier(self) -> None:
+        """The model has the cluster's parameters. Warns where they replace values that this worker had set."""
+        kept, self._at_barrier = self._at_barrier, {}
+        lost = [n for n, values in kept.items() if not torch.equal(values, self._flat.values_of(n))]
+        if lost:
+            self._warn_replaced(lost, "cluster.barrier()")
+
+    def at_end(self) -> None:
+        """At a clean end: values set last become the cluster's where that is possible; else warns."""
+        written = self._flat.written()
+        if not written or self._writes is Writes.IGNORE:
+            return
+        fate = self._fate(overlaps=False)
+        if fate is Fate.ASSIGN:
+            self.assign(written)
+        elif fate is Fate.AGREE:
+            self._warn_not_kept(written)
+        else:
+            logger.warning(
+                "model '%s': '%s' was set after the last step: this process has it, the shards have not; "
+                "call cluster.barrier() before the end",
+                self._pipeline.name,
+                self._name(written),
+            )
+
+    def assign(self, variables: Iterable[int]) -> None:
+        """Make this worker's values of ``variables``, by number, the cluster's. Raises PsError."""
+        chosen = frozenset(variables)
+        self._flat.collect_values()
+        # Ranks that have not stepped compare with the checksums; later, in sync, they compare the values themselves.
+        checksums = not self.has_stepped
+        self._streams.on_each(lambda stream: stream.values.assign(chosen, checksums=checksums))
+        self._flat.mark_published()
+
+    def _yield(self, written: tuple[int, ...]) -> None:
+        logger.warning(
+            "model '%s' has been trained already: '%s' and whatever else was set before the first step is "
+            "replaced by the cluster's values; call optimizer.assign() to set them",
+            self._pipeline.name,
+            self._name(written),
+        )
+
+    def _warn_replaced(self, lost: Sequence[int], before: str) -> None:
+        logger.warning(
+            "model '%s': '%s'%s was set on rank %d before %s, and not so on the lowest rank, whose "
+            "values hold; set them on all ranks, or on the lowest",
+            self._pipeline.name,
+            self._name(lost),
+            f" and {len(lost) - 1} more" if len(lost) > 1 else "",
+            self._session.rank,
+            before,
+        )
+
+    def _warn_not_kept(self, written: tuple[int, ...]) -> None:
+        """Warn of values set at the end that differ from those of the lowest rank, which the cluster keeps."""
+        if found := self._differences(written):
+            logger.warning(
+                "model '%s': '%s' was set on rank %d after its last step and is not the cluster's: what the lowest "
+                "rank sets counts; call cluster.barrier() before the end",
+                self._pipeline.name,
+                self._name(found),
+                self._session.rank,
+            )
+
+    def _fate(self, overlaps: bool) -> Fate:
+        ranks = self._session.workers
+        return fate_of(
+            self._writes,
+            Situation(
+                consistency=self._session.consistency,
+                workers=len(ranks),
+                is_lowest=self._session.initialiser(),
+                has_stepped=self.has_stepped,
+                joined_running=self._pipeline.joined_running,
+                overlaps=overlaps,
+            ),
+        )
+
+    def _agree(self, written: tuple[int, ...]) -> None:
+        """Wait until the worker of the lowest rank has set ``written`` too. Raises InvalidRequest where it has not."""
+        deadline = time.monotonic() + INITIAL_TIMEOUT_SECONDS
+        pause = _POLL_SECONDS
+        while not self._session.initialiser():
+            statuses = self._streams.on_each(lambda stream: (stream.values.status(), stream.values.holds(written)))
+            came = all(self._lowest_came(status) for status, _ in statuses)
+            if self._session.consistency.mode.collects:
+                if came:
+                    self._compare(written)
+                    return
+            elif all(status.assigned for status, holds in statuses if holds):
+                self._take_assigned(written)
+                return
+            elif came:
+                raise self._refusal(written, "the worker of the lowest rank has not set it")
+            if time.monotonic() > deadline:
+                raise NotReady(
+                    f"'{self._name(written)}' was set here, and the worker of the lowest rank has not set it in time",
+                    remedy=_REMEDY,
+                )
+            self._session.wait_hint(f"waiting for the lowest rank to set '{self._name(written)}' too")
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_POLL_SECONDS)
+        # The lowest rank has left: this one is it now.
+        self.assign(written)
+
+    def _take_assigned(self, written: tuple[int, ...]) -> None:
+        """Take the cluster's values, which may have been trained since; warn where other values were set here."""
+        self._flat.collect_values()
+        chosen = frozenset(written)
+        otherwise = {
+            n for found in self._streams.on_each(lambda stream: stream.values.not_assigned(chosen)) for n in found
+        }
+        self._pipeline.pull()
+        if otherwise:
+            self._warn_replaced(sorted(otherwise), "its first step")
+
+    def _lowest_came(self, status: ModelStatus) -> bool:
+        """Whether the lowest rank has pushed for this worker's next step: it sends values that it set before that."""
+        lowest = min(self._session.workers)
+        return any(
+            clock.rank == lowest and (clock.phase, clock.clock) >= self._pipeline.next_position
+            for clock in status.clocks
+        )
+
+    def _differences(self, written: tuple[int, ...]) -> list[int]:
+        """By shard, the first of ``written`` whose values there are not this worker's."""
+        self._flat.collect_values()
+        chosen = frozenset(written)
+        return [n for n in self._streams.on_each(lambda s: s.values.first_difference(chosen)) if n is not None]
+
+    def _compare(self, written: tuple[int, ...]) -> None:
+        if found := self._differences(written):
+            raise self._refusal(
+                (min(found),),
+                "the worker of the lowest rank has set other values, or none",
+                remedy=f"{_REMEDY}; max_norm of an embedding sets the rows of a rank's own batch: leave it out, and "
+                "renormalise all rows after each step on all ranks",
+            )
+
+    def _refusal(self, written: tuple[int, ...], why: str = "", remedy: str = _REMEDY) -> InvalidRequest:
+        if not why and self._writes is Writes.REFUSE:
+            why = 'writes="refuse"'
+        mode = self._session.consistency
+        if not why and len(self._session.workers) == 1:
+            why = "an exchange overlaps, which brings parameters that are not based on them"
+        why = why or f"in {mode} with {len(self._session.workers)} workers updates of other workers may be lost"
+        return InvalidRequest(
+            f"values of '{self._name(written)}' were set after cluster.optimizer(...): {why}",
+            variable=self._name(written),
+            remedy=remedy,
+        )
+
+    def _name(self, numbers: Iterable[int]) -> str:
+        return self._flat.plan.variables[min(numbers)].name

@@ -1,0 +1,64 @@
+"""Uploads the first values of a model, or waits until another worker has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ps_protocol.errors import NotReady
+from ps_worker.memory.flat import FlatModel
+from ps_worker.session.session import Session
+from ps_worker.step.shard_stream import ShardStream
+from ps_worker.tables.initial import InitialRows, uploads
+from ps_worker.tables.row_router import RowRouter
+
+INITIAL_TIMEOUT_SECONDS = 600.0
+"""How long to wait for the worker that uploads the initial values."""
+
+_POLL_SECONDS = 0.1
+
+#: Repeats a call until the shard of a stream answers.
+Persistently = Callable[[ShardStream, Callable[[], Any]], Any]
+
+
+class FirstValues:
+    """Used by the thread that starts a pipeline."""
+
+    def __init__(self, session: Session, flat: FlatModel, rows: InitialRows, timeout_seconds: float) -> None:
+        self._session = session
+        self._flat = flat
+        self._rows = rows
+        self._timeout_seconds = timeout_seconds
+
+    def bring(self, empty: Sequence[ShardStream], router: RowRouter, persistently: Persistently) -> None:
+        """Upload the first values of the ``empty`` shards if this worker has the lowest rank, else wait until it has.
+
+        Raises NotReady when no worker does in time, and PsError.
+        """
+        name = router.shard_map.spec.name
+        deadline = time.monotonic() + self._timeout_seconds
+        while empty:
+            if self._session.initialiser():
+                self._upload({stream.shard: stream for stream in empty}, router, persistently)
+                return
+            empty = [s for s in empty if not persistently(s, s.values.initialised)]
+            if empty and time.monotonic() > deadline:
+                raise NotReady(
+                    f"no worker uploaded the initial values of model '{name}' within {self._timeout_seconds:g} seconds",
+                    shard=str(empty[0].shard),
+                    remedy="see whether the worker of the lowest rank is stuck before its cluster.optimizer(...)",
+                )
+            if empty:
+                self._session.wait_hint(f"waiting for the initial values of model '{name}' from the lowest rank")
+                time.sleep(_POLL_SECONDS)
+
+    def _upload(self, empty: Mapping[int, ShardStream], router: RowRouter, persistently: Persistently) -> None:
+        # Rows first: once a shard has its region, it counts as complete and training may begin.
+        for call in uploads(self._rows, router):
+            if call.shard in empty:
+                persistently(empty[call.shard], partial(empty[call.shard].values.load_rows, call))
+        self._flat.collect_values()
+        for stream in empty.values():
+            persistently(stream, stream.values.load_region)

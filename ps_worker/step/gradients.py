@@ -1,0 +1,228 @@
+"""The memory that pushes are sent from: gradients and buffer values in the layout of each shard's region."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Sequence
+
+import torch
+
+from ps_protocol.errors import InternalError, InvalidRequest
+from ps_protocol.model.layout import Range
+from ps_protocol.model.spec import Kind
+from ps_protocol.wire.shared_memory import SharedMemory
+from ps_worker.memory.blocks import HOST, FlatMemory, Homes
+from ps_worker.memory.plan import FlatPlan
+from ps_worker.model.bindings import Bindings
+
+
+class GradientBuffers:
+    """Called from the training thread only.
+
+    A shard's block is memory of this worker, or a shared segment that the shard applies gradients from. When the block
+    is replaced, its content is copied. Gradients are copied into it, unless they are there already
+    (``keep_in_place``).
+    """
+
+    def __init__(self, plan: FlatPlan, bindings: Bindings) -> None:
+        self._plan = plan
+        self._bindings = bindings
+        self._devices = bindings.devices
+        self._mirrored = any(device != HOST for device in self._devices)
+        self._blocks: list[FlatMemory | None] = [None] * len(plan.layouts)
+        #: For each variable, views of its slices, in the order of its rows.
+        self._views: list[list[torch.Tensor]] = [[] for _ in plan.variables]
+        self._rows: list[list[Range]] = [[] for _ in plan.variables]
+        #: For each parameter, its view where one shard has all of it.
+        self._whole: list[torch.Tensor | None] = []
+        #: All gradients as flat tensors, one or more for each arena; None: not looked up since memory changed.
+        self._arenas: list[torch.Tensor] | None = None
+        #: Slices that have moved, by variable and rows, and have no block yet.
+        self._moved: dict[tuple[int, Range], torch.Tensor] = {}
+
+    def place(self, shard: int, segment: SharedMemory | None = None) -> None:
+        """Use ``segment`` for this shard from now on; None: memory of this worker."""
+        old, layout = self._blocks[shard], self._plan.layouts[shard]
+        block = FlatMemory(layout.region_bytes, self._homes(shard), segment)
+        if old is not None:
+            block.take_over(old)
+        self._blocks[shard] = block
+        self._bind()
+        if self._moved:
+            self._bring_over(shard, block)
+
+    def lay_out(self, plan: FlatPlan) -> None:
+        """Slices have moved between shards: gradients collected last are copied when their shards get blocks."""
+        for number, (views, rows) in enumerate(zip(self._views, self._rows, strict=True)):
+            self._moved.update({(number, span): view for view, span in zip(views, rows, strict=True)})
+        self._plan = plan
+        self._blocks = [None] * len(plan.layouts)
+        # Gradients that are views of the old memory keep it until they are collected again.
+        self._whole = []
+        self._bind()
+
+    @torch.no_grad()
+    def _bring_over(self, shard: int, block: FlatMemory) -> None:
+        layout = self._plan.layouts[shard]
+        for span in layout.slices:
+            piece = span.slice
+            before = self._moved.pop((piece.variable, (piece.row_begin, piece.row_end)), None)
+            if before is not None:
+                device = self._devices[piece.variable]
+                block.view(device, span.begin, span.variable.dtype, span.shape).copy_(before)
+        block.to_host((0, layout.region_bytes))
+
+    def has_place(self, shard: int) -> bool:
+        """Whether there is memory for this shard."""
+        return self._blocks[shard] is not None
+
+    def pieces(self, shard: int, ranges: Sequence[Range]) -> list[memoryview]:
+        """Bytes of the shard's region, to be sent."""
+        return self._block(shard).pieces(ranges)
+
+    def memory(self, shard: int) -> memoryview:
+        """All bytes of the shard's region, without those that are still being copied from a device."""
+        return self._block(shard).bytes
+
+    def region(self, shard: int) -> torch.Tensor:
+        """All bytes of the shard's region, uint8, as collected last."""
+        return self._block(shard).host
+
+    @torch.no_grad()
+    def gather(self, number: int) -> None:
+        """Take the gradient of one variable early; the caller copies it to the host."""
+        self._place_all()
+        grad = self._bindings.parameters[number].grad
+        if grad is not None:
+            for view, (begin, end) in zip(self._views[number], self._rows[number], strict=True):
+                view.copy_(grad if self._whole[number] is not None else grad[begin:end])
+
+    def bring(self, shard: int, span: Range) -> Callable[[], None]:
+        """Queue the copies of bytes ``span`` from devices to the host; returns a function that waits for them."""
+        return self._block(shard).bring(span)
+
+    @torch.no_grad()
+    def collect(self, done: Container[int] = ()) -> tuple[int, ...]:
+        """Gather every ``param.grad`` but those ``done``; returns the numbers of the variables that have none.
+
+        Raises InvalidRequest for a sparse gradient.
+        """
+        self._place_all()
+        targets, sources, absent = [], [], []
+        for number, (parameter, whole) in enumerate(zip(self._bindings.parameters, self._whole, strict=True)):
+            grad = parameter.grad
+            if grad is not None and (grad is whole or number in done):
+                continue
+            if grad is None:
+                absent.append(number)
+            elif grad.is_sparse:
+                raise InvalidRequest(
+                    "a gradient is sparse, and variables are dense",
+                    variable=self._plan.variables[number].name,
+                    remedy="make the layer with sparse=False, or keep its rows in a table, which pushes the rows used: "
+                    "cluster.embedding(...), or cluster.convert_embeddings(model) before cluster.optimizer(...)",
+                )
+            elif whole is not None:
+                targets.append(whole)
+                sources.append(grad)
+            else:
+                targets += self._views[number]
+                sources += [grad[begin:end] for begin, end in self._rows[number]]
+        if targets:
+            torch._foreach_copy_(targets, sources)
+        for shard, layout in enumerate(self._plan.layouts if self._mirrored else ()):
+            self._block(shard).to_host((0, layout.parameter_bytes))
+        return tuple(absent)
+
+    @torch.no_grad()
+    def collect_buffers(self) -> None:
+        """Copy the module's buffers into the memory. Raises InvalidRequest for one of another shape."""
+        self._place_all()
+        first = len(self._bindings.parameters)
+        targets, sources = [], []
+        for number, value in enumerate(self._bindings.buffer_values(), first):
+            whole = self._rows[number] == [(0, self._plan.variables[number].rows)]
+            targets += self._views[number]
+            sources += [value] if whole else [value[begin:end] for begin, end in self._rows[number]]
+        if targets:
+            torch._foreach_copy_(targets, sources)
+        for shard, layout in enumerate(self._plan.layouts if self._mirrored else ()):
+            self._block(shard).to_host((layout.parameter_bytes, layout.region_bytes))
+
+    def keep_in_place(self) -> None:
+        """Make every ``param.grad`` a view of this memory where possible, with unspecified values.
+
+        Gradients that backward accumulates there are pushed without a copy.
+        """
+        for parameter, whole in zip(self._bindings.parameters, self._whole, strict=True):
+            if parameter.grad is not None and whole is not None and not parameter.grad.is_sparse:
+                parameter.grad = whole
+
+    @torch.no_grad()
+    def first_nonfinite(self, absent: tuple[int, ...]) -> str | None:
+        """Name of the first present variable whose gradient, as collected last, holds NaN or infinity; else None.
+
+        One reduction per arena, in float32 or wider. Each variable is checked only when that is not finite: the sum of
+        large finite values may overflow, and absent variables may hold any values.
+        """
+        if self._arenas is None:
+            self._arenas = self._found_arenas()
+        sums = [part.sum(dtype=torch.promote_types(part.dtype, torch.float32)) for part in self._arenas]
+        if all(math.isfinite(total.item()) for total in sums):
+            return None
+        missing = frozenset(absent)
+        for number in range(len(self._bindings.parameters)):
+            if number not in missing and not all(bool(view.isfinite().all()) for view in self._views[number]):
+                return self._plan.variables[number].name
+        return None
+
+    def _found_arenas(self) -> list[torch.Tensor]:
+        return [
+            part.view(getattr(torch, arena.key.dtype.value))
+            for shard, layout in enumerate(self._plan.layouts)
+            for arena in layout.arenas
+            if arena.key.kind is Kind.PARAMETER
+            for part in self._block(shard).parts((arena.begin, arena.end))
+        ]
+
+    def _place_all(self) -> None:
+        for shard, block in enumerate(self._blocks):
+            if block is None:
+                self.place(shard)
+
+    def _block(self, shard: int) -> FlatMemory:
+        block = self._blocks[shard]
+        if block is None:
+            raise InternalError(f"no memory for gradients of shard {shard}")
+        return block
+
+    def _homes(self, shard: int) -> Homes:
+        homes: dict[torch.device, list[Range]] = {}
+        for span in self._plan.layouts[shard].slices:
+            homes.setdefault(self._devices[span.slice.variable], []).append((span.begin, span.padded_end))
+        return homes
+
+    def _bind(self) -> None:
+        """Make all views of the present memory; gradients that were views become views of it too."""
+        self._arenas = None
+        variables, parameters = self._plan.variables, self._bindings.parameters
+        found: list[list[tuple[Range, torch.Tensor]]] = [[] for _ in variables]
+        for layout, block in zip(self._plan.layouts, self._blocks, strict=True):
+            if block is None:
+                continue
+            for span in layout.slices:
+                number = span.slice.variable
+                view = block.view(self._devices[number], span.begin, span.variable.dtype, span.shape)
+                found[number].append(((span.slice.row_begin, span.slice.row_end), view))
+        for number, slices in enumerate(found):
+            slices.sort(key=lambda pair: pair[0])
+            self._rows[number] = [rows for rows, _ in slices]
+            self._views[number] = [view for _, view in slices]
+        old = self._whole or [None] * len(parameters)
+        self._whole = [
+            views[0] if rows == [(0, variable.rows)] else None
+            for views, rows, variable in zip(self._views, self._rows, variables[: len(parameters)], strict=False)
+        ]
+        for parameter, before, after in zip(parameters, old, self._whole, strict=True):
+            if before is not None and parameter.grad is before:
+                parameter.grad = after

@@ -1,0 +1,284 @@
+"""Carries one model's steps to all its shards: same sequence and position everywhere, and through broken streams."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from ps_protocol.errors import ModelMoved, StorageFull
+from ps_protocol.model.layout import Range
+from ps_protocol.model.spec import ShardMap
+from ps_worker.memory.flat import FlatModel
+from ps_worker.model.optimizer_state import join_state, split_state
+from ps_worker.session.session import Session
+from ps_worker.step.first_values import INITIAL_TIMEOUT_SECONDS, FirstValues
+from ps_worker.step.gradients import GradientBuffers
+from ps_worker.step.model_streams import ModelStreams, State
+from ps_worker.step.shard_stream import ShardStream
+from ps_worker.step.summary import PLAIN, StepPush, StepSummary, Style
+from ps_worker.tables.initial import InitialRows
+from ps_worker.tables.lookup import Lookup, Position
+
+T = TypeVar("T")
+
+RECONNECT_TIMEOUT_SECONDS = 60.0
+"""How long a shard may be away before a step gives up."""
+
+_FULL_SECONDS = 0.5
+"""Between two tries of a push that a shard has no room to log."""
+
+
+class StepPipeline:
+    """Called by one thread at a time, mostly the training thread; ``close`` from anywhere.
+
+    A push has one sequence on all shards and is repeated with it after a broken stream, so it is applied once per
+    shard. An exception other than a shard's own refusal drops the streams; the next call opens new ones.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        shard_map: ShardMap,
+        flat: FlatModel,
+        gradients: GradientBuffers,
+        style: Style = PLAIN,
+        *,
+        initial_rows: InitialRows = MappingProxyType({}),
+        reconnect_timeout_seconds: float = RECONNECT_TIMEOUT_SECONDS,
+        initial_timeout_seconds: float = INITIAL_TIMEOUT_SECONDS,
+    ) -> None:
+        self.name = shard_map.spec.name
+        #: The model had been trained before this worker came.
+        self.joined_running = False
+        self._session = session
+        self._flat = flat
+        self._first_values = FirstValues(session, flat, initial_rows, initial_timeout_seconds)
+        #: The model's streams to its shards.
+        self.streams = ModelStreams(session, shard_map, flat, gradients, style, reconnect_timeout_seconds)
+        self._owner = os.getpid()
+        self._sequence = 0
+
+    @property
+    def version(self) -> int:
+        """The lowest version of the parameters held, over the shards."""
+        return min(stream.version for stream in self.streams.all)
+
+    def start(self) -> None:
+        """Open all streams, see that every shard has values, and take them into flat memory. Raises PsError."""
+        try:
+            self.streams.following_moves(self._start)
+        except BaseException:
+            self.streams.drop()
+            raise
+        self.streams.started = True
+        self.streams.report_transports()
+
+    def _start(self) -> None:
+        streams = self.streams
+        standings = [streams.open_first(stream) for stream in streams.all]
+        self.joined_running = any(standing.version > 0 for standing in standings)
+        empty = [stream for stream, s in zip(streams.all, standings, strict=True) if not s.initialised]
+        if self.joined_running:
+            # Training begins when every shard has values. One may have got them after its stream was opened here.
+            for stream in empty:
+                if not streams.persistently(stream, stream.values.initialised):
+                    raise streams.state_lost(stream)
+            empty = []
+        self._first_values.bring(empty, streams.router, streams.persistently)
+        self._pull()
+
+    def exchange(self, push: StepPush) -> StepSummary:
+        """Push the gradients in memory to every shard, then receive the next parameters from every shard.
+
+        Raises the errors of shards once all have answered; the step counts nevertheless. Raises Unavailable when a
+        shard stayed away, StateLost when one came back without its parameters, Fenced when this worker lost its place.
+        """
+        self._session.check()
+        streams = self.streams
+        try:
+            shard_map = streams.shard_map
+            streams.following_moves(streams.ensure_open)
+            push = self._numbered(push if shard_map is streams.shard_map else replace(push, staged=()))
+            for stream in streams.all:
+                stream.send(push)
+            try:
+                answers = self._answers(push)
+            except ModelMoved as moved:
+                streams.lay_out(moved)
+                answers = streams.following_moves(partial(self._push_again, replace(push, staged=())))
+        except BaseException:
+            streams.drop()
+            raise
+        streams.position = max(streams.position, (push.phase, max(answer.clock for answer in answers)))
+        return self._summary(answers)
+
+    def may_stage(self) -> bool:
+        """Whether parts of the next push may be sent ahead: not where whole exchanges run beside the computation."""
+        return self._session.lookahead == 0 and not any(stream.is_pushing for stream in self.streams.all)
+
+    def stage(self, shard: int, span: Range) -> bool:
+        """Send a part of the next push to ``shard`` ahead, where its stream is open; whether that was possible."""
+        return any(stream.stage(span) for stream in self.streams.all if stream.shard == shard)
+
+    def _numbered(self, push: StepPush) -> StepPush:
+        phase, clock = self.streams.position = self.next_position
+        self._sequence += 1
+        return replace(push, sequence=self._sequence, phase=phase, clock=clock)
+
+    def _answers(self, push: StepPush) -> list[StepSummary]:
+        """The answers to ``push``, by shard; it is repeated on a new stream as often as one breaks."""
+        answers: dict[int, StepSummary] = {}
+
+        def receive(stream: ShardStream) -> bool:
+            if stream.is_dropped:
+                self._repeat(stream, push)
+            answer = stream.receive()
+            if answer is None:
+                return False
+            for error in answer.errors:
+                if isinstance(error, ModelMoved):
+                    raise error
+                if isinstance(error, StorageFull):
+                    # The shard lives and says what it waits for: so does this worker, for as long as that takes.
+                    self._pause_for_room(error)
+                    stream.send(push)
+                    return False
+            answers[stream.shard] = answer
+            return True
+
+        self.streams.in_turns(self.streams.all, receive, (push.phase, push.clock))
+        return [answers[stream.shard] for stream in self.streams.all]
+
+    def _push_again(self, push: StepPush) -> list[StepSummary]:
+        """Push to shards of another layout: all have ``push`` already, or none has."""
+        for stream in self.streams.all:
+            if stream.is_dropped:
+                self.streams.persistently(stream, partial(self._repeat, stream, push))
+        return self._answers(push)
+
+    def _repeat(self, stream: ShardStream, push: StepPush) -> None:
+        """Send ``push`` on a new stream; without its gradients where the shard has them already."""
+        standing = self.streams.open(stream, (push.phase, push.clock - 1))
+        stream.send(replace(push, skipped=True) if standing.last_sequence >= push.sequence else push)
+        self.streams.report_transports()
+
+    def _pause_for_room(self, error: StorageFull) -> None:
+        self.streams.check_wait(error)
+        self._session.wait_hint(f"waiting: {error.message}; {error.remedy}")
+        time.sleep(_FULL_SECONDS)
+
+    def _summary(self, answers: list[StepSummary]) -> StepSummary:
+        """All ``answers`` together. Raises the first of their errors, with notes of the others."""
+        if errors := [error for answer in answers for error in answer.errors]:
+            for other in errors[1:]:
+                errors[0].add_note(f"and from another shard: {other}")
+            raise errors[0]
+        summary = StepSummary(
+            versions=tuple(stream.version for stream in self.streams.all),
+            outcomes=tuple(outcome for answer in answers for outcome in answer.outcomes),
+            staleness=max(answer.staleness for answer in answers),
+            clock=self.streams.position[1],
+            transferred_bytes=sum(answer.transferred_bytes for answer in answers),
+        )
+        self._session.record_step(None, summary.staleness, summary.transferred_bytes)
+        return summary
+
+    # -- rows of tables
+
+    @property
+    def next_position(self) -> Position:
+        """Of the next push."""
+        phase, clock = max(self.streams.position, (self._session.phase, 0))
+        return phase, clock + 1
+
+    def look_up(self, lookup: Lookup) -> None:
+        """Ask for rows, of every shard whose stream is open; the others are asked when the rows are waited for."""
+        lookup.lay_out(self.streams.router)
+        for stream in self.streams.all:
+            if stream.is_open and stream.shard in lookup.parts:
+                stream.look_up(lookup.parts[stream.shard], lookup.position, now=lookup.now)
+
+    def finish(self, lookup: Lookup) -> None:
+        """Wait until all rows are in place; those lost with a stream, or moved, are asked for again. Raises PsError.
+
+        Where the mode has changed so that rows cannot come before the next push, they are those for it.
+        """
+        if not lookup.arrived:
+            self._session.check()
+            try:
+                self.streams.following_moves(partial(self._receive_rows, lookup))
+            except BaseException:
+                self.streams.drop()
+                raise
+        lookup.finish()
+
+    def _receive_rows(self, lookup: Lookup) -> None:
+        self.streams.check_newest()
+        lookup.lay_out(self.streams.router)
+        asked = [stream for stream in self.streams.all if stream.shard in lookup.parts]
+        self.streams.in_turns(asked, partial(self._has_rows, lookup), self.streams.position)
+        for part in lookup.parts.values():
+            if isinstance(part.error, ModelMoved):
+                raise part.error
+
+    def _has_rows(self, lookup: Lookup, stream: ShardStream) -> bool:
+        """Whether the part of ``stream`` has come, having asked for it; False: the shard waits."""
+        part, position = lookup.parts[stream.shard], self.next_position
+        if not part.arrived and not stream.is_open:
+            self.streams.open(stream)
+            self.streams.report_transports()
+        if not part.arrived and not stream.has_asked(part):
+            stream.look_up(part, position, now=lookup.now)
+        while not part.arrived:
+            if not stream.receive_rows():
+                if lookup.position > position and not self._session.lookahead:
+                    # They would come after a push that is not made before they are there.
+                    stream.drop()
+                return False
+        return True
+
+    # -- barriers, values, state
+
+    def arrive(self, phase: int) -> None:
+        """Tell every shard that this worker enters the barrier that ends ``phase``: no shard waits for its steps then.
+
+        Arrivals are not acknowledged. Call it again while waiting: it opens streams that have broken meanwhile.
+        """
+        self.streams.following_moves(self.streams.ensure_open)
+        for stream in self.streams.all:
+            stream.arrive(phase)
+
+    def pull(self) -> None:
+        """The newest parameters and buffers of every shard into the model, whatever the mode. Raises PsError."""
+        self.streams.following_moves(self._pull)
+
+    def _pull(self) -> None:
+        for stream in self.streams.all:
+            self.streams.persistently(stream, stream.pull)
+        self._flat.publish_parameters()
+        self._flat.publish_buffers()
+
+    def publish(self) -> None:
+        """Make the parameters that exchanges have brought the model's."""
+        for stream in self.streams.all:
+            stream.land()
+        self._flat.publish_parameters()
+
+    def save_state(self) -> State:
+        """The optimizer state from all shards. Raises PsError."""
+        found = self.streams.on_each(lambda stream: (stream.layout, stream.values.save_state()))
+        return join_state([layout for layout, _ in found], [entries for _, entries in found])
+
+    def load_state(self, state: Mapping[int, Mapping[str, Any]]) -> None:
+        """Replace the optimizer state of every shard. Raises PsError."""
+        self.streams.on_each(lambda stream: stream.values.load_state(split_state(stream.layout, state)))
+
+    def close(self) -> None:
+        """End all streams. Safe to repeat; does nothing in a forked child."""
+        if os.getpid() == self._owner:
+            self.streams.close()

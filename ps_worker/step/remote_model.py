@@ -1,0 +1,285 @@
+"""One model that this worker trains: parameters, gradients and rows in memory, and their exchange with the shards."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from ps_protocol.errors import NonFiniteGradient
+from ps_protocol.model.spec import Buffers, NonFinite, Options
+from ps_worker.memory.flat import FlatModel
+from ps_worker.model.declare import Declaration
+from ps_worker.model.stray_buffers import StrayBuffers
+from ps_worker.session.session import Session
+from ps_worker.step.assigned_values import AssignedValues
+from ps_worker.step.gradient_buckets import GradientBuckets
+from ps_worker.step.gradients import GradientBuffers
+from ps_worker.step.overlap import Overlap
+from ps_worker.step.pipeline import StepPipeline
+from ps_worker.step.summary import StepPush, StepSummary, Style
+from ps_worker.tables.binding import TableBinding
+from ps_worker.tables.table import TableModule
+
+logger = logging.getLogger("ps_worker")
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """The optimizer's options that are not as declared: of each parameter group, and of each table."""
+
+    groups: tuple[Options, ...]
+    tables: tuple[Options, ...]
+
+
+class RemoteModel:
+    """Made by the optimizer that the user holds, and used by it and by the cluster, in the training thread.
+
+    From other threads: ``is_busy``, ``no_op_step``, ``interrupt`` and ``resume``.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        declaration: Declaration,
+        tables: TableBinding,
+        style: Style,
+        options: Callable[[], StepOptions],
+        reconnect_timeout_seconds: float,
+    ) -> None:
+        """Declares the model and returns when it holds the cluster's parameters.
+
+        ``options`` gives those of the next step. Raises PsError: ModelMismatch when another worker declared this model
+        differently, Unavailable, Fenced.
+        """
+        self._session = session
+        self._spec = declaration.spec
+        self._bindings = declaration.bindings
+        self._tables = tables
+        self._has_tables = bool(self._spec.tables)
+        self._options = options
+        #: Checked at the first step.
+        self._strays: StrayBuffers | None = None
+        shard_map = session.declare(self._spec)
+        self._flat = FlatModel(declaration.bindings, shard_map)
+        self._gradients = GradientBuffers(self._flat.plan, declaration.bindings)
+        self.pipeline = StepPipeline(
+            session,
+            shard_map,
+            self._flat,
+            self._gradients,
+            style,
+            initial_rows=declaration.tables.initial_rows(),
+            reconnect_timeout_seconds=reconnect_timeout_seconds,
+        )
+        self._assigning = AssignedValues(session, self.pipeline, self._flat, style.writes)
+        self._overlap = Overlap(self.pipeline) if style.overlap else None
+        parameters = declaration.bindings.parameters
+        self._buckets = (
+            GradientBuckets(self._flat.plan, parameters, self._gradients, self.pipeline) if style.overlap else None
+        )
+        if self._buckets:
+            self.pipeline.streams.on_moved(self._buckets.lay_out)
+        self._sends_buffers = self._flat.has_buffers and (self._spec.buffers is Buffers.AVERAGE or session.rank == 0)
+        #: What became of the last step; None before the first.
+        self.last: StepSummary | None = None
+        #: Entered around calls that may wait for other workers.
+        self.around: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.pipeline.start()
+        declaration.tables.forget_initial_rows()
+        tables.bind()
+
+    @property
+    def name(self) -> str:
+        """Name of the model in the job."""
+        return self._spec.name
+
+    @property
+    def holders(self) -> Sequence[int]:
+        """Numbers of the shards that hold anything of the model."""
+        return self._flat.plan.holders
+
+    @property
+    def parameters(self) -> Sequence[torch.Tensor]:
+        """The user's trained parameters, without rows of tables."""
+        return self._bindings.parameters
+
+    @property
+    def table_modules(self) -> Sequence[TableModule]:
+        """The model's modules whose rows are in tables."""
+        return self._tables.modules
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an exchange goes on beside the training thread."""
+        return self._overlap is not None and self._overlap.is_busy
+
+    def watch_stray_buffers(self) -> None:
+        """Warn at the first step of buffers that training changes and no model of the cluster has."""
+        self._strays = StrayBuffers.around(self._bindings.parameters)
+
+    # -- steps
+
+    def step(self) -> None:
+        """Push gradients, of rows too, and receive parameters. Raises as the optimizer's ``step``."""
+        if written := self._flat.written():
+            with self.around():
+                self._assigning.before_step(written, overlaps=self._overlap is not None and self._overlap.is_pending)
+        if self._strays:
+            self._strays.warn(logger)
+            self._strays = None
+        # The gradient memory is free when the last exchange is finished.
+        self.finish()
+        gathered, staged = self._buckets.collect() if self._buckets else ((), ())
+        absent = self._gradients.collect(gathered)
+        if self._sends_buffers:
+            self._gradients.collect_buffers()
+            self._flat.buffers_sent()
+        ahead = self._session.lookahead if self._overlap else 0
+        options = self._options()
+        push = StepPush(
+            absent,
+            options.groups,
+            self._sends_buffers,
+            ahead=ahead,
+            staged=staged,
+            rows=self._tables.collect() if self._has_tables else None,
+            table_options=options.tables,
+        )
+        self._assigning.has_stepped = True
+        if self._overlap and ahead:
+            self._overlap.begin(partial(self._exchange, push))
+            return
+        try:
+            with self.around():
+                self.last = self._exchange(push)
+        finally:
+            # Also after an error: parameters of the shards that answered are in host memory.
+            self.pipeline.publish()
+        if self._has_tables:
+            self._tables.clear()
+
+    def finish(self) -> None:
+        """Wait for the exchange under way and take its parameters. Raises the errors of that step."""
+        if self._overlap is None:
+            return
+        try:
+            with self.around():
+                self.last = self._overlap.finish() or self.last
+        finally:
+            self.pipeline.publish()
+
+    def drop_gradients(self, *, in_place: bool) -> None:
+        """Drop gradients of rows. ``in_place``: gradients of variables stay in the memory that pushes are sent from."""
+        # With overlap the last push may still be sent from there.
+        if in_place and self._overlap is None:
+            self._gradients.keep_in_place()
+        if self._has_tables:
+            self._tables.clear()
+
+    def _exchange(self, push: StepPush) -> StepSummary:
+        """Check the gradients collected, then push them. Raises NonFiniteGradient, with nothing sent, by policy."""
+        if self._spec.nonfinite is NonFinite.ALLOW:
+            return self.pipeline.exchange(push)
+        variable = self._first_nonfinite(push)
+        if variable is None:
+            return self.pipeline.exchange(replace(push, finite=True))
+        if self._spec.nonfinite is NonFinite.SKIP:
+            return self.pipeline.exchange(replace(push, skipped=True, with_buffers=False, staged=()))
+        raise NonFiniteGradient(
+            "a gradient holds NaN or infinity; nothing was sent",
+            variable=variable,
+            remedy='lower the learning rate, clip gradients, or pass nonfinite="skip" to cluster.optimizer',
+        )
+
+    def _first_nonfinite(self, push: StepPush) -> str | None:
+        """Name of the first variable or table with a gradient that holds NaN or infinity."""
+        variable = self._gradients.first_nonfinite(push.absent)
+        if variable is None and push.rows is not None:
+            wrong = [each.table for each in push.rows.tables if not each.is_finite()]
+            return self._spec.tables[wrong[0]].name if wrong else None
+        return variable
+
+    # -- the cluster's values and this worker's
+
+    def pull(self) -> None:
+        """Put the newest parameters and buffers of the cluster into the model. Raises PsError."""
+        self.finish()
+        self.pipeline.pull()
+        self._assigning.after_barrier()
+
+    def assign(self) -> None:
+        """Make this worker's parameters and buffers the cluster's. Raises PsError."""
+        self._finish_keeping()
+        self._assigning.assign(range(len(self._spec.variables)))
+
+    def flush(self) -> None:
+        """At a clean end: send values set after the last step to the shards where possible. Raises PsError."""
+        self._finish_keeping()
+        self._assigning.at_end()
+
+    @torch.no_grad()
+    def _finish_keeping(self) -> None:
+        """``finish``, and keep values in the model that the user has set since the last step."""
+        pending = self._overlap is not None and self._overlap.is_pending
+        kept = {n: self._flat.values_of(n).clone() for n in self._flat.written()} if pending else {}
+        self.finish()
+        for number, values in kept.items():
+            self._bindings.parameters[number].copy_(values)
+
+    def save_state(self) -> tuple[Mapping[int, Mapping[str, torch.Tensor]], Mapping[int, Mapping[str, torch.Tensor]]]:
+        """The optimizer's state by parameter number, and what this worker's wire format has left out of gradients."""
+        self.finish()
+        return self.pipeline.save_state(), self.pipeline.streams.residuals()
+
+    def load_state(self, state: Mapping[int, dict[str, Any]]) -> None:
+        """Give the shards this optimizer state, if this worker has the lowest rank. Raises PsError."""
+        if not self._session.initialiser():
+            return
+        if self.pipeline.joined_running and self.last is None:
+            logger.warning("model '%s' has been trained already: the shards keep their optimizer state", self.name)
+            return
+        self.pipeline.load_state(state)
+
+    # -- barriers, no-op steps
+
+    def arrive(self, phase: int) -> None:
+        """Tell every shard that this worker enters the barrier that ends ``phase``.
+
+        Arrivals are not acknowledged. Called again while waiting, it repeats them on streams that broke meanwhile.
+        Values that the worker of the lowest rank has set since its last step become the cluster's. Raises PsError.
+        """
+        self._finish_keeping()
+        self._assigning.before_barrier(with_buffers=self._sends_buffers and self._spec.buffers is Buffers.RANK0)
+        self.pipeline.arrive(phase)
+
+    def no_op_step(self) -> None:
+        """Make a step without gradients: it only moves this worker's clock, for workers that wait for it.
+
+        Called from another thread while the training thread waits for data, or in a step of another model. Raises
+        PsError.
+        """
+        options = self._options()
+        self.pipeline.exchange(StepPush((), options.groups, skipped=True, table_options=options.tables))
+
+    def interrupt(self) -> None:
+        """From another thread: ``no_op_step`` raises Unavailable where it waits for a shard, until ``resume``."""
+        self.pipeline.streams.interrupt()
+
+    def resume(self) -> None:
+        """Waiting is possible again."""
+        self.pipeline.streams.resume()
+
+    def close(self) -> None:
+        """End the streams; may be repeated."""
+        if self._overlap:
+            self._overlap.close()
+        if self._buckets:
+            self._buckets.close()
+        self._tables.closed = True
+        self.pipeline.close()

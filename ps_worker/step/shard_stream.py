@@ -1,0 +1,344 @@
+"""One shard's step stream for one model: what this worker sends on it and receives from it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ps_protocol.cluster.answers import Answer, RowsAnswer, StepAnswer
+from ps_protocol.errors import InternalError, Unavailable
+from ps_protocol.model.layout import Range, subtract
+from ps_protocol.model.spec import Options
+from ps_protocol.wire.convert_step import open_request, push_header
+from ps_protocol.wire.formats import RAW
+from ps_worker.memory.flat import FlatModel
+from ps_worker.memory.payloads import Encoder, ReceiveBuffer
+from ps_worker.model.optimizer_state import StateEntry
+from ps_worker.model.unused_options import UnusedOptions
+from ps_worker.session.session import Session
+from ps_worker.step.gradients import GradientBuffers
+from ps_worker.step.pending_lookups import PendingLookups
+from ps_worker.step.shard_values import ShardValues
+from ps_worker.step.summary import Outcome, StepPush, StepSummary, Style
+from ps_worker.tables.lookup import Position, ShardLookup
+from ps_worker.tables.row_router import RowRouter
+from ps_worker.tables.update import NO_ROWS
+from ps_worker.transport.base import ClientTransport, Link
+from ps_worker.transport.negotiate import open_stream
+from ps_worker.transport.replies import Peer
+
+logger = logging.getLogger("ps_worker")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPosition:
+    """What a shard says about this worker when its stream opens."""
+
+    version: int
+    #: (phase, clock) of this worker on the shard.
+    position: tuple[int, int]
+    last_sequence: int
+    initialised: bool
+
+
+class ShardStream:
+    """Used by one thread at a time. At most one push is under way; nothing here retries.
+
+    Lookups may be under way before it: answers come in the order of the questions, and rows wait in their lookup.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        router: RowRouter,
+        shard: int,
+        flat: FlatModel,
+        gradients: GradientBuffers,
+        style: Style,
+        options_lost: UnusedOptions,
+    ) -> None:
+        self.shard = shard
+        #: The model's values on the shard, by calls of their own.
+        self.values = ShardValues(session, router.shard_map, shard, flat)
+        self._session = session
+        self._router = router
+        self._flat = flat
+        self._gradients = gradients
+        self._options_lost = options_lost
+        #: Positions of the slices on the shard.
+        self.layout = flat.plan.layouts[shard]
+        self._wire = style.wire
+        self._encoder = Encoder(self.layout, style.wire) if style.wire != RAW else None
+        self._overlap = style.overlap
+        #: Holds parameters until ``land``; None: they are received into the model's memory.
+        self._receive_buffer: ReceiveBuffer | None = None
+        self._transport: ClientTransport | None = None
+        #: A push has been sent whose answer has not come.
+        self.is_pushing = False
+        #: Of the push under way, and of the last that the shard said it had applied.
+        self._sequence = self._acknowledged = 0
+        #: The shard's version of torch that was reported last.
+        self._torch_reported = ""
+        self._opened_at = 0.0
+        #: The shard's incarnation that the stream was opened to.
+        self._opened_to = 0
+        #: Sent last on this stream.
+        self._options: tuple[Options, ...] = ()
+        self._table_options: tuple[Options, ...] = ()
+        self._sent_bytes = 0
+        self._pending_lookups = PendingLookups()
+        #: Sent on this stream ahead of the next push.
+        self._staged: list[Range] = []
+        #: Version of the parameters held.
+        self.version = 0
+
+    @property
+    def peer(self) -> Peer:
+        """The shard, for messages."""
+        return Peer(self.shard, self._session.shard_address(self.shard))
+
+    @property
+    def transport(self) -> str:
+        """The name of the stream's transport; empty while there is no stream."""
+        return self._transport.transport.value if self._transport else ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a stream, it has not ended as far as this side knows, and it goes to the present process."""
+        return self._transport is not None and self._transport.alive and not self.is_outdated
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the stream goes to a process of the shard that another has replaced. From any thread."""
+        return self._transport is not None and self._session.shard_incarnation(self.shard) != self._opened_to
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether there is no stream at all, so that nothing can be under way."""
+        return self._transport is None
+
+    @property
+    def age_seconds(self) -> float:
+        """How long the stream has been open; 0 when it never was."""
+        return time.monotonic() - self._opened_at if self._opened_at else 0.0
+
+    def open(self, phase: int, clock: int | None = None) -> StreamPosition:
+        """Open a new stream in place of the last one. Raises PsError.
+
+        ``clock``: this worker's clock on every shard, in ``phase``; None: it has just begun.
+        """
+        self.drop()
+        link = Link(self.peer, self.layout, self._session.wait_hint)
+        shard_map = self._router.shard_map
+        request = open_request(
+            shard_map.spec.name,
+            shard_map.epoch,
+            (self._session.rank, self._session.incarnation),
+            membership_revision=self._session.revision,
+            phase=phase,
+            clock=clock,
+            wire=self._wire,
+            acknowledged=self._acknowledged,
+            torch_version=torch.__version__,
+        )
+        self._opened_to = self._session.shard_incarnation(self.shard)
+        channel = self._session.shard_channel(self.shard)
+        opened, self._transport = open_stream(channel, link, request, self._session.transports)
+        if self.is_outdated:
+            # ``interrupt_outdated`` may have run before this stream was there.
+            self.drop()
+            raise Unavailable(f"{link.peer} has been replaced by another process", shard=str(self.shard))
+        segment = self._transport.gradients
+        if segment is not None or not self._gradients.has_place(self.shard):
+            self._gradients.place(self.shard, segment)
+        if self._receive_buffer is None and (self._overlap or (self._wire != RAW and segment is None)):
+            self._receive_buffer = ReceiveBuffer(self.layout, self._wire)
+        self._report_torch(opened.torch_version)
+        self._opened_at = time.monotonic()
+        self._options = ({},) * len(shard_map.spec.group_options)
+        self._table_options = ({},) * len(shard_map.spec.tables)
+        return StreamPosition(opened.version, (opened.phase, opened.clock), opened.last_sequence, opened.initialised)
+
+    def _report_torch(self, version: str) -> None:
+        if version not in ("", torch.__version__, self._torch_reported):
+            self._torch_reported = version
+            logger.warning(
+                "%s applies updates with torch %s, and this worker computes gradients with torch %s: results may "
+                "differ in the last digits; install the same version on both",
+                self.peer,
+                version,
+                torch.__version__,
+            )
+
+    def drop(self, *, for_good: bool = False) -> None:
+        """End the stream now; what is under way on it is lost. ``for_good``: no other is opened here."""
+        if self._transport is not None:
+            self._transport.close()
+            if self.is_pushing and self._transport.gradients is not None and not for_good:
+                # The shard may hold the push and read it later: what the user's backward writes must not reach it.
+                self._gradients.place(self.shard)
+        self._transport, self._opened_at, self.is_pushing, self._staged = None, 0.0, False, []
+        self._pending_lookups.forget()
+
+    # -- pushes
+
+    def stage(self, span: Range) -> bool:
+        """Send bytes ``span`` of the region ahead of the next push; whether that was possible."""
+        ready = self._gradients.bring(self.shard, span)
+        transport = self._transport
+        if transport is None or transport.gradients is not None or self._encoder:
+            return False
+        transport.stage(span, self._gradients.memory(self.shard)[span[0] : span[1]], ready)
+        self._staged.append(span)
+        return True
+
+    def send(self, push: StepPush) -> None:
+        """Send ``push``. The gradients in memory must not change until ``receive`` has returned."""
+        transport = self._opened()
+        contents = self._flat.plan.contents(self.shard, push.absent, push.with_buffers)
+        absent, ranges, runs = ((), (), ()) if push.skipped else contents
+        staged: Sequence[Range] = ()
+        if push.staged:
+            # What was sent ahead on another stream than this one is lost.
+            staged = [span for span in push.staged[self.shard] if span in self._staged]
+            ranges = subtract(ranges, staged)
+        rows = push.rows.of(self._router, self.shard) if push.rows is not None and not push.skipped else NO_ROWS
+        header = push_header(
+            sequence=push.sequence,
+            phase=push.phase,
+            clock=push.clock,
+            pulled_version=self.version,
+            absent=absent,
+            options=() if push.options == self._options else push.options,
+            table_options=() if push.table_options == self._table_options else push.table_options,
+            with_buffers=push.with_buffers and not push.skipped,
+            skipped=push.skipped,
+            finite=push.finite,
+            ahead=push.ahead,
+            staged=staged,
+            tables=rows.tables,
+        )
+        self.is_pushing, self._staged, self._sequence = True, [], push.sequence
+        if self._encoder and ranges and transport.gradients is None:
+            pieces = [self._encoder.encode(push.sequence, self._gradients.region(self.shard), runs)]
+        else:
+            pieces = self._gradients.pieces(self.shard, ranges)
+        transport.push(header, pieces, rows.pieces)
+        self._options, self._table_options = push.options, push.table_options
+        self._sent_bytes = sum(map(len, (*pieces, *rows.pieces))) + sum(end - begin for begin, end in staged)
+
+    def receive(self) -> StepSummary | None:
+        """The answer to the push under way, its parameters in flat memory; None: the shard waits. Raises PsError.
+
+        Lookups asked before it are answered first.
+        """
+        result = self._receive(self._opened())
+        if result is None:
+            return None
+        self.is_pushing = False
+        if (outcome := Outcome.__members__.get(result.outcome)) is None:
+            raise InternalError(f"{self.peer} answered with an unknown outcome", actual=result.outcome)
+        if outcome is not Outcome.REFUSED:
+            self.version = result.version
+        if outcome is Outcome.APPLIED:
+            self._acknowledged = self._sequence
+        if result.differences:
+            self._options_lost.tell(result.differences)
+        return StepSummary(
+            versions=(self.version,),
+            outcomes=(outcome,),
+            staleness=result.staleness,
+            clock=result.clock,
+            transferred_bytes=self._sent_bytes + result.payload_bytes,
+            errors=(result.error,) if result.error else (),
+        )
+
+    def _receive(self, transport: ClientTransport) -> StepAnswer | None:
+        while isinstance(result := self._answer(transport), RowsAnswer):
+            pass
+        if self._receive_buffer and result:
+            self._receive_buffer.complete(result)
+        return result
+
+    def _answer(self, transport: ClientTransport) -> Answer | None:
+        answer = transport.receive(self._place_answer)
+        if isinstance(answer, RowsAnswer):
+            self._pending_lookups.complete(answer, self.peer)
+        return answer
+
+    def _place_answer(self, answer: Answer) -> Sequence[memoryview]:
+        if isinstance(answer, RowsAnswer):
+            return self._pending_lookups.place(answer, self.peer)
+        return self._receive_buffer.place(answer) if self._receive_buffer else self._place(answer)
+
+    def _place(self, result: StepAnswer) -> list[memoryview]:
+        return self._flat.parameters.pieces(self._ranges_of(result))
+
+    def _ranges_of(self, result: StepAnswer) -> list[Range]:
+        """The places in flat memory of the slices in the payload of ``result``."""
+        return self._flat.plan.ranges(self.shard, result.absent, result.with_buffers)
+
+    def land(self) -> None:
+        """Make received parameters the model's, where ``receive`` has not."""
+        if self._receive_buffer and (arrived := self._receive_buffer.arrived) is not None:
+            self._receive_buffer.take(self._flat.host_tensors(self._ranges_of(arrived)))
+
+    def take_back(self) -> None:
+        """The push under way will be encoded again for another layout: what it was to bring becomes its gradients."""
+        if self._encoder:
+            self._encoder.take_back(self._sequence, self._gradients.region(self.shard))
+
+    def residuals(self) -> list[StateEntry]:
+        """What the wire format has left out of gradients so far."""
+        return self._encoder.residuals() if self._encoder else []
+
+    def load_residuals(self, entries: list[StateEntry]) -> None:
+        """Take over what an earlier process of this worker had left out."""
+        if self._encoder:
+            self._encoder.load_residuals(entries)
+
+    # -- rows, barriers, pulls
+
+    def look_up(self, part: ShardLookup, position: Position, *, now: bool) -> None:
+        """Ask for ``part``, for the push of ``position``, or for the rows as they are now."""
+        self._opened().look_up(self._pending_lookups.ask(part, position, now=now), part.ids)
+
+    def has_asked(self, part: ShardLookup) -> bool:
+        """Whether ``part`` has been asked for on this stream and is to come."""
+        return part in self._pending_lookups
+
+    def receive_rows(self) -> bool:
+        """Receive the answer to the oldest lookup; False: the shard waits. No push is under way. Raises PsError."""
+        answer = self._answer(self._opened())
+        if isinstance(answer, StepAnswer):
+            raise InternalError(f"{self.peer} answered a push that was not made", shard=str(self.shard))
+        return answer is not None
+
+    def arrive(self, phase: int) -> None:
+        """Tell the shard that this worker enters the barrier that ends ``phase``."""
+        self._opened().arrive(phase)
+
+    def pull(self) -> None:
+        """Receive the newest parameters and buffers into flat memory. Raises PsError."""
+        if self._transport is None:
+            self.version = self.values.pull(self._place)
+            return
+        self._transport.fetch()
+        while (result := self._receive(self._transport)) is None:
+            pass
+        self.version = result.version
+        self.land()
+
+    def interrupt(self) -> None:
+        """From any thread: a call that waits for an answer raises Unavailable."""
+        if (transport := self._transport) is not None:
+            transport.cancel()
+
+    def _opened(self) -> ClientTransport:
+        if self._transport is None:
+            raise Unavailable(f"the stream to {self.peer} is not open", shard=str(self.shard))
+        return self._transport

@@ -1,0 +1,107 @@
+"""The settings of a model's steps, the push of a step, and its result."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ps_protocol.errors import PsError
+from ps_protocol.model.layout import Range
+from ps_protocol.model.spec import Options
+from ps_protocol.wire.formats import RAW, Wire
+from ps_worker.tables.update import RowUpdate
+
+
+class Outcome(enum.IntEnum):
+    """What a shard did with a push. A higher value means that less of the push was applied."""
+
+    APPLIED = 1
+    #: Applied before, with the same sequence: the answer had been lost.
+    DUPLICATE = 2
+    #: sync: accepted, its step is still open.
+    PENDING = 3
+    #: Non-finite and skipped by policy.
+    SKIPPED = 4
+    #: async, ssp: above the staleness threshold, not applied.
+    STALE = 5
+    #: sync: its step was applied without it.
+    LATE = 6
+    #: Refused with an error.
+    REFUSED = 7
+
+
+class Writes(enum.Enum):
+    """What ``cluster.optimizer`` does with values that the user sets between steps."""
+
+    ASSIGN = "assign"
+    REFUSE = "refuse"
+    IGNORE = "ignore"
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """The settings of a model's steps."""
+
+    wire: Wire = RAW
+    #: Exchanges run while the next gradients are computed.
+    overlap: bool = False
+    writes: Writes = Writes.ASSIGN
+
+
+PLAIN = Style()
+
+
+@dataclass(frozen=True, slots=True)
+class StepPush:
+    """The push of one step, without the gradients and buffers in memory. Every shard gets its part."""
+
+    #: Numbers of the variables without a gradient.
+    absent: tuple[int, ...]
+    #: Of each parameter group, the options that are not as declared.
+    options: tuple[Options, ...]
+    with_buffers: bool = False
+    #: Only the clock moves; no gradient is sent.
+    skipped: bool = False
+    #: The gradients have been checked: they hold no NaN or infinity.
+    finite: bool = False
+    #: The parameters of the answer are used this many steps later than usual.
+    ahead: int = 0
+    #: Per shard, ranges of its region that have been sent already.
+    staged: Sequence[Sequence[Range]] = ()
+    #: Gradients of rows; None: no table took part.
+    rows: RowUpdate | None = None
+    #: Of each table, the options that are not as declared.
+    table_options: tuple[Options, ...] = ()
+    #: Given by the pipeline, the same on every shard: the number of the push, and the position it moves this worker to.
+    sequence: int = 0
+    phase: int = 0
+    clock: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepSummary:
+    """The result of one step: the answers of all shards, or of one."""
+
+    #: Version of the parameters received, by shard.
+    versions: tuple[int, ...]
+    #: What each shard did with the push.
+    outcomes: tuple[Outcome, ...]
+    #: The highest over the shards: version when applied minus version pulled.
+    staleness: int
+    #: This worker's clock after the step, within its phase.
+    clock: int
+    #: Gradients and parameters on the wire.
+    transferred_bytes: int
+    #: Shards' refusals, and errors that the push's step failed with. An optimizer raises them.
+    errors: tuple[PsError, ...] = ()
+
+    @property
+    def outcome(self) -> Outcome:
+        """The highest outcome over the shards."""
+        return max(self.outcomes)
+
+    @property
+    def version(self) -> int:
+        """The lowest version received."""
+        return min(self.versions)

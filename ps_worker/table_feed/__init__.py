@@ -1,0 +1,1 @@
+"""A copy of a table that follows its changes."""

@@ -1,0 +1,143 @@
+"""A copy of a table that applies its changes: rows by id in memory, saved in a file together with the cursor."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Self
+from zipfile import BadZipFile
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from ps_protocol.errors import DamagedData, InvalidRequest
+from ps_protocol.feed.cursor import Cursor
+from ps_protocol.feed.reader import Change
+from ps_protocol.model.ids import buckets_of
+from ps_protocol.model.tables import Ids
+from ps_worker.table_feed import copy_kernels
+
+Floats = npt.NDArray[np.float32]
+
+_FIRST_ROWS = 1024
+
+
+def _checksum(*arrays: npt.NDArray[Any]) -> np.uint64:
+    """xxh3_64 over shapes, dtypes and bytes."""
+    digest = xxhash.xxh3_64()
+    for array in arrays:
+        digest.update(f"{array.shape} {array.dtype}".encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return np.uint64(digest.intdigest())
+
+
+class TableCopy:
+    """Used by one thread. Equal to the shards' rows once a change that is ``whole`` was applied."""
+
+    def __init__(self) -> None:
+        #: The cursor of the last change applied; None: none was.
+        self.cursor: Cursor | None = None
+        self._count = 0
+        self._ids: Ids = np.empty(_FIRST_ROWS, np.int64)
+        self._rows: Floats = np.empty((_FIRST_ROWS, 0), np.float32)
+        self._slots = np.full(2 * _FIRST_ROWS, -1, np.int64)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def ids(self) -> Ids:
+        """Ids that have a row, in no order."""
+        return self._ids[: self._count].copy()
+
+    def apply(self, change: Change) -> None:
+        """Apply one change, in the order in which changes come. Raises InvalidRequest for rows of another width."""
+        if change.reset_buckets and self._count:
+            held = self._ids[: self._count]
+            marked = np.zeros(change.table.buckets, np.bool_)
+            marked[list(change.reset_buckets)] = True
+            self._remove(held[marked[buckets_of(held, marked.size)]])
+        self._remove(change.deleted)
+        self._write(change.ids, change.rows)
+        self.cursor = change.cursor
+
+    def rows(self, ids: npt.ArrayLike, missing: float = 0.0) -> Floats:
+        """Rows of ``ids`` [n], float32 [n, width]; ``missing`` throughout where there is none."""
+        found = self._find(np.ascontiguousarray(ids, np.int64))
+        rows = self._rows[found]
+        rows[found < 0] = missing
+        return rows
+
+    def has(self, ids: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Whether each of ``ids`` [n] has a row."""
+        return self._find(np.ascontiguousarray(ids, np.int64)) >= 0
+
+    def save(self, path: Path) -> None:
+        """Save rows and cursor in one file, atomically."""
+        partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+        with partial.open("wb") as file:
+            cursor = np.frombuffer(json.dumps(self.cursor).encode(), np.uint8)
+            ids, rows = self._ids[: self._count], self._rows[: self._count]
+            np.savez(file, ids=ids, rows=rows, cursor=cursor, checksum=_checksum(ids, rows, cursor))
+        partial.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """The copy that was saved there, else an empty one. Raises DamagedData."""
+        copy = cls()
+        try:
+            with path.open("rb") as file, np.load(file) as arrays:
+                ids, rows, cursor = arrays["ids"], arrays["rows"], arrays["cursor"]
+                if "checksum" in arrays and arrays["checksum"] != _checksum(ids, rows, cursor):
+                    raise ValueError("its checksum differs")
+            copy.cursor = json.loads(cursor.tobytes())
+        except FileNotFoundError:
+            return copy
+        except (OSError, EOFError, BadZipFile, ValueError, KeyError, RuntimeError) as error:
+            raise DamagedData(
+                f"{path} is not a copy of a table",
+                expected="a file that TableCopy.save wrote",
+                actual=str(error),
+                remedy="delete it: the copy then begins from the start",
+            ) from error
+        copy._write(ids, rows)
+        return copy
+
+    def _find(self, ids: Ids) -> npt.NDArray[np.int64]:
+        found = np.empty(ids.size, np.int64)
+        copy_kernels.find(ids, self._slots, self._ids, found)
+        return found
+
+    def _write(self, ids: Ids, rows: Floats) -> None:
+        if not ids.size:
+            return
+        self._make_room(self._count + ids.size, rows.shape[1])
+        found = np.empty(ids.size, np.int64)
+        self._count = copy_kernels.put(ids, self._slots, self._ids, self._count, found)
+        self._rows[found] = rows
+
+    def _remove(self, ids: Ids) -> None:
+        self._count = copy_kernels.remove(ids, self._slots, self._ids, self._count, self._rows)
+
+    def _make_room(self, count: int, width: int) -> None:
+        """Make room for ``count`` rows, with slots of which half stay free."""
+        held = self._count
+        if held and width != self._rows.shape[1]:
+            raise InvalidRequest(
+                "rows of another width than those of the copy",
+                expected=f"{self._rows.shape[1]} numbers",
+                actual=f"{width} numbers",
+                remedy="begin a new copy, without a cursor; or follow as before, with or without the optimizer's state",
+            )
+        if count > self._ids.size or width != self._rows.shape[1]:
+            size = max(count, 2 * held, _FIRST_ROWS)
+            before = self._ids, self._rows
+            self._ids, self._rows = np.empty(size, np.int64), np.empty((size, width), np.float32)
+            self._ids[:held] = before[0][:held]
+            if held:
+                self._rows[:held] = before[1][:held]
+        if 2 * count > self._slots.size:
+            self._slots = np.full(4 * (1 << (count - 1).bit_length()), -1, np.int64)
+            copy_kernels.fill(held, self._slots, self._ids)

@@ -1,0 +1,145 @@
+"""The gRPC transport: all messages on the long-lived Step stream. Works everywhere, and anchors the side channels."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import grpc
+
+from ps_protocol.cluster.answers import Answer
+from ps_protocol.cluster.transport import Transport
+from ps_protocol.errors import InternalError, PsError
+from ps_protocol.model.layout import Range
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.wire.chunks import STEP_REQUESTS
+from ps_protocol.wire.convert_step import LookupHeader, PushHeader
+from ps_protocol.wire.socket_messages import INLINE_BYTES
+from ps_worker.transport.base import Link
+from ps_worker.transport.call_messages import CallMessages
+from ps_worker.transport.replies import GrpcReplies, Place, put_inline, read_answer, rpc_errors, typed
+
+_METHOD = "/ps_protocol.v1.Shard/Step"
+
+_END_SECONDS = 2.0
+
+
+class GrpcClientTransport:
+    """Used by the training thread; gRPC's own thread takes requests from the outbox and encodes them there.
+
+    Sending never waits. At most one encoded chunk is in memory: gRPC asks for the next when the last is on its way.
+    When the call ends, for whatever reason, the outbox is closed, so gRPC's thread ends too. Receiving can be
+    interrupted by Ctrl-C.
+    """
+
+    transport = Transport.GRPC
+    gradients = None
+
+    def __init__(self, channel: grpc.Channel, link: Link) -> None:
+        self._peer = link.peer
+        self._on_wait = link.on_wait
+        self._outbox: queue.SimpleQueue[Iterator[bytes] | None] = queue.SimpleQueue()
+        self._ended = threading.Event()
+        step: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(_METHOD)
+        self._call = step(_drain(self._outbox))
+        #: Whether the call has not ended, as far as this side knows.
+        self.is_active: Callable[[], bool] = self._call.is_active
+        self._replies = GrpcReplies(CallMessages(self._call), link.peer)
+        self.on_end(_closer(self._outbox, self._ended))
+
+    @property
+    def alive(self) -> bool:
+        """Whether the call has not ended, as far as this side knows."""
+        return self.is_active()
+
+    def open(self, request: pb.Open) -> pb.Opened:
+        """Send the first request. Raises the PsError that the shard answers, or Unavailable."""
+        self._send(pb.StepRequest(open=request))
+        with rpc_errors(self._peer):
+            while (reply := self._replies.next()).WhichOneof("body") == "waiting":
+                self._on_wait(reply.waiting.reason)
+        if reply.WhichOneof("body") != "opened":
+            raise InternalError(f"{self._peer} did not answer Open", shard=str(self._peer.shard))
+        return reply.opened
+
+    def push(self, header: PushHeader, payload: Sequence[memoryview], rows: Sequence[memoryview] = ()) -> None:
+        """Queue one push, a small payload inside its header."""
+        rest = put_inline(header, [*payload, *rows])
+        self._send(pb.StepRequest(push=header), rest)
+
+    def look_up(self, header: LookupHeader, ids: Sequence[memoryview]) -> None:
+        """Queue the request, with few ids inside it."""
+        rest = put_inline(header, ids)
+        self._send(pb.StepRequest(lookup=header), rest)
+
+    def stage(self, span: Range, piece: memoryview, ready: Callable[[], None]) -> None:
+        """Queue one range."""
+
+        def messages() -> Iterator[bytes]:
+            ready()
+            inline = bytes(piece) if len(piece) <= INLINE_BYTES else b""
+            yield pb.StepRequest(stage=pb.Stage(begin=span[0], end=span[1], payload=inline)).SerializeToString()
+            if not inline:
+                yield from STEP_REQUESTS.chunks([piece])
+
+        self._outbox.put(messages())
+
+    def fetch(self) -> None:
+        """Queue the request."""
+        self._send(pb.StepRequest(fetch=pb.Fetch()))
+
+    def arrive(self, phase: int) -> None:
+        """Queue the message."""
+        self._send(pb.StepRequest(arrive=pb.Arrive(phase=phase)))
+
+    def receive(self, place: Place) -> Answer | None:
+        """The next answer. An exception ends the call, since the rest of the answer would be read as the next one."""
+        try:
+            with rpc_errors(self._peer):
+                return read_answer(self._replies, place, self._on_wait, self._peer)
+        except BaseException:
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        """End the call now."""
+        self._call.cancel()
+
+    def close(self) -> None:
+        """End the call, and gRPC's thread with it."""
+        self._call.cancel()
+        self._outbox.put(None)
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Call ``callback``, on a thread of gRPC, when the call ends; at once when it has ended."""
+        if not self._call.add_callback(callback):
+            callback()
+
+    def reason(self) -> PsError | None:
+        """The error that the shard ended the call with; None: no error. A broken side channel does not have it."""
+        if not self._ended.wait(_END_SECONDS) or self._call.code() is grpc.StatusCode.OK:
+            return None
+        failed: Any = self._call  # a failed call is an RpcError, which grpc's types do not declare
+        return typed(failed, self._peer)
+
+    def _send(self, message: pb.StepRequest, payload: Sequence[memoryview] = ()) -> None:
+        self._outbox.put(iter((message.SerializeToString(),)))
+        if payload:
+            self._outbox.put(STEP_REQUESTS.chunks(payload))
+
+
+def _drain(outbox: queue.SimpleQueue[Iterator[bytes] | None]) -> Iterator[bytes]:
+    while (messages := outbox.get()) is not None:
+        yield from messages
+
+
+def _closer(outbox: queue.SimpleQueue[Iterator[bytes] | None], ended: threading.Event) -> Callable[[], None]:
+    """Refers to its arguments alone: the call must not keep the transport alive."""
+
+    def close() -> None:
+        outbox.put(None)
+        ended.set()
+
+    return close

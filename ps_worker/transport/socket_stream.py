@@ -1,0 +1,248 @@
+"""The transports on sockets: bulk (payloads on the socket) and shm (payloads in memory that both sides map)."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+
+from ps_protocol.cluster.answers import Answer, RowsAnswer, StepAnswer
+from ps_protocol.cluster.transport import Transport
+from ps_protocol.errors import InternalError, Unavailable
+from ps_protocol.model.layout import Range
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.wire.convert_errors import from_detail
+from ps_protocol.wire.convert_step import LookupHeader, PushHeader
+from ps_protocol.wire.convert_transport import transport_from_pb
+from ps_protocol.wire.shared_memory import Recent, SharedMemory
+from ps_protocol.wire.socket_messages import (
+    INLINE_BYTES,
+    framed,
+    prepare,
+    receive_head,
+    receive_into,
+    send_all,
+    send_now,
+)
+from ps_worker.transport.base import Link
+from ps_worker.transport.grpc_stream import GrpcClientTransport
+from ps_worker.transport.replies import Place, fill, parse_reply, put_inline, read_answer
+from ps_worker.transport.shared_region import SharedRegion
+
+
+class SocketClientTransport:
+    """A ``ClientTransport`` on a side channel of ``anchor``; when one of the two ends, so does the other.
+
+    A thread of its own sends what the socket does not take at once. Sending therefore never waits, and pushes to
+    several shards are in progress at the same time.
+    """
+
+    def __init__(self, sock: socket.socket, anchor: GrpcClientTransport, link: Link) -> None:
+        """``sock`` is connected."""
+        self.transport = Transport.BULK
+        #: shm: memory that the shard applies gradients from.
+        self.gradients: SharedMemory | None = None
+        #: shm: memory for the rows of pushes, and for the rows of lookups.
+        self._pushed_room: SharedMemory | None = None
+        self._rows_room: SharedMemory | None = None
+        self._socket = sock
+        self._anchor = anchor
+        self._link = link
+        self._sender = ThreadPoolExecutor(1, f"push-{link.peer.shard}")
+        self._sending: Future[None] | None = None
+        #: Regions of the shard that are mapped here, by the number it gave them.
+        self._regions: Recent[SharedRegion] = Recent()
+        #: Descriptors of the last message that have not been mapped.
+        self._descriptors: list[int] = []
+        self._closed = False
+
+    def attach(self, channel: pb.SideChannel, patience_seconds: float) -> None:
+        """Present the token and begin to use the channel. Raises PsError, OSError, ValueError where that fails."""
+        prepare(self._socket, patience_seconds)
+        send_all(self._socket, [framed(pb.StepRequest(attach=pb.Attach(token=channel.token)).SerializeToString())])
+        reply = self._next(lambda: False)  # a shard answers at once
+        if reply.WhichOneof("body") == "refused":
+            raise from_detail(reply.refused)
+        if reply.WhichOneof("body") != "attached":
+            raise InternalError(f"{self._link.peer} did not answer Attach", actual=str(reply.WhichOneof("body")))
+        if transport_from_pb(channel.transport) is Transport.SHM:
+            self._map(reply.attached)
+            self.transport = Transport.SHM
+        send_all(self._socket, [framed(pb.StepRequest(confirm=pb.Confirm()).SerializeToString())])
+        prepare(self._socket)
+        self._anchor.on_end(partial(_shut_down, self._socket))
+
+    def _map(self, attached: pb.Attached) -> None:
+        """Take over the memory that came with ``attached``. Raises OSError, ValueError, InternalError."""
+        if self._link.layout.region_bytes:
+            self.gradients = SharedMemory.attach(self._descriptor(), self._link.layout.region_bytes, writable=True)
+        if size := attached.room_bytes:
+            self._pushed_room = SharedMemory.attach(self._descriptor(), size, writable=True, whole=False)
+            self._rows_room = SharedMemory.attach(self._descriptor(), size, writable=False, whole=False)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the stream has not ended, as far as this side knows."""
+        return not self._closed and self._anchor.is_active()
+
+    def push(self, header: PushHeader, payload: Sequence[memoryview], rows: Sequence[memoryview] = ()) -> None:
+        """Send one push, its payload in or behind its header; gradients in shared memory are not sent."""
+        if self.gradients is not None and not header.skipped:
+            header.segment, payload = 1, ()
+        if self._pushed_room is not None and INLINE_BYTES < total_len(rows) <= len(self._pushed_room.bytes):
+            gather(rows, self._pushed_room.bytes)
+            header.rows_in_room, rows = True, ()
+        rest = put_inline(header, [*payload, *rows])
+        self._send(pb.StepRequest(push=header), rest)
+
+    def look_up(self, header: LookupHeader, ids: Sequence[memoryview]) -> None:
+        """Send the request, the ids in or behind it."""
+        rest = put_inline(header, ids)
+        self._send(pb.StepRequest(lookup=header), rest)
+
+    def stage(self, span: Range, piece: memoryview, ready: Callable[[], None]) -> None:
+        """Let the sending thread send one range; nothing is sent where gradients are in shared memory."""
+        if self.gradients is None:
+            message = framed(pb.StepRequest(stage=pb.Stage(begin=span[0], end=span[1])).SerializeToString())
+            self._sending = self._sender.submit(_send_rest, self._socket, [message, piece], ready)
+
+    def fetch(self) -> None:
+        """Send the request."""
+        self._send(pb.StepRequest(fetch=pb.Fetch()))
+
+    def arrive(self, phase: int) -> None:
+        """Send the message."""
+        self._send(pb.StepRequest(arrive=pb.Arrive(phase=phase)))
+
+    def receive(self, place: Place) -> Answer | None:
+        """The next answer; then release the shard's memory."""
+        with self._connection():
+            answer = read_answer(self, place, self._link.on_wait, self._link.peer)
+            if answer and (answer.in_room if isinstance(answer, RowsAnswer) else answer.segment):
+                self._send(pb.StepRequest(release=pb.Release()))
+        return answer
+
+    def cancel(self) -> None:
+        """End the anchor; that ends the socket too."""
+        self._anchor.cancel()
+
+    def close(self) -> None:
+        """End both connections; no payload is read after this call."""
+        if self._closed:
+            return
+        self._closed = True
+        self._anchor.close()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """End the side channel alone; the anchor stays open."""
+        _shut_down(self._socket)
+        self._sender.shutdown(wait=True)
+        self._socket.close()
+        self._drop_descriptors()
+
+    # -- ``Replies``
+
+    def next(self) -> pb.StepReply:
+        """The next message."""
+        return self._next(self._anchor.is_active)
+
+    def _next(self, alive: Callable[[], bool]) -> pb.StepReply:
+        self._drop_descriptors()
+        length, self._descriptors = receive_head(self._socket, alive)
+        body = bytearray(length)
+        receive_into(self._socket, [memoryview(body)])
+        return parse_reply(body, self._link.peer)
+
+    def payload(self, answer: Answer, pieces: Sequence[memoryview]) -> None:
+        """Receive from the socket, from the region that a result names, or from the memory for rows."""
+        if isinstance(answer, RowsAnswer) and answer.in_room:
+            fill(pieces, self._rows_room.bytes if self._rows_room is not None else memoryview(b""))
+            return
+        if not isinstance(answer, StepAnswer) or not answer.segment:
+            receive_into(self._socket, pieces)
+            return
+        layout = self._link.layout
+        region = self._regions.get(answer.segment)
+        if region is None:
+            region = SharedRegion(SharedMemory.attach(self._descriptor(), layout.region_bytes, writable=False))
+            self._regions.put(answer.segment, region)
+        region.copy_to(pieces, layout.ranges(answer.absent, buffers=answer.with_buffers))
+
+    def _drop_descriptors(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+    def _descriptor(self) -> int:
+        if not self._descriptors:
+            raise InternalError(f"{self._link.peer} named shared memory but did not send it")
+        return self._descriptors.pop(0)
+
+    def _send(self, message: pb.StepRequest, payload: Sequence[memoryview] = ()) -> None:
+        """Errors are left to ``receive``, which finds the connection broken."""
+        rest: list[memoryview | bytes] = [framed(message.SerializeToString()), *payload]
+        try:
+            if self._sending is None or self._sending.done():
+                rest = send_now(self._socket, rest)
+        except OSError:
+            _shut_down(self._socket)
+            return
+        if rest:
+            self._sending = self._sender.submit(_send_rest, self._socket, rest)
+
+    @contextmanager
+    def _connection(self) -> Iterator[None]:
+        """A connection that breaks inside raises the error that the shard ended it with, else Unavailable.
+
+        Any other exception, Ctrl-C for one, ends the stream: the rest of an answer would be read as the next one.
+        """
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            _shut_down(self._socket)
+            peer = self._link.peer
+            reason = self._anchor.reason() or Unavailable(
+                f"the side channel to {peer} broke: {error}",
+                shard=str(peer.shard),
+                remedy="see the log of the shard; PS_TRANSPORT=grpc uses no side channels",
+            )
+            self.cancel()
+            raise reason from error
+        except BaseException:
+            self.cancel()
+            raise
+
+
+def total_len(pieces: Sequence[memoryview]) -> int:
+    """Bytes of all ``pieces``."""
+    return sum(map(len, pieces))
+
+
+def gather(pieces: Sequence[memoryview], into: memoryview) -> None:
+    """Write ``pieces`` end to end."""
+    at = 0
+    for piece in pieces:
+        into[at : at + len(piece)] = piece
+        at += len(piece)
+
+
+def _send_rest(
+    sock: socket.socket, pieces: Sequence[memoryview | bytes], ready: Callable[[], None] | None = None
+) -> None:
+    """On the sending thread. After an error ``receive`` finds the connection ended."""
+    try:
+        if ready:
+            ready()
+        send_all(sock, pieces)
+    except OSError:
+        _shut_down(sock)
+
+
+def _shut_down(sock: socket.socket) -> None:
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # closed already

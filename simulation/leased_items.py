@@ -1,0 +1,47 @@
+"""Judges which worker trains which items of a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk, Span
+
+Item = tuple[int, int]
+"""Epoch and position."""
+
+
+class LeasedItems:
+    """What the coordinator has heard and answered about one dataset."""
+
+    def __init__(self) -> None:
+        self._holder: dict[Item, tuple[int, int]] = {}
+        self._trained: set[Item] = set()
+        self._reported: set[Item] = set()
+
+    def reported(self, who: tuple[int, int], ask: LeaseAsk) -> None:
+        """The coordinator has heard from ``who``, a rank and incarnation, which items were trained."""
+        self._reported.update(_items(ask.trained, ask.trained_epoch))
+        if not ask.lease_items:
+            # It gives back what it has not trained.
+            self._holder = {item: holder for item, holder in self._holder.items() if holder != who}
+
+    def leased(self, who: tuple[int, int], live: set[tuple[int, int]], ask: LeaseAsk, answer: LeaseAnswer) -> str:
+        """``who``, a rank and incarnation, got ``answer``; what is wrong with it, if anything is."""
+        for item in _items(ask.trained, ask.trained_epoch):
+            self._trained.add(item)
+            self._holder.pop(item, None)
+        for item in _items((answer.span,) if answer.span is not None else (), answer.epoch):
+            holder = self._holder.get(item, who)
+            if holder != who and holder in live:
+                return f"item {item} is leased to {who} while {holder} holds it"
+            if item in self._trained:
+                return f"item {item} is leased again after it was trained"
+            self._holder[item] = who
+        done = sum(epoch == ask.epoch for epoch, _ in self._reported)
+        if answer.done and done < ask.length:
+            return f"epoch {ask.epoch} was called finished with {done} of {ask.length} items trained"
+        return ""
+
+
+def _items(spans: Iterable[Span], epoch: int) -> list[Item]:
+    return [(epoch, at) for span in spans for at in range(span.begin, span.end)]

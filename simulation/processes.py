@@ -1,0 +1,203 @@
+"""Owns the processes and disks of one simulated cluster: starts them, and starts them again when they have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.errors import PsError
+from ps_server.coordinator.settings import ClusterSettings
+from simulation.judge import Judge
+from simulation.observers import Observers
+from simulation.plan import Plan
+from simulation.programs import COORDINATOR, CoordinatorProgram, ShardProgram, WorkerProgram
+from simulation.runtime.disk import Disk, Files
+from simulation.runtime.kernel import Kernel, Process
+from simulation.runtime.network import Network
+from simulation.runtime.threads import Thread
+
+
+class Processes:
+    """One per run."""
+
+    def __init__(
+        self, kernel: Kernel, network: Network, files: Files, judge: Judge, observers: Observers, plan: Plan, root: Path
+    ) -> None:
+        """``root`` is an empty folder for the disks."""
+        self.plan = plan
+        self.network = network
+        #: By place: first one for each shard, then the standbys.
+        self.shards: list[ShardProgram | None] = [None] * (plan.shards * (2 if plan.standby else 1))
+        self.workers: list[WorkerProgram] = []
+        self.coordinator: CoordinatorProgram | None = None
+        self.disks = [Disk(root, f"shard-{place}") for place in range(len(self.shards))]
+        for disk in self.disks:
+            disk.sync_seconds = plan.sync_seconds
+        self.coordinator_disk = Disk(root, "coordinator")
+        #: Workers that have not done their work.
+        self.to_finish = plan.workers
+        #: A shard has come back without values, as it may.
+        self.lost = False
+        #: Faults have ended: what has ended is started again soon.
+        self.quiet = False
+        self._kernel = kernel
+        self._random = kernel.random
+        self._files = files
+        self._judge = judge
+        self._observers = observers
+        self._names = 0
+        self._closed = False
+        self._settings = ClusterSettings(
+            expected_shards=plan.shards,
+            expected_workers=plan.expected_workers,
+            consistency=plan.consistency,
+            lease_seconds=plan.lease_seconds,
+            heartbeat_seconds=plan.heartbeat_seconds,
+            seed=plan.seed,
+        )
+
+    @property
+    def done(self) -> bool:
+        """Whether the job is over."""
+        return self.to_finish <= 0 or self.lost
+
+    @property
+    def alive(self) -> list[Process]:
+        """All that run."""
+        programs = [self.coordinator, *self.shards, *self.workers]
+        return [program.process for program in programs if program is not None and program.process.alive]
+
+    @property
+    def live_shards(self) -> list[ShardProgram]:
+        """Those whose process runs."""
+        return [shard for shard in self.shards if shard is not None and shard.process.alive]
+
+    def begin(self) -> None:
+        """Start everything, one after another."""
+        kernel, plan = self._kernel, self.plan
+        kernel.schedule(0.0, None, self.start_coordinator)
+        for place in range(len(self.shards)):
+            kernel.schedule(self._random.random() * 0.2, None, self.start_shard, place)
+        for rank in range(plan.workers):
+            kernel.schedule(self._random.random(), None, self.start_worker, rank)
+
+    def start_coordinator(self) -> None:
+        """Start it on its disk."""
+        if self.coordinator is None:
+            self.coordinator = CoordinatorProgram(
+                self._kernel, "coordinator", self.coordinator_disk, self._settings, self._coordinator_ended
+            )
+            self._connect(self.coordinator.process)
+
+    def start_shard(self, place: int) -> None:
+        """Start a process on the disk of ``place``, if none uses it."""
+        if self.disks[place].holder is None:
+            number = place % self.plan.shards
+            program = self.start_on(self.disks[place], number, self.name("shard", number))
+            self.shards[place] = program
+            program.process.at_end.append(lambda: self._shard_died(program, place))
+
+    def start_on(self, disk: Disk, number: int, name: str) -> ShardProgram:
+        """Start a process for shard ``number`` on ``disk``."""
+        program = ShardProgram(self._kernel, name, number, disk, self._files, self.plan, self._shard_ended)
+        self._observers.shards[program.process] = program
+        self._connect(program.process)
+        return program
+
+    def start_worker(self, rank: int | None) -> None:
+        """Start a worker; it finishes the plan, or another is started in its place."""
+        name = self.name("worker", rank if rank is not None else "any")
+        program = WorkerProgram(self._kernel, name, rank, self.plan, self._worker_ended)
+        self.workers.append(program)
+        self._observers.workers.add(program.process)
+        self._connect(program.process)
+
+    def command(self, name: str, action: Callable[[CoordinatorClient], object]) -> None:
+        """What a person does with psctl, in a process of its own."""
+        process = Process(self._kernel, self.name(name, "command"))
+        self._connect(process)
+
+        def run() -> None:
+            with CoordinatorClient(COORDINATOR) as client:
+                try:
+                    action(client)
+                except PsError as error:
+                    self._kernel.say(process, "was refused:", error)
+            process.kill()
+
+        self._kernel.schedule(0.0, process, lambda: Thread(target=run, name=name).start())
+
+    def kill_worker(self, worker: WorkerProgram) -> None:
+        """As ``kill -9``."""
+        worker.process.kill()
+        self._worker_gone(worker, "killed")
+
+    def kill_coordinator(self, seconds: float) -> None:
+        """As ``kill -9``; it is started again in ``seconds``."""
+        if self.coordinator is not None:
+            self.coordinator.process.kill()
+            self._coordinator_died(seconds)
+
+    def end(self) -> None:
+        """End all, for good."""
+        self._closed = True
+        for process in self.alive:
+            process.kill()
+        self.shards, self.workers, self.coordinator = [], [], None
+
+    def doing(self) -> str:
+        """For the report of a job that does not end."""
+        return "\n  ".join(worker.doing() for worker in self.workers[:12])
+
+    def name(self, role: str, number: object) -> str:
+        """A new name for a process."""
+        self._names += 1
+        return f"{role}-{number}.{self._names}"
+
+    @property
+    def incarnations(self) -> list[int]:
+        """The newest of each shard."""
+        shards = self._observers.shards.values()
+        return [max((s.incarnation for s in shards if s.number == n), default=0) for n in range(self.plan.shards)]
+
+    # -- ends
+
+    def _connect(self, process: Process) -> None:
+        process.at_end.append(lambda: self.network.died(process))
+
+    def _pause(self) -> float:
+        """How long until a supervisor starts a process again."""
+        longest = 1.0 if self.quiet else 8.0
+        return 0.1 + self._random.random() * longest
+
+    def _coordinator_ended(self, program: CoordinatorProgram, how: str) -> None:
+        self._kernel.say("coordinator", how)
+        self._coordinator_died(self._pause())
+
+    def _coordinator_died(self, seconds: float) -> None:
+        self.coordinator = None
+        self._kernel.schedule(seconds, None, self.start_coordinator)
+
+    def _shard_ended(self, program: ShardProgram, how: str) -> None:
+        self._kernel.say(program.process, "ended:", how)
+
+    def _shard_died(self, program: ShardProgram, place: int) -> None:
+        if not self._closed and self.shards[place] is program:
+            self.shards[place] = None
+            self._kernel.schedule(self._pause(), None, self.start_shard, place)
+
+    def _worker_ended(self, program: WorkerProgram, how: str) -> None:
+        self._kernel.say(program.process, how)
+        self._worker_gone(program, how)
+
+    def _worker_gone(self, program: WorkerProgram, how: str) -> None:
+        self.workers.remove(program)
+        # Without a log a shard that dies before its first snapshot is whole has nothing, and the job says so and ends.
+        self.lost = self.lost or (how.startswith("lost") and not self.plan.durable)
+        unwanted = how.startswith("place taken") and program.rank is None
+        if how == "finished" or self._judge.finished or unwanted:
+            # Once the job is finished, a worker that joins would be the first of a new run, and wait for the others.
+            self.to_finish -= 1
+        elif not program.replaced:
+            self._kernel.schedule(self._pause(), None, self.start_worker, program.rank)

@@ -1,0 +1,274 @@
+"""What runs in the simulated processes: ps-coordinator, ps-server and a training script, as users start them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from ps_protocol.client.coordinator import LINEAGE_VARIABLE
+from ps_protocol.errors import Fenced, PlaceTaken, PsError, StateLost, Unavailable
+from ps_server.cli.options.storage import Durability, SnapshotRule, StorageConfig
+from ps_server.coordinator import main as coordinator
+from ps_server.coordinator.config import CoordinatorConfig
+from ps_server.coordinator.persistence.journal import Journal
+from ps_server.coordinator.settings import ClusterSettings
+from ps_server.failpoints import Failpoints
+from ps_server.shard import process as shard
+from ps_server.shard.config import Acknowledge, ShardConfig, SideChannelConfig
+from ps_worker import Cluster
+from ps_worker.optimizer import PsOptimizer
+from ps_worker.session.config import WorkerConfig
+from ps_worker.session.session import Session
+from simulation.plan import Plan
+from simulation.runtime.disk import WRITE_POINTS, Disk, Files
+from simulation.runtime.kernel import Kernel, Killed, Process
+from simulation.runtime.substitutes import PORT
+from simulation.runtime.threads import Thread
+from simulation.runtime.wait import sleep
+
+COORDINATOR = f"coordinator:{PORT}"
+
+GRADIENT_UNIT = 2520.0
+"""A mean of up to ten gradients that are multiples of it is exact."""
+
+FIRST_VALUE = 77.0
+
+#: Told how a process ended.
+Ended = Callable[[Any, str], None]
+
+
+class Program:
+    """One process from its start to its end."""
+
+    def __init__(self, kernel: Kernel, name: str, environment: dict[str, str] | None = None) -> None:
+        self.kernel = kernel
+        self.process = Process(kernel, name, environment)
+
+    def _run(self, main: Coroutine[Any, Any, None], ended: Callable[[BaseException | None], None]) -> None:
+        def begin() -> None:
+            task = self.kernel.create_task(main, name=self.process.name)
+            task.add_done_callback(over)
+
+        def over(task: asyncio.Task[None]) -> None:
+            error = task.exception()
+            if not isinstance(error, Killed):
+                ended(error)
+                self.process.kill()
+
+        self.kernel.schedule(0.0, self.process, begin)
+
+
+class CoordinatorProgram(Program):
+    """ps-coordinator on ``disk``."""
+
+    POINTS = ("before_write", "after_write")
+
+    def __init__(self, kernel: Kernel, name: str, disk: Disk, settings: ClusterSettings, on_end: Ended) -> None:
+        super().__init__(kernel, name)
+        self._disk = disk
+        self._settings = settings
+        self.journal: Journal | None = None
+        self._armed: dict[str, int] = {}
+        self.process.at_end.append(self._died)
+        self._on_end = on_end
+        self._run(self._main(), self._over)
+
+    async def _main(self) -> None:
+        journal = self.journal = Journal.open(self._disk.path)
+        write = journal.write
+
+        def guarded(rows: Mapping[str, bytes | None]) -> None:
+            if self._disk.full:
+                raise Unavailable("the coordinator cannot write its journal: its disk is full")
+            self._pass("before_write")
+            write(rows)
+            self._pass("after_write")
+
+        journal.write = guarded  # type: ignore[method-assign]
+        config = CoordinatorConfig("coordinator", PORT, None, self._settings)
+        await coordinator.serve(config, self.journal, asyncio.Event())
+
+    def arm(self, point: str, count: int) -> None:
+        """Have the process die when it passes ``point`` for the ``count``-th time."""
+        self._armed[point] = count
+
+    def disarm(self) -> None:
+        """Pass all points unharmed."""
+        self._armed.clear()
+
+    def _pass(self, point: str) -> None:
+        if point in self._armed:
+            self._armed[point] -= 1
+            if self._armed[point] <= 0:
+                self.process.kill()
+                self._on_end(self, f"dies {point}")
+                raise Killed
+
+    def _died(self) -> None:
+        self._disk.renew()
+        if self.journal:
+            self.journal._connection.close()
+
+    def _over(self, error: BaseException | None) -> None:
+        if not isinstance(error, Unavailable):
+            self.kernel.violate(f"the coordinator ended with {error!r}")
+        self._on_end(self, "cannot write its journal")
+
+
+class ShardProgram(Program):
+    """ps-server for shard ``number`` on ``disk``."""
+
+    POINTS = ("before_log", "after_log_before_apply", "after_apply_before_reply", *WRITE_POINTS)
+
+    def __init__(
+        self, kernel: Kernel, name: str, number: int, disk: Disk, files: Files, plan: Plan, on_end: Ended
+    ) -> None:
+        super().__init__(kernel, name, {LINEAGE_VARIABLE: disk.name})
+        self.number = number
+        self.incarnation = 0
+        self.disk = disk
+        self._files = files
+        self._failpoints = Failpoints()
+        self._on_end = on_end
+        disk.attach(self.process)
+        files.disks[self.process] = disk
+        self.process.at_end.append(self._died)
+        durability = Durability.DURABLE if plan.durable else Durability.SNAPSHOT
+        rule = SnapshotRule(plan.snapshot_seconds or 1e9, log_bytes=plan.log_bytes, strict=True)
+        config = ShardConfig(
+            number,
+            COORDINATOR,
+            name,
+            PORT,
+            "",
+            1,
+            60.0,
+            None,
+            SideChannelConfig(ports=(), shm=False),
+            StorageConfig(durability, disk.path, plan.fsync, rule),
+            self._failpoints,
+            standby=plan.standby,
+            acknowledge=Acknowledge.AFTER if plan.standby else Acknowledge.BEFORE,
+            stuck_seconds=0.0,
+        )
+        self._run(shard.serve(config, asyncio.Event()), self._over)
+
+    def _died(self) -> None:
+        del self._files.disks[self.process]
+
+    def arm(self, point: str, count: int) -> None:
+        """Have the process die when it passes ``point`` for the ``count``-th time."""
+        if point in WRITE_POINTS:
+            self._files.armed.setdefault(self.process, {})[point] = count
+            return
+        left = count
+
+        def action() -> None:
+            nonlocal left
+            left -= 1
+            if left <= 0:
+                self.process.kill()
+                raise Killed
+
+        self._failpoints.arm(point, action)
+
+    def disarm(self) -> None:
+        """Pass all points unharmed."""
+        self._files.armed.pop(self.process, None)
+        for point in ("before_log", "after_log_before_apply", "after_apply_before_reply"):
+            self._failpoints.disarm(point)
+
+    def _over(self, error: BaseException | None) -> None:
+        if error is not None and not isinstance(error, Fenced | Unavailable):
+            self.kernel.violate(f"{self.process} ended with {error!r}")
+        self._on_end(self, repr(error))
+
+
+class WorkerProgram(Program):
+    """A training script: steps, barriers, and every gradient of a step the same number."""
+
+    def __init__(self, kernel: Kernel, name: str, rank: int | None, plan: Plan, on_end: Ended) -> None:
+        super().__init__(kernel, name, {LINEAGE_VARIABLE: f"worker {rank}"})
+        self.rank = rank
+        #: Another process was started in its place; nobody starts this one again.
+        self.replaced = False
+        self.steps_made = 0
+        self._plan = plan
+        self._on_end = on_end
+        kernel.schedule(0.0, self.process, self._begin)
+
+    def doing(self) -> str:
+        """For the report of a job that does not end."""
+        return f"{self.process} after {self.steps_made} steps"
+
+    def _begin(self) -> None:
+        Thread(target=self._main, name="main").start()
+
+    def _main(self) -> None:
+        how = "finished"
+        try:
+            self._train()
+        except Fenced as error:
+            how = f"fenced: {error.message}"
+        except StateLost as error:
+            how = f"lost: {error.message}"
+        except Unavailable as error:
+            how = f"gave up: {error.message}"
+        except PlaceTaken as error:
+            how = f"place taken: {error.message}"
+        except PsError as error:
+            self.kernel.violate(f"{self.process}, which kept to the rules, was refused: {error!r}")
+        if self.process.alive:
+            self._on_end(self, how)
+            self.process.kill()
+
+    def _train(self) -> None:
+        plan = self._plan
+        config = WorkerConfig(COORDINATOR, rank=self.rank, device="cpu", transport="grpc")
+        with Cluster(Session.join(config)) as cluster:
+            optimizers = [self._optimizer(cluster) for _ in range(plan.models)]
+            loader = None
+            if plan.data_items:
+                loader = cluster.shard(DataLoader(_Items(plan.data_items), batch_size=1), lease=True)
+            phase = cluster._session.phase
+            while phase < plan.phases:
+                for _ in loader if loader is not None else range(plan.steps):
+                    self._step(optimizers)
+                phase += 1
+                if phase < plan.phases:
+                    cluster.barrier()
+
+    def _optimizer(self, cluster: Cluster) -> PsOptimizer:
+        plan = self._plan
+        model = torch.nn.ParameterList(torch.full((rows, 4), FIRST_VALUE, dtype=torch.float64) for rows in plan.rows)
+        return cluster.optimizer(
+            torch.optim.SGD, model, lr=1.0, momentum=plan.momentum, nonfinite="skip", overlap=plan.overlap
+        )
+
+    def _step(self, optimizers: Iterable[PsOptimizer]) -> None:
+        plan, random = self._plan, self.kernel.random
+        sleep(plan.think_seconds * random.expovariate(1.0))
+        for optimizer in optimizers:
+            gradient = GRADIENT_UNIT * random.randrange(1, 1 << 20)
+            shown = float("nan") if random.random() < plan.skipped else gradient
+            for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+                parameter.grad = torch.full_like(parameter, shown)
+            optimizer.step()
+        self.steps_made += 1
+
+
+class _Items(Dataset[int]):
+    """The numbers of items."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: int) -> int:
+        return number

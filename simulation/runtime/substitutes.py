@@ -1,0 +1,267 @@
+"""Puts the runtime in the place of the modules that the shipped code imports, for the time of a run."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import queue
+import secrets
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from types import FunctionType, ModuleType
+from typing import Any
+
+import grpc
+
+from ps_server.serving import grpc_server
+from ps_server.shard.durability import snapshotter
+from simulation.runtime import futures, locks, threads, wait
+from simulation.runtime.aio_clients import AioChannel
+from simulation.runtime.clients import Channel
+from simulation.runtime.disk import Files
+from simulation.runtime.ear import heard
+from simulation.runtime.kernel import Kernel
+from simulation.runtime.network import Network
+from simulation.runtime.servers import Server
+
+_PACKAGES = ("ps_protocol", "ps_server", "ps_worker")
+
+EPOCH_SECONDS = 1_700_000_000.0
+"""The day's clock at the beginning of a run."""
+
+PORT = 7000
+
+
+class _Time:
+    """``time``."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    @staticmethod
+    def monotonic() -> float:
+        return wait.kernel().now
+
+    perf_counter = monotonic
+
+    @staticmethod
+    def time() -> float:
+        return EPOCH_SECONDS + wait.kernel().now
+
+    @staticmethod
+    def time_ns() -> int:
+        return int((EPOCH_SECONDS + wait.kernel().now) * 1e9)
+
+    @staticmethod
+    def sleep(seconds: float) -> None:
+        wait.sleep(seconds)
+
+
+class _Threading:
+    """``threading``."""
+
+    Thread, Lock, RLock = threads.Thread, locks.Lock, locks.RLock
+    Condition, Event = locks.Condition, locks.Event
+    current_thread, get_ident = staticmethod(threads.current_thread), staticmethod(threads.get_ident)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(threading, name)
+
+
+class _Queue:
+    """``queue``."""
+
+    SimpleQueue, Queue = locks.SimpleQueue, locks.SimpleQueue
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(queue, name)
+
+
+class _Secrets:
+    """``secrets``, from the seed."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(secrets, name)
+
+    @staticmethod
+    def token_bytes(size: int) -> bytes:
+        return wait.kernel().random.randbytes(size)
+
+    @staticmethod
+    def token_hex(size: int) -> str:
+        return wait.kernel().random.randbytes(size).hex()
+
+    @staticmethod
+    def randbits(bits: int) -> int:
+        return wait.kernel().random.getrandbits(bits)
+
+
+class _Uuid:
+    """``uuid``, from the seed."""
+
+    @staticmethod
+    def uuid4() -> uuid.UUID:
+        return uuid.UUID(int=wait.kernel().random.getrandbits(128))
+
+
+class _Socket:
+    """``socket``: nothing listens where it looks."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(socket, name)
+
+    @staticmethod
+    def gethostname() -> str:
+        return wait.process().name
+
+    @staticmethod
+    def create_connection(address: object, timeout: float | None = None) -> None:
+        raise ConnectionRefusedError("nothing listens there")
+
+
+class _GrpcAio:
+    def __init__(self, network: Network) -> None:
+        self._network = network
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(grpc.aio, name)
+
+    def insecure_channel(self, address: str, options: object = None) -> AioChannel:
+        return AioChannel(self._network, address)
+
+
+class _Grpc:
+    """``grpc``."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self.aio = _GrpcAio(network)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(grpc, name)
+
+    def insecure_channel(self, address: str, options: object = None) -> Channel:
+        return Channel(self._network, address)
+
+
+@dataclass
+class Running:
+    """What ``grpc_server.start`` returns."""
+
+    address: str
+    port: int
+    _server: Server
+
+    async def stop(self, grace_seconds: float = grpc_server.GRACE_SECONDS) -> None:
+        """Take no more calls."""
+        await self._server.stop(grace_seconds)
+
+
+def _start(network: Network) -> Callable[..., Any]:
+    async def start(bind: str, port: int, services: Sequence[tuple[str, Any]], max_request_bytes: int = 0) -> Running:
+        server = Server(network, wait.process(), f"{bind}:{port}")
+        for _, register in services:
+            register(server)
+        return Running(server.address, port, server)
+
+    return start
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A name of the shipped code that means something of the table."""
+
+    holder: Any
+    name: str
+    value: Any
+
+
+@cache
+def _originals() -> dict[int, str]:
+    """What is replaced: by identity, its name here."""
+    import os
+
+    from_modules: list[tuple[object, str]] = [
+        (time, "time"),
+        (time.monotonic, "monotonic"),
+        (threading, "threading"),
+        (queue, "queue"),
+        (secrets, "secrets"),
+        (uuid, "uuid"),
+        (socket, "socket"),
+        (os, "os"),
+        (grpc, "grpc"),
+        (concurrent.futures.Future, "Future"),
+        (concurrent.futures.ThreadPoolExecutor, "ThreadPoolExecutor"),
+        (concurrent.futures.wait, "wait"),
+        (grpc_server.start, "start"),
+    ]
+    return {id(original): name for original, name in from_modules}
+
+
+@cache
+def _places() -> tuple[list[_Place], list[tuple[FunctionType, int]]]:
+    """Where the shipped code names them: module globals, and defaults of parameters."""
+    originals = _originals()
+    places: list[_Place] = []
+    defaults: list[tuple[FunctionType, int]] = []
+    for name, module in sorted(sys.modules.items()):
+        if name.partition(".")[0] in _PACKAGES and isinstance(module, ModuleType):
+            for attribute, value in list(vars(module).items()):
+                if id(value) in originals:
+                    places.append(_Place(module, attribute, value))
+                if isinstance(value, type) and value.__module__ == name:
+                    functions = [each for each in vars(value).values() if isinstance(each, FunctionType)]
+                    for function in functions:
+                        for at, default in enumerate(function.__defaults__ or ()):
+                            if id(default) in originals:
+                                defaults.append((function, at))
+    return places, defaults
+
+
+@contextmanager
+def installed(kernel: Kernel, network: Network, files: Files) -> Iterator[None]:
+    """Within the block the shipped code runs on ``kernel``, ``network`` and ``files``."""
+    table = {
+        "time": _Time(),
+        "monotonic": _Time.monotonic,
+        "threading": _Threading(),
+        "queue": _Queue(),
+        "secrets": _Secrets(),
+        "uuid": _Uuid(),
+        "socket": _Socket(),
+        "os": files,
+        "grpc": _Grpc(network),
+        "Future": futures.Future,
+        "ThreadPoolExecutor": futures.ThreadPoolExecutor,
+        "wait": futures.wait,
+        "start": _start(network),
+    }
+    originals = _originals()
+    places, defaults = _places()
+    # A log of this size would be looked after twenty times a second.
+    tuned, snapshotter._SMALL_BYTES = snapshotter._SMALL_BYTES, 0
+    before = [(function, function.__defaults__) for function, _ in defaults]
+    wait.use(kernel)
+    try:
+        for place in places:
+            setattr(place.holder, place.name, table[originals[id(place.value)]])
+        for function, at in defaults:
+            values = list(function.__defaults__ or ())
+            values[at] = table[originals[id(values[at])]]
+            function.__defaults__ = tuple(values)
+        with heard(kernel, _PACKAGES):
+            yield
+    finally:
+        for place in places:
+            setattr(place.holder, place.name, place.value)
+        for function, values_before in before:
+            function.__defaults__ = values_before
+        snapshotter._SMALL_BYTES = tuned
+        wait.use(None)

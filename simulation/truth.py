@@ -1,0 +1,78 @@
+"""What the judge knows of one shard number, over all its processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ps_protocol.model.spec import Consistency
+from ps_server.consistency import Position, PushInfo, Verdict
+from ps_server.consistency.events import START
+
+Name = tuple[int, int, int]
+"""A push: rank, incarnation, sequence."""
+
+
+@dataclass(slots=True)
+class Clocks:
+    """Where participants stand, and how many at each position."""
+
+    of: dict[int, Position] = field(default_factory=dict)
+    count: Counter[Position] = field(default_factory=Counter)
+
+    def place(self, rank: int, position: Position) -> None:
+        """``rank`` stands at ``position`` now."""
+        self.remove(rank)
+        self.of[rank] = position
+        self.count[position] += 1
+
+    def remove(self, rank: int) -> None:
+        """``rank`` takes part no longer."""
+        position = self.of.pop(rank, None)
+        if position is not None:
+            self.count[position] -= 1
+            if not self.count[position]:
+                del self.count[position]
+
+    def below(self, position: Position) -> int:
+        """How many stand below ``position``."""
+        return sum(number for stands, number in self.count.items() if stands < position)
+
+
+@dataclass(slots=True)
+class Update:
+    """One update as it was logged."""
+
+    pushes: tuple[PushInfo, ...]
+    #: Values and momentum once it is applied.
+    value: float
+    velocity: float
+    is_round: bool
+
+
+@dataclass(slots=True)
+class ShardTruth:
+    """What the judge knows of one shard number, over all its processes."""
+
+    number: int
+    initial: float | None = None
+    #: What was logged and not lost since; version v is at v − 1.
+    history: list[Update] = field(default_factory=list)
+    applied: dict[Name, int] = field(default_factory=dict)
+    #: The highest version that holds an acknowledged push.
+    acknowledged: int = 0
+    acknowledged_by: int = 0
+    #: Pushes of which a worker was told that they changed nothing.
+    dropped: set[Name] = field(default_factory=set)
+    mode: Consistency = field(default_factory=Consistency)
+    #: As this life of the shard was told.
+    live: dict[int, int] = field(default_factory=dict)
+    #: Incarnation of each participant.
+    taking_part: dict[int, int] = field(default_factory=dict)
+    clocks: Clocks = field(default_factory=Clocks)
+    #: No push was accepted, in this life or in what it restored.
+    untouched: bool = True
+    last_round: Position = START
+    #: Highest position each life of a worker was ever accepted or placed at.
+    reached: dict[tuple[int, int], Position] = field(default_factory=dict)
+    verdicts: dict[Name, Verdict] = field(default_factory=dict)

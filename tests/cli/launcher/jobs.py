@@ -1,0 +1,92 @@
+"""Runs ps-run in a process of its own, with fake servers, and looks at what it leaves behind."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+SCRIPTS = Path(__file__).with_name("scripts")
+ROOT = Path(__file__).parents[3]
+PATIENCE_SECONDS = 30.0
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    """Return once ``condition`` holds; fail naming ``what`` if it never does."""
+    pause = threading.Event()
+    for _ in range(int(PATIENCE_SECONDS / 0.02)):
+        if condition():
+            return
+        pause.wait(0.02)
+    raise AssertionError(f"not within {PATIENCE_SECONDS:.0f} s: {what}")
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+class Job:
+    """One ps-run over a script written for the occasion. Every process leaves its pid in ``pids``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pids = folder / "pids"
+        self.pids.mkdir()
+
+    def command(self, *flags: str, script: str, arguments: tuple[str, ...] = ()) -> list[str]:
+        path = self.folder / "script.py"
+        note = "import os, pathlib; R = os.environ['PS_ROLE'] + os.environ['PS_RANK']; P = pathlib.Path('pids')\n"
+        note += "(P / R).write_text(str(os.getpid()))\n"
+        path.write_text(note + script)
+        run = str(SCRIPTS / "ps_run_with_fake_servers.py")
+        return [sys.executable, run, "--no-progress", *flags, str(path), *arguments]
+
+    def environment(self) -> dict[str, str]:
+        paths = os.pathsep.join((str(ROOT), str(ROOT / "protos")))
+        # Unbuffered, as in containers: what ps-run writes must arrive whole all the same.
+        return {**os.environ, "PIDS": str(self.pids), "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
+
+    def run(
+        self, *flags: str, script: str, arguments: tuple[str, ...] = (), **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run to the end and see that nothing is left."""
+        command = self.command(*flags, script=script, arguments=arguments)
+        env = {**self.environment(), **environment}
+        done = subprocess.run(
+            command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=60, check=False
+        )
+        self.leaves_nothing()
+        return done
+
+    def start(self, *flags: str, script: str) -> subprocess.Popen[str]:
+        """Start in a session of its own, as from a terminal."""
+        return subprocess.Popen(
+            self.command(*flags, script=script),
+            cwd=self.folder,
+            env=self.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def has_started(self, *names: str) -> None:
+        wait_until(
+            lambda: all((self.pids / name).exists() and (self.pids / name).read_text() for name in names),
+            f"{names} have started",
+        )
+
+    def pid(self, name: str) -> int:
+        return int((self.pids / name).read_text())
+
+    def leaves_nothing(self) -> None:
+        """No process that left its pid lives on."""
+        pids = [int(path.read_text()) for path in self.pids.iterdir()]
+        wait_until(lambda: not any(alive(pid) for pid in pids), f"{pids} have ended")

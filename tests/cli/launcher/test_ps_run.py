@@ -1,0 +1,269 @@
+"""ps-run over real processes: exit codes, prefixes, and that nothing outlives it."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.launcher.jobs import Job
+
+WAITS = "import signal\nprint('waiting', flush=True)\nsignal.pause()\n"
+STUBBORN = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAITS
+
+
+def own_line(line: str) -> str:
+    """What ps-run says in a line of its own, off a terminal: after its name, and date and time of day."""
+    found = re.fullmatch(r"ps-run      \| \d{4}-\d\d-\d\d \d\d:\d\d:\d\d (.*)", line)
+    assert found, line
+    return found[1]
+
+
+@pytest.fixture
+def job(tmp_path):
+    return Job(tmp_path)
+
+
+def test_workers_that_succeed_end_the_job_with_0_and_their_lines_carry_their_names(job):
+    script = "import sys\nprint('hello', sys.argv[1:])\nprint('oh', file=sys.stderr)"
+    done = job.run("--workers", "2", script=script, arguments=("--epochs", "3", "-m"))
+    assert done.returncode == 0
+    for worker in ("worker 0   ", "worker 1   "):
+        assert f"{worker} | hello ['--epochs', '3', '-m']\n" in done.stdout
+        assert f"{worker} | oh\n" in done.stdout
+    assert "coordinator | stopped\n" in done.stdout
+    first, *rest = [own_line(line) for line in done.stderr.splitlines()]
+    assert first == "coordinator at 127.0.0.1:9: 1 shard(s), 2 worker(s), async"
+    assert [re.sub(r"\d+:\d+", "TIME", line) for line in rest] == ["finished in TIME"]
+
+
+def test_the_first_failing_workers_code_is_the_jobs_and_its_last_words_come_before_the_verdict(job):
+    script = f"if R == 'worker1':\n    print('dying'); raise SystemExit(7)\n{WAITS}"
+    done = job.run("--workers", "2", script=script)
+    assert done.returncode == 7
+    assert "worker 1    | dying\n" in done.stdout
+    _, why, how, what = map(own_line, done.stderr.splitlines())
+    assert why == "worker 1 exited with code 7; stopping the job"
+    assert how.startswith("ended with exit code 7 after ")
+    assert what == "failures: worker 1 exited with code 7"
+
+
+def test_a_killed_worker_ends_the_job_with_128_plus_the_signal(job):
+    done = job.run(script="os.kill(os.getpid(), 9)")
+    assert done.returncode == 137
+    assert re.search(
+        r"worker 0 was killed by signal 9 \(SIGKILL: perhaps out of memory, its peak was 0\.0\d GB\)", done.stderr
+    )
+
+
+def test_a_failed_worker_is_started_again_with_the_same_rank(job):
+    script = """
+first = not pathlib.Path('seen').exists()
+pathlib.Path('seen').touch()
+print('life', 1 if first else 2, 'of', R)
+raise SystemExit(1 if first else 0)
+"""
+    done = job.run("--restart-workers", "1", script=script)
+    assert done.returncode == 0
+    assert "worker 0    | life 1 of worker0\n" in done.stdout
+    assert "worker 0    | life 2 of worker0\n" in done.stdout
+    assert "(restart 1 of 1)" in done.stderr
+
+
+def test_evaluators_finish_after_the_workers(job):
+    script = """
+import select
+if R == 'evaluator0':
+    while not (P / 'worker0').exists() or not (P / 'worker0').read_text():
+        select.select([], [], [], 0.01)
+    while pathlib.Path('/proc/' + (P / 'worker0').read_text()).exists():
+        select.select([], [], [], 0.01)
+    print('evaluated when the worker was gone')
+"""
+    done = job.run("--evaluators", "1", script=script)
+    assert done.returncode == 0
+    assert "evaluator 0 | evaluated when the worker was gone\n" in done.stdout
+
+
+def test_long_lines_of_many_processes_are_never_mixed(job):
+    script = "for i in range(300): print(R * 400)"
+    done = job.run("--workers", "4", script=script)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("worker")]
+    assert len(lines) == 1200
+    for line in lines:
+        name, _, text = line.partition(" | ")
+        assert text == name.strip().replace(" ", "") * 400
+
+
+def test_an_unfinished_last_line_is_shown_and_a_progress_bar_only_in_its_last_state(job):
+    done = job.run(script="import sys; sys.stdout.write('1%\\r50%\\r100%\\nno newline')")
+    assert "worker 0    | 100%\n" in done.stdout
+    assert "worker 0    | no newline\n" in done.stdout
+    assert "50%" not in done.stdout
+
+
+def test_the_log_folder_gets_every_process_in_a_file_of_its_own(job):
+    job.run("--workers", "2", "--log-dir", "logs", script="print('from', R)")
+    assert (job.folder / "logs" / "worker-1.log").read_text() == "from worker1\n"
+    assert (job.folder / "logs" / "coordinator.log").read_text() == "stopped\n"
+
+
+def test_workers_learn_their_place_and_share_the_cores(job, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    names = ("PS_COORDINATOR", "PS_ROLE", "PS_RANK", "OMP_NUM_THREADS")
+    done = job.run("--workers", "2", script=f"print([os.environ[k] for k in {names}])")
+    threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
+    assert str(["127.0.0.1:9", "worker", "1", threads]) in done.stdout
+
+
+def test_the_users_own_number_of_threads_is_kept(job, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "77")
+    assert "worker 0    | 77\n" in job.run(script="print(os.environ['OMP_NUM_THREADS'])").stdout
+
+
+def test_a_module_runs_as_python_would_run_it(job):
+    (job.folder / "package").mkdir()
+    (job.folder / "package" / "train.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    command = job.command("-m", script="")[:-1]
+    done = subprocess.run(
+        [*command, "package.train", "-x"], cwd=job.folder, env=job.environment(), capture_output=True, text=True
+    )
+    assert "worker 0    | __main__ ['-x']\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("missing.py",), "no such script: 'missing.py'"),
+        (("-m", "missing_module.train"), "no module named 'missing_module'"),
+        (("--python", "no-python", "script.py"), "no interpreter 'no-python'"),
+        (("--backup", "1", "script.py"), "--backup has no effect in mode async"),
+        (("--workers", "0", "script.py"), "--workers"),
+        (("--restart-servers", "1", "script.py"), "--restart-servers needs servers that keep their state"),
+        (("--durability", "durable", "script.py"), "--durability durable needs a data directory"),
+        (("--data-dir", "script.py/kept", "script.py"), "cannot be written"),
+        (("--log-dir", "script.py/logs", "script.py"), "logs cannot be written: Not a directory"),
+        (("--checkpoint-seconds", "5", "script.py"), "--checkpoint-seconds without --checkpoint-dir"),
+    ],
+)
+def test_a_command_that_cannot_work_is_refused_before_anything_starts(job, arguments, says):
+    command = job.command(script="")[:-1]
+    done = subprocess.run([*command, *arguments], cwd=job.folder, env=job.environment(), capture_output=True, text=True)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert not list(job.pids.iterdir())
+
+
+@pytest.mark.parametrize("victim", ["shard0", "coordinator"])
+def test_a_killed_server_ends_the_job_and_is_named(job, victim):
+    process = job.start(script=WAITS)
+    job.has_started("coordinator", "shard0", "worker0")
+    os.kill(job.pid(victim), signal.SIGKILL)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 137
+    assert f"{victim.replace('0', ' 0')} was killed by signal 9 (SIGKILL: perhaps out of memory" in output
+    assert "before the job was done" in output
+    job.leaves_nothing()
+
+
+def test_ctrl_c_interrupts_each_worker_once_and_servers_stay_until_they_have_left(job):
+    script = """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+(P / ('waiting-' + R)).write_text(str(os.getpid()))
+signal.sigwait({signal.SIGINT})
+again = signal.sigtimedwait({signal.SIGINT}, 0.2)
+os.kill(int((P / 'shard0').read_text()), 0)
+print('interrupted', 'twice' if again else 'once', 'with the shard alive')
+"""
+    process = job.start("--workers", "2", script=script)
+    job.has_started("waiting-worker0", "waiting-worker1", "shard0")
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert output.count("interrupted once with the shard alive") == 2
+    job.leaves_nothing()
+
+
+def test_a_second_ctrl_c_kills_what_does_not_leave(job):
+    process = job.start(script=f"import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n{STUBBORN}")
+    assert process.stdout is not None
+    while "waiting" not in process.stdout.readline():
+        pass
+    process.send_signal(signal.SIGINT)
+    while "interrupted" not in process.stdout.readline():
+        pass
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    job.leaves_nothing()
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_to_ps_run_takes_every_process_with_it(job, signum, code):
+    process = job.start("--workers", "2", script=WAITS)
+    job.has_started("worker0", "worker1", "shard0")
+    process.send_signal(signum)
+    process.communicate(timeout=30)
+    assert process.returncode == code
+    job.leaves_nothing()
+
+
+def test_nothing_outlives_a_ps_run_that_was_killed(job):
+    process = job.start("--workers", "2", "--evaluators", "1", script=STUBBORN)
+    job.has_started("coordinator", "shard0", "worker0", "worker1", "evaluator0")
+    process.kill()
+    process.communicate(timeout=30)
+    job.leaves_nothing()
+
+
+def test_what_a_script_started_ends_with_it(job):
+    script = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])
+(P / 'helper').write_text(str(child.pid))
+"""
+    assert job.run(script=script).returncode == 0
+    assert (job.pids / "helper").exists()
+
+
+def test_a_reader_that_goes_away_ends_the_job(job):
+    process = job.start(script="import signal\nwhile True: print('x' * 1000)")
+    assert process.stdout is not None
+    job.has_started("worker0")
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=30) == 128 + signal.SIGPIPE
+    job.leaves_nothing()
+
+
+def test_the_interpreter_of_the_workers_can_be_chosen(job):
+    other = job.folder / "python"
+    other.write_text(f'#!/bin/sh\necho chosen\nexec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    done = job.run("--python", str(other), script="")
+    assert "worker 0    | chosen\n" in done.stdout
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_a_terminal_gets_coloured_prefixes_unless_no_color_is_set(job, monkeypatch, no_color):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", "1")
+    else:
+        monkeypatch.delenv("NO_COLOR", raising=False)
+    ours, theirs = os.openpty()
+    command = job.command(script="print('hello')")
+    with subprocess.Popen(command, cwd=job.folder, env=job.environment(), stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        output = b""
+        with contextlib.suppress(OSError):  # the terminal's end
+            while data := os.read(ours, 65536):
+                output += data
+        assert process.wait(timeout=30) == 0
+    os.close(ours)
+    assert b"hello" in output
+    assert (b"\x1b[36mworker 0" in output) is not no_color

@@ -1,0 +1,235 @@
+"""What people see: tables that fit, one line for logs, whole lines from pipes."""
+
+import io
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from ps_protocol.cluster.view import ClusterStatus, ClusterView, Member, MemberStats, MemberStatus, Role
+from ps_protocol.model.spec import Consistency, Mode
+from ps_server.cli.launcher.events import ProcessName, ProcessRole
+from ps_server.cli.launcher.lines import MAX_LINE_BYTES, LineSplitter
+from ps_server.cli.launcher.screen import Screen
+from ps_server.cli.status.text import TableTotals, elapsed_text, status_line, status_tables
+
+
+def member(role: Role, index: int, incarnation: int = 1, gone: str = "", **stats) -> MemberStatus:
+    return MemberStatus(Member(role, index, incarnation, ""), 0.1, MemberStats(**stats), gone=gone)
+
+
+WORKER = member(
+    Role.WORKER,
+    0,
+    steps=120,
+    steps_per_second=4.25,
+    samples=9000,
+    samples_per_second=2310.4,
+    staleness=2,
+    transport="shm",
+    metrics={"loss": 0.21},
+)
+SHARD = member(Role.SHARD, 0, version=240, steps_per_second=20.2, bytes_per_second=4.3e6)
+STATUS = ClusterStatus(
+    ClusterView(1, (WORKER.member, SHARD.member), Consistency(Mode.SSP, 4), {"net": 1}, 1, 1, started=True),
+    (WORKER, SHARD),
+)
+
+
+EMB = TableTotals(
+    "net",
+    "emb",
+    rows=1000,
+    waiting=7,
+    size_bytes=72_000,
+    updates=90,
+    inserted=1020,
+    expired=15,
+    evicted=5,
+    shards=2,
+    answered=2,
+)
+
+
+def shown(status: ClusterStatus, width: int, *tables: TableTotals) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, no_color=True)
+    console.print(status_tables(status, width, 75, tables))
+    return console.file.getvalue().splitlines()
+
+
+def test_a_wide_table_shows_mode_time_and_every_members_numbers():
+    headline, _, worker, _, shard = shown(STATUS, 100)
+    assert headline.rstrip() == "ssp(4) · training · 1 of 1 shards · 1 of 1 workers · model net · 1:15"
+    assert worker.split() == ["worker", "0", "live", "120", "4.2", "2310", "2", "0.0", "shm", "loss", "0.21"]
+    assert shard.split() == ["shard", "0", "live", "240", "20.2", "4.3"]
+
+
+def test_a_standby_stands_below_the_shards():
+    *_, shard, standby = shown(replace(STATUS, members=(member(Role.STANDBY, 0), *STATUS.members)), 100)
+    assert shard.split()[:2] == ["shard", "0"]
+    assert standby.split() == ["standby", "0", "live"]
+
+
+def test_a_standby_tells_how_far_it_is_behind():
+    ahead = replace(SHARD, stats=replace(SHARD.stats, standby_lag=7))
+    status = replace(STATUS, members=(WORKER, ahead, member(Role.STANDBY, 0)))
+    *_, standby = shown(status, 100)
+    assert standby.split() == ["standby", "0", "live", "7", "records"]
+    assert "standby 7 records behind" in status_line(status)
+
+
+def test_of_several_models_each_has_its_version_below_the_shards():
+    shards = [
+        member(Role.SHARD, 0, version=120, versions={"generator": 120, "discriminator": 118}),
+        member(Role.SHARD, 1, version=119, versions={"discriminator": 119}),
+        member(Role.SHARD, 2, gone="left", version=7, versions={"generator": 7}),
+    ]
+    status = replace(STATUS, members=(WORKER, *shards))
+    lines = [line.split() for line in shown(status, 80)]
+    assert lines[3:5] == [["state", "pushes/s", "MB/s"], ["shard", "0", "live", "0.0", "0.0"]]
+    assert lines[-3:] == [["version"], ["model", "discriminator", "118–119"], ["model", "generator", "120"]]
+    assert "shard 0 versions discriminator 118, generator 120" in status_line(status)
+    assert "shard 1 version 119" in status_line(status)
+
+
+def test_pushes_that_were_dropped_are_counted_where_there_are_some():
+    status = replace(STATUS, members=(WORKER, replace(SHARD, stats=replace(SHARD.stats, dropped=3))))
+    *_, titles, shard = shown(status, 100)
+    assert titles.split() == ["state", "version", "pushes/s", "dropped", "MB/s"]
+    assert shard.split()[4:6] == ["20.2", "3"]
+    assert "3 dropped" in status_line(status)
+
+
+def test_a_loop_without_a_sharded_loader_shows_its_steps_and_no_samples():
+    status = replace(STATUS, members=(replace(WORKER, stats=replace(WORKER.stats, samples=0)), SHARD))
+    _, titles, *_ = shown(status, 100)
+    assert "steps/s" in titles
+    assert "samples/s" not in titles
+    assert "samples/s" not in status_line(status)
+
+
+METRICS = {"loss": 0.1, **{f"accuracy of class {number}": 0.5 for number in range(10)}}
+WHY = "RuntimeError: CUDA out of memory. " + "Tried to allocate 20.00 MiB. " * 8
+FAILED = ClusterStatus(
+    replace(STATUS.view, expected_shards=2, expected_workers=12),
+    (
+        *(member(Role.WORKER, rank, steps=10_000_000, steps_per_second=123.4, metrics=METRICS) for rank in range(10)),
+        member(Role.WORKER, 10, gone=f"left: {WHY}", steps=12, steps_per_second=3.0),
+        member(Role.WORKER, 11, gone="left", steps=500),
+        SHARD,
+        member(Role.SHARD, 1, gone="its lease of 5 s ended", version=99, steps_per_second=7.5),
+    ),
+)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
+def test_with_failures_every_name_and_state_is_whole_and_errors_stand_below(width):
+    lines = shown(FAILED, width)
+    assert all(len(line) <= width for line in lines)
+    rows = [line.split() for line in lines]
+    assert all(["worker", f"{rank}", "live", "10000000"] in [row[:4] for row in rows] for rank in range(10))
+    assert ["worker", "10", "failed", "12"] in [row[:4] for row in rows]
+    assert ["worker", "11", "left", "500"] in [row[:4] for row in rows]
+    assert ["shard", "1", "lost", "99"] in [row[:4] for row in rows]
+    below = " ".join(" ".join(row) for row in rows)
+    assert f"worker 10 failed: {' '.join(WHY.split())}" in below
+    assert "shard 1 lost: its lease of 5 s ended" in below
+    assert "worker 11 left:" not in below
+
+
+def test_a_shard_that_is_not_ready_says_what_it_is_busy_with():
+    doing = "model 'net': is restored from /shared/run7/step-100, 120 MB read"
+    status = replace(STATUS, members=(member(Role.SHARD, 0, activity=doing), member(Role.SHARD, 1)))
+    text = " ".join(line.strip() for line in shown(status, 80))
+    assert f"shard 0 busy: {doing}" in text
+    assert "shard 1  live" in text
+    assert doing in status_line(status)
+
+
+def test_members_that_were_lost_alike_share_a_line():
+    lost = [member(Role.WORKER, rank, gone="its lease of 5 s ended") for rank in range(3)]
+    *_, note = shown(replace(STATUS, members=(*lost, SHARD)), 100)
+    assert note.rstrip() == "worker 0, worker 1, worker 2 lost: its lease of 5 s ended"
+
+
+def test_what_has_ended_has_no_rates():
+    lost = next(line for line in shown(FAILED, 200) if line.startswith("shard 1"))
+    assert lost.split() == ["shard", "1", "lost", "99", "–", "–"]
+    assert "7.5" not in status_line(FAILED)
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_long_reports_are_shortened_before_steps_and_states_are_missed(width):
+    row = shown(FAILED, width)[2]
+    assert row.startswith("worker 0   live  ")
+    assert row.rstrip().endswith("…")
+    assert "loss 0.1" in row
+
+
+@pytest.mark.parametrize("width", [32, 40, 79])
+def test_a_narrow_terminal_gets_a_table_that_fits(width):
+    lines = shown(STATUS, width)
+    assert len(lines) == 5
+    assert all(len(line) <= width for line in lines)
+    assert "120" in lines[2]
+
+
+def test_tables_stand_last_and_whether_all_their_shards_have_told():
+    *_, titles, whole, part = shown(STATUS, 100, EMB, replace(EMB, table="ids", answered=1))
+    assert titles.split() == ["rows", "MB", "updates", "waiting", "expired", "evicted", "model"]
+    assert whole.split() == ["table", "emb", "1000", "0.1", "90", "7", "15", "5", "net"]
+    assert part.startswith("table ids (1 of 2 shards) ")
+    assert shown(STATUS, 40, EMB)[-1].split() == ["table", "emb", "1000", "0.1", "90"]
+
+
+def test_the_log_line_holds_the_same_numbers():
+    assert status_line(STATUS, [EMB]).endswith(" MB/s | table emb 1000 rows 0.1 MB")
+    assert status_line(STATUS) == (
+        "ssp(4) | worker 0 step 120 4.2 steps/s 2310 samples/s stale 2 loss 0.21 | "
+        "shard 0 version 240 20 pushes/s 4.3 MB/s"
+    )
+
+
+def test_a_restarted_worker_is_shown_once_and_a_gone_one_as_such():
+    old, new = member(Role.WORKER, 0, 1, "lease ended", steps=9), member(Role.WORKER, 0, 2, steps=3)
+    assert "step 3 " in status_line(replace(STATUS, members=(new, old)))
+    assert "step 9" not in status_line(replace(STATUS, members=(new, old)))
+    assert status_line(replace(STATUS, members=(old,))).endswith("stale 0 lease ended")
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.9, "0:00"), (61, "1:01"), (3725, "1:02:05")])
+def test_elapsed_time_has_hours_only_when_there_are_some(seconds, text):
+    assert elapsed_text(seconds) == text
+
+
+NOON = time.mktime((2026, 11, 22, 12, 0, 0, 0, 0, -1))
+
+
+def test_without_a_terminal_progress_is_one_line_and_nothing_while_nothing_moves():
+    out, err = io.StringIO(), io.StringIO()
+    screen = Screen(out, err, clock=lambda: NOON)
+    screen.progress(STATUS, 2.0)
+    screen.progress(STATUS, 4.0)
+    screen.show(ProcessName(ProcessRole.WORKER, 0), ["[not markup]"])
+    screen.close()
+    assert err.getvalue() == f"ps-run      | 2026-11-22 12:00:00 {status_line(STATUS)}\n"
+    assert out.getvalue() == "worker 0    | [not markup]\n"
+
+
+@given(st.lists(st.binary(max_size=20)))
+def test_lines_are_whole_however_the_pipe_cuts_them(pieces):
+    splitter = LineSplitter()
+    lines = [line for piece in pieces for line in splitter.feed(piece)] + splitter.flush()
+    expected = b"".join(pieces).split(b"\n")
+    if not expected[-1]:
+        expected.pop()
+    assert lines == [e.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace") for e in expected]
+
+
+def test_a_line_without_end_is_cut_rather_than_kept_for_ever():
+    splitter = LineSplitter()
+    assert splitter.feed(b"x" * (MAX_LINE_BYTES + 1)) == ["x" * (MAX_LINE_BYTES + 1)]
+    assert splitter.flush() == []

@@ -1,0 +1,161 @@
+"""psctl against a real coordinator: what it shows, what it changes, how it fails."""
+
+import json
+import socket
+import threading
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.cluster.view import MemberStats, Role
+from ps_protocol.model.spec import Mode
+from ps_server.cli.psctl import connection, main
+from ps_server.coordinator.settings import ClusterSettings
+from tests.support.coordinators import running_coordinator
+
+
+@pytest.fixture(scope="module")
+def job():
+    """A coordinator with one shard and two workers that have reported."""
+    settings = ClusterSettings(expected_workers=2, lease_seconds=600)
+    with running_coordinator(settings) as coordinator, CoordinatorClient(coordinator.address) as client:
+        shard = client.join(JoinSpec(Role.SHARD, 0, "127.0.0.1:4444"), "s").member
+        workers = [client.join(JoinSpec(Role.WORKER, rank), f"w{rank}").member for rank in range(2)]
+        client.heartbeat(shard, MemberStats(steps=24, version=23, steps_per_second=4.5, bytes_per_second=2.5e6))
+        client.heartbeat(
+            workers[1], MemberStats(steps=12, samples=99, samples_per_second=801, staleness=3, metrics={"loss": 0.25})
+        )
+        yield client
+
+
+def psctl_says(*arguments: str, **environment: str):
+    return CliRunner().invoke(main.main, arguments, env={"PS_COORDINATOR": None, "COLUMNS": "120", **environment})
+
+
+def test_status_shows_every_member_with_its_numbers(job):
+    done = psctl_says("status", "--coordinator", job.address)
+    assert done.exit_code == 0
+    headline, *rows = done.output.splitlines()
+    assert headline.startswith("async · training · 1 of 1 shards · 2 of 2 workers")
+    assert any(row.split()[:6] == ["worker", "1", "live", "12", "0.0", "801"] and "loss 0.25" in row for row in rows)
+    assert any(
+        row.split()[:6] == ["shard", "0", "live", "23", "4.5", "2.5"] and "127.0.0.1:4444" in row for row in rows
+    )
+
+
+def test_the_address_may_stand_before_the_command_or_in_the_environment(job):
+    assert psctl_says("--coordinator", job.address, "status").exit_code == 0
+    assert psctl_says("status", PS_COORDINATOR=job.address).exit_code == 0
+
+
+def test_status_as_json_holds_the_same_for_programs(job):
+    told = json.loads(psctl_says("status", "--json", "--coordinator", job.address).output)
+    assert told["view"]["consistency"]["mode"] == "async"
+    members = {(m["member"]["role"], m["member"]["index"]): m for m in told["members"]}
+    assert members["worker", 1]["stats"]["metrics"] == {"loss": 0.25}
+    assert members["shard", 0]["stats"]["version"] == 23
+
+
+def test_mode_changes_the_running_job(job):
+    done = psctl_says("mode", "ssp", "--staleness", "2", "--coordinator", job.address)
+    assert (done.exit_code, done.output) == (0, "mode is now ssp(2)\n")
+    assert job.get_status().view.consistency.mode is Mode.SSP
+    assert psctl_says("mode", "async", "--coordinator", job.address).exit_code == 0
+    assert job.get_status().view.consistency.mode is Mode.ASYNC
+
+
+def test_a_mode_the_job_cannot_have_is_one_clear_line_and_exit_code_1(job):
+    done = psctl_says("mode", "sync", "--backup", "2", "--coordinator", job.address)
+    assert done.exit_code == 1
+    assert done.output.startswith("Error: ")
+    assert done.output.count("\n") == 1
+
+
+def test_a_flag_of_another_mode_is_a_usage_error(job):
+    done = psctl_says("mode", "sync", "--staleness", "2", "--coordinator", job.address)
+    assert done.exit_code == 2
+    assert "--staleness has no effect in mode sync, only in ssp" in done.output
+
+
+def test_without_an_address_the_two_ways_to_give_it_are_named():
+    done = psctl_says("status")
+    assert done.exit_code == 2
+    assert "--coordinator HOST:PORT or set PS_COORDINATOR" in done.output
+
+
+def test_watching_ends_with_the_job():
+    with running_coordinator(ClusterSettings()) as coordinator, CoordinatorClient(coordinator.address) as client:
+        client.join(JoinSpec(Role.SHARD, 0, "127.0.0.1:4444"), "s")
+        worker = client.join(JoinSpec(Role.WORKER, 0), "w").member
+        client.leave(worker)
+        done = psctl_says("status", "--watch", "--coordinator", coordinator.address)
+    assert done.exit_code == 0
+    stamp, line = done.output[:19], done.output[20:]
+    assert time.strptime(stamp, "%Y-%m-%d %H:%M:%S")
+    assert line == "async | worker 0 step 0 stale 0 left | shard 0 version 0 0 pushes/s 0.0 MB/s\n"
+
+
+@pytest.mark.parametrize("name", ["[/red]x", "[link=http://x]y", "loss\x1b[2J"])
+def test_names_from_outside_are_shown_as_they_are_and_move_no_cursor(name):
+    with running_coordinator(ClusterSettings()) as coordinator, CoordinatorClient(coordinator.address) as client:
+        worker = client.join(JoinSpec(Role.WORKER, 0), "w").member
+        client.heartbeat(worker, MemberStats(metrics={name: 0.5}))
+        client.leave(worker, f"{name}\nERROR forged")
+        for flags in ((), ("--json",)):
+            done = psctl_says("status", *flags, "--coordinator", coordinator.address, COLUMNS="300")
+            assert done.exit_code == 0
+            assert all(line.isprintable() for line in done.output.splitlines())
+            assert not any(line.lstrip().startswith("ERROR") for line in done.output.splitlines())
+            assert name.replace("\x1b", "\\x1b") in done.output.replace("\\\\", "\\")
+
+
+EVERY_COMMAND = [
+    ("status",),
+    ("mode", "async"),
+    ("checkpoint",),
+    ("restore",),
+    ("move", "--balance"),
+    ("drain", "0"),
+    ("feed", "--table", "t"),
+]
+
+
+@pytest.mark.parametrize("command", EVERY_COMMAND, ids=lambda command: command[0])
+def test_every_command_tells_four_ways_of_no_coordinator_apart_within_the_connect_time(command, monkeypatch):
+    monkeypatch.setattr("ps_server.cli.psctl.connection.CONNECT_SECONDS", 0.1)
+    refused = psctl_says(*command, "--coordinator", "127.0.0.1:1")
+    assert (refused.exit_code, refused.output.count("\n")) == (1, 1)
+    assert "nothing listens on port 1 there (connection refused)" in refused.output
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        silent = psctl_says(*command, "--coordinator", f"127.0.0.1:{listener.getsockname()[1]}")
+    assert (silent.exit_code, silent.output.count("\n")) == (1, 1)
+    assert "takes connections and does not answer" in silent.output
+    bad = psctl_says(*command, "--coordinator", "http://host:7000")
+    assert bad.exit_code == 2
+    assert "begins with a scheme" in bad.output
+
+    def nobody(*_, **__):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", nobody)
+    unknown = psctl_says(*command, "--coordinator", "nohost:7000")
+    assert (unknown.exit_code, unknown.output.count("\n")) == (1, 1)
+    assert "no host is known as 'nohost' here" in unknown.output
+
+
+def test_a_command_that_takes_long_says_so_and_returns_or_raises_what_it_should(monkeypatch):
+    monkeypatch.setattr(connection, "PATIENCE_SECONDS", 0.01)
+    go = threading.Event()
+    said = []
+
+    def say(text, err):
+        said.append(text)
+        go.set()
+
+    monkeypatch.setattr(connection.click, "echo", say)
+    assert connection.patiently("writing", lambda: go.wait(10) and "done") == "done"
+    assert said[0] == "writing for 0 s"
+    with pytest.raises(ZeroDivisionError):
+        connection.patiently("dividing", lambda: 1 / 0)

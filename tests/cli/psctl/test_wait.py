@@ -1,0 +1,77 @@
+"""psctl wait and status --check: states and health as exit codes."""
+
+import pytest
+from click.testing import CliRunner
+
+from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.cluster.view import Role
+from ps_server.cli.psctl import main
+from ps_server.coordinator.settings import ClusterSettings
+from tests.support.coordinators import running_coordinator
+
+
+@pytest.fixture
+def client():
+    settings = ClusterSettings(expected_workers=2, lease_seconds=600)
+    with running_coordinator(settings) as coordinator, CoordinatorClient(coordinator.address) as client:
+        yield client
+
+
+def join(client, role, index):
+    address = "127.0.0.1:1" if role is Role.SHARD else ""
+    return client.join(JoinSpec(role, index, address), f"{role} {index}").member
+
+
+def psctl_says(client, *arguments):
+    done = CliRunner().invoke(main.main, ["--coordinator", client.address, *arguments])
+    return done.exit_code, done.output
+
+
+def test_each_state_is_waited_for_and_what_cannot_come_ends_the_wait(client):
+    code, said = psctl_says(client, "wait", "--for", "training", "--timeout", "0")
+    assert (code, said[:25]) == (1, "not 'training' after 0 s:")
+    join(client, Role.SHARD, 0)
+    workers = [join(client, Role.WORKER, 0)]
+    assert psctl_says(client, "wait", "--for", "1-worker") == (0, "")
+    assert psctl_says(client, "wait", "--for", "2-workers", "--timeout", "0")[0] == 1
+    workers.append(join(client, Role.WORKER, 1))
+    assert psctl_says(client, "wait", "--for", "2-workers") == (0, "")
+    assert psctl_says(client, "wait", "--for", "training") == (0, "")
+    assert psctl_says(client, "wait", "--for", "finished", "--timeout", "0")[0] == 1
+    for worker in workers:
+        client.leave(worker)
+    assert psctl_says(client, "wait", "--for", "finished") == (0, "")
+    code, said = psctl_says(client, "wait", "--for", "training")
+    assert code == 1
+    assert "and the job has finished" in said
+
+
+def test_what_is_no_state_is_a_usage_error(client):
+    code, said = psctl_says(client, "wait", "--for", "happy")
+    assert code == 2
+    assert "'happy' is not a state" in said
+
+
+def test_the_health_of_a_job_is_an_exit_code(client):
+    code, said = psctl_says(client, "status", "--check")
+    assert code == 3
+    assert "shard 0 is missing" in said
+    assert "0 of 2 workers live" in said
+    join(client, Role.SHARD, 0)
+    workers = [join(client, Role.WORKER, rank) for rank in range(2)]
+    assert psctl_says(client, "status", "--check")[0] == 0
+    client.leave(workers[0], "RuntimeError: no")
+    code, said = psctl_says(client, "status", "--check", "--json")
+    assert code == 3
+    assert "worker 0 failed: RuntimeError: no" in said
+    join(client, Role.WORKER, 0)
+
+
+def test_every_command_has_a_version():
+    for command in (main.main, *(__import__(f"ps_server.{name}.main", fromlist=["main"]).main for name in MODULES)):
+        done = CliRunner().invoke(command, ["--version"])
+        assert done.exit_code == 0, done.output
+        assert " of torch-ps 0." in done.output
+
+
+MODULES = ("coordinator", "shard", "cli.launcher")

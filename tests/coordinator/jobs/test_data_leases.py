@@ -1,0 +1,213 @@
+"""Ranges of a dataset are leased, finished, given back and handed out again by rules without time or I/O."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk, Span
+from ps_protocol.errors import Fenced, InvalidRequest
+from ps_server.coordinator.data.data_leases import DataLeases
+
+LENGTH = 100
+
+
+class Worker:
+    """One incarnation that asks for leases of 10 items."""
+
+    def __init__(self, leases: DataLeases, rank: int, incarnation: int, length: int = LENGTH) -> None:
+        self.leases, self.rank, self.incarnation, self.length = leases, rank, incarnation, length
+        self.sequence = 0
+
+    def ask(self, *trained: tuple[int, int], **changes: Any) -> LeaseAsk:
+        self.sequence += 1
+        fields = {"dataset": "data", "epoch": 0, "lease_items": 10, "sequence": self.sequence, **changes}
+        return LeaseAsk(length=self.length, trained=tuple(Span(*span) for span in trained), **fields)
+
+    def tell(self, ask: LeaseAsk) -> LeaseAnswer:
+        return self.leases.lease(self.rank, self.incarnation, ask).value
+
+    def lease(self, *trained: tuple[int, int], **changes: Any) -> LeaseAnswer:
+        return self.tell(self.ask(*trained, **changes))
+
+    def give_back(self, *trained: tuple[int, int]) -> None:
+        self.lease(*trained, lease_items=0)
+
+
+@pytest.fixture
+def leases() -> DataLeases:
+    leases = DataLeases()
+    leases.members({0: 100, 1: 101})
+    return leases
+
+
+@pytest.fixture
+def first(leases: DataLeases) -> Worker:
+    return Worker(leases, 0, 100)
+
+
+@pytest.fixture
+def second(leases: DataLeases) -> Worker:
+    return Worker(leases, 1, 101)
+
+
+def test_workers_get_different_ranges_lowest_first(first: Worker, second: Worker) -> None:
+    assert [w.lease().span for w in (first, second, first)] == [Span(0, 10), Span(10, 20), Span(20, 30)]
+
+
+def test_the_last_range_is_as_short_as_what_is_left(first: Worker) -> None:
+    assert first.lease(lease_items=95).span == Span(0, 95)
+    assert first.lease().span == Span(95, 100)
+
+
+def test_an_epoch_is_done_when_all_of_it_was_reported_and_not_when_it_was_leased(first: Worker, second: Worker) -> None:
+    first.lease(lease_items=60), second.lease(lease_items=60)
+    assert first.lease((0, 60)) == LeaseAnswer(epoch=0, holders=(1,))
+    assert not second.lease((60, 99)).done
+    assert second.lease((99, 100)).done
+    assert first.lease().done
+
+
+def test_the_next_epoch_starts_from_the_beginning(first: Worker) -> None:
+    first.lease(lease_items=LENGTH)
+    assert first.lease((0, LENGTH)).done
+    assert first.lease(epoch=1) == LeaseAnswer(Span(0, 10), 1)
+
+
+def test_epochs_that_were_finished_are_done_at_once_for_who_joins(first: Worker, second: Worker) -> None:
+    for epoch in range(3):
+        first.lease(epoch=epoch, lease_items=LENGTH)
+        assert first.lease((0, LENGTH), epoch=epoch, trained_epoch=epoch).done
+    assert [second.lease(epoch=epoch).done for epoch in range(4)] == [True, True, True, False]
+
+
+def test_who_is_an_epoch_ahead_gets_what_the_earlier_one_has_left_first(first: Worker, second: Worker) -> None:
+    first.lease(lease_items=90)
+    assert first.lease((0, 90), epoch=1) == LeaseAnswer(Span(90, 100), 0)
+    assert first.lease((90, 100), epoch=1) == LeaseAnswer(Span(0, 10), 1)
+    assert second.lease(epoch=0).done
+
+
+def test_what_is_given_back_is_leased_again_without_the_part_that_was_trained(first: Worker, second: Worker) -> None:
+    first.lease()
+    first.give_back((0, 4))
+    assert second.lease().span == Span(4, 14)
+
+
+@pytest.mark.parametrize("live", [{1: 101}, {0: 102, 1: 101}], ids=["gone", "replaced"])
+def test_a_lost_worker_loses_its_leases_and_is_refused(
+    leases: DataLeases, first: Worker, second: Worker, live: dict[int, int]
+) -> None:
+    first.lease()
+    assert "10 items of 'data' that worker 0 held are free" in leases.members(live).reason
+    assert second.lease().span == Span(0, 10)
+    with pytest.raises(Fenced, match="worker 0"):
+        first.lease((0, 10))
+
+
+def test_a_join_of_another_worker_changes_no_lease(leases: DataLeases, first: Worker, second: Worker) -> None:
+    first.lease()
+    assert leases.members({0: 100, 1: 101, 2: 102}).reason == ""
+    assert second.lease().span == Span(10, 20)
+
+
+def test_a_repeated_request_gets_the_same_range(first: Worker) -> None:
+    ask = first.ask()
+    assert [first.tell(ask).span for _ in range(3)] == [Span(0, 10)] * 3
+    assert first.lease().span == Span(10, 20)
+
+
+def test_a_repeated_report_counts_once_also_when_it_ended_the_epoch(first: Worker) -> None:
+    first.lease(lease_items=LENGTH)
+    ask = first.ask((0, LENGTH))
+    assert [first.tell(ask).done for _ in range(2)] == [True, True]
+    assert first.lease(epoch=1).epoch == 1
+
+
+def test_a_request_that_was_overtaken_is_refused(first: Worker) -> None:
+    late = first.ask()
+    first.lease()
+    with pytest.raises(InvalidRequest, match="old sequence"):
+        first.tell(late)
+
+
+def test_a_parked_request_gets_a_range_when_there_is_one(first: Worker, second: Worker) -> None:
+    first.lease(lease_items=LENGTH)
+    parked = second.ask()
+    assert second.tell(parked).span is None
+    first.give_back((0, 30))
+    assert second.tell(parked).span == Span(30, 40)
+
+
+@pytest.mark.parametrize("span", [(10, 12), (8, 12), (50, 60)], ids=["another's", "partly another's", "free"])
+def test_reporting_what_one_does_not_hold_is_refused_and_changes_nothing(
+    leases: DataLeases, first: Worker, second: Worker, span: tuple[int, int]
+) -> None:
+    first.lease(), second.lease()
+    before = leases.persisted_state()
+    with pytest.raises(Fenced, match="not leased to it"):
+        first.lease((0, 5), span)
+    with pytest.raises(Fenced, match="not leased to it"):
+        first.lease((0, 5), trained_epoch=7)
+    assert leases.persisted_state() == before
+
+
+@pytest.mark.parametrize("span", [(-1, 5), (5, 5), (95, 101)])
+def test_a_range_outside_of_the_dataset_is_refused(first: Worker, span: tuple[int, int]) -> None:
+    first.lease()
+    with pytest.raises(InvalidRequest, match="not a range"):
+        first.lease(span)
+
+
+def test_another_length_under_the_same_name_is_refused_and_names_both(leases: DataLeases, first: Worker) -> None:
+    first.lease()
+    with pytest.raises(InvalidRequest, match=r"100 items.*99 items.*name="):
+        Worker(leases, 1, 101, length=99).lease()
+
+
+@pytest.mark.parametrize("changes", [{"dataset": ""}, {"sequence": 0}])
+def test_a_request_without_name_or_sequence_is_refused(first: Worker, changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="name and a sequence"):
+        first.lease(**changes)
+
+
+def test_a_length_beyond_all_data_is_refused(leases: DataLeases) -> None:
+    with pytest.raises(InvalidRequest, match="too long"):
+        Worker(leases, 0, 100, length=1 << 64).lease()
+
+
+def test_an_empty_dataset_is_done_in_every_epoch(leases: DataLeases) -> None:
+    empty = Worker(leases, 0, 100, length=0)
+    assert [empty.lease(epoch=epoch).done for epoch in range(2)] == [True, True]
+
+
+def test_datasets_are_apart(first: Worker) -> None:
+    assert [first.lease(dataset=name).span for name in ("data", "test")] == [Span(0, 10), Span(0, 10)]
+
+
+def test_persisted_state_survives_json(leases: DataLeases, first: Worker, second: Worker) -> None:
+    first.lease(), second.lease()
+    unanswered = first.ask((0, 7))
+    span = first.tell(unanswered).span
+    restored = DataLeases.restore(json.loads(json.dumps(leases.persisted_state())))
+    assert restored.persisted_state() == leases.persisted_state()
+    restored.members({0: 100})
+    first.leases = restored
+    assert first.tell(unanswered).span == span
+    assert first.lease((7, 10)).span == Span(10, 20)
+
+
+def test_memory_does_not_grow_with_requests_and_lives(leases: DataLeases) -> None:
+    sizes = set()
+    for epoch in range(20):
+        worker = Worker(leases, epoch % 3, 1000 + epoch)
+        leases.members({worker.rank: worker.incarnation})
+        span = worker.lease(epoch=epoch, lease_items=7).span
+        while span is not None:
+            report = (span.begin, span.end)
+            span = worker.lease(report, epoch=epoch, trained_epoch=epoch, lease_items=7).span
+        plain = leases.persisted_state()["data"]
+        sizes.add((len(plain["free"]), len(plain["holders"])))
+    assert sizes == {(1, 1)}

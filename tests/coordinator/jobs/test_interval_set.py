@@ -1,0 +1,42 @@
+"""A set of ranges is the set of its positions."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ps_protocol.cluster.leases import Span
+from ps_server.coordinator.data.interval_set import IntervalSet
+
+spans = st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda ends: Span(min(ends), max(ends)))
+changes = st.lists(st.tuples(st.sampled_from(["add", "remove", "take"]), spans), max_size=30)
+
+
+@given(changes, spans)
+def test_it_does_what_a_set_of_positions_does(changes: list[tuple[str, Span]], asked: Span) -> None:
+    ranges, positions = IntervalSet(), set[int]()
+    for change, span in changes:
+        of_span = set(range(span.begin, span.end))
+        if change == "add":
+            ranges.add(span)
+            positions |= of_span
+        elif change == "remove":
+            ranges.remove(span)
+            positions -= of_span
+        elif positions and len(span):
+            taken = ranges.take(len(span))
+            run = set(range(taken.begin, taken.end))
+            assert 0 < len(taken) <= len(span)
+            assert taken.begin == min(positions)
+            assert run <= positions
+            positions -= run
+    assert {p for span in ranges for p in range(span.begin, span.end)} == positions
+    assert (len(ranges), bool(ranges)) == (len(positions), bool(positions))
+    borders = [(span.begin, span.end) for span in ranges]
+    assert all(one[1] < other[0] for one, other in itertools.pairwise(borders))
+    wanted = set(range(asked.begin, asked.end))
+    assert ranges.overlaps(asked) == bool(wanted & positions)
+    if wanted:
+        assert ranges.covers(asked) == (wanted <= positions)

@@ -1,0 +1,382 @@
+"""Moves through shards that fail at every step: a batch is made on all of them, or on none, and training goes on."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from ps_protocol.cluster.view import MoveProgress, Role
+from ps_protocol.errors import NotReady, PsError, StorageFull, Unavailable, UnknownShard
+from ps_protocol.model.spec import DType, ModelSpec, Variable
+from ps_server.cli.options.checkpoint import CheckpointConfig
+from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.jobs import move_runner as shell
+from ps_server.coordinator.jobs.checkpoints import Checkpoints
+from ps_server.coordinator.jobs.move_runner import MoveRunner
+from ps_server.coordinator.membership.admission import Application
+from ps_server.coordinator.persistence.journal import Journal
+from ps_server.coordinator.placement.move_plan import Wish
+from ps_server.coordinator.settings import ClusterSettings
+from tests.coordinator.cluster import declare
+from tests.coordinator.fake_shards import FakeShard
+
+ROWS = 256
+SPEC = ModelSpec(
+    "net", "torch.optim.SGD", tuple(Variable(f"v{i}", (ROWS,), DType.FLOAT32) for i in range(8)), ({"lr": 0.1},)
+)
+SLICE_BYTES = 4 * ROWS
+FULL = StorageFull("the disk is full", shard="1")
+AWAY = Unavailable("lost for a moment")
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(shell, "BREATH_SECONDS", 0.0)
+
+
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell, "PATIENCE_SECONDS", 0.1)
+
+
+class Job:
+    """Two shards with a model of eight slices, and a third that was added."""
+
+    def __init__(self, journal: Journal | None = None) -> None:
+        self.driver = Driver(ClusterSettings(expected_shards=2, lease_seconds=600), journal=journal)
+        self.checkpoints = Checkpoints(self.driver, CheckpointConfig())
+        self.moves = MoveRunner(self.driver, self.checkpoints.busy)
+        self.shards = [FakeShard(number, self.driver) for number in range(3)]
+
+    async def start(self) -> None:
+        for shard in self.shards:
+            await shard.start(add=True)
+        self.driver.join(Application(Role.WORKER, 0, "", "worker"))
+        self.declare(SPEC)
+
+    def declare(self, spec: ModelSpec) -> None:
+        worker = self.driver.view.live(Role.WORKER)[0]
+        declare(self.driver, worker, spec)
+
+    async def reshard(self, wish: Wish, batch_bytes: int = 0) -> list[MoveProgress]:
+        async with aclosing(self.moves.reshard(wish, batch_bytes)) as made:
+            return [progress async for progress in made]
+
+    @property
+    def held(self) -> list[int]:
+        """Slices by shard."""
+        slices = self.driver.shard_map("net").slices
+        return [sum(s.shard == shard.number for s in slices) for shard in self.shards]
+
+    def check_all_go_on(self) -> None:
+        """No shard holds still, and all serve by the map in force."""
+        view = self.driver.view
+        assert view.moving == ""
+        for shard in self.shards:
+            assert shard.is_open
+            assert shard.epochs == view.models
+
+
+J = TypeVar("J", bound=Job)
+
+
+def played(body: Callable[[Job], Coroutine[Any, Any, None]], journal: Journal | None = None) -> None:
+    played_in(lambda: Job(journal), body)
+
+
+def played_in(make: Callable[[], J], body: Callable[[J], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        job = make()
+        try:
+            await job.start()
+            await asyncio.wait_for(body(job), 20)
+        finally:
+            await job.moves.stop()
+            for shard in job.shards:
+                await shard.stop()
+            await job.driver.close()
+
+    asyncio.run(run())
+
+
+def test_a_new_shard_gets_its_share_batch_by_batch() -> None:
+    async def body(job: Job) -> None:
+        assert job.held == [4, 4, 0]
+        progress = await job.reshard(Wish(to=(2,)), SLICE_BYTES)
+        assert [(p.moved_bytes, p.total_bytes, p.batches) for p in progress] == [
+            (n * SLICE_BYTES, 2 * SLICE_BYTES, n) for n in range(3)
+        ]
+        assert all(p.pause_seconds > 0 for p in progress[1:])
+        assert job.held == [3, 3, 2]
+        assert (job.driver.view.models, job.driver.view.spare) == ({"net": 3}, frozenset())
+        job.check_all_go_on()
+        assert all(shard.sequence == 2 for shard in job.shards[:2])
+
+    played(body)
+
+
+def test_a_drained_shard_holds_nothing_and_is_spare_and_nothing_is_left_to_do_then() -> None:
+    async def body(job: Job) -> None:
+        *_, last = await job.reshard(Wish(drain=(1,)))
+        assert (last.moved_bytes, last.batches) == (4 * SLICE_BYTES, 1)
+        assert (job.held, job.driver.view.spare) == ([8, 0, 0], {1, 2})
+        assert await job.reshard(Wish(drain=(1,))) == [MoveProgress()]
+        await job.shards[1].stop()
+        assert job.shards[1].joined
+        job.driver.leave(Role.SHARD, 1, job.shards[1].joined.member.incarnation, "stopped")
+        await job.reshard(Wish(to=(2,)))
+        assert job.held == [4, 0, 4]
+
+    played(body)
+
+
+def test_one_variable_moves_alone() -> None:
+    async def body(job: Job) -> None:
+        where = {s.variable: s.shard for s in job.driver.shard_map("net").slices}
+        await job.reshard(Wish(to=(2,), model="net", variable="v3"))
+        assert {s.variable: s.shard for s in job.driver.shard_map("net").slices} == where | {3: 2}
+        assert job.driver.view.spare == frozenset()
+
+    played(body)
+
+
+@pytest.mark.parametrize("method", ["Pause", "CatchUp", "StageReshard"])
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_step_that_fails_leaves_all_as_it_was_and_the_next_try_makes_it(method: str, number: int) -> None:
+    async def body(job: Job) -> None:
+        job.shards[number].fails[method] = [FULL]
+        before = job.driver.shard_map("net")
+        with pytest.raises(StorageFull):
+            await job.reshard(Wish(to=(2,)))
+        assert job.driver.shard_map("net") is before
+        assert job.driver.view.spare == {2}
+        job.check_all_go_on()
+        await job.reshard(Wish(to=(2,)))
+        assert job.held == [3, 3, 2]
+        job.check_all_go_on()
+
+    played(body)
+
+
+@pytest.mark.parametrize("method", ["Pause", "CatchUp", "StageReshard"])
+def test_a_loss_that_passes_is_waited_out(method: str) -> None:
+    async def body(job: Job) -> None:
+        job.shards[1].fails[method] = [AWAY, AWAY]
+        await job.reshard(Wish(to=(2,)))
+        assert job.held == [3, 3, 2]
+        job.check_all_go_on()
+
+    played(body)
+
+
+@pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize("method", ["Pause", "CatchUp", "StageReshard"])
+def test_a_loss_that_stays_is_told_and_training_goes_on(method: str) -> None:
+    async def body(job: Job) -> None:
+        job.shards[0].fails[method] = [AWAY] * 1000
+        with pytest.raises(Unavailable, match="lost for a moment"):
+            await job.reshard(Wish(to=(2,)))
+        assert job.held == [4, 4, 0]
+        job.check_all_go_on()
+
+    played(body)
+
+
+def test_a_shard_that_returns_as_another_process_while_it_prepares_does_not_get_the_map() -> None:
+    async def body(job: Job) -> None:
+        job.shards[1].fails["StageReshard"] = [job.shards[1].join]
+        await job.reshard(Wish(to=(2,)))
+        assert job.held == [3, 3, 2]
+        assert job.shards[0].calls.count("StageReshard") == 2
+        job.check_all_go_on()
+
+    played(body)
+
+
+def test_a_shard_that_does_not_hear_that_it_should_resume_goes_on_by_the_view() -> None:
+    async def body(job: Job) -> None:
+        job.shards[2].fails["StageReshard"] = [FULL]
+        job.shards[0].fails["Resume"] = [AWAY]
+        with pytest.raises(StorageFull):
+            await job.reshard(Wish(to=(2,)))
+        job.check_all_go_on()
+
+    played(body)
+
+
+def test_shards_that_could_not_be_brought_to_one_point_are_tried_again() -> None:
+    async def body(job: Job) -> None:
+        def one_more() -> None:
+            job.shards[1].sequence += 5
+
+        job.shards[1].fails["CatchUp"] = [one_more]
+        await job.reshard(Wish(to=(2,)))
+        assert job.shards[0].calls.count("CatchUp") == 2
+        assert job.held == [3, 3, 2]
+
+    played(body)
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_a_model_without_values_waits_and_then_says_so() -> None:
+    async def body(job: Job) -> None:
+        job.shards[1].empty = {"net"}
+        with pytest.raises(NotReady, match="model 'net' has no values yet"):
+            await job.reshard(Wish(to=(2,)))
+        assert job.held == [4, 4, 0]
+        job.check_all_go_on()
+
+    played(body)
+
+
+def test_what_a_spare_shard_has_of_the_model_does_not_matter() -> None:
+    async def body(job: Job) -> None:
+        job.shards[2].empty, job.shards[2].sequence = {"net"}, 77
+        await job.reshard(Wish(to=(2,)))
+        assert job.held == [3, 3, 2]
+
+    played(body)
+
+
+def test_a_model_that_is_declared_while_shards_are_drained_leaves_them_too() -> None:
+    async def body(job: Job) -> None:
+        later = replace(SPEC, name="later")
+        job.shards[0].fails["Pause"] = [lambda: job.declare(later)]
+        *_, last = await job.reshard(Wish(drain=(1,)))
+        assert last.total_bytes == last.moved_bytes == 8 * SLICE_BYTES
+        assert job.driver.shard_map("later").holders == [0]
+        assert job.driver.view.spare == {1, 2}
+
+    played(body)
+
+
+def test_two_at_a_time_are_refused() -> None:
+    async def body(job: Job) -> None:
+        async with aclosing(job.moves.reshard(Wish(to=(2,)))) as first:
+            await anext(first)
+            with pytest.raises(NotReady, match="moved already"):
+                await job.reshard(Wish(drain=(0,)))
+            async for _ in first:
+                pass
+        await job.reshard(Wish(drain=(0,)))
+
+    played(body)
+
+
+def test_a_wish_that_cannot_be_fulfilled_disturbs_nobody() -> None:
+    async def body(job: Job) -> None:
+        with pytest.raises(UnknownShard):
+            await job.reshard(Wish(to=(3,)))
+        assert all(shard.calls == [] for shard in job.shards)
+        await job.reshard(Wish(to=(2,)))
+
+    played(body)
+
+
+def test_a_batch_waits_for_whoever_else_has_the_shards_hold_still() -> None:
+    async def body(job: Job) -> None:
+        async with job.checkpoints.busy:
+            moving = asyncio.create_task(job.reshard(Wish(to=(2,))))
+            await asyncio.wait([moving], timeout=0.05)
+            assert all(shard.calls == [] for shard in job.shards)
+        await moving
+        assert job.held == [3, 3, 2]
+
+    played(body)
+
+
+def test_who_goes_away_ends_it_behind_the_batch_under_way() -> None:
+    async def body(job: Job) -> None:
+        asked = asyncio.Event()
+        job.shards[0].fails["StageReshard"] = [asked.set]
+        moving = asyncio.create_task(job.reshard(Wish(to=(2,)), SLICE_BYTES))
+        await asked.wait()
+        moving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await moving
+        await job.moves.stop()
+        assert sum(job.held[:2]) == 7
+        job.check_all_go_on()
+        again = MoveRunner(job.driver, job.checkpoints.busy)
+        async with aclosing(again.reshard(Wish(to=(2,)))) as made:
+            assert [p.batches async for p in made] == [0, 1]
+        assert job.held == [3, 3, 2]
+
+    played(body)
+
+
+def test_a_coordinator_that_stops_begins_no_other_batch() -> None:
+    async def body(job: Job) -> None:
+        async with aclosing(job.moves.reshard(Wish(to=(2,)), SLICE_BYTES)) as made:
+            await anext(made)
+            await anext(made)
+            await job.moves.stop()
+            with pytest.raises(Unavailable, match="stopping"):
+                await anext(made)
+        assert sum(job.held[:2]) == 7
+        job.check_all_go_on()
+
+    played(body)
+
+
+class Refusing:
+    """A journal that cannot be written for a while."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._write = journal.write
+        self.refuses = False
+        journal.write = self.write  # type: ignore[method-assign]
+
+    def write(self, rows: Any) -> None:
+        if self.refuses:
+            raise Unavailable("the journal cannot be written")
+        self._write(rows)
+
+
+def test_a_decision_that_cannot_be_written_down_is_not_told_and_not_taken_back(tmp_path: Path) -> None:
+    with Journal.open(tmp_path) as journal:
+        disk = Refusing(journal)
+
+        async def body(job: Job) -> None:
+            def fill() -> None:
+                disk.refuses = True
+
+            asked = asyncio.Event()
+            job.shards[1].fails = defaultdict(list, StageReshard=[fill], GetModel=[asked.set])
+            moving = asyncio.create_task(job.reshard(Wish(to=(2,))))
+            await asyncio.wait_for(asked.wait(), 10)
+            assert job.driver.view.moving
+            assert all(shard.bound for shard in job.shards)
+            disk.refuses = False
+            with pytest.raises(PsError):
+                job.driver.shard_map("nothing")
+            job.driver.shard_map("net")
+            await moving
+            assert job.held == [3, 3, 2]
+            job.check_all_go_on()
+
+        played(body, journal)
+
+
+def test_a_coordinator_that_dies_before_it_decides_lets_all_go_on_as_they_were(tmp_path: Path) -> None:
+    with Journal.open(tmp_path) as journal:
+
+        async def body(job: Job) -> None:
+            asked = asyncio.Event()
+            job.shards[0].fails["StageReshard"] = [asked.set]
+            moving = asyncio.create_task(job.reshard(Wish(to=(2,))))
+            await asked.wait()
+            known = job.driver.view
+            assert known.moving
+            again = Driver(ClusterSettings(expected_shards=2, lease_seconds=600), journal=journal)
+            assert again.view.revision > known.revision
+            assert (again.view.moving, again.view.models, again.view.spare) == ("", {"net": 1}, {2})
+            await moving
+
+        played(body, journal)

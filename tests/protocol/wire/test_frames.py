@@ -1,0 +1,83 @@
+"""Chunks written by hand are the generated class's messages, and no bytes break the reader."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ps_protocol.errors import InvalidRequest
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.wire.chunks import LOAD_REQUESTS, SAVE_REPLIES, STEP_REPLIES, STEP_REQUESTS
+from ps_protocol.wire.frames import Scatter, cut, encode_chunk, parse_chunk, pieces_of
+
+MESSAGES = [(stream.field, stream.message) for stream in (STEP_REQUESTS, STEP_REPLIES, LOAD_REQUESTS, SAVE_REPLIES)]
+POSITIONS = st.integers(0, (1 << 64) - 1)
+
+
+@pytest.mark.parametrize(("field", "message"), MESSAGES)
+@given(position=POSITIONS, pieces=st.lists(st.binary(max_size=300), max_size=4))
+def test_a_chunk_written_by_hand_is_the_generated_message(field, message, position, pieces):
+    wanted = message(chunk=pb.Chunk(position=position, payload=b"".join(pieces)))
+    assert message.FromString(encode_chunk(field, position, pieces)) == wanted
+
+
+@pytest.mark.parametrize(("field", "message"), MESSAGES)
+@given(position=POSITIONS, payload=st.binary(min_size=1, max_size=300))
+def test_a_generated_chunk_is_read_by_hand(field, message, position, payload):
+    data = message(chunk=pb.Chunk(position=position, payload=payload)).SerializeToString()
+    parsed = parse_chunk(field, data)
+    assert parsed is not None
+    assert (parsed[0], bytes(parsed[1])) == (position, payload)
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_break_the_reader_and_what_it_accepts_is_what_protobuf_reads(tail):
+    for data in (tail, b"\x1a" + tail, b"\x1a" + bytes([len(tail)]) + tail):
+        parsed = parse_chunk(STEP_REQUESTS.field, data)
+        if parsed is not None:
+            message = pb.StepRequest.FromString(data)
+            assert (parsed[0], bytes(parsed[1])) == (message.chunk.position, message.chunk.payload)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        pb.StepRequest(push=pb.PushHeader(sequence=1)).SerializeToString(),
+        b"\x1a\x05\x12\x7f",  # a payload that lies about its length
+        b"\x1a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",  # a varint beyond 64 bits
+        b"\x1a\x04\x12\x00\x08\x01",  # valid, but the fields are in another order: left to protobuf
+    ],
+)
+def test_what_is_not_a_chunk_in_canonical_form_is_left_to_the_generated_class(data):
+    assert parse_chunk(STEP_REQUESTS.field, data) is None
+
+
+@given(sizes=st.lists(st.integers(0, 40), max_size=8), chunk_bytes=st.integers(1, 50))
+def test_a_payload_cut_into_chunks_and_scattered_is_the_payload(sizes, chunk_bytes):
+    source = [bytes((i * 7 + j) % 256 for j in range(size)) for i, size in enumerate(sizes)]
+    target = [bytearray(size) for size in sizes]
+    scatter = Scatter([memoryview(piece) for piece in target])
+    for position, pieces in cut([memoryview(piece) for piece in source], chunk_bytes):
+        payload = b"".join(pieces)
+        assert 0 < len(payload) <= chunk_bytes
+        scatter.write(position, memoryview(payload))
+    assert scatter.complete
+    assert [bytes(piece) for piece in target] == source
+
+
+def test_pieces_are_views_of_the_region():
+    region = bytearray(range(10))
+    pieces = pieces_of(memoryview(region), [(0, 2), (5, 9)])
+    pieces[1][0] = 99
+    assert region[5] == 99
+
+
+@pytest.mark.parametrize(("position", "size"), [(1, 1), (0, 9), (4, 4)])
+def test_a_chunk_that_does_not_continue_the_payload_is_refused_and_nothing_is_written(position, size):
+    target = bytearray(8)
+    scatter = Scatter([memoryview(target)])
+    with pytest.raises(InvalidRequest, match="position 0 and at most 8 bytes"):
+        scatter.write(position, memoryview(b"\xff" * size))
+    assert target == bytes(8)

@@ -1,0 +1,143 @@
+"""``--log-mb`` means what it says: the log takes that much, or the model is refused with what it would need."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from ps_protocol.errors import ConfigError, StorageFull
+from ps_protocol.v1 import shard_pb2
+from ps_server.cli.launcher.programs import Programs
+from ps_server.cli.options.storage import LOG_BYTES, SnapshotRule, storage_config, storage_options
+from ps_server.log.durable import DurableLog
+from ps_server.log.folder import DataFolder
+from tests.log.support import layout_of, update
+from tests.shard.disks import shard_on
+from tests.support.loops import LoopThread
+from tests.support.shards import StubStream, flat, gradients, simple_spec, start, wait_until, whole_map
+
+BOUND = 4 << 20
+
+
+def size_of(folder: Path) -> int:
+    total = 0
+    for path in list(folder.iterdir()):
+        try:
+            total += path.stat().st_size
+        except FileNotFoundError:
+            continue  # renamed meanwhile
+    return total
+
+
+def push_whole(stream: StubStream, payload: bytes) -> None:
+    """A push in one message."""
+    stream.sequence, stream.clock = stream.sequence + 1, stream.clock + 1
+    place = {"sequence": stream.sequence, "phase": stream.phase, "clock": stream.clock}
+    stream.send(push=shard_pb2.PushHeader(**place, payload=payload, push_only=True))
+    stream.result()
+
+
+def test_a_small_log_stays_within_its_bound_through_many_snapshots(tmp_path):
+    rule = SnapshotRule(seconds=1e9, log_bytes=BOUND, strict=True)
+    with shard_on(tmp_path, rule=rule) as shard:
+        model, _ = start(shard, (15_000,))
+        payload = flat(model.layout, *gradients(model, 1))
+        stream, most, done = StubStream(shard), [0], threading.Event()
+
+        def look() -> None:
+            while not done.wait(0.002):
+                most[0] = max(most[0], size_of(tmp_path / "shard-0" / "log"))
+
+        watcher = threading.Thread(target=look)
+        watcher.start()
+        try:
+            snapshotter = shard.storage._snapshotter
+            for count in range(1, 4):
+                while snapshotter.count < count:
+                    push_whole(stream, payload)
+        finally:
+            done.set()
+            watcher.join()
+        wait_until(lambda: size_of(tmp_path / "shard-0" / "log") <= BOUND)
+        assert BOUND // 2 < most[0] <= BOUND
+        stream.end()
+
+
+def test_a_model_whose_updates_do_not_fit_is_refused_with_the_least_that_will_do(tmp_path):
+    rule = SnapshotRule(seconds=1e9, log_bytes=BOUND, strict=True)
+    with shard_on(tmp_path, rule=rule) as shard:
+        shard_map = whole_map(simple_spec((600_000,), lr=0.1))
+        with pytest.raises(ConfigError, match=r"expected: --log-mb 15 or more.*actual: --log-mb 4; remedy: raise"):
+            shard.place(shard_map)
+    rule = SnapshotRule(seconds=1e9, log_bytes=15 << 20, strict=True)
+    with shard_on(tmp_path, rule=rule) as shard:
+        shard.place(shard_map)
+
+
+def test_without_the_option_a_log_takes_what_the_largest_update_needs(tmp_path):
+    folder = DataFolder.open(tmp_path, 0)
+    log = DurableLog(folder, 0, None, sync=False)
+    log.check_bound("model", 1 << 40)
+    assert log.segment_bytes == 64 << 20
+    log.close()
+    folder.close()
+
+
+def parsed(*arguments: str) -> dict[str, object]:
+    found: dict[str, object] = {}
+
+    @click.command()
+    @storage_options
+    def command(**options: object) -> None:
+        found.update(options)
+
+    assert CliRunner().invoke(command, arguments).exit_code == 0
+    return found
+
+
+def test_the_option_is_a_bound_where_it_is_given_and_ps_run_hands_it_on_then(tmp_path):
+    default = storage_config(**parsed("--data-dir", str(tmp_path)))
+    assert (default.snapshots.log_bytes, default.snapshots.strict) == (LOG_BYTES, False)
+    given = storage_config(**parsed("--data-dir", str(tmp_path), "--log-mb", "4"))
+    assert (given.snapshots.log_bytes, given.snapshots.strict) == (4 << 20, True)
+    assert "--log-mb" not in Programs._shard_storage(FakePrograms(default))
+    assert "4" in Programs._shard_storage(FakePrograms(given))
+
+
+class FakePrograms:
+    """What ``_shard_storage`` asks for."""
+
+    keeps_state = True
+
+    def __init__(self, storage: object) -> None:
+        self.storage = storage
+
+
+def write_updates(loop: LoopThread, log: DurableLog, count: int) -> None:
+    """As pushes of a model are."""
+    layout = layout_of((5_000,))
+    for version in range(1, count + 1):
+        loop.run(log.space(layout.region_bytes))
+        loop.run(log.reserve(layout.region_bytes))
+        log.append(update(layout, version))
+        log.release(layout.region_bytes)
+
+
+def test_a_push_that_no_snapshot_makes_room_for_is_refused_and_taken_when_one_does(tmp_path, monkeypatch):
+    monkeypatch.setattr("ps_server.log.durable.PRESSED_SECONDS", 0.02)
+    folder = DataFolder.open(tmp_path, 0)
+    log = DurableLog(folder, 0, None, sync=False, bound_bytes=1 << 20)
+    with LoopThread() as loop:
+        with pytest.raises(StorageFull, match=r"has reached its limit.*expected: 1 MB.*--log-mb"):
+            write_updates(loop, log, 100)
+        assert log.pressed
+        assert size_of(log.path) <= 1 << 20
+        log.cut(log.number, 1 << 20)
+        assert not log.pressed
+        write_updates(loop, log, 1)
+    log.close()
+    folder.close()

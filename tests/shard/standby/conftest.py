@@ -1,0 +1,22 @@
+"""The processes and clusters of the tests of recovery, and pairs of shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from tests.recovery.conftest import launch, zygote  # noqa: F401
+from tests.shard.standby.pair import Pair
+
+
+@pytest.fixture
+def pair(launch) -> Iterator[Callable[..., Pair]]:  # noqa: F811
+    """``pair(*options)``: a running cluster whose shard 0 has a standby."""
+
+    def start(*options: str, follows: bool = True, first: Sequence[str] = ()) -> Pair:
+        made = Pair(launch(start=False), options, first)
+        made.start(follows=follows)
+        return made
+
+    return start

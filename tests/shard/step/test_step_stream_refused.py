@@ -1,0 +1,156 @@
+"""Step streams that break the protocol, or may not open: refused with a typed error, and no other stream notices."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from ps_protocol.errors import (
+    Fenced,
+    InvalidRequest,
+    ProtocolVersionMismatch,
+    Unavailable,
+)
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.v1.common_pb2 import Option, Options, OptionValue
+from ps_protocol.wire.convert_options import options_to_pb
+from tests.support.shards import (
+    StubStream,
+    error_of,
+    flat,
+    gradients,
+    running_shard,
+    start,
+    wait_until,
+)
+
+TWICE = [Option(name="lr", value=OptionValue(number=rate)) for rate in (0.1, 0.2)]
+
+
+BAD_MESSAGES = {
+    "a chunk without a header": ([{"chunk": pb.Chunk(payload=b"x")}], "before its push header"),
+    "a chunk out of order": (
+        [{"push": pb.PushHeader(sequence=1, clock=1)}, {"chunk": pb.Chunk(position=8, payload=b"x")}],
+        "position 0",
+    ),
+    "more bytes than the model has": (
+        [{"push": pb.PushHeader(sequence=1, clock=1)}, {"chunk": pb.Chunk(payload=bytes(1000))}],
+        "at most 128 bytes",
+    ),
+    "a header inside a payload": ([{"push": pb.PushHeader(sequence=1, clock=1)}] * 2, "128 more bytes"),
+    "an absent slice that does not exist": (
+        [{"push": pb.PushHeader(sequence=1, clock=1, absent=[9])}],
+        "indexes below 2",
+    ),
+    "an unknown argument": (
+        [{"push": pb.PushHeader(sequence=1, clock=1, groups=[options_to_pb({"speed": 1})])}],
+        "'speed'",
+    ),
+    "an argument of another kind": (
+        [{"push": pb.PushHeader(sequence=1, clock=1, groups=[options_to_pb({"lr": "fast"})])}],
+        "lr='fast'",
+    ),
+    "too many groups": ([{"push": pb.PushHeader(sequence=1, clock=1, groups=[Options(), Options()])}], "groups"),
+    "an option without a value": (
+        [{"push": pb.PushHeader(sequence=1, clock=1, groups=[Options(options=[Option(name="lr")])])}],
+        "no value",
+    ),
+    "an option that comes twice": (
+        [{"push": pb.PushHeader(sequence=1, clock=1, groups=[Options(options=TWICE)])}],
+        "given twice",
+    ),
+    "no sequence": ([{"push": pb.PushHeader(clock=1)}], "sequence"),
+    "a second Open": ([{"open": pb.Open(model="model")}], "step stream"),
+}
+
+
+@pytest.mark.parametrize(("messages", "text"), BAD_MESSAGES.values(), ids=BAD_MESSAGES.keys())
+def test_a_message_that_breaks_the_protocol_ends_its_stream_with_a_typed_error_and_no_other(messages, text):
+    with running_shard({0: 1, 1: 2}) as shard:
+        model, _ = start(shard)
+        bystander, stream = StubStream(shard, rank=1, incarnation=2), StubStream(shard)
+        for body in messages:
+            stream.send(**body)
+        with pytest.raises(grpc.RpcError) as failure:
+            stream.result()
+        error = error_of(failure.value)
+        assert isinstance(error, InvalidRequest)
+        assert text in str(error)
+        result, _ = bystander.exchange(flat(model.layout, *gradients(model, 1)))
+        assert result.version == 1
+        wait_until(lambda: model.pool.in_use == 0)
+
+
+def test_a_clock_that_does_not_rise_is_refused():
+    with running_shard() as shard:
+        model, _ = start(shard)
+        stream = StubStream(shard)
+        payload = flat(model.layout, *gradients(model, 1))
+        stream.exchange(payload)
+        result, _ = stream.exchange(payload, sequence=2, clock=1)
+        assert result.error.code == InvalidRequest.code
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"rank": 7}, Fenced),
+        ({"incarnation": 9}, Fenced),
+        ({"protocol_version": 99}, ProtocolVersionMismatch),
+        ({"epoch": 5}, Unavailable),
+    ],
+)
+def test_a_stream_that_may_not_open_gets_a_typed_error(fields, kind, monkeypatch):
+    monkeypatch.setattr("ps_server.shard.models.PATIENCE_SECONDS", 0.1)
+    with running_shard() as shard:
+        start(shard)
+        with pytest.raises(grpc.RpcError) as failure:
+            StubStream(shard, **fields)
+        assert isinstance(error_of(failure.value), kind)
+
+
+def test_an_unknown_model_is_waited_for_and_then_refused_by_name(monkeypatch):
+    monkeypatch.setattr("ps_server.shard.models.PATIENCE_SECONDS", 0.1)
+    with running_shard() as shard:
+        with pytest.raises(grpc.RpcError) as failure:
+            StubStream(shard, name="nobody")
+        assert "nobody" in str(error_of(failure.value))
+
+
+def test_bytes_that_are_no_message_end_the_stream_with_a_typed_error():
+    with running_shard() as shard:
+        start(shard)
+        call = shard.channel.stream_stream("/ps_protocol.v1.Shard/Step")
+        replies = call(iter([b"\xff\xff\xff"]))
+        with pytest.raises(grpc.RpcError) as failure:
+            next(replies)
+        assert isinstance(error_of(failure.value), InvalidRequest)
+
+
+def test_a_new_incarnation_of_a_rank_fences_the_old_one():
+    with running_shard() as shard:
+        model, _ = start(shard)
+        old = StubStream(shard)
+        shard.set_view({0: 2})
+        new = StubStream(shard, incarnation=2)
+        old.push(flat(model.layout, *gradients(model, 1)))
+        with pytest.raises(grpc.RpcError) as failure:
+            old.result()
+        assert isinstance(error_of(failure.value), Fenced)
+        assert new.exchange(flat(model.layout, *gradients(model, 1)))[0].version == 1
+
+
+def test_a_failed_update_stops_the_model_and_says_so_to_everyone():
+    with running_shard({0: 1, 1: 2}) as shard:
+        model, _ = start(shard)
+
+        def fail():
+            raise OSError("the disk is gone")
+
+        shard.failpoints.arm("after_log_before_apply", fail)
+        stream, other = StubStream(shard), StubStream(shard, rank=1, incarnation=2)
+        for each in (stream, other):
+            each.push(flat(model.layout, *gradients(model, 1)))
+            with pytest.raises(grpc.RpcError) as failure:
+                each.result()
+            assert "the disk is gone" in str(error_of(failure.value))

@@ -1,0 +1,121 @@
+"""A worker's settings come from arguments, then PS_* variables, then TF_CONFIG, then defaults."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ps_protocol.cluster.view import Role
+from ps_protocol.errors import ConfigError
+from ps_worker.session.config import WorkerConfig
+
+WITHOUT_CHIEF = {"ps": ["p:1"], "worker": ["w0:1", "w1:1"]}
+CLUSTER = {"chief": ["tf:7000"], **WITHOUT_CHIEF}
+
+
+def tf_config(kind: str = "worker", index: int = 1, cluster: Any = CLUSTER) -> dict[str, str]:
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})}
+
+
+PS = {
+    "PS_COORDINATOR": "env:7000",
+    "PS_ROLE": "worker",
+    "PS_RANK": "0",
+    "PS_DEVICE": "cpu",
+    "PS_CONNECT_TIMEOUT": "5",
+    "PS_RECONNECT_TIMEOUT": "7.5",
+}
+
+
+def test_the_address_alone_is_enough() -> None:
+    assert WorkerConfig.from_environment({}, coordinator="a:1") == WorkerConfig("a:1", Role.WORKER, None, None, 60, 60)
+
+
+def test_variables_set_everything() -> None:
+    assert WorkerConfig.from_environment(PS) == WorkerConfig("env:7000", Role.WORKER, 0, "cpu", 5.0, 7.5)
+
+
+def test_arguments_win_over_variables() -> None:
+    config = WorkerConfig.from_environment(
+        PS,
+        coordinator="arg:1",
+        role="evaluator",
+        rank=3,
+        device="cuda:1",
+        connect_timeout_seconds=1,
+        reconnect_timeout_seconds=2,
+    )
+    assert config == WorkerConfig("arg:1", Role.EVALUATOR, 3, "cuda:1", 1.0, 2.0)
+
+
+def test_rank_zero_as_an_argument_wins_over_a_variable() -> None:
+    assert WorkerConfig.from_environment({**PS, "PS_RANK": "4"}, rank=0).rank == 0
+
+
+def test_tf_config_gives_address_role_and_rank() -> None:
+    config = WorkerConfig.from_environment(tf_config())
+    assert (config.coordinator, config.role, config.rank) == ("tf:7000", Role.WORKER, 1)
+
+
+def test_an_evaluator_task_is_an_evaluator() -> None:
+    config = WorkerConfig.from_environment(tf_config("evaluator", 0))
+    assert (config.role, config.rank) == (Role.EVALUATOR, 0)
+
+
+def test_variables_win_over_tf_config() -> None:
+    config = WorkerConfig.from_environment({**tf_config(), **PS})
+    assert (config.coordinator, config.rank) == ("env:7000", 0)
+
+
+def test_empty_variables_count_as_absent() -> None:
+    config = WorkerConfig.from_environment({**dict.fromkeys(PS, ""), **tf_config()})
+    assert (config.coordinator, config.rank) == ("tf:7000", 1)
+
+
+def test_without_a_chief_the_variable_gives_the_address() -> None:
+    config = WorkerConfig.from_environment({**tf_config(cluster=WITHOUT_CHIEF), "PS_COORDINATOR": "env:7000"})
+    assert (config.coordinator, config.rank) == ("env:7000", 1)
+
+
+def test_without_a_chief_and_variable_the_error_says_so() -> None:
+    with pytest.raises(ConfigError, match="no chief"):
+        WorkerConfig.from_environment(tf_config(cluster=WITHOUT_CHIEF))
+
+
+def test_the_rank_of_another_role_is_not_taken_from_tf_config() -> None:
+    assert WorkerConfig.from_environment({**tf_config(), "PS_ROLE": "evaluator"}).rank is None
+
+
+def test_nothing_given_tells_every_way() -> None:
+    with pytest.raises(ConfigError) as caught:
+        WorkerConfig.from_environment({})
+    for way in ("ps-run", "PS_COORDINATOR", "TF_CONFIG", "connect("):
+        assert way in caught.value.remedy
+
+
+@pytest.mark.parametrize(("kind", "program"), [("ps", "ps-server"), ("chief", "ps-coordinator")])
+def test_a_server_task_is_told_which_program_belongs_there(kind: str, program: str) -> None:
+    with pytest.raises(ConfigError, match=program):
+        WorkerConfig.from_environment(tf_config(kind, 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PS_ROLE", "shard"),
+        ("PS_RANK", "one"),
+        ("PS_RANK", "-1"),
+        ("PS_CONNECT_TIMEOUT", "soon"),
+        ("PS_CONNECT_TIMEOUT", "inf"),
+        ("PS_CONNECT_TIMEOUT", "nan"),
+        ("PS_RECONNECT_TIMEOUT", "-1"),
+        ("PS_COORDINATOR", "nohost"),
+        ("PS_COORDINATOR", "host:port"),
+        ("PS_COORDINATOR", "host:0"),
+    ],
+)
+def test_a_bad_variable_is_named(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        WorkerConfig.from_environment({"PS_COORDINATOR": "a:1", name: value})

@@ -1,0 +1,75 @@
+"""Every error that a public docstring of the SDK names can be imported from it, and has its line in docs/errors.md."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import ps_worker
+from ps_protocol import errors
+from ps_protocol.wire.convert_errors import by_code
+
+ERRORS_PAGE = (Path(__file__).parents[3] / "docs" / "errors.md").read_text()
+BRANCHES = {errors.PsError, errors.Retryable, errors.Refused}
+
+TREE = {name: value for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
+
+
+def documented(owner: object, name: str) -> Iterator[tuple[str, str]]:
+    """The docstrings that a user meets below ``owner``, each with its name."""
+    yield name, inspect.getdoc(owner) or ""
+    if isinstance(owner, ModuleType):
+        public = getattr(owner, "__all__", None) or [each for each in vars(owner) if not each.startswith("_")]
+        members = [(each, getattr(owner, each)) for each in public]
+    elif isinstance(owner, type):
+        members = [(each, value) for each, value in inspect.getmembers(owner) if not each.startswith("_")]
+    else:
+        return
+    for each, member in members:
+        home = member.__name__ if isinstance(member, ModuleType) else inspect.getmodule(getattr(member, "fget", member))
+        if str(getattr(home, "__name__", home)).startswith(("ps_worker", "ps_protocol")):
+            yield from documented(member, f"{name}.{each}")
+
+
+DOCUMENTED = dict(documented(ps_worker, "ps_worker"))
+
+
+def test_the_walk_meets_what_users_call() -> None:
+    expected = ("connect", "Cluster.optimizer", "Optimizer.step", "tables.Table", "rows.Adagrad", "feed.follow_table")
+    assert {f"ps_worker.{name}" for name in expected} <= set(DOCUMENTED)
+
+
+@pytest.mark.parametrize("name", sorted(DOCUMENTED))
+def test_an_error_that_a_public_docstring_names_can_be_imported(name: str) -> None:
+    text = DOCUMENTED[name]
+    named = {word for word in re.findall(r"\w+", text) if word in TREE}
+    # Also a name that no class has, as after a rename.
+    named |= {word for word in re.findall(r"\bRaises (\w+)", text) if word[0].isupper() and not hasattr(builtins, word)}
+    assert {word for word in named if not hasattr(ps_worker, word)} == set()
+
+
+def test_the_whole_tree_is_public() -> None:
+    assert {name: getattr(ps_worker, name, None) for name in TREE} == TREE
+
+
+def test_each_kind_is_where_the_page_puts_it() -> None:
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", ERRORS_PAGE, re.MULTILINE)
+    on_page = [name for row in rows for name in re.findall(r"\w+", row)]
+    assert sorted(on_page) == sorted(name for name, kind in TREE.items() if kind not in BRANCHES)
+    for branch in (errors.Retryable, errors.Refused):
+        section = re.split(rf"^## .*`{branch.__name__}`.*$", ERRORS_PAGE, flags=re.MULTILINE)[1].partition("\n## ")[0]
+        for row in re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", section, re.MULTILINE):
+            assert all(issubclass(TREE[name], branch) for name in re.findall(r"\w+", row))
+
+
+@pytest.mark.parametrize("branch", [errors.Retryable, errors.Refused])
+def test_a_branch_has_no_code_of_its_own(branch: type[errors.PsError]) -> None:
+    assert "code" not in vars(branch)
+    assert branch not in by_code.values()
+    assert issubclass(branch, errors.PsError)

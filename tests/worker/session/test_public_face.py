@@ -1,0 +1,142 @@
+"""The SDK's public names, and what they do without a cluster."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import ps_worker
+from ps_protocol.errors import ConfigError
+from tests.worker.jobs import running_job
+
+
+def test_the_public_names_are_exactly_these() -> None:
+    assert sorted(ps_worker.__all__) == [
+        "Cluster",
+        "ConfigError",
+        "DamagedData",
+        "Fenced",
+        "InternalError",
+        "InvalidRequest",
+        "ModelMismatch",
+        "ModelMoved",
+        "NonFiniteGradient",
+        "NotReady",
+        "Optimizer",
+        "Outcome",
+        "PlaceTaken",
+        "ProtocolVersionMismatch",
+        "PsError",
+        "Refused",
+        "Retryable",
+        "StateLost",
+        "StepSummary",
+        "StorageFull",
+        "TableFull",
+        "Unavailable",
+        "UnknownModel",
+        "UnknownShard",
+        "UnsupportedOptimizer",
+        "connect",
+        "feed",
+        "rows",
+        "tables",
+    ]
+    assert all(getattr(ps_worker, name) is not None for name in ps_worker.__all__)
+
+
+def public(value: object) -> set[str]:
+    return {name for name in dir(value) if not name.startswith("_")}
+
+
+def test_what_users_hold_has_users_methods_only() -> None:
+    with running_job(workers=1) as job:
+        cluster = job.cluster()
+        parameter = torch.nn.Parameter(torch.zeros(2))
+        optimizer = cluster.optimizer(torch.optim.SGD, [parameter], lr=1.0)
+        torchs_own = public(torch.optim.SGD([parameter], lr=1.0))
+        assert public(optimizer) - torchs_own == {"assign", "finish", "last", "name", "pull", "version"}
+        assert sorted(public(cluster)) == [
+            "barrier",
+            "close",
+            "convert_embeddings",
+            "device",
+            "embedding",
+            "embedding_bag",
+            "embedding_bags",
+            "follow",
+            "optimizer",
+            "prefetch",
+            "rank",
+            "report",
+            "role",
+            "seed",
+            "set_mode",
+            "shard",
+            "world_size",
+        ]
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert ps_worker.__version__ == importlib.metadata.version("torch-ps")
+
+
+def test_every_public_error_is_caught_as_ps_error() -> None:
+    errors = [value for name in ps_worker.__all__ if isinstance(value := getattr(ps_worker, name), type)]
+    for error in errors:
+        if issubclass(error, Exception):
+            assert issubclass(error, ps_worker.PsError)
+
+
+def test_connecting_without_any_setting_tells_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PS_COORDINATOR", "TF_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match="ps-run"):
+        ps_worker.connect()
+
+
+IMPORTS = """
+import json, logging, os, sys, torch
+for given in sys.argv[1:]:
+    if not os.fork():
+        os.environ.pop("GRPC_ENABLE_FORK_SUPPORT", None)
+        os.environ |= json.loads(given)
+        import ps_worker
+        handlers = logging.root.handlers + logging.getLogger("ps_worker").handlers
+        said = [os.environ["GRPC_ENABLE_FORK_SUPPORT"], len(handlers), "numba" in sys.modules]
+        print(json.dumps([given, *said]), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+"""Imports the SDK once per argument, an environment, each time in a process that has imported nothing but torch."""
+
+UNSET, WANTED = "{}", '{"GRPC_ENABLE_FORK_SUPPORT": "1"}'
+
+
+@pytest.fixture(scope="module")
+def imported() -> dict[str, tuple[str, int, bool]]:
+    """By environment, after the import: the setting of gRPC's fork handlers, the log handlers, and numba's presence."""
+    said = subprocess.check_output([sys.executable, "-c", IMPORTS, UNSET, WANTED], text=True)
+    return {given: tuple(rest) for given, *rest in map(json.loads, said.splitlines())}
+
+
+def test_importing_the_sdk_configures_no_logging(imported: dict[str, tuple[str, int, bool]]) -> None:
+    assert imported[UNSET][1] == 0
+    assert logging.getLogger("ps_worker").propagate
+
+
+def test_the_compiler_is_loaded_when_the_first_table_is_used(imported: dict[str, tuple[str, int, bool]]) -> None:
+    assert not imported[UNSET][2]
+
+
+@pytest.mark.parametrize(("given", "kept"), [(UNSET, "0"), (WANTED, "1")])
+def test_grpc_fork_handlers_are_off_unless_the_user_wants_them(
+    imported: dict[str, tuple[str, int, bool]], given: str, kept: str
+) -> None:
+    assert imported[given][0] == kept
