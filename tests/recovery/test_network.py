@@ -22,7 +22,9 @@ def network():
     made.close()
 
 
-def test_a_process_that_is_cut_off_goes_on_or_is_fenced_and_training_ends_with_the_bits_of_an_undisturbed_run(network, launch):
+def test_a_process_that_is_cut_off_goes_on_or_is_fenced_and_training_ends_with_the_bits_of_an_undisturbed_run(
+    network, launch
+):
     cluster = launch(start=False)
     coordinator = f"{network.address('coordinator')}:{cluster.address.rpartition(':')[2]}"
     cluster.coordinator.arguments = [*cluster.coordinator.arguments, "--bind", network.address("coordinator")]
