@@ -23,6 +23,7 @@ from ps_server.shard.counters import Counters
 from ps_server.shard.durability.replication import Replication
 from ps_server.shard.durability.storage import Storage
 from ps_server.shard.executor import ShardExecutor
+from ps_server.shard.heartbeat import shard_stats
 from ps_server.shard.models import Registry
 from ps_server.shard.service import SERVICE, ShardService
 from ps_server.shard.standby.follower import LogFollower
@@ -201,7 +202,7 @@ class ShardProcess:
             logger.info("shard %d serves on %s", config.shard, address)
             if config.ready_file:
                 grpc_server.write_ready_file(config.ready_file, address)
-            await self._follow(membership, registry, feed)
+            await self._follow(membership, storage, registry, feed)
             if feed and feed.followed:
                 self._gently = False
                 registry.stop(Unavailable(f"shard {config.shard} hands over to its standby", shard=str(config.shard)))
@@ -217,7 +218,7 @@ class ShardProcess:
                 aging.cancel()
             await asyncio.to_thread(membership.leave, "stopped")
 
-    async def _follow(self, membership: Membership, registry: Registry, feed: LogFeed | None) -> None:
+    async def _follow(self, membership: Membership, storage: Storage, registry: Registry, feed: LogFeed | None) -> None:
         """Follow the cluster's views until told to stop. Raises Fenced."""
         loop = asyncio.get_running_loop()
         fenced: asyncio.Future[Fenced] = loop.create_future()
@@ -237,14 +238,10 @@ class ShardProcess:
             loop.call_soon_threadsafe(fenced.set_result, error)
 
         def stats() -> MemberStats:
-            lag = feed.lag if feed else None
-            versions = registry.versions
             return replace(
-                self._counters.stats(),
-                version=max(versions.values(), default=0),
-                versions=versions,
-                standby_lag=lag,
-                activity=registry.activity,
+                shard_stats(self._counters, registry),
+                standby_lag=feed.lag if feed else None,
+                log=storage.counts,
             )
 
         membership.set_stats(stats)

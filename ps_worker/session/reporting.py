@@ -29,6 +29,8 @@ class Progress:
         self._metrics: dict[str, float | torch.Tensor] = {}
         self._transport = ""
         self._hinted_at = float("-inf")
+        #: The phase and the clock of the last push.
+        self.position = (0, 0)
 
     def record_step(self, nbytes: int, staleness: int) -> None:
         """Count one push and pull; ``nbytes`` were transferred in both directions."""
@@ -60,8 +62,13 @@ class Progress:
         with self._lock:
             stats, metrics = self._window.snapshot(time.monotonic()), dict(self._metrics)
         # Outside the lock: reading a GPU's tensor waits for the GPU.
+        phase, clock = self.position
         return replace(
-            stats, transport=self._transport, metrics={name: float(value) for name, value in metrics.items()}
+            stats,
+            transport=self._transport,
+            metrics={name: float(value) for name, value in metrics.items()},
+            phase=phase,
+            clock=clock,
         )
 
     def hint(self, text: str) -> None:

@@ -228,10 +228,11 @@ class Session:
             self.wait_hint("waiting at the barrier for worker " + ", ".join(map(str, reply.missing_ranks)))
         self._phase += 1
 
-    def record_step(self, samples: int | None, staleness: int, bytes: int) -> None:
-        """Count one push; ``bytes`` were transferred in both directions."""
+    def record_step(self, samples: int | None, staleness: int, bytes: int, clock: int = 0) -> None:
+        """Count one push; ``bytes`` were transferred in both directions. ``clock``: of this phase, with the push."""
         self.steps += 1
         self.progress.record_step(bytes, staleness)
+        self.progress.position = self._phase, clock
         if samples:
             self.progress.record_samples(samples)
 

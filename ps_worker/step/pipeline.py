@@ -185,7 +185,7 @@ class StepPipeline:
             clock=self.streams.position[1],
             transferred_bytes=sum(answer.transferred_bytes for answer in answers),
         )
-        self._session.record_step(None, summary.staleness, summary.transferred_bytes)
+        self._session.record_step(None, summary.staleness, summary.transferred_bytes, summary.clock)
         return summary
 
     # -- rows of tables

@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.cluster.held import LogCounts, TableCounts
 from ps_protocol.cluster.view import Member, MemberStats, Role
 from ps_protocol.errors import (
     Fenced,
@@ -65,7 +66,18 @@ def test_a_shard_that_is_to_be_added_makes_the_job_larger(client: CoordinatorCli
 
 def test_a_heartbeat_carries_statistics_into_the_status(client: CoordinatorClient) -> None:
     member = worker(client, 0)
-    stats = MemberStats(3, 2, 1.5, 2.5, 3.5, 4, {"loss": 0.25}, versions={"net": 2, "critic": 1})
+    stats = MemberStats(
+        *(3, 2, 1.5, 2.5, 3.5, 4),
+        metrics={"loss": 0.25},
+        versions={"net": 2, "critic": 1},
+        phase=1,
+        clock=7,
+        wait_seconds={"round": 1.5},
+        streams={"shm": 2, "grpc": 1},
+        held_bytes=4096,
+        log=LogCounts(9, 8000, 700, 1.5),
+        tables=(TableCounts("net", "ads", 5, 1, 640, 7, 1, 1),),
+    )
     client.heartbeat(member, stats)
     (status,) = client.get_status().members
     assert (status.member, status.stats, status.gone) == (member, stats, "")

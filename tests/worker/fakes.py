@@ -564,7 +564,7 @@ class FakeSession:
     def initialiser(self) -> bool:
         return self.lowest
 
-    def record_step(self, samples: int | None, staleness: int, bytes: int) -> None:
+    def record_step(self, samples: int | None, staleness: int, bytes: int, clock: int = 0) -> None:
         self.steps.append((samples, staleness, bytes))
 
     def record_transport(self, by_shard: Mapping[int, str]) -> None:

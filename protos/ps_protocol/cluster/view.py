@@ -6,6 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ps_protocol.cluster.held import LogCounts, TableCounts
 from ps_protocol.model.spec import Consistency
 
 
@@ -93,6 +94,18 @@ class MemberStats:
     activity: str = ""
     #: Shards: the version of each model of which they hold anything, by its name.
     versions: Mapping[str, int] = field(default_factory=dict)
+    #: Workers: barriers passed, and the clock of the last push in that phase.
+    phase: int = 0
+    clock: int = 0
+    #: Workers: seconds spent waiting since the process joined, by reason.
+    wait_seconds: Mapping[str, float] = field(default_factory=dict)
+    #: Shards: open step streams, by transport.
+    streams: Mapping[str, int] = field(default_factory=dict)
+    #: Shards: bytes of the parameters and buffers held.
+    held_bytes: int = 0
+    #: Shards with a data directory.
+    log: LogCounts | None = None
+    tables: tuple[TableCounts, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,12 @@ from ps_protocol.cluster.view import (
 )
 from ps_protocol.text import printable
 from ps_protocol.v1 import coordinator_pb2 as pb
+from ps_protocol.wire.convert_held import (
+    log_counts_from_pb,
+    log_counts_to_pb,
+    table_counts_from_pb,
+    table_counts_to_pb,
+)
 from ps_protocol.wire.convert_model import consistency_from_pb, consistency_to_pb
 from ps_protocol.wire.enums import enum_member
 
@@ -94,6 +100,13 @@ def stats_to_pb(stats: MemberStats) -> pb.MemberStats:
         standby_lag=stats.standby_lag,
         activity=stats.activity,
         versions=dict(stats.versions),
+        phase=stats.phase,
+        clock=stats.clock,
+        wait_seconds=dict(stats.wait_seconds),
+        streams=dict(stats.streams),
+        held_bytes=stats.held_bytes,
+        log=log_counts_to_pb(stats.log) if stats.log else None,
+        tables=map(table_counts_to_pb, stats.tables),
     )
 
 
@@ -113,6 +126,13 @@ def stats_from_pb(message: pb.MemberStats) -> MemberStats:
         standby_lag=message.standby_lag if message.HasField("standby_lag") else None,
         activity=printable(message.activity[:_MAX_TEXT]),
         versions=_first_named(message.versions),
+        phase=message.phase,
+        clock=message.clock,
+        wait_seconds=_first_named(message.wait_seconds),
+        streams=_first_named(message.streams),
+        held_bytes=message.held_bytes,
+        log=log_counts_from_pb(message.log) if message.HasField("log") else None,
+        tables=tuple(map(table_counts_from_pb, message.tables[:_MAX_NAMED])),
     )
 
 

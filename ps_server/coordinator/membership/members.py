@@ -78,9 +78,12 @@ class MemberRecord:
         who = self.place.application
         # Never below 0: a lease may have been extended.
         heard = max(0.0, now - self.last_heartbeat)
-        # A member that has ended makes no steps: its rates are 0.
-        stats = replace(self.stats, steps_per_second=0.0, bytes_per_second=0.0, samples_per_second=0.0)
-        return MemberStatus(self.member, heard, stats if gone else self.stats, who.host, who.pid, gone)
+        stats = self.stats
+        if gone:
+            # A member that has ended makes no steps and holds nothing.
+            stats = replace(stats, steps_per_second=0.0, bytes_per_second=0.0, samples_per_second=0.0)
+            stats = replace(stats, streams={}, held_bytes=0, log=None, tables=())
+        return MemberStatus(self.member, heard, stats, who.host, who.pid, gone)
 
 
 class Members:

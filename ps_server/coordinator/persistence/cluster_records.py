@@ -209,4 +209,5 @@ def _status_to(status: MemberStatus) -> dict[str, Any]:
 def _status_from(plain: dict[str, Any]) -> MemberStatus:
     member, stats = plain["member"], plain["stats"]
     member = Member(**member | {"role": Role(member["role"])})
-    return MemberStatus(**plain | {"member": member, "stats": MemberStats(**stats)})
+    # What a former member held is not kept.
+    return MemberStatus(**plain | {"member": member, "stats": MemberStats(**stats | {"log": None, "tables": ()})})

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from ps_protocol.cluster.held import LogCounts
 from ps_protocol.errors import ModelMoved, PsError, Unavailable
 from ps_protocol.model.layout import Layout
 from ps_server.cli.options.storage import SnapshotRule
@@ -90,6 +91,13 @@ class Snapshotter:
         self._stopping = asyncio.Event()
         self._abandoned = False
         self._one = asyncio.Lock()
+
+    @property
+    def counts(self) -> LogCounts:
+        """The log and its snapshots in numbers. From any thread."""
+        log = self._log
+        age = time.monotonic() - self._taken_at if self.count else None
+        return LogCounts(log.number, log.written_bytes, log.written_bytes - self._taken_bytes, age)
 
     async def run(self) -> None:
         """Take snapshots when they are due, until ``stop``. A failure is said, and tried again."""

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Self
 
+from ps_protocol.cluster.held import LogCounts
 from ps_protocol.errors import PsError
 from ps_server.cli.options.storage import Durability, StorageConfig
 from ps_server.log.durable import DurableLog
@@ -81,6 +82,12 @@ class Storage:
         if self._folder is None or self._durable is None or self._config.durability is not Durability.DURABLE:
             return None
         return self._folder, self._durable
+
+    @property
+    def counts(self) -> LogCounts | None:
+        """The log and its snapshots in numbers; None before ``begin`` and where nothing is kept. From any thread."""
+        snapshotter = self._snapshotter
+        return snapshotter.counts if snapshotter else None
 
     @property
     def incarnation(self) -> int:
