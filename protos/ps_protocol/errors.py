@@ -32,6 +32,8 @@ class ErrorCode(enum.IntEnum):
     MODEL_MOVED = 15
     TABLE_FULL = 16
     PLACE_TAKEN = 17
+    UNAUTHENTICATED = 18
+    PERMISSION_DENIED = 19
 
 
 class PsError(Exception):
@@ -180,6 +182,18 @@ class PlaceTaken(Refused):
     """Another process holds this shard number or rank, and has been heard of; or every rank of the job is held."""
 
     code = ErrorCode.PLACE_TAKEN
+
+
+class Unauthenticated(Refused):
+    """A caller or server does not prove who it is: no token, an unknown one, or a certificate that is not accepted."""
+
+    code = ErrorCode.UNAUTHENTICATED
+
+
+class PermissionDenied(Refused):
+    """The caller is known, and its role does not allow this call; the message names the roles that do."""
+
+    code = ErrorCode.PERMISSION_DENIED
 
 
 class ConfigError(Refused):

@@ -37,6 +37,8 @@ STATUS = MappingProxyType(
         ErrorCode.MODEL_MOVED: grpc.StatusCode.FAILED_PRECONDITION,
         ErrorCode.TABLE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
         ErrorCode.PLACE_TAKEN: grpc.StatusCode.ALREADY_EXISTS,
+        ErrorCode.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+        ErrorCode.PERMISSION_DENIED: grpc.StatusCode.PERMISSION_DENIED,
     }
 )
 """The gRPC status of every error code. Clients use the code in the trailer."""

@@ -6,6 +6,10 @@ from collections.abc import Sequence
 
 import grpc
 
+from ps_protocol.rpc.secure_channel import CallCredentials, SecureAsyncChannel, SecureChannel
+from ps_protocol.security.credentials import SessionCredential
+from ps_protocol.security.security import OFF, Security
+
 KEEPALIVE_SECONDS = 10.0
 KEEPALIVE_TIMEOUT_SECONDS = 5.0
 
@@ -53,14 +57,37 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-def open_channel(address: str) -> grpc.Channel:
-    """A blocking channel to ``address`` (host:port). It connects by itself, now or later."""
-    return grpc.insecure_channel(address, CLIENT_OPTIONS)
+def open_channel(
+    address: str, security: Security = OFF, session: SessionCredential | None = None, *, to_shard: bool = False
+) -> grpc.Channel:
+    """A blocking channel to ``address`` (host:port). It connects by itself, now or later.
+
+    Its calls carry what ``security`` and ``session`` hold at the time; ``to_shard``: as in ``Security.metadata``.
+    """
+    if security.sends_nothing:
+        return grpc.insecure_channel(address, CLIENT_OPTIONS)
+
+    def open_one() -> grpc.Channel:
+        credentials = security.channel_credentials()
+        if credentials is None:
+            return grpc.insecure_channel(address, CLIENT_OPTIONS)
+        return grpc.secure_channel(address, credentials, CLIENT_OPTIONS)
+
+    return SecureChannel(open_one, CallCredentials(security, session, to_shard))
 
 
-def open_async_channel(address: str) -> grpc.aio.Channel:
-    """As ``open_channel``, for use on the running event loop."""
-    return grpc.aio.insecure_channel(address, CLIENT_OPTIONS)
+def open_async_channel(
+    address: str, security: Security = OFF, session: SessionCredential | None = None, *, to_shard: bool = True
+) -> grpc.aio.Channel:
+    """As ``open_channel``, for use on the running event loop; most of these are from server to shard."""
+    credentials = security.channel_credentials()
+    if credentials is None:
+        channel = grpc.aio.insecure_channel(address, CLIENT_OPTIONS)
+    else:
+        channel = grpc.aio.secure_channel(address, credentials, CLIENT_OPTIONS)
+    if security.sends_nothing:
+        return channel
+    return SecureAsyncChannel(channel, CallCredentials(security, session, to_shard))
 
 
 def new_server(
@@ -71,6 +98,9 @@ def new_server(
     return grpc.aio.server(interceptors=interceptors, options=tuple(options.items()))
 
 
-def listen(server: grpc.aio.Server, address: str) -> int:
+def listen(server: grpc.aio.Server, address: str, security: Security = OFF) -> int:
     """Have ``server`` listen on ``address`` once it starts; returns its port. Raises RuntimeError when it cannot."""
-    return server.add_insecure_port(address)
+    credentials = security.server_credentials()
+    if credentials is None:
+        return server.add_insecure_port(address)
+    return server.add_secure_port(address, credentials)

@@ -82,6 +82,8 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_MODEL_MOVED: _ClassVar[ErrorCode]
     ERROR_CODE_TABLE_FULL: _ClassVar[ErrorCode]
     ERROR_CODE_PLACE_TAKEN: _ClassVar[ErrorCode]
+    ERROR_CODE_UNAUTHENTICATED: _ClassVar[ErrorCode]
+    ERROR_CODE_PERMISSION_DENIED: _ClassVar[ErrorCode]
 
 class Transport(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -150,6 +152,8 @@ ERROR_CODE_DAMAGED_DATA: ErrorCode
 ERROR_CODE_MODEL_MOVED: ErrorCode
 ERROR_CODE_TABLE_FULL: ErrorCode
 ERROR_CODE_PLACE_TAKEN: ErrorCode
+ERROR_CODE_UNAUTHENTICATED: ErrorCode
+ERROR_CODE_PERMISSION_DENIED: ErrorCode
 TRANSPORT_UNSPECIFIED: Transport
 TRANSPORT_GRPC: Transport
 TRANSPORT_SHM: Transport

@@ -52,7 +52,7 @@ class JoinRequest(_message.Message):
     def __init__(self, role: _Optional[_Union[Role, str]] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., protocol_version: _Optional[int] = ..., token: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., data_incarnation: _Optional[int] = ..., directory: _Optional[str] = ..., yields: bool = ..., add: bool = ..., lineage: _Optional[str] = ..., take_over: bool = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("index", "incarnation", "lease_seconds", "heartbeat_seconds", "revision", "seed", "phase")
+    __slots__ = ("index", "incarnation", "lease_seconds", "heartbeat_seconds", "revision", "seed", "phase", "session", "session_key")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,8 @@ class JoinReply(_message.Message):
     REVISION_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    SESSION_KEY_FIELD_NUMBER: _ClassVar[int]
     index: int
     incarnation: int
     lease_seconds: float
@@ -67,7 +69,9 @@ class JoinReply(_message.Message):
     revision: int
     seed: int
     phase: int
-    def __init__(self, index: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ..., revision: _Optional[int] = ..., seed: _Optional[int] = ..., phase: _Optional[int] = ...) -> None: ...
+    session: bytes
+    session_key: bytes
+    def __init__(self, index: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ..., revision: _Optional[int] = ..., seed: _Optional[int] = ..., phase: _Optional[int] = ..., session: _Optional[bytes] = ..., session_key: _Optional[bytes] = ...) -> None: ...
 
 class MemberStats(_message.Message):
     __slots__ = ("steps", "version", "steps_per_second", "bytes_per_second", "samples_per_second", "staleness", "metrics", "transport", "samples", "dropped", "standby_lag", "activity", "versions", "phase", "clock", "wait_seconds", "streams", "held_bytes", "log", "tables")
@@ -200,12 +204,14 @@ class SyncWord(_message.Message):
     def __init__(self, number: _Optional[int] = ..., directory: _Optional[str] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("revision", "journal_mark")
+    __slots__ = ("revision", "journal_mark", "session")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_MARK_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     revision: int
     journal_mark: bytes
-    def __init__(self, revision: _Optional[int] = ..., journal_mark: _Optional[bytes] = ...) -> None: ...
+    session: bytes
+    def __init__(self, revision: _Optional[int] = ..., journal_mark: _Optional[bytes] = ..., session: _Optional[bytes] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("role", "index", "incarnation", "reason")

@@ -12,12 +12,14 @@ from ps_protocol.errors import (
     ModelMoved,
     NonFiniteGradient,
     NotReady,
+    PermissionDenied,
     PlaceTaken,
     ProtocolVersionMismatch,
     PsError,
     StateLost,
     StorageFull,
     TableFull,
+    Unauthenticated,
     Unavailable,
     UnknownModel,
     UnknownShard,
@@ -46,6 +48,8 @@ by_code: dict[int, type[PsError]] = {
         ModelMoved,
         TableFull,
         PlaceTaken,
+        Unauthenticated,
+        PermissionDenied,
     )
 }
 

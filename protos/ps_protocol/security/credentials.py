@@ -1,0 +1,71 @@
+"""What a dialler shows with each call: its token, and the session of its membership."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ps_protocol.errors import ConfigError
+from ps_protocol.security.roles import AccessRole
+from ps_protocol.security.settings import SecuritySettings
+from ps_protocol.security.tokens import AccessToken, TokenFile, parse_tokens
+
+AUTHORIZATION = "authorization"
+"""Metadata of a call: Bearer, and the secret of a token."""
+
+SESSION = "ps-session-bin"
+"""Metadata of a call by a member: its session token."""
+
+_PREFIX = "Bearer "
+
+_PREFERRED: Mapping[AccessRole, tuple[AccessRole, ...]] = {
+    AccessRole.ADMIN: (AccessRole.ADMIN, AccessRole.READER, AccessRole.VIEWER),
+    AccessRole.READER: (AccessRole.READER, AccessRole.WORKER, AccessRole.ADMIN),
+}
+
+
+class SessionCredential:
+    """The session token of one membership, renewed in place. One thread sets it, any thread reads it."""
+
+    def __init__(self) -> None:
+        self.token = b""
+
+    def renew(self, token: bytes) -> None:
+        """Take a newer token; an empty one changes nothing."""
+        self.token = token or self.token
+
+
+class OwnTokens:
+    """The token that this process sends: from the environment, else from its file, read again when that changes."""
+
+    def __init__(self, settings: SecuritySettings, role: AccessRole, file: TokenFile | None) -> None:
+        """``role``: what this process does. Raises ConfigError for a PS_TOKEN that is no token."""
+        self._given = _given(settings.token, role) if settings.token else None
+        self._file = file
+        self._preferred = _PREFERRED.get(role, (role,))
+
+    @property
+    def token(self) -> AccessToken | None:
+        """The first line of the preferred role, else the first line."""
+        if self._given or self._file is None:
+            return self._given
+        tokens = self._file.tokens
+        ranked = (token for role in self._preferred for token in tokens if token.role is role)
+        return next(ranked, tokens[0])
+
+
+def _given(text: str, role: AccessRole) -> AccessToken:
+    line = text if ":" in text else f"{role.value}:environment:{text}"
+    tokens = parse_tokens(line, "PS_TOKEN")
+    if len(tokens) > 1:
+        raise ConfigError("PS_TOKEN is one token", remedy="use PS_TOKEN_FILE for several")
+    return tokens[0]
+
+
+def bearer(secret: str) -> str:
+    """The value of ``AUTHORIZATION``."""
+    return _PREFIX + secret
+
+
+def secret_of(authorization: str) -> str:
+    """The secret in a value of ``AUTHORIZATION``; empty where there is none."""
+    return authorization.removeprefix(_PREFIX).strip() if authorization.startswith(_PREFIX) else ""

@@ -1,0 +1,199 @@
+"""``Security``: the one object that every listener and every dialler of a process takes."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import grpc
+
+from ps_protocol.errors import PermissionDenied, PsError, Unauthenticated
+from ps_protocol.security.binding import check_bind
+from ps_protocol.security.credentials import AUTHORIZATION, OwnTokens, SessionCredential, bearer
+from ps_protocol.security.credentials import SESSION as SESSION_KEY
+from ps_protocol.security.identity import Caller
+from ps_protocol.security.roles import AccessRole, listed
+from ps_protocol.security.settings import SecuritySettings
+from ps_protocol.security.tokens import AccessToken, TokenFile
+
+if TYPE_CHECKING:
+    from ps_protocol.security.session import SessionVerifier
+    from ps_protocol.security.tls import TlsFiles
+
+EVERYBODY = Caller(frozenset(AccessRole), "anybody")
+"""The caller where nobody is authenticated."""
+
+
+class RefusedCalls:
+    """How many calls were refused, by reason: "unauthenticated" or "permission". Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    def add(self, error: PsError) -> None:
+        """Count one refusal."""
+        with self._lock:
+            self._counts["unauthenticated" if isinstance(error, Unauthenticated) else "permission"] += 1
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Both reasons, always."""
+        with self._lock:
+            return {reason: self._counts[reason] for reason in ("unauthenticated", "permission")}
+
+
+class Security:
+    """TLS and tokens of one process, from files that are read again when they change. Any thread may use it."""
+
+    def __init__(self, settings: SecuritySettings, role: AccessRole, *, listens: bool = False) -> None:
+        """``role``: what this process is to others. ``listens``: it has servers, which need a certificate.
+
+        Raises ConfigError, naming the file, and what is wrong with it: missing, open to others, no certificate or key,
+        not a pair, expired on a date, a line that is no token.
+        """
+        self.settings = settings
+        self.role = role
+        self.refused = RefusedCalls()
+        self._files = _tls_files(settings, listens) if settings.tls else None
+        self._tokens = TokenFile(settings.token_file) if settings.token_file else None
+        self._own = OwnTokens(settings, role, self._tokens)
+
+    @classmethod
+    def off(cls) -> Security:
+        """Without TLS, without tokens: for loopback."""
+        return OFF
+
+    @property
+    def tls(self) -> bool:
+        """Whether connections are encrypted."""
+        return self._files is not None
+
+    @property
+    def authenticates(self) -> bool:
+        """Whether servers refuse callers who prove nothing."""
+        return self.settings.authenticates
+
+    @property
+    def sends_nothing(self) -> bool:
+        """Whether a plain channel does: no TLS, and no token to send."""
+        return self._files is None and self._own.token is None
+
+    @property
+    def generation(self) -> int:
+        """Rises when certificate files were replaced: connections opened before may be opened again."""
+        return self._files.generation if self._files else 0
+
+    @property
+    def certificate_expiry(self) -> float | None:
+        """When this process's certificate ends to be valid, in seconds since 1970; None without one."""
+        facts = self._files.material.facts if self._files else ()
+        return min((each.not_after.timestamp() for each in facts), default=None)
+
+    # TLS
+
+    def server_credentials(self) -> grpc.ServerCredentials | None:
+        """Of a gRPC server; None without TLS. Files that change are used from the next connection on."""
+        return self._files.server_credentials() if self._files else None
+
+    def channel_credentials(self) -> grpc.ChannelCredentials | None:
+        """Of a gRPC channel that is opened now; None without TLS."""
+        return self._files.channel_credentials() if self._files else None
+
+    def server_context(self) -> ssl.SSLContext | None:
+        """Of a listener, TLS 1.3; None without TLS. Each handshake uses the files as they are then."""
+        return self._files.server_context() if self._files else None
+
+    def client_context(self) -> ssl.SSLContext | None:
+        """Of a connection that is opened now, TLS 1.3; None without TLS. Names of servers are checked."""
+        return self._files.client_context() if self._files else None
+
+    def check_bind(self, host: str, what: str) -> None:
+        """Raises ConfigError when ``what`` would listen on ``host``, beyond loopback, without TLS or without tokens."""
+        check_bind(self.settings, host, what)
+
+    # What this process shows
+
+    @property
+    def own_token(self) -> AccessToken | None:
+        """The token that this process sends; None: it has none."""
+        return self._own.token
+
+    def call_credential(self) -> str:
+        """The value of the header ``authorization`` of a call; empty: none is sent."""
+        token = self._own.token
+        return bearer(token.secret) if token else ""
+
+    def metadata(
+        self, session: SessionCredential | None = None, *, to_shard: bool = False
+    ) -> tuple[tuple[str, str | bytes], ...]:
+        """What a call carries. A member's calls to shards carry its session alone."""
+        shown: list[tuple[str, str | bytes]] = []
+        if session and session.token:
+            shown.append((SESSION_KEY, session.token))
+        if not (shown and to_shard) and (authorization := self.call_credential()):
+            shown.append((AUTHORIZATION, authorization))
+        return tuple(shown)
+
+    def explain(self, error: PsError) -> PsError:
+        """``error`` of a server, with what this process had shown, where that is what it refused."""
+        if isinstance(error, Unauthenticated | PermissionDenied) and not error.actual:
+            error.actual = self._shown()
+        return error
+
+    def _shown(self) -> str:
+        token, settings, shown = self._own.token, self.settings, []
+        if token:
+            where = "PS_TOKEN" if settings.token else f"{settings.token_file}"
+            shown.append(f"the token '{token.name}' of role {token.role.value} in {where}")
+        if settings.tls_cert:
+            shown.append(f"the certificate {settings.tls_cert}")
+        return " and ".join(shown) or "no token and no certificate: give --token-file or PS_TOKEN_FILE"
+
+    # What others show
+
+    def authenticate(
+        self,
+        *,
+        authorization: str = "",
+        certificate: bytes = b"",
+        session: bytes = b"",
+        verifier: SessionVerifier | None = None,
+    ) -> Caller:
+        """Who calls. ``authorization``: the header; ``certificate``: of the peer, PEM, verified in the handshake;
+        ``session`` is verified by ``verifier``.
+
+        Raises Unauthenticated for a call that proves nothing, and for one with a wrong or expired proof.
+        """
+        if not self.authenticates:
+            return EVERYBODY
+        # Of what security needs this alone is slow to import.
+        from ps_protocol.security.callers import caller_of
+
+        return caller_of(self._tokens, authorization, certificate, session, verifier)
+
+    def authorize(self, caller: Caller, roles: frozenset[AccessRole] | None, what: str) -> None:
+        """Raises PermissionDenied unless one of the caller's roles is among ``roles``; None: everybody may."""
+        if roles is None or caller.roles & roles:
+            return
+        raise PermissionDenied(
+            f"{what} needs the role {listed(roles)}" if roles else f"{what} is open to nobody",
+            expected=listed(roles),
+            actual=f"{caller.name}, with the role {listed(caller.roles) or 'of nobody'}",
+            remedy="use a token or certificate of such a role",
+        )
+
+
+def _tls_files(settings: SecuritySettings, listens: bool) -> TlsFiles:
+    from ps_protocol.security.tls import TlsFiles, check_server
+
+    if listens:
+        check_server(settings)
+    return TlsFiles(settings)
+
+
+OFF = Security(SecuritySettings(), AccessRole.WORKER)
+"""Without TLS, without tokens."""
