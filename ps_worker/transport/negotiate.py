@@ -12,6 +12,7 @@ from ps_protocol.cluster.answers import OpenedStream
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import PsError
 from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.wire.carrier import PlainCarrier
 from ps_protocol.wire.convert_step import OpenRequest, opened_from_pb
 from ps_protocol.wire.convert_transport import transport_from_pb, transport_to_pb
 from ps_worker.transport.base import ClientTransport, Link
@@ -45,7 +46,7 @@ def open_stream(
 
 def _attached(anchor: GrpcClientTransport, link: Link, offered: pb.SideChannel) -> SocketClientTransport:
     """Raises OSError, ValueError, PsError when this side channel does not work; the anchor stays open."""
-    transport = SocketClientTransport(_connect(link, offered), anchor, link)
+    transport = SocketClientTransport(PlainCarrier(_connect(link, offered)), anchor, link)
     try:
         transport.attach(offered, CONNECT_SECONDS)
         return transport

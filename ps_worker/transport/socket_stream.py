@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 
 from ps_protocol.cluster.answers import Answer, RowsAnswer, StepAnswer
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InternalError, Unavailable
 from ps_protocol.model.layout import Range
 from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.wire.carrier import Carrier
 from ps_protocol.wire.convert_errors import from_detail
 from ps_protocol.wire.convert_step import LookupHeader, PushHeader
 from ps_protocol.wire.convert_transport import transport_from_pb
@@ -21,11 +20,6 @@ from ps_protocol.wire.shared_memory import Recent, SharedMemory
 from ps_protocol.wire.socket_messages import (
     INLINE_BYTES,
     framed,
-    prepare,
-    receive_head,
-    receive_into,
-    send_all,
-    send_now,
 )
 from ps_worker.transport.base import Link
 from ps_worker.transport.grpc_stream import GrpcClientTransport
@@ -40,15 +34,15 @@ class SocketClientTransport:
     several shards are in progress at the same time.
     """
 
-    def __init__(self, sock: socket.socket, anchor: GrpcClientTransport, link: Link) -> None:
-        """``sock`` is connected."""
+    def __init__(self, carrier: Carrier, anchor: GrpcClientTransport, link: Link) -> None:
+        """``carrier`` is connected."""
         self.transport = Transport.BULK
         #: shm: memory that the shard applies gradients from.
         self.gradients: SharedMemory | None = None
         #: shm: memory for the rows of pushes, and for the rows of lookups.
         self._pushed_room: SharedMemory | None = None
         self._rows_room: SharedMemory | None = None
-        self._socket = sock
+        self._carrier = carrier
         self._anchor = anchor
         self._link = link
         self._sender = ThreadPoolExecutor(1, f"push-{link.peer.shard}")
@@ -61,8 +55,8 @@ class SocketClientTransport:
 
     def attach(self, channel: pb.SideChannel, patience_seconds: float) -> None:
         """Present the token and begin to use the channel. Raises PsError, OSError, ValueError where that fails."""
-        prepare(self._socket, patience_seconds)
-        send_all(self._socket, [framed(pb.StepRequest(attach=pb.Attach(token=channel.token)).SerializeToString())])
+        self._carrier.prepare(patience_seconds)
+        self._carrier.send_all([framed(pb.StepRequest(attach=pb.Attach(token=channel.token)).SerializeToString())])
         reply = self._next(lambda: False)  # a shard answers at once
         if reply.WhichOneof("body") == "refused":
             raise from_detail(reply.refused)
@@ -71,9 +65,9 @@ class SocketClientTransport:
         if transport_from_pb(channel.transport) is Transport.SHM:
             self._map(reply.attached)
             self.transport = Transport.SHM
-        send_all(self._socket, [framed(pb.StepRequest(confirm=pb.Confirm()).SerializeToString())])
-        prepare(self._socket)
-        self._anchor.on_end(partial(_shut_down, self._socket))
+        self._carrier.send_all([framed(pb.StepRequest(confirm=pb.Confirm()).SerializeToString())])
+        self._carrier.prepare()
+        self._anchor.on_end(self._carrier.shut_down)
 
     def _map(self, attached: pb.Attached) -> None:
         """Take over the memory that came with ``attached``. Raises OSError, ValueError, InternalError."""
@@ -107,7 +101,7 @@ class SocketClientTransport:
         """Let the sending thread send one range; nothing is sent where gradients are in shared memory."""
         if self.gradients is None:
             message = framed(pb.StepRequest(stage=pb.Stage(begin=span[0], end=span[1])).SerializeToString())
-            self._sending = self._sender.submit(_send_rest, self._socket, [message, piece], ready)
+            self._sending = self._sender.submit(_send_rest, self._carrier, [message, piece], ready)
 
     def fetch(self) -> None:
         """Send the request."""
@@ -139,9 +133,9 @@ class SocketClientTransport:
 
     def abandon(self) -> None:
         """End the side channel alone; the anchor stays open."""
-        _shut_down(self._socket)
+        self._carrier.shut_down()
         self._sender.shutdown(wait=True)
-        self._socket.close()
+        self._carrier.close()
         self._drop_descriptors()
 
     # -- ``Replies``
@@ -152,9 +146,9 @@ class SocketClientTransport:
 
     def _next(self, alive: Callable[[], bool]) -> pb.StepReply:
         self._drop_descriptors()
-        length, self._descriptors = receive_head(self._socket, alive)
+        length, self._descriptors = self._carrier.receive_head(alive)
         body = bytearray(length)
-        receive_into(self._socket, [memoryview(body)])
+        self._carrier.receive_into([memoryview(body)])
         return parse_reply(body, self._link.peer)
 
     def payload(self, answer: Answer, pieces: Sequence[memoryview]) -> None:
@@ -163,7 +157,7 @@ class SocketClientTransport:
             fill(pieces, self._rows_room.bytes if self._rows_room is not None else memoryview(b""))
             return
         if not isinstance(answer, StepAnswer) or not answer.segment:
-            receive_into(self._socket, pieces)
+            self._carrier.receive_into(pieces)
             return
         layout = self._link.layout
         region = self._regions.get(answer.segment)
@@ -186,12 +180,12 @@ class SocketClientTransport:
         rest: list[memoryview | bytes] = [framed(message.SerializeToString()), *payload]
         try:
             if self._sending is None or self._sending.done():
-                rest = send_now(self._socket, rest)
+                rest = self._carrier.send_now(rest)
         except OSError:
-            _shut_down(self._socket)
+            self._carrier.shut_down()
             return
         if rest:
-            self._sending = self._sender.submit(_send_rest, self._socket, rest)
+            self._sending = self._sender.submit(_send_rest, self._carrier, rest)
 
     @contextmanager
     def _connection(self) -> Iterator[None]:
@@ -202,7 +196,7 @@ class SocketClientTransport:
         try:
             yield
         except (OSError, ValueError) as error:
-            _shut_down(self._socket)
+            self._carrier.shut_down()
             peer = self._link.peer
             reason = self._anchor.reason() or Unavailable(
                 f"the side channel to {peer} broke: {error}",
@@ -229,20 +223,11 @@ def gather(pieces: Sequence[memoryview], into: memoryview) -> None:
         at += len(piece)
 
 
-def _send_rest(
-    sock: socket.socket, pieces: Sequence[memoryview | bytes], ready: Callable[[], None] | None = None
-) -> None:
+def _send_rest(carrier: Carrier, pieces: Sequence[memoryview | bytes], ready: Callable[[], None] | None = None) -> None:
     """On the sending thread. After an error ``receive`` finds the connection ended."""
     try:
         if ready:
             ready()
-        send_all(sock, pieces)
+        carrier.send_all(pieces)
     except OSError:
-        _shut_down(sock)
-
-
-def _shut_down(sock: socket.socket) -> None:
-    try:
-        sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # closed already
+        carrier.shut_down()

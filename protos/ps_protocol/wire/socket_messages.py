@@ -98,7 +98,7 @@ def receive_into(sock: socket.socket, pieces: Sequence[memoryview]) -> None:
     for piece in pieces:
         at = 0
         while at < len(piece):
-            got = _patiently(sock, select.POLLIN, partial(sock.recv_into, piece[at:], 0, socket.MSG_WAITALL))
+            got = patiently(sock, select.POLLIN, partial(sock.recv_into, piece[at:], 0, socket.MSG_WAITALL))
             if got == 0:
                 raise ConnectionResetError("the peer closed the connection in the middle of a transfer")
             at += got
@@ -110,16 +110,19 @@ def send_all(sock: socket.socket, pieces: Sequence[memoryview | bytes], descript
     ``descriptors`` go with the first byte.
     """
     if descriptors:
-        sent = _patiently(sock, select.POLLOUT, partial(socket.send_fds, sock, pieces[:1], list(descriptors)))
+        sent = patiently(sock, select.POLLOUT, partial(socket.send_fds, sock, pieces[:1], list(descriptors)))
         pieces = _after(sent, pieces)
     for piece in pieces:
         view = memoryview(piece)
         while len(view):
-            view = view[_patiently(sock, select.POLLOUT, partial(sock.send, view)) :]
+            view = view[patiently(sock, select.POLLOUT, partial(sock.send, view)) :]
 
 
-def _patiently(sock: socket.socket, event: int, call: Callable[[], int]) -> int:
-    """The result of ``call``, which may wait as long as ``prepare`` allows. Raises ConnectionAbortedError."""
+def patiently(sock: socket.socket, event: int, call: Callable[[], int]) -> int:
+    """The result of ``call`` on ``sock``, which may wait for ``event`` as long as ``prepare`` allows.
+
+    Raises ConnectionAbortedError when that is over.
+    """
     began = time.monotonic()
     while True:
         try:

@@ -15,6 +15,7 @@ from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import ConfigError, InvalidRequest, PsError
 from ps_protocol.model.layout import Layout
 from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.wire.carrier import PlainCarrier
 from ps_protocol.wire.convert_errors import to_detail
 from ps_protocol.wire.convert_transport import transport_from_pb, transport_to_pb
 from ps_protocol.wire.shared_memory import SharedMemory
@@ -147,7 +148,7 @@ class SideChannels:
                 logger.warning("cannot take a connection: %s", error)
                 await asyncio.sleep(1.0)  # out of descriptors, most likely: trying at once would spin
                 continue
-            transport = SocketServerTransport(connection, self._config.stall_seconds)
+            transport = SocketServerTransport(PlainCarrier(connection), self._config.stall_seconds)
             # The one that has waited longest has had the most time to show its token.
             if len(self._strangers) >= MAX_STRANGERS:
                 oldest = next(iter(self._strangers))

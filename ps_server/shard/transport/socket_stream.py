@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Range
 from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.wire.carrier import Carrier
 from ps_protocol.wire.shared_memory import Recent, SharedMemory
 from ps_protocol.wire.socket_messages import (
     ATTACH_BYTES,
@@ -21,10 +21,6 @@ from ps_protocol.wire.socket_messages import (
     STALL_SECONDS,
     checked_length,
     framed,
-    prepare,
-    receive_into,
-    send_all,
-    send_now,
 )
 from ps_server.shard.tasks import in_thread
 from ps_server.shard.transport.base import Payload, no_segments, parse_request, put_inline, reply_of
@@ -41,10 +37,11 @@ class SocketServerTransport:
     of its own, one each way, so that pushers do not wait for each other.
     """
 
-    def __init__(self, sock: socket.socket, stall_seconds: float = STALL_SECONDS) -> None:
-        prepare(sock, stall_seconds)
+    def __init__(self, carrier: Carrier, stall_seconds: float = STALL_SECONDS) -> None:
+        """``carrier`` is connected."""
+        carrier.prepare(stall_seconds)
         self.kind = Transport.BULK
-        self._socket = sock
+        self._carrier = carrier
         self._stall_seconds = stall_seconds
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(2, "transport")
@@ -104,7 +101,7 @@ class SocketServerTransport:
             for piece in pieces:
                 await self._fill(piece)
         else:
-            await self._in_thread(lambda: receive_into(self._socket, pieces))
+            await self._in_thread(lambda: self._carrier.receive_into(pieces))
 
     def gradients(self, segment: int) -> Region:
         """The gradient segment of this number, from 1."""
@@ -134,7 +131,7 @@ class SocketServerTransport:
         at = 0
         while at < len(view):
             try:
-                got = self._socket.recv_into(view[at:], 0, socket.MSG_DONTWAIT)
+                got = self._carrier.receive_now(view[at:])
             except BlockingIOError:
                 await self._until_readable(idle=may_end and at == 0)
                 continue
@@ -152,8 +149,8 @@ class SocketServerTransport:
             raise ConnectionAbortedError("the connection is closed")
         if not self._watched:
             self._watched = True
-            self._loop.add_reader(self._socket.fileno(), self._on_readable)
-            self._socket.setblocking(True)  # uvloop has made it non-blocking; the threads count on the opposite
+            self._loop.add_reader(self._carrier.fileno(), self._on_readable)
+            self._carrier.keep_blocking()  # uvloop has made it non-blocking; the threads count on the opposite
         if idle:
             await self._readable
             return
@@ -173,7 +170,7 @@ class SocketServerTransport:
     def _unwatch(self) -> None:
         if self._watched:
             self._watched = False
-            self._loop.remove_reader(self._socket.fileno())
+            self._loop.remove_reader(self._carrier.fileno())
 
     # -- writing
 
@@ -235,13 +232,13 @@ class SocketServerTransport:
         parts: list[memoryview | bytes] = [framed(reply.SerializeToString()), *pieces]
         if descriptors:
             # New memory is rarely shared; what goes with it may have to wait.
-            await self._in_thread(lambda: send_all(self._socket, parts, descriptors))
+            await self._in_thread(lambda: self._carrier.send_all(parts, descriptors))
             return
         # A large payload would keep the loop busy even where the socket takes it at once.
         now = len(parts) if sum(map(len, parts)) <= INLINE_TRANSFER_BYTES else 1
-        rest = send_now(self._socket, parts[:now]) + parts[now:]
+        rest = self._carrier.send_now(parts[:now]) + parts[now:]
         if rest:
-            await self._in_thread(lambda: send_all(self._socket, rest))
+            await self._in_thread(lambda: self._carrier.send_all(rest))
 
     async def _in_thread(self, work: Callable[[], None]) -> None:
         await in_thread(work, self._threads, hurry=self.close)
@@ -258,13 +255,10 @@ class SocketServerTransport:
                 waiting.exception()  # seen: it may not be awaited
         # Anything that still refers to this transport, such as a traceback, keeps no memory of the worker.
         self._segments, self._pushed_room, self._rows_room = (), None, None
-        try:
-            self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
+        self._carrier.shut_down()
         self._threads.shutdown(wait=False)
         self._loop.run_in_executor(None, self._dispose)
 
     def _dispose(self) -> None:
         self._threads.shutdown(wait=True)
-        self._socket.close()
+        self._carrier.close()

@@ -13,6 +13,7 @@ import pytest
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Layout
 from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.wire.carrier import PlainCarrier
 from ps_protocol.wire.socket_messages import LENGTH, MAX_MESSAGE_BYTES, framed
 from ps_server.shard.transport.socket_stream import SocketServerTransport
 from ps_server.state.region import Region
@@ -204,7 +205,7 @@ def test_a_descriptor_waits_for_room_in_the_socket_as_every_message_does():
 
     async def lend() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        carrier = SocketServerTransport(ours, stall_seconds=10)
+        carrier = SocketServerTransport(PlainCarrier(ours), stall_seconds=10)
         region = Region(layout)
         await carrier.share([region])
         theirs.recv(1 << 10)

@@ -22,11 +22,12 @@ from ps_protocol.rpc.channel import open_channel
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire import socket_messages
+from ps_protocol.wire.carrier import PlainCarrier
 from ps_protocol.wire.convert_errors import to_detail
 from ps_protocol.wire.frames import pieces_of
 from ps_protocol.wire.shared_memory import SharedMemory
 from ps_protocol.wire.socket_messages import LENGTH, MAX_MESSAGE_BYTES, framed, prepare
-from ps_worker.transport import grpc_stream, negotiate, socket_stream
+from ps_worker.transport import grpc_stream, negotiate
 from ps_worker.transport.base import ClientTransport, Link
 from ps_worker.transport.negotiate import open_stream
 from ps_worker.transport.replies import Peer
@@ -47,7 +48,7 @@ Script = Callable[[socket.socket], None]
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(negotiate, "CONNECT_SECONDS", 0.3)
     monkeypatch.setattr(grpc_stream, "_END_SECONDS", 0.1)
-    monkeypatch.setattr(socket_stream, "prepare", lambda sock, seconds=0.3: prepare(sock, seconds))
+    monkeypatch.setattr(PlainCarrier, "prepare", lambda self, seconds=0.3: prepare(self.socket, seconds))
 
 
 class LyingShard:
@@ -397,6 +398,7 @@ def test_what_the_shard_ended_the_stream_with_is_raised_though_the_side_channel_
 @BOTH
 def test_a_shard_that_is_silent_between_messages_is_waited_for_as_long_as_it_lives(transport, monkeypatch):
     asked, go = [], threading.Event()
+    original = socket_messages.receive_head
 
     def receive_head(sock, alive):
         def still_alive() -> bool:
@@ -405,14 +407,14 @@ def test_a_shard_that_is_silent_between_messages_is_waited_for_as_long_as_it_liv
                 go.set()
             return asked[-1]
 
-        return socket_messages.receive_head(sock, still_alive)
+        return original(sock, still_alive)
 
     def waits(_: socket.socket) -> None:
         go.wait(10)
 
     with opened(transport, then(waits, sends(result()), stays)) as (stream, _):
         memory = pushed(stream)
-        monkeypatch.setattr(socket_stream, "receive_head", receive_head)
+        monkeypatch.setattr(socket_messages, "receive_head", receive_head)
         stream.receive(lambda _: [memory])
         assert asked[:2] == [True, True]
         del stream
@@ -433,7 +435,7 @@ def test_a_push_to_a_shard_that_is_gone_does_not_fail_but_its_answer_does(transp
 
 def _hung_up(stream: ClientTransport) -> bool:
     with suppress(BlockingIOError):
-        return not stream._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)  # type: ignore[attr-defined]
+        return not stream._carrier.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)  # type: ignore[attr-defined]
     return False
 
 

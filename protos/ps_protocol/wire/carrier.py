@@ -1,0 +1,115 @@
+"""What a side channel's bytes go over: a socket as it is, or the same socket under TLS (``tls_carrier``)."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from ps_protocol.wire import socket_messages
+from ps_protocol.wire.socket_messages import STALL_SECONDS
+
+
+class Carrier(Protocol):
+    """One connected socket. One thread at a time sends and one receives; the two may be different threads.
+
+    All methods raise ConnectionError when the peer is gone or, where they wait, stalls longer than ``prepare`` said.
+    """
+
+    def prepare(self, stall_seconds: float = STALL_SECONDS) -> None:
+        """Blocking calls that give up when the peer stalls for so long, and no waiting for fuller packets."""
+        ...
+
+    def fileno(self) -> int:
+        """The descriptor, to be watched by an event loop."""
+        ...
+
+    def keep_blocking(self) -> None:
+        """Undo what an event loop does to a descriptor that it watches."""
+        ...
+
+    def receive_now(self, view: memoryview) -> int:
+        """Write what has come to ``view``; returns the bytes written, 0 at the end of the connection.
+
+        Raises BlockingIOError when nothing has come.
+        """
+        ...
+
+    def receive_head(self, alive: Callable[[], bool]) -> tuple[int, list[int]]:
+        """As ``socket_messages.receive_head``."""
+        ...
+
+    def receive_into(self, pieces: Sequence[memoryview]) -> None:
+        """Fill ``pieces``; the interpreter lock is released while it waits and copies."""
+        ...
+
+    def send_all(self, pieces: Sequence[memoryview | bytes], descriptors: Sequence[int] = ()) -> None:
+        """Send ``pieces``; ``descriptors``, which only Unix sockets take, go with the first byte."""
+        ...
+
+    def send_now(self, pieces: Sequence[memoryview | bytes]) -> list[memoryview | bytes]:
+        """Send what the socket takes without waiting; returns what ``send_all`` has to send, empty when all is sent."""
+        ...
+
+    def shut_down(self) -> None:
+        """End the connection both ways: calls that wait return. Any thread; may be repeated."""
+        ...
+
+    def close(self) -> None:
+        """Close the descriptor. No other call may be in progress."""
+        ...
+
+
+class PlainCarrier:
+    """The bytes as they are."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+
+    def prepare(self, stall_seconds: float = STALL_SECONDS) -> None:
+        """See Carrier."""
+        socket_messages.prepare(self.socket, stall_seconds)
+
+    def fileno(self) -> int:
+        """See Carrier."""
+        return self.socket.fileno()
+
+    def keep_blocking(self) -> None:
+        """See Carrier."""
+        self.socket.setblocking(True)
+
+    def receive_now(self, view: memoryview) -> int:
+        """See Carrier."""
+        return self.socket.recv_into(view, 0, socket.MSG_DONTWAIT)
+
+    def receive_head(self, alive: Callable[[], bool]) -> tuple[int, list[int]]:
+        """See Carrier."""
+        return socket_messages.receive_head(self.socket, alive)
+
+    def receive_into(self, pieces: Sequence[memoryview]) -> None:
+        """See Carrier."""
+        socket_messages.receive_into(self.socket, pieces)
+
+    def send_all(self, pieces: Sequence[memoryview | bytes], descriptors: Sequence[int] = ()) -> None:
+        """See Carrier."""
+        socket_messages.send_all(self.socket, pieces, descriptors)
+
+    def send_now(self, pieces: Sequence[memoryview | bytes]) -> list[memoryview | bytes]:
+        """See Carrier."""
+        return socket_messages.send_now(self.socket, pieces)
+
+    def shut_down(self) -> None:
+        """See Carrier."""
+        shut_down(self.socket)
+
+    def close(self) -> None:
+        """See Carrier."""
+        self.socket.close()
+
+
+def shut_down(sock: socket.socket) -> None:
+    """End the connection of ``sock`` both ways; one that has ended already is left as it is."""
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass
