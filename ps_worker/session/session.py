@@ -20,6 +20,8 @@ from ps_protocol.cluster.view import ClusterView, Member, Role
 from ps_protocol.errors import ConfigError, NotReady, Retryable, Unavailable
 from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
 from ps_protocol.rpc.channel import open_channel
+from ps_protocol.tracing.settings import make_tracer
+from ps_protocol.tracing.tracer import Tracer
 from ps_worker.session.config import TRANSPORTS, WorkerConfig
 from ps_worker.session.reporting import Progress, log, missing
 
@@ -56,6 +58,8 @@ class Session:
         self.sequences = itertools.count(1)
         #: Statistics and log messages of this worker.
         self.progress = Progress(membership.member)
+        #: Records the steps of this worker; None: tracing is off.
+        self.tracer: Tracer | None = None
 
     @classmethod
     def join(cls, config: WorkerConfig) -> Self:
@@ -77,6 +81,8 @@ class Session:
         try:
             membership.set_stats(session.progress.stats)
             membership.subscribe(session._on_view)
+            if config.role is Role.WORKER:
+                session.tracer = make_tracer(os.environ, str(membership.member))
             session._wait_until_started(deadline)
         except BaseException as error:
             session.leave(f"{type(error).__name__} while waiting for the cluster to be complete")
@@ -98,6 +104,8 @@ class Session:
             for channel in self._channels.values():
                 channel.close()
             self._client.close()
+            if self.tracer is not None:
+                self.tracer.close()
 
     @property
     def own_process(self) -> bool:

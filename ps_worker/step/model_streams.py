@@ -19,8 +19,8 @@ from ps_worker.model.unused_options import UnusedOptions
 from ps_worker.session.backoff import Backoff
 from ps_worker.session.session import Session
 from ps_worker.step.gradients import GradientBuffers
-from ps_worker.step.shard_stream import ShardStream, StreamPosition
-from ps_worker.step.summary import Style
+from ps_worker.step.shard_stream import ShardStream
+from ps_worker.step.summary import StreamPosition, Style
 from ps_worker.tables.lookup import Position
 from ps_worker.tables.row_router import RowRouter
 

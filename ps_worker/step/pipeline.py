@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from ps_protocol.errors import ModelMoved, StorageFull
 from ps_protocol.model.layout import Range
 from ps_protocol.model.spec import ShardMap
+from ps_protocol.tracing.tracer import Attributes
 from ps_worker.memory.flat import FlatModel
 from ps_worker.model.optimizer_state import join_state, split_state
 from ps_worker.session.session import Session
@@ -163,7 +164,11 @@ class StepPipeline:
 
     def _repeat(self, stream: ShardStream, push: StepPush) -> None:
         """Send ``push`` on a new stream; without its gradients where the shard has them already."""
+        begin_ns = time.monotonic_ns()
         standing = self.streams.open(stream, (push.phase, push.clock - 1))
+        if push.trace is not None:
+            said: Attributes = {"shard": stream.shard, "reason": "reconnect"}
+            push.trace.part("wait", begin_ns, time.monotonic_ns(), said)
         stream.send(replace(push, skipped=True) if standing.last_sequence >= push.sequence else push)
         self.streams.report_transports()
 

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from time import monotonic_ns
 from typing import Any
 
 import torch
 
 from ps_protocol.errors import NonFiniteGradient
 from ps_protocol.model.spec import Buffers, NonFinite, Options
+from ps_protocol.tracing.tracer import Attributes, TraceSpan
 from ps_worker.memory.flat import FlatModel
 from ps_worker.model.declare import Declaration
 from ps_worker.model.stray_buffers import StrayBuffers
@@ -127,6 +129,21 @@ class RemoteModel:
 
     def step(self) -> None:
         """Push gradients, of rows too, and receive parameters. Raises as the optimizer's ``step``."""
+        tracer = self._session.tracer
+        if tracer is None:
+            self._step(None)
+            return
+        said: Attributes = {"model": self.name, "rank": self._session.rank, "step": self._session.steps + 1}
+        trace = tracer.begin("step", f"model {self.name}", monotonic_ns(), said)
+        handed_on = False
+        try:
+            handed_on = self._step(trace)
+        finally:
+            if not handed_on:
+                trace.end(monotonic_ns())
+
+    def _step(self, trace: TraceSpan | None) -> bool:
+        """As ``step``; returns whether the exchange goes on beside the training thread, and ends ``trace``."""
         if written := self._flat.written():
             with self.around():
                 self._assigning.before_step(written, overlaps=self._overlap is not None and self._overlap.is_pending)
@@ -134,7 +151,11 @@ class RemoteModel:
             self._strays.warn(logger)
             self._strays = None
         # The gradient memory is free when the last exchange is finished.
+        begin_ns = monotonic_ns() if trace is not None else 0
         self.finish()
+        if trace is not None and self._overlap:
+            waited_ns, begin_ns = begin_ns, monotonic_ns()
+            trace.part("wait", waited_ns, begin_ns, {"reason": "the exchange of the last step"})
         gathered, staged = self._buckets.collect() if self._buckets else ((), ())
         absent = self._gradients.collect(gathered)
         if self._sends_buffers:
@@ -150,19 +171,26 @@ class RemoteModel:
             staged=staged,
             rows=self._tables.collect() if self._has_tables else None,
             table_options=options.tables,
+            trace=trace,
         )
+        if trace is not None:
+            trace.part("collect", begin_ns, monotonic_ns())
         self._assigning.has_stepped = True
         if self._overlap and ahead:
-            self._overlap.begin(partial(self._exchange, push))
-            return
+            self._overlap.begin(partial(self._traced_exchange if trace is not None else self._exchange, push))
+            return True
         try:
             with self.around():
                 self.last = self._exchange(push)
         finally:
             # Also after an error: parameters of the shards that answered are in host memory.
+            begin_ns = monotonic_ns() if trace is not None else 0
             self.pipeline.publish()
+            if trace is not None:
+                trace.part("load", begin_ns, monotonic_ns())
         if self._has_tables:
             self._tables.clear()
+        return False
 
     def finish(self) -> None:
         """Wait for the exchange under way and take its parameters. Raises the errors of that step."""
@@ -181,6 +209,14 @@ class RemoteModel:
             self._gradients.keep_in_place()
         if self._has_tables:
             self._tables.clear()
+
+    def _traced_exchange(self, push: StepPush) -> StepSummary:
+        """``_exchange`` beside the training thread. Its parameters are loaded in the next step."""
+        try:
+            return self._exchange(push)
+        finally:
+            if push.trace is not None:
+                push.trace.end(monotonic_ns())
 
     def _exchange(self, push: StepPush) -> StepSummary:
         """Check the gradients collected, then push them. Raises NonFiniteGradient, with nothing sent, by policy."""

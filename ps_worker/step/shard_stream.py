@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -22,8 +21,9 @@ from ps_worker.model.unused_options import UnusedOptions
 from ps_worker.session.session import Session
 from ps_worker.step.gradients import GradientBuffers
 from ps_worker.step.pending_lookups import PendingLookups
+from ps_worker.step.push_trace import PushTrace
 from ps_worker.step.shard_values import ShardValues
-from ps_worker.step.summary import Outcome, StepPush, StepSummary, Style
+from ps_worker.step.summary import Outcome, StepPush, StepSummary, StreamPosition, Style
 from ps_worker.tables.lookup import Position, ShardLookup
 from ps_worker.tables.row_router import RowRouter
 from ps_worker.tables.update import NO_ROWS
@@ -32,17 +32,6 @@ from ps_worker.transport.negotiate import open_stream
 from ps_worker.transport.replies import Peer
 
 logger = logging.getLogger("ps_worker")
-
-
-@dataclass(frozen=True, slots=True)
-class StreamPosition:
-    """What a shard says about this worker when its stream opens."""
-
-    version: int
-    #: (phase, clock) of this worker on the shard.
-    position: tuple[int, int]
-    last_sequence: int
-    initialised: bool
 
 
 class ShardStream:
@@ -95,6 +84,8 @@ class ShardStream:
         self._staged: list[Range] = []
         #: Version of the parameters held.
         self.version = 0
+        #: Of the push under way, if it is traced.
+        self._trace: PushTrace | None = None
 
     @property
     def peer(self) -> Peer:
@@ -199,6 +190,7 @@ class ShardStream:
     def send(self, push: StepPush) -> None:
         """Send ``push``. The gradients in memory must not change until ``receive`` has returned."""
         transport = self._opened()
+        trace = self._trace = PushTrace(push.trace, self.shard) if push.trace is not None else None
         contents = self._flat.plan.contents(self.shard, push.absent, push.with_buffers)
         absent, ranges, runs = ((), (), ()) if push.skipped else contents
         staged: Sequence[Range] = ()
@@ -221,15 +213,20 @@ class ShardStream:
             ahead=push.ahead,
             staged=staged,
             tables=rows.tables,
+            traceparent=trace.traceparent if trace is not None else "",
         )
         self.is_pushing, self._staged, self._sequence = True, [], push.sequence
         if self._encoder and ranges and transport.gradients is None:
             pieces = [self._encoder.encode(push.sequence, self._gradients.region(self.shard), runs)]
+            if trace is not None:
+                trace.encoded()
         else:
             pieces = self._gradients.pieces(self.shard, ranges)
         transport.push(header, pieces, rows.pieces)
         self._options, self._table_options = push.options, push.table_options
         self._sent_bytes = sum(map(len, (*pieces, *rows.pieces))) + sum(end - begin for begin, end in staged)
+        if trace is not None:
+            trace.sent(self._sent_bytes)
 
     def receive(self) -> StepSummary | None:
         """The answer to the push under way, its parameters in flat memory; None: the shard waits. Raises PsError.
@@ -265,12 +262,19 @@ class ShardStream:
         return result
 
     def _answer(self, transport: ClientTransport) -> Answer | None:
+        trace = self._trace if self.is_pushing else None
+        if trace is not None:
+            trace.waits()
         answer = transport.receive(self._place_answer)
+        if trace is not None:
+            trace.received(answer)
         if isinstance(answer, RowsAnswer):
             self._pending_lookups.complete(answer, self.peer)
         return answer
 
     def _place_answer(self, answer: Answer) -> Sequence[memoryview]:
+        if self._trace is not None:
+            self._trace.arrives()
         if isinstance(answer, RowsAnswer):
             return self._pending_lookups.place(answer, self.peer)
         return self._receive_buffer.place(answer) if self._receive_buffer else self._place(answer)

@@ -1,4 +1,4 @@
-"""The settings of a model's steps, the push of a step, and its result."""
+"""The settings of a model's steps, where a stream stands, the push of a step, and its result."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ps_protocol.errors import PsError
 from ps_protocol.model.layout import Range
 from ps_protocol.model.spec import Options
+from ps_protocol.tracing.tracer import TraceSpan
 from ps_protocol.wire.formats import RAW, Wire
 from ps_worker.tables.update import RowUpdate
 
@@ -53,6 +54,17 @@ PLAIN = Style()
 
 
 @dataclass(frozen=True, slots=True)
+class StreamPosition:
+    """What a shard says about this worker when its stream opens."""
+
+    version: int
+    #: (phase, clock) of this worker on the shard.
+    position: tuple[int, int]
+    last_sequence: int
+    initialised: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StepPush:
     """The push of one step, without the gradients and buffers in memory. Every shard gets its part."""
 
@@ -77,6 +89,8 @@ class StepPush:
     sequence: int = 0
     phase: int = 0
     clock: int = 0
+    #: The trace of the step; None: it is not traced.
+    trace: TraceSpan | None = None
 
 
 @dataclass(frozen=True, slots=True)

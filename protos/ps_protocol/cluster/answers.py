@@ -41,6 +41,8 @@ class StepAnswer:
     segment: int
     error: PsError | None = None
     differences: Sequence[OptionDifference] = ()
+    #: Of a traced push: what its parameters waited for; empty: for nothing.
+    waited_for: str = ""
 
 
 @dataclass(slots=True)

@@ -189,7 +189,7 @@ class Stage(_message.Message):
     def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("sequence", "phase", "clock", "pulled_version", "absent", "groups", "with_buffers", "skipped", "push_only", "finite", "payload", "segment", "ahead", "staged", "tables", "table_arguments", "rows_in_room")
+    __slots__ = ("sequence", "phase", "clock", "pulled_version", "absent", "groups", "with_buffers", "skipped", "push_only", "finite", "payload", "segment", "ahead", "staged", "tables", "table_arguments", "rows_in_room", "traceparent")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -207,6 +207,7 @@ class PushHeader(_message.Message):
     TABLES_FIELD_NUMBER: _ClassVar[int]
     TABLE_ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     ROWS_IN_ROOM_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     phase: int
     clock: int
@@ -224,7 +225,8 @@ class PushHeader(_message.Message):
     tables: _containers.RepeatedCompositeFieldContainer[TableRows]
     table_arguments: _containers.RepeatedCompositeFieldContainer[_common_pb2.Options]
     rows_in_room: bool
-    def __init__(self, sequence: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., pulled_version: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., groups: _Optional[_Iterable[_Union[_common_pb2.Options, _Mapping]]] = ..., with_buffers: bool = ..., skipped: bool = ..., push_only: bool = ..., finite: bool = ..., payload: _Optional[bytes] = ..., segment: _Optional[int] = ..., ahead: _Optional[int] = ..., staged: _Optional[_Iterable[int]] = ..., tables: _Optional[_Iterable[_Union[TableRows, _Mapping]]] = ..., table_arguments: _Optional[_Iterable[_Union[_common_pb2.Options, _Mapping]]] = ..., rows_in_room: bool = ...) -> None: ...
+    traceparent: str
+    def __init__(self, sequence: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., pulled_version: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., groups: _Optional[_Iterable[_Union[_common_pb2.Options, _Mapping]]] = ..., with_buffers: bool = ..., skipped: bool = ..., push_only: bool = ..., finite: bool = ..., payload: _Optional[bytes] = ..., segment: _Optional[int] = ..., ahead: _Optional[int] = ..., staged: _Optional[_Iterable[int]] = ..., tables: _Optional[_Iterable[_Union[TableRows, _Mapping]]] = ..., table_arguments: _Optional[_Iterable[_Union[_common_pb2.Options, _Mapping]]] = ..., rows_in_room: bool = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Lookup(_message.Message):
     __slots__ = ("number", "tables", "phase", "clock", "now", "payload")
@@ -297,7 +299,7 @@ class StepRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., push: _Optional[_Union[PushHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("sequence", "outcome", "version", "staleness", "clock", "absent", "with_buffers", "payload_bytes", "error", "payload", "segment", "encoded", "option_differences")
+    __slots__ = ("sequence", "outcome", "version", "staleness", "clock", "absent", "with_buffers", "payload_bytes", "error", "payload", "segment", "encoded", "option_differences", "waited_for")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -311,6 +313,7 @@ class StepResult(_message.Message):
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
     ENCODED_FIELD_NUMBER: _ClassVar[int]
     OPTION_DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
+    WAITED_FOR_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     outcome: Outcome
     version: int
@@ -324,7 +327,8 @@ class StepResult(_message.Message):
     segment: int
     encoded: bool
     option_differences: _containers.RepeatedCompositeFieldContainer[OptionDifference]
-    def __init__(self, sequence: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., version: _Optional[int] = ..., staleness: _Optional[int] = ..., clock: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., with_buffers: bool = ..., payload_bytes: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.ErrorDetail, _Mapping]] = ..., payload: _Optional[bytes] = ..., segment: _Optional[int] = ..., encoded: bool = ..., option_differences: _Optional[_Iterable[_Union[OptionDifference, _Mapping]]] = ...) -> None: ...
+    waited_for: str
+    def __init__(self, sequence: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., version: _Optional[int] = ..., staleness: _Optional[int] = ..., clock: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., with_buffers: bool = ..., payload_bytes: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.ErrorDetail, _Mapping]] = ..., payload: _Optional[bytes] = ..., segment: _Optional[int] = ..., encoded: bool = ..., option_differences: _Optional[_Iterable[_Union[OptionDifference, _Mapping]]] = ..., waited_for: _Optional[str] = ...) -> None: ...
 
 class OptionDifference(_message.Message):
     __slots__ = ("group", "table", "name", "used_rank", "used", "own")

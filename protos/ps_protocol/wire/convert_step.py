@@ -49,6 +49,7 @@ def step_answer_from_pb(message: pb.StepResult) -> StepAnswer:
         message.segment,
         from_detail(message.error) if message.HasField("error") else None,
         differences_from_pb(message.option_differences) if message.option_differences else (),
+        message.waited_for,
     )
 
 
@@ -102,6 +103,7 @@ def push_header(
     ahead: int,
     staged: Sequence[Range],
     tables: Sequence[RowCount],
+    traceparent: str = "",
 ) -> PushHeader:
     """``options``, ``table_options``: per group and table, those that are not as declared; none: as last sent."""
     return pb.PushHeader(
@@ -118,6 +120,7 @@ def push_header(
         ahead=ahead,
         staged=[position for span in staged for position in span] if staged else (),
         tables=row_counts_to_pb(tables) if tables else (),
+        traceparent=traceparent,
     )
 
 

@@ -1,0 +1,168 @@
+"""Makes one trace file of those of a job, with the times of all processes on one axis.
+
+Processes of one host read one monotonic clock. The clocks of several hosts are aligned by the messages between them:
+none arrives before it was sent, in either direction, so the shortest round trip bounds the difference from both sides.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ps_protocol.errors import DamagedData, InvalidRequest
+from ps_protocol.text import printable
+from ps_protocol.tracing.clock import ClockReading
+from ps_protocol.tracing.trace_events import CLOCK
+
+MERGED = "trace.json"
+"""Name of the file that ``merge`` makes in a folder."""
+
+MESSAGES = 10_000
+"""As many messages of each file are looked at to align clocks."""
+
+_FLOWS = ('{"ph":"s"', '{"ph":"f"')
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """What is added to the times of one clock."""
+
+    offset_ns: int
+    #: Half of the interval in which the offset is; 0: the clock of the axis itself; None: taken from the wall clock.
+    uncertainty_ns: int | None
+
+    def __str__(self) -> str:
+        if self.uncertainty_ns is None:
+            return "aligned by the wall clock"
+        if not self.uncertainty_ns:
+            return "the clock of the axis"
+        return f"aligned by round trips, within {self.uncertainty_ns / 1e6:.3f} ms"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFile:
+    """The file of one process: its clock, and the messages it sent and received, in nanoseconds by name."""
+
+    path: Path
+    clock: ClockReading
+    sent: Mapping[str, int]
+    received: Mapping[str, int]
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The trace files of single processes in ``folder``."""
+    return sorted(path for path in folder.glob("*.json") if path.name != MERGED)
+
+
+def merge(paths: Sequence[Path], target: Path) -> list[str]:
+    """Write the events of ``paths`` to ``target``; returns a line about each host. Raises DamagedData, OSError.
+
+    InvalidRequest: there is no file.
+    """
+    if not paths:
+        raise InvalidRequest(
+            "there are no trace files", remedy="run programs with PS_TRACE set to this folder, and end them"
+        )
+    files = [_open(path) for path in paths]
+    alignments = align(files)
+    unfinished = target.with_name(f".{target.name}.new")
+    with unfinished.open("w", encoding="ascii") as out:
+        out.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+        separator = ""
+        for number, file in enumerate(files, 1):
+            for event in _events(file.path):
+                event["pid"] = number
+                if event["ph"] != "M":
+                    event["ts"] += alignments[file.clock.name].offset_ns / 1000
+                out.write(separator + json.dumps(event, separators=(",", ":")))
+                separator = ",\n"
+        out.write("\n]}\n")
+    os.replace(unfinished, target)  # noqa: PTH105
+    return [f"{_processes(files, name)}: {alignment}" for name, alignment in alignments.items()]
+
+
+def align(files: Sequence[TraceFile]) -> dict[str, Alignment]:
+    """What to add to the times of each clock. The axis is the clock of most processes."""
+    readings = {file.clock.name: file.clock for file in files}
+    axis = Counter(file.clock.name for file in files).most_common(1)[0][0]
+    found = {axis: Alignment(0, 0)}
+    bounds = _bounds(files) if len(readings) > 1 else {}
+    waiting = deque([axis])
+    while waiting:
+        known = waiting.popleft()
+        for name in readings.keys() - found.keys():
+            there, back = bounds.get((name, known)), bounds.get((known, name))
+            if there is not None and back is not None:
+                offset = found[known].offset_ns + (there - back) // 2
+                found[name] = Alignment(offset, (found[known].uncertainty_ns or 0) + max(1, (there + back) // 2))
+                waiting.append(name)
+    for name, reading in readings.items():
+        if name not in found:
+            found[name] = Alignment(reading.wall_offset_ns - readings[axis].wall_offset_ns, None)
+    return found
+
+
+def _bounds(files: Sequence[TraceFile]) -> dict[tuple[str, str], int]:
+    """By two clocks, the most by which the first's offset may exceed the second's."""
+    bounds: dict[tuple[str, str], int] = {}
+    for one in files:
+        for other in files:
+            pair = one.clock.name, other.clock.name
+            if pair[0] == pair[1]:
+                continue
+            both = one.sent.keys() & other.received.keys()
+            least = min((other.received[name] - one.sent[name] for name in both), default=None)
+            if least is not None:
+                bounds[pair] = min(least, bounds.get(pair, least))
+    return bounds
+
+
+def _open(path: Path) -> TraceFile:
+    """Raises DamagedData for a file that is no trace file of torch-ps."""
+    clock: ClockReading | None = None
+    ends: tuple[dict[str, int], dict[str, int]] = ({}, {})
+    for event in _events(path, lambda line: CLOCK in line or line.startswith(_FLOWS)):
+        if event["ph"] == "M":
+            clock = _clock(event.get("args"), path)
+        elif len(messages := ends[event["ph"] == "f"]) < MESSAGES:
+            messages[str(event.get("id"))] = round(event["ts"] * 1000)
+    if clock is None:
+        raise DamagedData(f"{path} is no trace file of torch-ps", remedy="move it out of the folder")
+    return TraceFile(path, clock, *ends)
+
+
+def _clock(args: Any, path: Path) -> ClockReading:
+    try:
+        return ClockReading(str(args["name"]), int(args["monotonic_ns"]), int(args["wall_ns"]))
+    except (TypeError, ValueError, LookupError):
+        raise DamagedData(f"{path} does not say which clock its times are of", remedy="remove the file") from None
+
+
+def _events(path: Path, wanted: Any = None) -> Iterator[dict[str, Any]]:
+    """The events of a file, line by line; a last line that its process did not write whole is left out.
+
+    Raises DamagedData.
+    """
+    with path.open(encoding="ascii", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.startswith("{") or (wanted is not None and not wanted(line)):
+                continue
+            try:
+                event = json.loads(line.rstrip().rstrip(","))
+                event["ph"], event["ts"] + 0, event["pid"]
+            except (ValueError, TypeError, LookupError):
+                if not line.endswith("\n"):
+                    return
+                raise DamagedData(
+                    f"line {number} of {path} is no event", actual=printable(line[:80]), remedy="remove the file"
+                ) from None
+            yield event
+
+
+def _processes(files: Sequence[TraceFile], clock: str) -> str:
+    return ", ".join(file.path.stem.rpartition("-")[0] for file in files if file.clock.name == clock)

@@ -1,0 +1,30 @@
+import pytest
+
+from ps_protocol.tracing.context import TraceContext, key_of, parse_traceparent
+
+
+def test_a_context_comes_back_from_its_text() -> None:
+    context = TraceContext(0x0AF7651916CD43DD8448EB211C80319C, 0x00F067AA0BA902B7)
+    assert context.traceparent == "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01"
+    assert parse_traceparent(context.traceparent) == context
+    assert key_of(context.traceparent) == "00f067aa0ba902b7" == context.key
+    assert parse_traceparent(TraceContext(1, 2, sampled=False).traceparent) == TraceContext(1, 2, sampled=False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7",
+        "01-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01",
+        "00-0AF7651916CD43DD8448EB211C80319C-00F067AA0BA902B7-01",
+        "00-" + 32 * "0" + "-00f067aa0ba902b7-01",
+        "00-0af7651916cd43dd8448eb211c80319c-" + 16 * "0" + "-01",
+        "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01\n",
+        "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01-more",
+        '00-0af7651916cd43dd8448eb211c80319"-00f067aa0ba902b7-01',
+    ],
+)
+def test_what_is_no_context_counts_as_none(text: str) -> None:
+    assert parse_traceparent(text) is None
+    assert key_of(text) == ""
