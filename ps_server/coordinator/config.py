@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from ps_server.coordinator.persistence.cluster_records import ClusterRecords
 from ps_server.coordinator.persistence.saved_facts import saved_seed
 from ps_server.coordinator.placement.job_limits import JobLimits
 from ps_server.coordinator.placement.variables import Balanced, FixedShards, MaxSize, MinSize, PartitionRule
-from ps_server.coordinator.settings import ClusterSettings, check_consistency
+from ps_server.coordinator.settings import ClusterSettings, check_consistency, partition_flags
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,24 @@ class CoordinatorConfig:
     saved: Checkpoint | None = None
     #: Exit when the job is finished and its members have left.
     exit_when_finished: bool = False
+
+    @property
+    def words(self) -> dict[str, str]:
+        """The settings of the job, by name, for people."""
+        cluster, saves = self.cluster, self.checkpoints
+        interval = "" if saves.seconds is None else f", every {saves.seconds:g} s"
+        return {
+            "shards": str(cluster.expected_shards),
+            "workers": str(cluster.expected_workers or "any number"),
+            "first mode": str(cluster.consistency),
+            "partition": partition_flags(cluster.partition),
+            "lease": f"{cluster.lease_seconds:g} s",
+            "heartbeat": f"{cluster.heartbeat_seconds:g} s",
+            "seed": str(cluster.seed),
+            "checkpoints": f"{saves.directory}{interval}" if saves.directory else "none",
+            "restored from": str(self.saved.folder) if self.saved else "nothing",
+            "torch-ps": version("torch-ps"),
+        }
 
 
 def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords | None) -> CoordinatorConfig:

@@ -17,6 +17,7 @@ from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
 from ps_server.checkpoint.read.checkpoint import Checkpoint
 from ps_server.coordinator.changes import StateChange
 from ps_server.coordinator.data.data_leases import DataLeases
+from ps_server.coordinator.event_log import EventLog
 from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.persistence.cluster_records import from_rows
 from ps_server.coordinator.persistence.journal import Journal
@@ -66,6 +67,8 @@ class Driver:
         """
         self._settings = settings
         self._clock = clock
+        #: What has happened in the job, in words.
+        self.events = EventLog()
         self._as_saved = partial(place_as_saved, saved) if saved else None
         records = from_rows(journal.read(), str(journal.path)) if journal else None
         if journal is None or records is None:
@@ -77,6 +80,7 @@ class Driver:
             self._data = DataLeases.restore(records.data)
             view = self._state.view
             logger.info("continues from %s: revision %d, %d members", journal.path, view.revision, len(view.members))
+            self.events.add(f"the coordinator continues from its journal, with {len(view.members)} members")
         self._release_lost_leases()
         self._publisher = Publisher(self._state, self._data, journal, records)
         self._timer: asyncio.Task[None] | None = None
@@ -219,6 +223,11 @@ class Driver:
     # The job
 
     @property
+    def settings(self) -> ClusterSettings:
+        """The settings of the cluster; the mode may have been changed since."""
+        return self._settings
+
+    @property
     def view(self) -> ClusterView:
         """The newest view that is published."""
         return self._publisher.view
@@ -286,6 +295,7 @@ class Driver:
     def _settle(self, decision: StateChange[T]) -> T:
         if decision.reason:
             logger.log(logging.WARNING if decision.loss else logging.INFO, "%s", decision.reason)
+            self.events.add(decision.reason, warning=decision.loss)
             self._release_lost_leases()
         self._publisher.publish(changed=bool(decision.reason))
         return decision.value

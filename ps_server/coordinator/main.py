@@ -19,7 +19,8 @@ from ps_server.cli.options.cluster import cluster_options
 from ps_server.cli.options.mode import MODES, bound_options
 from ps_server.coordinator.config import CoordinatorConfig, configure, from_tf_config
 from ps_server.coordinator.driver import Driver
-from ps_server.coordinator.jobs.checkpoints import Checkpoints
+from ps_server.coordinator.history.recorder import JobRecorder
+from ps_server.coordinator.jobs.checkpoints import CheckpointMade, Checkpoints
 from ps_server.coordinator.jobs.ending import end_with_job
 from ps_server.coordinator.jobs.move_runner import MoveRunner
 from ps_server.coordinator.persistence.cluster_records import from_rows
@@ -62,9 +63,14 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
     older one, and what Driver raises.
     """
     driver = Driver(config.cluster, journal=journal, saved=config.saved)
-    checkpoints = Checkpoints(driver, config.checkpoints)
+    recorder = JobRecorder(driver, config.words)
+
+    def on_made(made: CheckpointMade) -> None:
+        recorder.saved(str(made.folder), made.size_bytes, made.seconds)
+
+    checkpoints = Checkpoints(driver, config.checkpoints, on_made)
     moves = MoveRunner(driver, checkpoints.busy)
-    service = CoordinatorService(driver, checkpoints, moves)
+    service = CoordinatorService(driver, checkpoints, moves, recorder)
     server = await grpc_server.start(config.bind, config.port, [(SERVICE_NAME, service.register)], MAX_REQUEST_BYTES)
     try:
         driver.start()
@@ -79,12 +85,13 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
         )
         if config.ready_file is not None:
             grpc_server.write_ready_file(config.ready_file, server.address)
+        recording = asyncio.create_task(recorder.run(), name="history")
         running = asyncio.create_task(checkpoints.run(), name="checkpoints")
         ending = end_with_job(driver, checkpoints, stop if config.exit_when_finished else None)
         watching = asyncio.create_task(ending, name="end-with-job")
         ends = [asyncio.ensure_future(event.wait()) for event in (stop, driver.failed)]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for each in (*ends, watching):
+        for each in (*ends, watching, recording):
             each.cancel()
         await moves.stop()
         if driver.failed.is_set():

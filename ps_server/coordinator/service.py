@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from ps_protocol.text import printable
 from ps_protocol.v1 import common_pb2, coordinator_pb2_grpc
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.wire import convert_cluster as convert
+from ps_protocol.wire.convert_history import history_to_pb
 from ps_protocol.wire.convert_leases import answer_to_pb, ask_from_pb
 from ps_protocol.wire.convert_model import consistency_from_pb
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.history.recorder import JobRecorder
 from ps_server.coordinator.jobs.checkpoints import Checkpoints
 from ps_server.coordinator.jobs.declaring import DeclarationThread
 from ps_server.coordinator.jobs.move_runner import MoveRunner
@@ -47,8 +50,15 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     """Called by the gRPC server on the driver's loop. Errors leave through rpc_errors."""
 
-    def __init__(self, driver: Driver, checkpoints: Checkpoints | None = None, moves: MoveRunner | None = None) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        checkpoints: Checkpoints | None = None,
+        moves: MoveRunner | None = None,
+        recorder: JobRecorder | None = None,
+    ) -> None:
         self._driver = driver
+        self._recorder = recorder or JobRecorder(driver)
         self._checkpoints = checkpoints or Checkpoints(driver, CheckpointConfig())
         self._moves = moves or MoveRunner(driver, self._checkpoints.busy)
         self._declaring = DeclarationThread(driver)
@@ -187,6 +197,14 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """Members with their last statistics."""
         async with translated(context):
             return convert.status_to_pb(self._driver.status())
+
+    async def GetHistory(self, request: pb.GetHistoryRequest, context: Context) -> pb.JobHistory:  # noqa: N802
+        """The status, with what is remembered of the job."""
+        async with translated(context):
+            history = self._recorder.history()
+            if request.last_points:
+                history = replace(history, curves=history.curves.last(request.last_points))
+            return history_to_pb(history)
 
     def _message(self, view: ClusterView) -> pb.ClusterView:
         if self._converted[0] is not view:

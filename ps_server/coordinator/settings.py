@@ -50,7 +50,7 @@ def check_same_job(settings: ClusterSettings, kept: JobIdentity) -> None:
     named = (
         ("--shards", kept.expected_shards, ours.expected_shards),
         ("--workers", kept.expected_workers, ours.expected_workers),
-        ("--partition", _flags_of(kept.partition), _flags_of(ours.partition)),
+        ("--partition", partition_flags(kept.partition), partition_flags(ours.partition)),
         ("--seed", kept.seed, ours.seed),
     )
     contradictions = [(flag, then, now) for flag, then, now in named if then != now]
@@ -63,7 +63,8 @@ def check_same_job(settings: ClusterSettings, kept: JobIdentity) -> None:
         )
 
 
-def _flags_of(rule: PartitionRule) -> str:
+def partition_flags(rule: PartitionRule) -> str:
+    """The flags that give ``rule``, without the first one's name."""
     match rule:
         case FixedShards(slices):
             return f"fixed --partition-slices {slices}"

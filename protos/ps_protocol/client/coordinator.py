@@ -12,6 +12,7 @@ from typing import Self
 from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.client.connection import CoordinatorConnection
 from ps_protocol.client.coordinator_streams import MoveStream, ViewStream
+from ps_protocol.cluster.history import JobHistory
 from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk
 from ps_protocol.cluster.view import (
     BarrierState,
@@ -26,6 +27,7 @@ from ps_protocol.cluster.view import (
 from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.wire import convert_cluster as convert
+from ps_protocol.wire.convert_history import history_from_pb
 from ps_protocol.wire.convert_leases import answer_from_pb, ask_to_pb
 from ps_protocol.wire.convert_model import consistency_to_pb, shard_map_from_pb, spec_to_pb
 
@@ -252,6 +254,14 @@ class CoordinatorClient:
         """The view, and every member with its last statistics. ``once``: not repeated without an answer."""
         call = self._connection.once if once else self._connection.call
         return convert.status_from_pb(call("GetStatus", pb.GetStatusRequest(), timeout_seconds))
+
+    def get_history(self, timeout_seconds: float = CALL_SECONDS, *, last_points: int = 0) -> JobHistory:
+        """The status with curves, events, checkpoints and placement. ``last_points``: of each curve; 0: all.
+
+        Raises Unavailable at once where no coordinator answers.
+        """
+        request = pb.GetHistoryRequest(last_points=last_points)
+        return history_from_pb(self._connection.once("GetHistory", request, timeout_seconds))
 
 
 def _heartbeat(

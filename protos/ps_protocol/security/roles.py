@@ -48,6 +48,7 @@ _COORDINATOR: Mapping[str, frozenset[AccessRole]] = {
     "RestoreCheckpoint": frozenset({_ADMIN}),
     "Reshard": frozenset({_ADMIN}),
     "GetStatus": _EVERY_ROLE,
+    "GetHistory": _EVERY_ROLE,
 }
 
 _SHARD: Mapping[str, frozenset[AccessRole]] = {

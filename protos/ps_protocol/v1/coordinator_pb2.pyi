@@ -405,6 +405,137 @@ class ClusterStatus(_message.Message):
     members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
     def __init__(self, view: _Optional[_Union[ClusterView, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ...) -> None: ...
 
+class GetHistoryRequest(_message.Message):
+    __slots__ = ("last_points",)
+    LAST_POINTS_FIELD_NUMBER: _ClassVar[int]
+    last_points: int
+    def __init__(self, last_points: _Optional[int] = ...) -> None: ...
+
+class JobEvent(_message.Message):
+    __slots__ = ("number", "at_seconds", "text", "warning")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    WARNING_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    at_seconds: float
+    text: str
+    warning: bool
+    def __init__(self, number: _Optional[int] = ..., at_seconds: _Optional[float] = ..., text: _Optional[str] = ..., warning: bool = ...) -> None: ...
+
+class Curve(_message.Message):
+    __slots__ = ("name", "reported", "mean", "low", "high")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REPORTED_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    reported: bool
+    mean: _containers.RepeatedScalarFieldContainer[float]
+    low: _containers.RepeatedScalarFieldContainer[float]
+    high: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, name: _Optional[str] = ..., reported: bool = ..., mean: _Optional[_Iterable[float]] = ..., low: _Optional[_Iterable[float]] = ..., high: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class CheckpointFacts(_message.Message):
+    __slots__ = ("folder", "size_bytes", "seconds", "at_seconds")
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    folder: str
+    size_bytes: int
+    seconds: float
+    at_seconds: float
+    def __init__(self, folder: _Optional[str] = ..., size_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., at_seconds: _Optional[float] = ...) -> None: ...
+
+class PlacedVariable(_message.Message):
+    __slots__ = ("model", "name", "amounts", "table", "count")
+    class AmountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    AMOUNTS_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    name: str
+    amounts: _containers.ScalarMap[int, int]
+    table: bool
+    count: int
+    def __init__(self, model: _Optional[str] = ..., name: _Optional[str] = ..., amounts: _Optional[_Mapping[int, int]] = ..., table: bool = ..., count: _Optional[int] = ...) -> None: ...
+
+class WaitShares(_message.Message):
+    __slots__ = ("rank", "shares")
+    class SharesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    shares: _containers.ScalarMap[str, float]
+    def __init__(self, rank: _Optional[int] = ..., shares: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class TableGrowth(_message.Message):
+    __slots__ = ("model", "table", "rows_per_second")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    table: str
+    rows_per_second: float
+    def __init__(self, model: _Optional[str] = ..., table: _Optional[str] = ..., rows_per_second: _Optional[float] = ...) -> None: ...
+
+class JobHistory(_message.Message):
+    __slots__ = ("status", "at_seconds", "began_seconds", "heartbeat_seconds", "lease_seconds", "times", "curves", "point_seconds", "generation", "events", "checkpoints", "placement", "wait_shares", "table_growth", "configuration")
+    class ConfigurationEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    CURVES_FIELD_NUMBER: _ClassVar[int]
+    POINT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SHARES_FIELD_NUMBER: _ClassVar[int]
+    TABLE_GROWTH_FIELD_NUMBER: _ClassVar[int]
+    CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
+    status: ClusterStatus
+    at_seconds: float
+    began_seconds: float
+    heartbeat_seconds: float
+    lease_seconds: float
+    times: _containers.RepeatedScalarFieldContainer[float]
+    curves: _containers.RepeatedCompositeFieldContainer[Curve]
+    point_seconds: float
+    generation: int
+    events: _containers.RepeatedCompositeFieldContainer[JobEvent]
+    checkpoints: _containers.RepeatedCompositeFieldContainer[CheckpointFacts]
+    placement: _containers.RepeatedCompositeFieldContainer[PlacedVariable]
+    wait_shares: _containers.RepeatedCompositeFieldContainer[WaitShares]
+    table_growth: _containers.RepeatedCompositeFieldContainer[TableGrowth]
+    configuration: _containers.ScalarMap[str, str]
+    def __init__(self, status: _Optional[_Union[ClusterStatus, _Mapping]] = ..., at_seconds: _Optional[float] = ..., began_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ..., lease_seconds: _Optional[float] = ..., times: _Optional[_Iterable[float]] = ..., curves: _Optional[_Iterable[_Union[Curve, _Mapping]]] = ..., point_seconds: _Optional[float] = ..., generation: _Optional[int] = ..., events: _Optional[_Iterable[_Union[JobEvent, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[_Union[CheckpointFacts, _Mapping]]] = ..., placement: _Optional[_Iterable[_Union[PlacedVariable, _Mapping]]] = ..., wait_shares: _Optional[_Iterable[_Union[WaitShares, _Mapping]]] = ..., table_growth: _Optional[_Iterable[_Union[TableGrowth, _Mapping]]] = ..., configuration: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
 class CheckpointRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -100,6 +100,11 @@ class CoordinatorStub(object):
                 request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.ClusterStatus.FromString,
                 _registered_method=True)
+        self.GetHistory = channel.unary_unary(
+                '/ps_protocol.v1.Coordinator/GetHistory',
+                request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.GetHistoryRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.JobHistory.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer(object):
@@ -199,6 +204,13 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetHistory(self, request, context):
+        """The status, with curves, events, checkpoints and placement.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -266,6 +278,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.GetStatusRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.ClusterStatus.SerializeToString,
+            ),
+            'GetHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetHistory,
+                    request_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.GetHistoryRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.JobHistory.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -619,6 +636,33 @@ class Coordinator(object):
             '/ps_protocol.v1.Coordinator/GetStatus',
             ps__protocol_dot_v1_dot_coordinator__pb2.GetStatusRequest.SerializeToString,
             ps__protocol_dot_v1_dot_coordinator__pb2.ClusterStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.Coordinator/GetHistory',
+            ps__protocol_dot_v1_dot_coordinator__pb2.GetHistoryRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_coordinator__pb2.JobHistory.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,9 +37,13 @@ class CheckpointMade:
 class Checkpoints:
     """Used on the coordinator's event loop; one at a time, later callers wait, and so do moves of slices."""
 
-    def __init__(self, driver: Driver, config: CheckpointConfig) -> None:
+    def __init__(
+        self, driver: Driver, config: CheckpointConfig, on_made: Callable[[CheckpointMade], None] | None = None
+    ) -> None:
+        """``on_made`` is called with each checkpoint that was written."""
         self._driver = driver
         self._config = config
+        self._on_made = on_made
         #: Held while shards are paused, for a checkpoint, a restore or a batch of a move.
         self.busy = asyncio.Lock()
         self._taken_at = time.monotonic()
@@ -80,6 +85,7 @@ class Checkpoints:
             logger.info("no checkpoint: %s", error)
         except PsError as error:
             logger.error("no checkpoint: %s", error)
+            self._driver.events.add(f"no checkpoint: {error}", warning=True)
 
     async def make(self) -> CheckpointMade:
         """Make one now.
@@ -103,6 +109,9 @@ class Checkpoints:
                 await asyncio.to_thread(prune, directory, self._config.keep)
                 made = CheckpointMade(folder, size, time.monotonic() - began)
                 logger.info("checkpoint %s: %.1f MB in %.1f s", made.folder, made.size_bytes / 1e6, made.seconds)
+                self._driver.events.add(f"checkpoint: {made.size_bytes / 1e6:.1f} MB in {made.seconds:.1f} s")
+                if self._on_made:
+                    self._on_made(made)
                 return made
         raise AssertionError("the last try returns or raises")
 
@@ -121,6 +130,7 @@ class Checkpoints:
                 restored = await all_of(shard.restore(chosen) for shard in quiesce.shards.values())
                 await all_of(shard.resume(quiesce.name, CALL_SECONDS) for shard in quiesce.shards.values())
         logger.info("restored %s into the running job", chosen)
+        self._driver.events.add(f"restored {chosen} into the running job")
         return chosen, sorted({name for names in restored for name in names})
 
     def _directory(self) -> Path:

@@ -1,0 +1,85 @@
+"""The whole job at a glance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ps_protocol.cluster.history import CheckpointFacts, JobEvent, JobHistory, PlacedVariable
+from ps_protocol.cluster.view import Role
+from ps_server.cli.status.text import headline
+from ps_server.glance.alerts import Alert, alerts_of
+from ps_server.glance.shards import ShardGlance, TableGlance, shards_of, tables_of
+from ps_server.glance.workers import WorkerGlance, workers_of
+
+
+@dataclass(frozen=True, slots=True)
+class JobGlance:
+    """What there is to see of a job at one moment."""
+
+    #: Seconds since 1970, and since this coordinator began.
+    at_seconds: float
+    elapsed_seconds: float
+    headline: str
+    mode: str
+    #: "waiting for members", "training" or "finished".
+    state: str
+    models: tuple[str, ...]
+    moving: bool
+    steps_per_second: float
+    samples_per_second: float
+    bytes_per_second: float
+    live_workers: int
+    expected_workers: int
+    live_shards: int
+    expected_shards: int
+    #: By name, the mean over the live workers that report it.
+    reported: Mapping[str, float]
+    workers: tuple[WorkerGlance, ...]
+    shards: tuple[ShardGlance, ...]
+    tables: tuple[TableGlance, ...]
+    checkpoints: tuple[CheckpointFacts, ...]
+    placement: tuple[PlacedVariable, ...]
+    events: tuple[JobEvent, ...]
+    alerts: tuple[Alert, ...]
+    configuration: Mapping[str, str]
+
+
+def glance_of(history: JobHistory) -> JobGlance:
+    """What ``history`` shows."""
+    view = history.status.view
+    workers, shards = workers_of(history), shards_of(history)
+    live = [worker for worker in workers if worker.state in ("live", "busy", "silent") and not worker.evaluator]
+    return JobGlance(
+        at_seconds=history.at_seconds,
+        elapsed_seconds=max(0.0, history.at_seconds - history.began_seconds),
+        headline=headline(history.status),
+        mode=str(view.consistency),
+        state="finished" if view.finished else "training" if view.started else "waiting for members",
+        models=tuple(sorted(view.models)),
+        moving=bool(view.moving),
+        steps_per_second=sum(worker.steps_per_second for worker in live),
+        samples_per_second=sum(worker.samples_per_second for worker in live),
+        bytes_per_second=sum(shard.bytes_per_second for shard in shards),
+        live_workers=len(view.live(Role.WORKER)),
+        expected_workers=view.expected_workers,
+        live_shards=len(view.live(Role.SHARD).keys() & set(view.used_shards)),
+        expected_shards=len(view.used_shards),
+        reported=_means(live),
+        workers=workers,
+        shards=shards,
+        tables=tables_of(history),
+        checkpoints=history.checkpoints,
+        placement=history.placement,
+        events=history.events,
+        alerts=alerts_of(history, workers, shards),
+        configuration=dict(history.configuration),
+    )
+
+
+def _means(workers: list[WorkerGlance]) -> dict[str, float]:
+    told: dict[str, list[float]] = {}
+    for worker in workers:
+        for name, value in worker.reported.items():
+            told.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in told.items()}

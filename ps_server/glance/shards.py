@@ -1,0 +1,123 @@
+"""The shards of a job at a glance, their standbys and tables, and what each holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ps_protocol.cluster.held import LogCounts, TableCounts
+from ps_protocol.cluster.history import JobHistory
+from ps_protocol.cluster.view import MemberStatus, Role
+from ps_server.cli.status.columns import note_of, state_of
+from ps_server.cli.status.text import current_members
+from ps_server.glance.workers import is_silent
+
+
+@dataclass(frozen=True, slots=True)
+class ShardGlance:
+    """One shard, with the standby that follows it."""
+
+    name: str
+    index: int
+    #: As ``state_of``, "silent", or "missing" for one that the job waits for.
+    state: str
+    note: str
+    #: By model.
+    versions: Mapping[str, int]
+    pushes: int
+    pushes_per_second: float
+    bytes_per_second: float
+    dropped: int
+    #: Open streams by transport.
+    streams: Mapping[str, int]
+    held_bytes: int
+    table_bytes: int
+    log: LogCounts | None
+    #: "" without a standby, else its state.
+    standby: str
+    #: Records of the log that the standby lacks; None without one that follows.
+    standby_lag: int | None
+    heard_seconds: float
+    address: str
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableGlance:
+    """A table, summed over its live shards."""
+
+    model: str
+    table: str
+    rows: int
+    #: Rows per second that it grows by.
+    growth: float
+    #: Ids that have been used and have no row yet.
+    waiting: int
+    size_bytes: int
+    #: Since the start of each shard: rows that were admitted, that expired, that were evicted.
+    inserted: int
+    expired: int
+    evicted: int
+    shards: int
+
+
+def shards_of(history: JobHistory) -> tuple[ShardGlance, ...]:
+    """By number, with those that are missing."""
+    status = history.status
+    entries = {entry.member.index: entry for entry in current_members(status, Role.SHARD)}
+    standbys = {entry.member.index: entry for entry in current_members(status, Role.STANDBY) if not entry.gone}
+    numbers = sorted(entries.keys() | set(status.view.used_shards))
+    return tuple(_glance(number, entries.get(number), standbys.get(number), history) for number in numbers)
+
+
+def tables_of(history: JobHistory) -> tuple[TableGlance, ...]:
+    """By model and name."""
+    parts: dict[tuple[str, str], list[TableCounts]] = {}
+    for entry in history.status.members:
+        for counts in entry.stats.tables if not entry.gone else ():
+            parts.setdefault((counts.model, counts.table), []).append(counts)
+    return tuple(
+        TableGlance(
+            model=model,
+            table=table,
+            rows=sum(part.rows for part in found),
+            growth=history.table_growth.get((model, table), 0.0),
+            waiting=sum(part.waiting for part in found),
+            size_bytes=sum(part.size_bytes for part in found),
+            inserted=sum(part.inserted for part in found),
+            expired=sum(part.expired for part in found),
+            evicted=sum(part.evicted for part in found),
+            shards=len(found),
+        )
+        for (model, table), found in sorted(parts.items())
+    )
+
+
+def _glance(number: int, entry: MemberStatus | None, standby: MemberStatus | None, history: JobHistory) -> ShardGlance:
+    if entry is None:
+        return ShardGlance(
+            f"shard {number}", number, "missing", "", {}, 0, 0.0, 0.0, 0, {}, 0, 0, None, "", None, 0.0, "", "", 0
+        )
+    stats = entry.stats
+    return ShardGlance(
+        name=str(entry.member),
+        index=number,
+        state="silent" if is_silent(entry, history) else state_of(entry, number in history.status.view.spare),
+        note=note_of(entry),
+        versions=dict(sorted(stats.versions.items())),
+        pushes=stats.steps,
+        pushes_per_second=stats.steps_per_second,
+        bytes_per_second=stats.bytes_per_second,
+        dropped=stats.dropped,
+        streams=dict(stats.streams),
+        held_bytes=stats.held_bytes,
+        table_bytes=sum(counts.size_bytes for counts in stats.tables),
+        log=stats.log,
+        standby=("silent" if is_silent(standby, history) else "follows") if standby else "",
+        standby_lag=stats.standby_lag,
+        heard_seconds=entry.seconds_since_heartbeat,
+        address=entry.member.address,
+        host=entry.host,
+        pid=entry.pid,
+    )

@@ -1,0 +1,161 @@
+"""The workers of a job at a glance: how fast each is, what it waits for, and which one the others wait for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from ps_protocol.cluster.history import JobHistory
+from ps_protocol.cluster.view import MemberStatus, Role
+from ps_protocol.model.spec import Consistency, Mode
+from ps_server.cli.status.columns import note_of, state_of
+from ps_server.cli.status.text import current_members
+
+SILENT_BEATS = 3.0
+"""A member is silent after so many heartbeats have not come."""
+
+SLOW = 0.7
+"""A worker is slow below this part of the median speed."""
+
+WAITS = 0.2
+"""Workers that wait for this part of their time wait for a reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGlance:
+    """One worker, or an evaluator."""
+
+    name: str
+    index: int
+    evaluator: bool
+    #: As ``state_of``, or "silent".
+    state: str
+    #: How it failed or was lost, or what it is busy with.
+    note: str
+    phase: int
+    clock: int
+    steps: int
+    #: Steps behind the first worker.
+    behind: int
+    steps_per_second: float
+    samples_per_second: float
+    bytes_per_second: float
+    staleness: int
+    transport: str
+    #: What it waits for most, in words; empty: nothing worth naming.
+    waits_for: str
+    #: The part of its time that it waits; None: not known.
+    wait_share: float | None
+    #: The others wait for it.
+    straggler: bool
+    heard_seconds: float
+    reported: Mapping[str, float]
+    host: str
+    pid: int
+
+
+def workers_of(history: JobHistory) -> tuple[WorkerGlance, ...]:
+    """Workers by rank, then evaluators by number."""
+    status = history.status
+    entries = current_members(status, Role.WORKER)
+    live = [entry for entry in entries if not entry.gone]
+    front = max(((entry.stats.phase, entry.stats.clock) for entry in live), default=(0, 0))
+    found = [_glance(entry, history, front) for entry in entries]
+    straggler = straggler_of([worker for worker in found if worker.state == "live"], status.view.consistency)
+    name = f"worker {straggler}" if straggler is not None else ""
+    scripts = tuple(
+        replace(
+            worker,
+            straggler=worker.index == straggler,
+            waits_for=_wait_words(worker, history, "" if worker.index == straggler else name),
+        )
+        for worker in found
+    )
+    evaluators = (_glance(entry, history, None) for entry in current_members(status, Role.EVALUATOR))
+    return (*scripts, *evaluators)
+
+
+def is_silent(entry: MemberStatus, history: JobHistory) -> bool:
+    """Whether a live member has not been heard of for some heartbeats."""
+    return not entry.gone and entry.seconds_since_heartbeat > SILENT_BEATS * max(history.heartbeat_seconds, 1.0)
+
+
+def straggler_of(workers: Sequence[WorkerGlance], consistency: Consistency) -> int | None:
+    """The rank that the others wait for, or that is much slower than they are; None: there is none."""
+    if len(workers) < 2:
+        return None
+    if consistency.mode is Mode.SSP and (held := _at_bound(workers, consistency)) is not None:
+        return held
+    if consistency.mode is Mode.SYNC:
+        known = [worker for worker in workers if worker.wait_share is not None]
+        return _least_waiting(known) if len(known) > 1 else None
+    slowest = min(workers, key=lambda worker: (worker.steps_per_second, worker.index))
+    others = median(worker.steps_per_second for worker in workers if worker is not slowest)
+    return slowest.index if slowest.steps_per_second < SLOW * others else None
+
+
+def _at_bound(workers: Sequence[WorkerGlance], consistency: Consistency) -> int | None:
+    """In ssp, the last worker once another is as far ahead of it as it may be."""
+    last = max(workers, key=lambda worker: (worker.behind, -worker.index))
+    return last.index if last.behind >= max(1, consistency.staleness) else None
+
+
+def _least_waiting(workers: Sequence[WorkerGlance]) -> int | None:
+    """In lockstep the straggler is the one that does not wait while the others do."""
+    least = min(workers, key=lambda worker: (worker.wait_share or 0.0, worker.index))
+    others = median(worker.wait_share or 0.0 for worker in workers if worker is not least)
+    return least.index if others >= WAITS and (least.wait_share or 0.0) < others / 2 else None
+
+
+def _glance(entry: MemberStatus, history: JobHistory, front: tuple[int, int] | None) -> WorkerGlance:
+    stats, member = entry.stats, entry.member
+    behind = 0
+    if front and not entry.gone:
+        behind = front[1] - stats.clock if stats.phase == front[0] else front[1]
+    shares = history.wait_shares.get(member.index) if front and not entry.gone else None
+    return WorkerGlance(
+        name=str(member),
+        index=member.index,
+        evaluator=member.role is Role.EVALUATOR,
+        state="silent" if is_silent(entry, history) else state_of(entry),
+        note=note_of(entry),
+        phase=stats.phase,
+        clock=stats.clock,
+        steps=stats.steps,
+        behind=behind,
+        steps_per_second=stats.steps_per_second,
+        samples_per_second=stats.samples_per_second,
+        bytes_per_second=stats.bytes_per_second,
+        staleness=stats.staleness,
+        transport=stats.transport,
+        waits_for="",
+        wait_share=min(1.0, math.fsum(shares.values())) if shares else None,
+        straggler=False,
+        heard_seconds=entry.seconds_since_heartbeat,
+        reported=dict(stats.metrics),
+        host=entry.host,
+        pid=entry.pid,
+    )
+
+
+_REASONS = {
+    "pull": "parameters",
+    "round": "the round",
+    "bound": "the staleness bound",
+    "reconnect": "a lost connection",
+    "barrier": "the barrier",
+    "data": "data",
+}
+
+
+def _wait_words(worker: WorkerGlance, history: JobHistory, straggler: str) -> str:
+    shares = history.wait_shares.get(worker.index, {})
+    if worker.state != "live" or not shares:
+        return ""
+    reason = max(shares, key=lambda each: shares[each])
+    if shares[reason] < WAITS / 4:
+        return ""
+    words = _REASONS.get(reason, reason)
+    return f"{words}: {straggler}" if straggler and reason in ("round", "bound", "barrier") else words

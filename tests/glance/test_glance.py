@@ -1,0 +1,160 @@
+"""The job at a glance: who is slow, who is missing, what each waits for, what is held."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from ps_protocol.cluster.held import LogCounts, TableCounts
+from ps_protocol.cluster.history import JobHistory
+from ps_protocol.cluster.view import Role
+from ps_protocol.model.spec import Consistency, Mode
+from ps_server.glance.job import glance_of
+from tests.glance.jobs import entry, history, shard, worker
+
+SYNC, SSP = Consistency(Mode.SYNC), Consistency(Mode.SSP, staleness=4)
+
+
+def stragglers(job: JobHistory) -> list[str]:
+    return [each.name for each in glance_of(job).workers if each.straggler]
+
+
+def alerts(job: JobHistory) -> list[str]:
+    return [alert.text for alert in glance_of(job).alerts]
+
+
+def test_the_totals_are_those_of_live_members() -> None:
+    job = history(
+        worker(0, steps_per_second=2.0, samples_per_second=20.0, metrics={"loss": 1.0}),
+        worker(1, steps_per_second=3.0, samples_per_second=30.0, metrics={"loss": 3.0}),
+        worker(2, gone="left", steps_per_second=0.0, metrics={"loss": 100.0}),
+        shard(0, bytes_per_second=7.0),
+        expected_workers=3,
+    )
+    glance = glance_of(job)
+    assert (glance.steps_per_second, glance.samples_per_second, glance.bytes_per_second) == (5.0, 50.0, 7.0)
+    assert glance.reported == {"loss": 2.0}
+    assert (glance.live_workers, glance.expected_workers, glance.live_shards, glance.expected_shards) == (2, 3, 1, 1)
+    assert (glance.state, glance.mode, glance.elapsed_seconds) == ("training", "async", 10.0)
+    assert glance.alerts == ()
+
+
+def test_workers_are_behind_the_first_one() -> None:
+    job = history(worker(0, phase=1, clock=7), worker(1, phase=1, clock=5), worker(2, phase=0, clock=90), shard(0))
+    assert [each.behind for each in glance_of(job).workers] == [0, 2, 7]
+
+
+@pytest.mark.parametrize(
+    ("speeds", "found"),
+    [((10.0, 9.0, 8.0), []), ((10.0, 9.0, 3.0), ["worker 2"]), ((1.0, 9.0), ["worker 0"]), ((5.0,), [])],
+)
+def test_in_async_the_straggler_is_much_slower_than_the_others(speeds: tuple[float, ...], found: list[str]) -> None:
+    job = history(*(worker(rank, steps_per_second=speed) for rank, speed in enumerate(speeds)), shard(0))
+    assert stragglers(job) == found
+
+
+@pytest.mark.parametrize(("clock", "found"), [(7, []), (6, ["worker 1"])])
+def test_in_ssp_the_straggler_holds_another_at_the_bound(clock: int, found: list[str]) -> None:
+    job = history(
+        worker(0, clock=10, steps_per_second=1.0),
+        worker(1, clock=clock, steps_per_second=1.0),
+        shard(0),
+        consistency=SSP,
+    )
+    assert stragglers(job) == found
+
+
+@pytest.mark.parametrize(
+    ("shares", "found"),
+    [
+        ({0: 0.7, 1: 0.6, 2: 0.05}, ["worker 2"]),
+        ({0: 0.1, 1: 0.1, 2: 0.0}, []),
+        ({0: 0.5, 1: 0.5, 2: 0.4}, []),
+        ({}, []),
+    ],
+)
+def test_in_sync_the_straggler_does_not_wait_while_the_others_do(shares: dict[int, float], found: list[str]) -> None:
+    waits = {rank: {"round": share} for rank, share in shares.items()}
+    job = history(*(worker(rank) for rank in range(3)), shard(0), consistency=SYNC, wait_shares=waits)
+    assert stragglers(job) == found
+
+
+def test_a_worker_says_what_it_waits_for_and_for_whom() -> None:
+    waits = {0: {"round": 0.6, "pull": 0.1}, 1: {"round": 0.01, "pull": 0.2}, 2: {"reconnect": 0.9}, 3: {"pull": 0.001}}
+    job = history(*(worker(rank) for rank in range(4)), shard(0), consistency=SYNC, wait_shares=waits)
+    found = {each.index: (each.waits_for, each.wait_share) for each in glance_of(job).workers}
+    assert found[0] == ("the round: worker 3", pytest.approx(0.7))
+    assert found[1][0] == "parameters"
+    assert found[2][0] == "a lost connection"
+    assert found[3][0] == ""
+
+
+@pytest.mark.parametrize(
+    ("members", "more", "expected"),
+    [
+        ((worker(0),), {"expected_shards": 2}, ["shard 0 is missing", "shard 1 is missing"]),
+        ((worker(0), shard(0, gone="lease ended")), {}, ["shard 0 is lost: lease ended"]),
+        ((worker(0), shard(0, gone="left: stopped")), {}, ["shard 0 is missing"]),
+        ((worker(0), shard(0, heard=5.0)), {}, ["shard 0 has not been heard of for 5 s"]),
+        ((worker(0, heard=9.0), shard(0)), {}, ["worker 0 has not been heard of for 9 s"]),
+        ((worker(0, gone="left: ValueError: x"), shard(0)), {}, ["worker 0 is failed: ValueError: x"]),
+        ((worker(0), shard(0)), {"expected_workers": 2}, ["1 of 2 workers are there"]),
+        ((worker(0, metrics={"loss": math.nan}), shard(0)), {}, ["worker 0 reports loss = nan"]),
+        ((worker(0), shard(0)), {"expected_shards": 2, "spare": frozenset([1])}, []),
+        ((worker(0, heard=99.0),), {"finished": True}, []),
+        ((worker(0, heard=99.0),), {"started": False}, []),
+        ((worker(0, gone="left"), shard(0)), {"expected_workers": 1}, []),
+    ],
+)
+def test_alerts(members: tuple[Any, ...], more: dict[str, Any], expected: list[str]) -> None:
+    assert alerts(history(*members, **more)) == expected
+
+
+def test_a_member_is_not_silent_before_three_of_its_heartbeats() -> None:
+    assert alerts(history(worker(0), shard(0, heard=5.0), heartbeat_seconds=5.0)) == []
+
+
+def test_shards_with_their_standby_log_and_streams() -> None:
+    job = history(
+        shard(0, versions={"net": 5}, streams={"shm": 2}, held_bytes=100, standby_lag=3, log=LogCounts(9, 8, 7, 1.0)),
+        shard(1, gone="lease ended"),
+        entry(Role.STANDBY, 0, incarnation=5),
+        worker(0),
+        expected_shards=3,
+    )
+    first, second, third = glance_of(job).shards
+    assert (first.state, first.versions, first.streams, first.held_bytes) == ("live", {"net": 5}, {"shm": 2}, 100)
+    assert (first.standby, first.standby_lag, first.log) == ("follows", 3, LogCounts(9, 8, 7, 1.0))
+    assert (second.state, second.standby) == ("lost", "")
+    assert (third.name, third.state) == ("shard 2", "missing")
+
+
+def test_tables_are_sums_over_live_shards() -> None:
+    parts = TableCounts("net", "ads", 5, 1, 640, 7, 1, 1)
+    job = history(
+        shard(0, tables=(parts,)),
+        shard(1, tables=(parts, TableCounts("net", "users", 1, 0, 64, 1, 0, 0))),
+        table_growth={("net", "ads"): 2.5},
+    )
+    ads, users = glance_of(job).tables
+    assert (ads.table, ads.rows, ads.waiting, ads.size_bytes, ads.inserted, ads.growth, ads.shards) == (
+        *("ads", 10, 2, 1280, 14, 2.5),
+        2,
+    )
+    assert (users.rows, users.growth) == (1, 0.0)
+
+
+def test_the_newest_life_of_a_place_is_shown() -> None:
+    job = history(worker(0, incarnation=9, steps=3), worker(0, incarnation=2, gone="lease ended", steps=70), shard(0))
+    (only,) = glance_of(job).workers
+    assert (only.steps, only.state) == (3, "live")
+
+
+def test_evaluators_are_no_workers() -> None:
+    job = history(worker(0), entry(Role.EVALUATOR, 0, metrics={"auc": 0.5}), shard(0), expected_workers=1)
+    glance = glance_of(job)
+    assert [(each.name, each.evaluator) for each in glance.workers] == [("worker 0", False), ("evaluator 0", True)]
+    assert glance.reported == {}
+    assert glance.alerts == ()
