@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ps_protocol.errors import ConfigError, InternalError, StorageFull
+from ps_protocol.metrics.histogram import Histogram
 from ps_server.log.entries import Entry
 from ps_server.log.files import sync_folder, told_when_full
 from ps_server.log.folder import DataFolder
@@ -88,6 +89,8 @@ class DurableLog:
         self.read_from: int | None = None
         #: Bytes written since the process began.
         self.written_bytes = 0
+        #: How long the disk took to have a record.
+        self.syncs = Histogram()
         self._folder = folder
         self._shard = folder.identity.shard
         self._life = folder.identity.life
@@ -209,7 +212,9 @@ class DurableLog:
             target = self._room_for(size)
             end = write_at(target.descriptor, pieces, target.offset)
             if self.waits:
+                began = time.perf_counter()
                 os.fdatasync(target.descriptor)
+                self.syncs.observe(time.perf_counter() - began)
         except BaseException:
             # The next record takes this number, and this place.
             self.number -= 1

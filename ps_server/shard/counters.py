@@ -1,35 +1,69 @@
-"""What a shard tells the coordinator with each heartbeat."""
+"""What is counted where it happens on a shard, for metrics and heartbeats."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
+from ps_protocol.cluster.transport import Transport
 from ps_protocol.cluster.view import MemberStats
+from ps_protocol.metrics.histogram import Histogram
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Payload bytes over one transport."""
+
+    received: int = 0
+    sent: int = 0
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Durations of one model's steps, in seconds. ``apply`` is written in the executor, the rest on the event loop."""
+
+    #: One update: the record in the log and the optimizer's step.
+    apply: Histogram = field(default_factory=Histogram)
+    #: From the moment that the mode lets an answer go on until it is sent.
+    reply: Histogram = field(default_factory=Histogram)
+    #: How long answers waited for other workers; those that did not wait are not counted.
+    wait: Histogram = field(default_factory=Histogram)
+    #: From the first push of a sync round to its apply.
+    round: Histogram = field(default_factory=Histogram)
 
 
 @dataclass(slots=True)
 class Counters:
     """Counted on the event loop, read by the heartbeat thread; each field is one word, so no lock is needed."""
 
+    #: Pushes that came whole.
     pushes: int = 0
-    #: Payload bytes in and out.
-    bytes: int = 0
+    #: Has every transport.
+    traffic: dict[Transport, Traffic] = field(default_factory=lambda: {each: Traffic() for each in Transport})
+    #: Of the last push that was applied.
     staleness: int = 0
     #: Pushes that were not applied: late, too stale, or of a step that raised.
     dropped: int = 0
+    #: Pushes refused with an error, by model and the error's code.
+    refused: Counter[tuple[str, str]] = field(default_factory=Counter)
     _last: tuple[float, int, int] = field(default_factory=lambda: (time.monotonic(), 0, 0))
+
+    @property
+    def bytes(self) -> int:
+        """Payload bytes in and out."""
+        return sum(each.received + each.sent for each in self.traffic.values())
 
     def stats(self) -> MemberStats:
         """Totals, and rates since the last call."""
         then, pushes, nbytes = self._last
-        now = time.monotonic()
-        self._last = (now, self.pushes, self.bytes)
+        now, total = time.monotonic(), self.bytes
+        self._last = (now, self.pushes, total)
         seconds = max(now - then, 1e-3)
         return MemberStats(
             steps=self.pushes,
             steps_per_second=(self.pushes - pushes) / seconds,
-            bytes_per_second=(self.bytes - nbytes) / seconds,
+            bytes_per_second=(total - nbytes) / seconds,
             staleness=self.staleness,
             dropped=self.dropped,
         )

@@ -42,6 +42,11 @@ class ShardExecutor:
         self._watchdog = watchdog
         self._queued = 0
 
+    @property
+    def queued(self) -> int:
+        """Pieces of work on the thread: one that runs, and those that wait."""
+        return self._queued
+
     def submit(self, work: Callable[[], T], nbytes: int) -> asyncio.Future[T]:
         """Queue ``work``, which touches about ``nbytes`` bytes; the future holds its result or exception."""
         loop = asyncio.get_running_loop()

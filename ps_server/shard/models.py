@@ -242,6 +242,7 @@ class Registry:
         """Replace ``model`` by one that begins with ``start``."""
         made = self._made(start)
         made.staleness = dict(model.staleness)
+        made.continues(model.times)
         self._placed[made.name] = made
         self._show(made)
 

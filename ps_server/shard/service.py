@@ -81,6 +81,11 @@ class ShardService:
         self._side_channels = side_channels
         self._open_checks = OpenChecks(shard, registry.context.promises)
 
+    @property
+    def feed_lags(self) -> list[tuple[str, str, int]]:
+        """See ChangeFeed.lags."""
+        return self._changes.lags
+
     def register(self, server: grpc.aio.Server) -> None:
         """Add the service to ``server``. Streams with tensors carry raw bytes, which frames.py reads and writes."""
         streams: dict[str, grpc.RpcMethodHandler[Any, Any]] = {

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from ps_protocol.cluster.held import LogCounts
 from ps_protocol.errors import ModelMoved, PsError, Unavailable
+from ps_protocol.metrics.histogram import Histogram
 from ps_protocol.model.layout import Layout
 from ps_server.cli.options.storage import SnapshotRule
 from ps_server.log.durable import FEWEST_SEGMENTS, DurableLog
@@ -86,8 +87,13 @@ class Snapshotter:
         self._taken_bytes = log.written_bytes
         #: What the log grew by while the last snapshot was made.
         self._grown_bytes = 0
-        #: Snapshots made by this process.
+        #: Snapshots made, and how long each took.
         self.count = 0
+        self.times = Histogram()
+        #: Of all snapshots together.
+        self.written_bytes = 0
+        #: Snapshots that failed and were tried again.
+        self.failures = 0
         self._stopping = asyncio.Event()
         self._abandoned = False
         self._one = asyncio.Lock()
@@ -106,6 +112,11 @@ class Snapshotter:
             if self._due() and not self._stopping.is_set():
                 await self._try()
 
+    @property
+    def unsaved_records(self) -> int:
+        """Records of the log that no snapshot holds: a restart replays them."""
+        return self._log.number - self._taken_number
+
     def stop(self) -> None:
         """``run`` ends once a snapshot under way is finished. It is not to be cancelled: a thread may be writing."""
         self._stopping.set()
@@ -121,6 +132,7 @@ class Snapshotter:
         except ModelMoved:
             logger.info("shard %d: a snapshot begins again, for slices have moved", self._folder.identity.shard)
         except (OSError, PsError) as error:
+            self.failures += 1
             logger.error("shard %d: no snapshot: %s", self._folder.identity.shard, error)
             await self._pause(_RETRY_SECONDS)
 
@@ -147,6 +159,8 @@ class Snapshotter:
                     await self._executor.submit(self._log.pause, 0)
             self.count += 1
         seconds = time.monotonic() - began
+        self.times.observe(seconds)
+        self.written_bytes += written
         shard = self._folder.identity.shard
         logger.info("shard %d: snapshot of %.1f MB in %.1f s", shard, written / 1e6, seconds)
 

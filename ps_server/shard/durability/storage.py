@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Self
 
@@ -37,6 +38,8 @@ class Storage:
         self.promised = False
         #: Models the directory held.
         self.recovered: dict[str, ModelState] = {}
+        #: How long reading the directory took, at the start.
+        self.recovery_seconds = 0.0
 
     @classmethod
     async def open(cls, shard: int, config: StorageConfig, executor: ShardExecutor) -> Self:
@@ -44,7 +47,7 @@ class Storage:
         storage = cls(executor, config)
         if config.data_dir is None or config.durability is Durability.MEMORY:
             return storage
-        goes_on = config.durability is Durability.DURABLE
+        goes_on, began = config.durability is Durability.DURABLE, time.monotonic()
         folder = storage._folder = DataFolder.open(config.data_dir, shard)
         try:
             # In the executor: replaying uses as many threads of torch as training.
@@ -63,6 +66,7 @@ class Storage:
             folder.close()
             raise
         storage.recovered = found.models
+        storage.recovery_seconds = time.monotonic() - began
         storage.promised = found.promised and goes_on
         return storage
 
@@ -70,6 +74,16 @@ class Storage:
     def log(self) -> UpdateLog:
         """Where updates go."""
         return self._durable or MemoryLog()
+
+    @property
+    def durable(self) -> DurableLog | None:
+        """The log on disk; None without one."""
+        return self._durable
+
+    @property
+    def snapshotter(self) -> Snapshotter | None:
+        """What takes snapshots now; None where nothing does."""
+        return self._snapshotter
 
     @property
     def directory(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -20,6 +21,7 @@ from ps_server.log.entries import AppliedUpdate, Loaded, RowsDropped, RowsEntry,
 from ps_server.log.row_messages import apply_rows
 from ps_server.optimizers.combine import assign_buffers, average, average_buffers
 from ps_server.optimizers.undo import StepSkipped, require_counters
+from ps_server.shard.counters import StepTimes
 from ps_server.shard.durability.replication import Replication
 from ps_server.shard.step.gate import Gate
 from ps_server.shard.step.push import IncomingPush
@@ -49,6 +51,7 @@ class Applier:
         failpoints: Failpoints,
         tracker: Tracker,
         stop: Callable[[PsError], None],
+        times: StepTimes,
     ) -> None:
         """``stop`` is called when work may be half done."""
         self.working = working
@@ -59,6 +62,8 @@ class Applier:
         self._failpoints = failpoints
         self.tracker = tracker
         self._stop = stop
+        #: Durations of its updates.
+        self.times = times
         #: Pushes whose step raised and was undone, and why: the newest. Written in the executor.
         self.skipped: dict[tuple[WorkerKey, int], StepSkipped] = {}
         #: Loads that wrote something; counted in the executor.
@@ -111,11 +116,13 @@ class Applier:
 
         def work(replica: Replica) -> None:
             infos = tuple(push.info for push in pushes)
+            began = time.perf_counter()
             try:
                 pool, keep = self.working.pool, self.log.keeps
                 with combined(pushes, scale, live_workers, pool, replica.tables, keep=keep) as step:
                     self._make(replica, AppliedUpdate(model, version, infos, is_round, step))
             finally:
+                self.times.apply.observe(time.perf_counter() - began)
                 for push in pushes:
                     self.free(push)
 

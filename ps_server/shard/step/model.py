@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from copy import copy
@@ -27,6 +28,7 @@ from ps_server.failpoints import Failpoints
 from ps_server.log.entries import StagedReshard, UpdateLog
 from ps_server.log.manifest import ModelPart
 from ps_server.optimizers.state import StateEntry
+from ps_server.shard.counters import StepTimes
 from ps_server.shard.durability.replication import Replication
 from ps_server.shard.executor import ShardExecutor
 from ps_server.shard.step.applier import Applier
@@ -73,10 +75,15 @@ class ShardModel:
         #: Holds pushes back while the job is captured at one point, and is closed by what stops the model.
         self.gate = Gate()
         self._working = WorkingCopy(start.replica, start.tracker.version, executor, log)
-        self._applier = Applier(self._working, log, self.gate, replication, failpoints, self.tracker, self.stop)
+        self.times = StepTimes()
+        self._applier = Applier(
+            self._working, log, self.gate, replication, failpoints, self.tracker, self.stop, self.times
+        )
         self.pool = self._working.pool
         #: Accepted pushes whose step is still open (sync).
         self._held: dict[tuple[WorkerKey, int], IncomingPush] = {}
+        #: When the first push of each open step came (sync).
+        self._round_began: dict[Position, float] = {}
         self.rows = ModelRows(self._applier, self._held, lambda: self.is_pending)
         self.values = ModelValues(self._applier, announce, initialised=start.initialised)
         #: Staleness of each rank's last applied push.
@@ -133,6 +140,10 @@ class ShardModel:
     def last_changes(self) -> LastChanges:
         """When each slice was changed last, by what has been decided so far."""
         return self._working.last_changes
+
+    def continues(self, times: StepTimes) -> None:
+        """Go on counting durations in ``times``, those of the model that this one replaces."""
+        self.times = self._applier.times = times
 
     # -- members and mode
 
@@ -196,6 +207,7 @@ class ShardModel:
             self._applier.update([push], version, self._live_workers, scale=scale, is_round=False)
         elif decision.verdict is Verdict.HOLD:
             self._held[info.worker, info.sequence] = push
+            self._round_began.setdefault(info.position, time.perf_counter())
         else:
             self._applier.give_up(push)
         self._advance()
@@ -227,6 +239,8 @@ class ShardModel:
                 self.differences.note(pushes)
             if pushes:
                 self._applier.update(pushes, ready.version, self._live_workers, is_round=True)
+            if began := self._round_began.pop(ready.position, None):
+                self.times.round.observe(time.perf_counter() - began)
         grace_ends = self.tracker.grace_ends
         if grace_ends is not None or self._grace is not None:
             self._grace = self._grace or Timer(self._advance)
@@ -264,6 +278,7 @@ class ShardModel:
         for push in self._held.values():
             self._applier.give_up(push)
         self._held.clear()
+        self._round_began.clear()
         # A copy: the cluster's members may still change the other.
         tracker = Tracker(self.tracker.consistency)
         tracker.restore(self.known_pushes())

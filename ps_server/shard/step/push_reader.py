@@ -47,6 +47,7 @@ class PushReader:
         self._model = model
         self._worker = worker
         self._counters = counters
+        self._traffic = counters.traffic[transport.kind]
         self._codec = codec
         self._replied = replied
         self._slices = model.layout.parameter_slices
@@ -102,7 +103,7 @@ class PushReader:
             scatter(inline, pieces)
         else:
             await self._transport.receive_payload(pieces)
-        self._counters.bytes += size
+        self._traffic.received += size
 
     def _staged(self) -> Staging:
         if self._staging is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -181,6 +182,7 @@ class StepStream:
             decision = push.decision = await self._model.push(push)
         except (NonFiniteGradient, InvalidRequest, StorageFull, TableFull) as error:
             push.error = error
+            self._counters.refused[self._model.name, error.code.name] += 1
             return
         self._counters.staleness = decision.staleness
         self._counters.dropped += decision.verdict in (Verdict.LATE, Verdict.STALE)
@@ -211,14 +213,17 @@ class StepStream:
 
     async def _wait_for_mode(self, position: Position, ahead: int) -> None:
         """Wait until a pull at ``position`` may be answered; sends a Waiting message now and then."""
-        tracker = self._model.tracker
+        tracker, began = self._model.tracker, 0.0
         # Asked again each time: the mode may have changed meanwhile.
         while reason := tracker.blocker(tracker.pull_position(position, ahead) if ahead else position):
+            began = began or time.perf_counter()
             try:
                 async with asyncio.timeout(WAITING_SECONDS):
                     await self._model.may_pull(tracker.pull_position(position, ahead))
             except TimeoutError:
                 await self._transport.send(pb.StepReply(waiting=pb.Waiting(reason=reason)))
+        if began:
+            self._model.times.wait.observe(time.perf_counter() - began)
 
     async def _rows(self, asked: RequestedLookup) -> None:
         if asked.position is not None:
@@ -233,10 +238,11 @@ class StepStream:
                 return
             message = pb.Rows(number=asked.number, version=version)
             await self._transport.send_rows(message, rows, in_room=room is not None)
-        self._counters.bytes += len(rows)
+        self._counters.traffic[self._transport.kind].sent += len(rows)
 
     async def _reply(self, result: pb.StepResult, info: PushInfo | None = None) -> None:
         self._replied.clear()
+        began = time.perf_counter()
         # Read first: what is published holds these changes at least.
         number = self._model.last_changes.number
         try:
@@ -251,6 +257,7 @@ class StepStream:
                     result.absent.extend(self._kept.unchanged())
                 await send_published(self._transport, result, published, self._model, self._counters, self._codec)
                 self._kept.sent(number, raw=raw)
+                self._model.times.reply.observe(time.perf_counter() - began)
         finally:
             self._replied.set()
 
@@ -307,4 +314,4 @@ async def send_published(
     else:
         ranges = model.layout.ranges_without(absent, buffers)
         await transport.send_parameters(result, published.region, ranges)
-    counters.bytes += result.payload_bytes
+    counters.traffic[transport.kind].sent += result.payload_bytes

@@ -43,6 +43,7 @@ class ChangeFeed:
         self._registry = registry
         self._name = name
         self._lineages: WeakKeyDictionary[ShardTable, str] = WeakKeyDictionary()
+        self._readers: set[_Reader] = set()
 
     async def serve(self, request: pb.FeedRequest, context: Context) -> None:
         """One reader's stream. Raises UnknownModel, InvalidRequest, ModelMoved once slices or buckets have moved."""
@@ -54,9 +55,17 @@ class ChangeFeed:
         cursor = request.cursor
         since = Reached(cursor.updates, cursor.changes) if cursor.lineage == lineage else None
         send = partial(_send, context, lineage, width)
-        await _Reader(model, request.table, width, self._registry.context.executor, send).run(
-            since, follow=request.follow
-        )
+        reader = _Reader(model, request.table, width, self._registry.context.executor, send)
+        self._readers.add(reader)
+        try:
+            await reader.run(since, follow=request.follow)
+        finally:
+            self._readers.discard(reader)
+
+    @property
+    def lags(self) -> list[tuple[str, str, int]]:
+        """For each reader: model, table, and the updates of the table that it has not got."""
+        return [reader.lag for reader in self._readers]
 
 
 class _Reader:
@@ -93,6 +102,12 @@ class _Reader:
             await self._pause()
             while self._since == Reached(self._table.updates, self._table.changes):
                 await self._pause()
+
+    @property
+    def lag(self) -> tuple[str, str, int]:
+        """Model, table, and the updates of the table that this reader has not got."""
+        got = self._since.updates if self._since else 0
+        return self._model.name, self._table.spec.name, max(0, self._table.updates - got)
 
     async def _pause(self) -> None:
         await asyncio.sleep(max(PAUSE_SECONDS, self._lane_seconds / LANE_SHARE))

@@ -1,0 +1,38 @@
+"""Metrics of every process: which build it is, and how long it has run."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import time
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+from ps_protocol import PROTOCOL_VERSION
+from ps_protocol.metrics.definition import Catalogue, Sample
+
+COMMON = Catalogue("process")
+
+BUILD_INFO = COMMON.gauge(
+    "build_info", "Version of torch-ps, of its protocol and of Python; always 1.", "version", "protocol", "python"
+)
+START_TIME = COMMON.gauge("start_time_seconds", "Unix time at which the process began to count.")
+PROCESS_CPU = COMMON.counter("process_cpu_seconds_total", "CPU time of the process, of all threads.")
+PROCESS_MEMORY = COMMON.gauge("process_peak_memory_bytes", "The most resident memory that the process has had.")
+
+_STARTED = time.time()
+
+
+def read_common() -> Iterator[Sample]:
+    """The numbers of this process."""
+    yield BUILD_INFO.of(1, _version(), str(PROTOCOL_VERSION), platform.python_version())
+    yield START_TIME.of(_STARTED)
+    yield PROCESS_CPU.of(time.process_time())
+    yield PROCESS_MEMORY.of(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def _version() -> str:
+    try:
+        return version("torch-ps")
+    except PackageNotFoundError:  # the source tree, not installed
+        return "unknown"

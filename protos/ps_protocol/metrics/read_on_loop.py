@@ -1,0 +1,43 @@
+"""Reads counters that belong to an event loop from another thread."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable, Iterable, Sequence
+
+from ps_protocol.errors import Unavailable
+from ps_protocol.metrics.definition import Read, Sample
+
+READ_SECONDS = 5.0
+"""How long the event loop may take to answer."""
+
+
+def read_on_loop(loop: asyncio.AbstractEventLoop, read: Callable[[], Iterable[Sample]]) -> Read:
+    """A function for other threads that has ``read`` called on ``loop``, in one piece.
+
+    It raises Unavailable when the loop does not answer in time, as when it is stuck or has ended.
+    """
+
+    async def on_loop() -> Sequence[Sample]:
+        return tuple(read())
+
+    def from_outside() -> Sequence[Sample]:
+        reading = on_loop()
+        try:
+            asked = asyncio.run_coroutine_threadsafe(reading, loop)
+        except RuntimeError as error:
+            reading.close()
+            raise Unavailable("the process is ending") from error
+        try:
+            return asked.result(READ_SECONDS)
+        except concurrent.futures.CancelledError as error:
+            raise Unavailable("the process is ending") from error
+        except TimeoutError as error:
+            asked.cancel()
+            raise Unavailable(
+                f"the process has not answered for {READ_SECONDS:g} s",
+                remedy="see its log: its event loop is busy or stuck",
+            ) from error
+
+    return from_outside

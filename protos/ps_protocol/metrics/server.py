@@ -1,0 +1,155 @@
+"""The HTTP server of one process's metrics: plain requests for one page, on threads of its own."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from ps_protocol.errors import ConfigError, Retryable
+from ps_protocol.metrics.definition import Read
+from ps_protocol.metrics.exposition import exposition
+from ps_protocol.text import printable
+
+logger = logging.getLogger(__name__)
+
+CONNECTIONS = 16
+"""Requests that are served at once; a further one is closed at once."""
+
+REQUEST_SECONDS = 10.0
+"""How long a client may leave the connection idle within one request."""
+
+_JSON = "application/json; charset=utf-8"
+_TEXT = "text/plain; charset=utf-8"
+_WILDCARDS = frozenset({"", "0.0.0.0", "::"})
+
+TargetGroup = Mapping[str, object]
+"""One entry of Prometheus' HTTP service discovery: ``targets`` and ``labels``."""
+
+Targets = Callable[[], Sequence[TargetGroup]]
+"""Called from any thread. Raises Unavailable where it cannot answer."""
+
+
+class MetricsServer:
+    """Serves ``/metrics``, and ``/targets`` where there are any, until ``close``. Called from one thread."""
+
+    def __init__(
+        self,
+        bind: str,
+        port: int,
+        read: Read,
+        constant: Mapping[str, str],
+        targets: Targets | None = None,
+    ) -> None:
+        """Listens from now on; port 0 takes any free one. ``constant`` are labels of every sample.
+
+        Raises ConfigError when the address cannot be listened on.
+        """
+        self._server = _listening(bind, port)
+        self._server.read, self._server.constant, self._server.targets = read, dict(constant), targets
+        host = socket.gethostname() if bind in _WILDCARDS else bind
+        bound = self._server.server_address[1]
+        #: host:port for clients; the name of the host where the server listens on all addresses.
+        self.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, name="metrics", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Where the metrics are."""
+        return f"http://{self.address}/metrics"
+
+    def close(self) -> None:
+        """Accept nothing more; takes a fraction of a second. Repeatable."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    #: Closing does not wait for slow clients.
+    block_on_close = False
+    request_queue_size = 16
+
+    read: Read
+    constant: Mapping[str, str]
+    targets: Targets | None
+
+    def __init__(self, family: socket.AddressFamily, address: Any) -> None:
+        self.address_family = family
+        self._places = threading.BoundedSemaphore(CONNECTIONS)
+        super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve one connection on a thread, where there is a place for it."""
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve one connection."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is no event; anything else is logged."""
+        logger.debug("a request for metrics from %s failed", client_address, exc_info=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    server_version, sys_version = "torch-ps", ""
+    timeout = REQUEST_SECONDS
+
+    def do_GET(self) -> None:
+        """Answer one request."""
+        path = self.path.partition("?")[0]
+        try:
+            if path == "/metrics":
+                accept = self.headers.get("Accept", "")
+                self._answer(HTTPStatus.OK, *exposition(self.server.read(), self.server.constant, accept))
+            elif path == "/targets" and self.server.targets is not None:
+                self._answer(HTTPStatus.OK, json.dumps(self.server.targets()).encode(), _JSON)
+            else:
+                known = "/metrics" if self.server.targets is None else "/metrics, /targets"
+                self._answer(HTTPStatus.NOT_FOUND, f"nothing is here; known: {known}\n".encode(), _TEXT)
+        except Retryable as error:
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n".encode(), _TEXT)
+
+    do_HEAD = do_GET  # noqa: N815 -- the name is given
+
+    def _answer(self, status: HTTPStatus, body: bytes, content_type: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are logged at level debug."""
+        logger.debug("%s: %s", self.address_string(), printable(format % args))
+
+
+def _listening(bind: str, port: int) -> _Server:
+    try:
+        found = socket.getaddrinfo(bind or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        return _Server(found[0][0], found[0][4])
+    except OSError as error:
+        raise ConfigError(
+            f"cannot serve metrics on {bind}:{port}: {error.strerror or error}",
+            remedy="give another --metrics-port (0 takes any free one; off serves none)",
+        ) from error

@@ -1,0 +1,197 @@
+"""The metrics of a shard: defined here, and read here from what the shard's parts count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from ps_protocol.metrics.common import COMMON, read_common
+from ps_protocol.metrics.definition import Catalogue, HistogramValue, Sample
+from ps_server.consistency import FAILED, Verdict
+from ps_server.shard.counters import Counters
+from ps_server.shard.durability.storage import Storage
+from ps_server.shard.executor import ShardExecutor
+from ps_server.shard.models import Registry
+from ps_server.shard.service import ShardService
+from ps_server.shard.standby.log_feed import LogFeed
+from ps_server.shard.step.model import ShardModel
+
+SHARD = Catalogue("shard", "shard", COMMON)
+
+_STALENESS = (0.0, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0, 34.0, 62.0)
+
+SERVING = SHARD.gauge("shard_serving", "1 while this process holds its place; 0 while it starts or is a standby.")
+
+PUSHES = SHARD.counter(
+    "pushes_total",
+    "Pushes decided, by result: applied, duplicate, late, stale or skipped. A push whose step then raised counts as "
+    "applied here.",
+    "model",
+    "result",
+)
+REFUSED = SHARD.counter("pushes_refused_total", "Pushes refused with an error, by its code.", "model", "reason")
+FAILED_STEPS = SHARD.counter("pushes_failed_total", "Pushes whose step raised and was undone.", "model")
+RECEIVED = SHARD.counter("pushes_received_total", "Pushes that came whole, repeated ones too.")
+STALENESS = SHARD.histogram(
+    "staleness_updates",
+    "Updates between a push's pull and its apply. In the sum, 63 and more count as 63.",
+    "model",
+)
+APPLY = SHARD.histogram("apply_seconds", "One update: its record in the log and the optimizer's step.", "model")
+PULL = SHARD.histogram(
+    "pull_seconds",
+    "From the moment that the mode lets a pull be answered until the parameters are sent; waits for the apply.",
+    "model",
+)
+PULL_WAIT = SHARD.histogram(
+    "pull_wait_seconds", "How long pulls waited for other workers; pulls that did not wait are not counted.", "model"
+)
+ROUND = SHARD.histogram("sync_round_seconds", "From the first push of a round to its apply, in mode sync.", "model")
+PARKED = SHARD.gauge("parked_pulls", "Pulls that wait for the consistency mode now.", "model")
+VERSION = SHARD.gauge("model_version", "Updates that the parameters contain.", "model")
+CLOCK_LEAST = SHARD.gauge("clock_least", "The lowest clock of the workers that take part.", "model")
+CLOCK_MOST = SHARD.gauge("clock_most", "The highest clock of the workers that take part.", "model")
+BYTES = SHARD.counter("bytes_total", "Payload bytes of pushes, pulls and rows.", "direction", "transport")
+STREAMS = SHARD.gauge("streams", "Open step streams.", "model", "transport")
+QUEUE = SHARD.gauge("queue_depth", "Pieces of large work that run or wait in the executor.")
+
+VARIABLES = SHARD.gauge("variables", "Slices of variables on this shard.", "model")
+VARIABLE_BYTES = SHARD.gauge("variable_bytes", "Bytes of their values.", "model")
+TABLE_ROWS = SHARD.gauge("table_rows", "Rows of a table on this shard.", "model", "table")
+TABLE_BYTES = SHARD.gauge("table_bytes", "Bytes of rows, ids and maps.", "model", "table")
+TABLE_WAITING = SHARD.gauge("table_waiting_ids", "Ids that were used and have no row yet.", "model", "table")
+ADMISSIONS = SHARD.counter("table_admissions_total", "Rows added by updates and loads.", "model", "table")
+EVICTIONS = SHARD.counter(
+    "table_evictions_total", "Rows dropped, by reason: expired or evicted.", "model", "table", "reason"
+)
+FEED_READERS = SHARD.gauge("feed_readers", "Streams that read what changes in a table.", "model", "table")
+FEED_LAG = SHARD.gauge(
+    "feed_lag_updates", "Updates of the table that the slowest reader has not got.", "model", "table"
+)
+
+LOG_BYTES = SHARD.counter("log_bytes_total", "Bytes written to the log.")
+LOG_RECORDS = SHARD.gauge("log_records", "Number of the last record of the log.")
+LOG_FSYNC = SHARD.histogram("log_fsync_seconds", "How long the disk took to have a record, where it is waited for.")
+LOG_LAG = SHARD.gauge("log_lag_records", "Records that no snapshot holds: a restart replays them.")
+SNAPSHOT = SHARD.histogram("snapshot_seconds", "Duration of snapshots.")
+SNAPSHOT_BYTES = SHARD.counter("snapshot_bytes_total", "Bytes of all snapshots.")
+SNAPSHOT_FAILURES = SHARD.counter("snapshot_failures_total", "Snapshots that failed and were tried again.")
+RECOVERY = SHARD.gauge("recovery_seconds", "How long reading the data directory took at the start.")
+STANDBY = SHARD.gauge("standby_connected", "Whether a standby follows the log: 1 or 0.")
+STANDBY_LAG = SHARD.gauge("standby_lag_records", "Records of the log that the standby does not have yet.")
+
+
+class ShardMetrics:
+    """Reads the numbers of one shard process. Called on its event loop."""
+
+    def __init__(
+        self,
+        counters: Counters,
+        registry: Registry,
+        executor: ShardExecutor,
+        storage: Storage,
+        service: ShardService,
+        feed: LogFeed | None,
+    ) -> None:
+        self._counters = counters
+        self._registry = registry
+        self._executor = executor
+        self._storage = storage
+        self._service = service
+        self._feed = feed
+        #: It holds its place.
+        self.serving = False
+
+    def read(self) -> Iterator[Sample]:
+        """All numbers as they are now."""
+        yield from read_common()
+        yield SERVING.of(self.serving)
+        yield from self._traffic()
+        for model in self._registry.models:
+            yield from _model(model)
+            yield from _tables(model)
+        yield from self._readers()
+        yield from self._durability()
+
+    def _traffic(self) -> Iterator[Sample]:
+        counters = self._counters
+        yield RECEIVED.of(counters.pushes)
+        for (model, reason), count in counters.refused.items():
+            yield REFUSED.of(count, model, reason.lower())
+        for transport, traffic in counters.traffic.items():
+            yield BYTES.of(traffic.received, "received", transport.value)
+            yield BYTES.of(traffic.sent, "sent", transport.value)
+        yield QUEUE.of(self._executor.queued)
+
+    def _readers(self) -> Iterator[Sample]:
+        lags: dict[tuple[str, str], list[int]] = {}
+        for model, table, lag in self._service.feed_lags:
+            lags.setdefault((model, table), []).append(lag)
+        for (model, table), found in lags.items():
+            yield FEED_READERS.of(len(found), model, table)
+            yield FEED_LAG.of(max(found), model, table)
+
+    def _durability(self) -> Iterator[Sample]:
+        storage = self._storage
+        if (log := storage.durable) is not None:
+            yield LOG_BYTES.of(log.written_bytes)
+            yield LOG_RECORDS.of(log.number)
+            yield LOG_FSYNC.of(log.syncs.value)
+            yield RECOVERY.of(storage.recovery_seconds)
+        if (snapshotter := storage.snapshotter) is not None:
+            yield LOG_LAG.of(snapshotter.unsaved_records)
+            yield SNAPSHOT.of(snapshotter.times.value)
+            yield SNAPSHOT_BYTES.of(snapshotter.written_bytes)
+            yield SNAPSHOT_FAILURES.of(snapshotter.failures)
+        if self._feed is not None:
+            lag = self._feed.lag
+            yield STANDBY.of(lag is not None)
+            if lag is not None:
+                yield STANDBY_LAG.of(lag)
+
+
+def _model(model: ShardModel) -> Iterator[Sample]:
+    name, tracker, times, layout = model.name, model.tracker, model.times, model.layout
+    outcomes = tracker.counts.outcomes
+    failed = outcomes.get(FAILED, 0)
+    for verdict in Verdict:
+        if verdict.value in outcomes:
+            # Decided first, and taken back when the step raises: together they only rise.
+            yield PUSHES.of(outcomes[verdict.value] + failed * (verdict is Verdict.APPLY), name, verdict.value)
+    yield FAILED_STEPS.of(failed, name)
+    yield STALENESS.of(staleness_value(tracker.counts.staleness), name)
+    yield APPLY.of(times.apply.value, name)
+    yield PULL.of(times.reply.value, name)
+    yield PULL_WAIT.of(times.wait.value, name)
+    yield ROUND.of(times.round.value, name)
+    yield PARKED.of(model.parked_pulls, name)
+    yield VERSION.of(tracker.version, name)
+    if clocks := [standing.position.clock for standing in tracker.clocks()]:
+        yield CLOCK_LEAST.of(min(clocks), name)
+        yield CLOCK_MOST.of(max(clocks), name)
+    open_streams = list(model.streams.transports.values())
+    for transport in set(open_streams):
+        yield STREAMS.of(open_streams.count(transport), name, transport.value)
+    yield VARIABLES.of(len(layout.slices), name)
+    yield VARIABLE_BYTES.of(layout.region_bytes, name)
+
+
+def _tables(model: ShardModel) -> Iterator[Sample]:
+    for table in model.tables:
+        name, label = model.name, table.spec.name
+        yield TABLE_ROWS.of(table.rows, name, label)
+        yield TABLE_BYTES.of(table.size_bytes, name, label)
+        yield TABLE_WAITING.of(table.waiting, name, label)
+        yield ADMISSIONS.of(table.inserted, name, label)
+        yield EVICTIONS.of(table.expired, name, label, "expired")
+        yield EVICTIONS.of(table.evicted, name, label, "evicted")
+
+
+def staleness_value(counts: list[int]) -> HistogramValue:
+    """The histogram of ``counts``, of which ``counts[i]`` pushes had staleness i; the last had that or more."""
+    ends = [0, *(int(bound) + 1 for bound in _STALENESS), len(counts)]
+    return HistogramValue(
+        _STALENESS,
+        tuple(sum(counts[begin:end]) for begin, end in pairwise(ends)),
+        float(sum(staleness * count for staleness, count in enumerate(counts))),
+    )
