@@ -10,6 +10,7 @@ from pathlib import Path
 from ps_protocol.wire.socket_messages import STALL_SECONDS
 from ps_server.cli.options.storage import StorageConfig
 from ps_server.failpoints import Failpoints
+from ps_server.serving.metrics import MetricsConfig
 from ps_server.shard.watchdog import STUCK_SECONDS
 
 
@@ -69,3 +70,4 @@ class ShardConfig:
     checkpoint_dirs: tuple[Path, ...] = ()
     #: End when the job needs no shard any more.
     exit_when_finished: bool = False
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)

@@ -20,6 +20,7 @@ from ps_server.cli.options.common import clean_errors, configure_logging, exit_o
 from ps_server.cli.options.storage import Durability, StorageConfig, storage_config, storage_options
 from ps_server.failpoints import ENVIRONMENT, Failpoints
 from ps_server.serving import grpc_server
+from ps_server.serving.metrics import MetricsConfig, metrics_option, parse_port
 from ps_server.shard.config import Acknowledge, ShardConfig, SideChannelConfig
 from ps_server.shard.watchdog import EXIT_STUCK, STUCK_SECONDS
 
@@ -49,6 +50,7 @@ _M_ARENA_MAX = -8
     help="TCP port of the bulk transport. In a range, the first free port is used. 0: any free port. off: all data "
     "goes over gRPC.",
 )
+@metrics_option("PS_SERVER_METRICS_PORT", "PS_METRICS_PORT")
 @click.option("--shm/--no-shm", default=True, help="Use shared memory with workers on the same host.")
 @storage_options
 @click.option(
@@ -126,6 +128,7 @@ def main(
     ready_file: Path | None,
     advertise: str,
     bulk_ports: str,
+    metrics_port: str,
     shm: bool,
     threads: int,
     connect_timeout: float,
@@ -165,6 +168,7 @@ def main(
         split_address(coordinator, setting="--coordinator, PS_COORDINATOR or TF_CONFIG")
         if advertise:
             split_address(advertise, "this shard", "--advertise")
+        metrics = MetricsConfig(bind, parse_port(metrics_port), advertise.rpartition(":")[0].strip("[]"))
         side_channels = SideChannelConfig(bind, parse_ports(bulk_ports), shm)
         kept = storage_config(**storage)
         if standby or acknowledge == Acknowledge.AFTER.value:
@@ -190,6 +194,7 @@ def main(
             answer_mb << 20,
             checkpoint_dirs,
             exit_when_finished,
+            metrics,
         )
         serve = _serving()
         grpc_server.run(lambda stop: serve(config, stop))

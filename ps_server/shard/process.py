@@ -12,9 +12,12 @@ from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.client.membership import Membership
 from ps_protocol.cluster.view import ClusterView, MemberStats, Role
 from ps_protocol.errors import Fenced, InternalError, Unavailable
+from ps_protocol.metrics.read_on_loop import read_on_loop
+from ps_protocol.metrics.server import MetricsServer
 from ps_protocol.model.spec import ShardMap
 from ps_server.checkpoint.folder.roots import CheckpointRoots
 from ps_server.serving import grpc_server
+from ps_server.serving.metrics import serve_metrics
 from ps_server.shard.access.fence import Fence
 from ps_server.shard.answer_budget import AnswerBudget
 from ps_server.shard.config import Acknowledge, ShardConfig
@@ -24,6 +27,7 @@ from ps_server.shard.durability.replication import Replication
 from ps_server.shard.durability.storage import Storage
 from ps_server.shard.executor import ShardExecutor
 from ps_server.shard.heartbeat import shard_stats
+from ps_server.shard.metrics import SHARD, ShardMetrics
 from ps_server.shard.models import Registry
 from ps_server.shard.service import SERVICE, ShardService
 from ps_server.shard.standby.follower import LogFollower
@@ -76,6 +80,7 @@ class ShardProcess:
         #: Set where state is kept.
         self._membership: Membership | None = None
         self._announced: asyncio.Future[None] | None = None
+        self._metrics: MetricsServer | None = None
 
     async def run(self) -> None:
         """Until told to stop. Raises PsError."""
@@ -118,18 +123,23 @@ class ShardProcess:
         side_channels = SideChannels(config.side_channels)
         fence = Fence(config.shard, registry)
         service = ShardService(config.shard, registry, self._counters, side_channels, feed, fence)
+        metrics = ShardMetrics(self._counters, registry, executor, storage, service, feed)
         server = None
         try:
+            read = read_on_loop(asyncio.get_running_loop(), metrics.read)
+            self._metrics = serve_metrics(config.metrics, read, {SHARD.constant: str(config.shard)})
             server = await grpc_server.start(config.bind, config.port, [(SERVICE, service.register)])
             address = config.advertise or server.address
             membership = await self._place(storage, executor, address)
             if membership is not None:
                 fence.begin(membership.member.incarnation, membership.token)
+                metrics.serving = True
                 await self._hold(membership, address, storage, registry, feed)
         except Fenced:
             self._gently = False
             raise
         finally:
+            metrics.serving = False
             if feed:
                 await feed.stop()
             if server:
@@ -137,6 +147,8 @@ class ShardProcess:
             if feed:
                 await feed.close(Unavailable(f"shard {config.shard} stops"))
             await side_channels.close()
+            if self._metrics:
+                await asyncio.to_thread(self._metrics.close)
             await storage.close(snapshot=self._gently)
             executor.close()
 
@@ -242,6 +254,7 @@ class ShardProcess:
                 shard_stats(self._counters, registry),
                 standby_lag=feed.lag if feed else None,
                 log=storage.counts,
+                metrics_address=self._metrics.address if self._metrics else "",
             )
 
         membership.set_stats(stats)

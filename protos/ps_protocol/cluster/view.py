@@ -106,6 +106,8 @@ class MemberStats:
     #: Shards with a data directory.
     log: LogCounts | None = None
     tables: tuple[TableCounts, ...] = ()
+    #: host:port of its metrics; empty: it serves none.
+    metrics_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,14 +45,18 @@ class MetricsServer:
         read: Read,
         constant: Mapping[str, str],
         targets: Targets | None = None,
+        *,
+        advertise: str = "",
     ) -> None:
         """Listens from now on; port 0 takes any free one. ``constant`` are labels of every sample.
+
+        ``advertise``: the host that clients reach this at, if it is not ``bind``.
 
         Raises ConfigError when the address cannot be listened on.
         """
         self._server = _listening(bind, port)
         self._server.read, self._server.constant, self._server.targets = read, dict(constant), targets
-        host = socket.gethostname() if bind in _WILDCARDS else bind
+        host = advertise or (socket.gethostname() if bind in _WILDCARDS else bind)
         bound = self._server.server_address[1]
         #: host:port for clients; the name of the host where the server listens on all addresses.
         self.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"

@@ -107,6 +107,7 @@ def stats_to_pb(stats: MemberStats) -> pb.MemberStats:
         held_bytes=stats.held_bytes,
         log=log_counts_to_pb(stats.log) if stats.log else None,
         tables=map(table_counts_to_pb, stats.tables),
+        metrics_address=stats.metrics_address,
     )
 
 
@@ -133,6 +134,7 @@ def stats_from_pb(message: pb.MemberStats) -> MemberStats:
         held_bytes=message.held_bytes,
         log=log_counts_from_pb(message.log) if message.HasField("log") else None,
         tables=tuple(map(table_counts_from_pb, message.tables[:_MAX_NAMED])),
+        metrics_address=printable(message.metrics_address[:_MAX_TEXT]),
     )
 
 

@@ -1,0 +1,66 @@
+"""What a server was told about its metrics, and the start of their HTTP server."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from ps_protocol.errors import ConfigError
+from ps_protocol.metrics.definition import Read
+from ps_protocol.metrics.server import MetricsServer, Targets
+
+logger = logging.getLogger(__name__)
+
+OFF = "off"
+
+
+@dataclass(frozen=True)
+class MetricsConfig:
+    """Where a process serves its metrics; ``port`` 0: any free one, None: nowhere."""
+
+    bind: str = "127.0.0.1"
+    port: int | None = None
+    #: Host that others reach this process at; empty: as bound.
+    advertise: str = ""
+
+
+def metrics_option(*envvars: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add --metrics-port; the command gets ``metrics_port``, for ``parse_port``."""
+    return click.option(
+        "--metrics-port",
+        default="0",
+        show_default=True,
+        metavar="PORT|off",
+        envvar=list(envvars),
+        help="Port on which Prometheus reads the metrics of this process, at /metrics. 0: any free port; the log and "
+        "psctl status show it. off: none.",
+    )
+
+
+def parse_port(text: str) -> int | None:
+    """The port of --metrics-port; None for "off". Raises ConfigError."""
+    if text == OFF:
+        return None
+    if text.isascii() and text.isdigit() and int(text) < 1 << 16:
+        return int(text)
+    raise ConfigError(
+        "--metrics-port is no port",
+        expected=f"a number from 0 to 65535, or {OFF}",
+        actual=repr(text),
+        remedy="correct --metrics-port or PS_METRICS_PORT, or leave it out",
+    )
+
+
+def serve_metrics(
+    config: MetricsConfig, read: Read, constant: Mapping[str, str], targets: Targets | None = None
+) -> MetricsServer | None:
+    """Serve what ``read`` reads, with ``constant`` labels; None where that is off. Raises ConfigError."""
+    if config.port is None:
+        return None
+    server = MetricsServer(config.bind, config.port, read, constant, targets, advertise=config.advertise)
+    logger.info("metrics at %s", server.url)
+    return server
