@@ -22,6 +22,7 @@ from ps_server.coordinator.persistence.saved_facts import saved_seed
 from ps_server.coordinator.placement.job_limits import JobLimits
 from ps_server.coordinator.placement.variables import Balanced, FixedShards, MaxSize, MinSize, PartitionRule
 from ps_server.coordinator.settings import ClusterSettings, check_consistency, partition_flags
+from ps_server.serving.metrics import MetricsConfig, parse_port
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class CoordinatorConfig:
     saved: Checkpoint | None = None
     #: Exit when the job is finished and its members have left.
     exit_when_finished: bool = False
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
 
     @property
     def words(self) -> dict[str, str]:
@@ -117,8 +119,9 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
         # The order of the data depends on it.
         cluster = replace(cluster, seed=saved_seed(saved))
     exits = bool(options["exit_when_finished"])
+    metrics = MetricsConfig(options["bind"], parse_port(options["metrics_port"]))
     return CoordinatorConfig(
-        options["bind"], options["port"], options["ready_file"], cluster, checkpoints, saved, exits
+        options["bind"], options["port"], options["ready_file"], cluster, checkpoints, saved, exits, metrics
     )
 
 

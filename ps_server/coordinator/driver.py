@@ -16,6 +16,7 @@ from ps_protocol.errors import DamagedData, PlaceTaken, Unavailable
 from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
 from ps_server.checkpoint.read.checkpoint import Checkpoint
 from ps_server.coordinator.changes import StateChange
+from ps_server.coordinator.counters import CoordinatorCounters
 from ps_server.coordinator.data.data_leases import DataLeases
 from ps_server.coordinator.event_log import EventLog
 from ps_server.coordinator.membership.admission import Application
@@ -84,6 +85,8 @@ class Driver:
         self._release_lost_leases()
         self._publisher = Publisher(self._state, self._data, journal, records)
         self._timer: asyncio.Task[None] | None = None
+        #: What has happened since this process began.
+        self.counters = CoordinatorCounters()
 
     def start(self) -> None:
         """Begin to end leases. Call once, from the loop."""
@@ -101,7 +104,10 @@ class Driver:
 
     def join(self, ask: Application) -> Joined:
         """See MembershipState.join."""
-        return self._settle(self._state.membership.join(ask, self._clock()))
+        decision = self._state.membership.join(ask, self._clock())
+        if decision.reason:  # not a repetition
+            self.counters.joins[ask.role] += 1
+        return self._settle(decision)
 
     async def join_when_vacant(self, ask: Application, wait_seconds: float) -> Joined:
         """As ``join``; while the holder of the place is silent, this waits for the end of its lease.
@@ -173,8 +179,12 @@ class Driver:
         deadline = self._clock() + min(wait_seconds, BARRIER_WAIT_SECONDS)
         while True:
             self._publisher.check_open()
-            state = self._settle(self._state.membership.arrive(rank, incarnation, phase))
+            decision = self._state.membership.arrive(rank, incarnation, phase)
+            self.counters.arrives(rank, incarnation, phase, self._clock())
+            state = self._settle(decision)
             left = deadline - self._clock()
+            if state.released:
+                self.counters.passes(rank, self._clock())
             if state.released or left <= 0:
                 return state
             await self._publisher.wait_for_change(left)
@@ -240,9 +250,26 @@ class Driver:
         """See ClusterState.status."""
         return self._state.status(self._clock())
 
+    @property
+    def phase(self) -> int:
+        """Barriers that the job has passed."""
+        return self._state.membership.phase
+
+    @property
+    def fenced_calls(self) -> int:
+        """Calls of processes that are not members any more."""
+        return self._state.membership.fenced_calls
+
+    @property
+    def data_leases(self) -> tuple[int, int]:
+        """Leases of data that workers hold, and the items in them."""
+        return self._data.outstanding
+
     def set_consistency(self, consistency: Consistency) -> ClusterView:
         """See ClusterState.set_consistency."""
-        return self._settle(self._state.set_consistency(consistency))
+        decision = self._state.set_consistency(consistency)
+        self.counters.mode_changes += bool(decision.reason)
+        return self._settle(decision)
 
     def release(self) -> None:
         """See ClusterState.release."""
@@ -319,6 +346,7 @@ class Driver:
             if overslept > heartbeat / 2:
                 logger.warning("stood still for %.1f s: all leases are extended by that", overslept)
             decision = self._state.membership.expire(self._clock())
+            self.counters.lease_expirations.update(member.role for member in decision.value)
             try:
                 self._settle(decision)
             except DamagedData:

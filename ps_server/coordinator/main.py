@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 import click
 from click.core import ParameterSource
 
+from ps_protocol.metrics.call_on_loop import call_on_loop
+from ps_protocol.metrics.server import MetricsServer
 from ps_protocol.model.spec import Mode
 from ps_server.cli.options import common
 from ps_server.cli.options.checkpoint import checkpoint_options
@@ -23,10 +25,12 @@ from ps_server.coordinator.history.recorder import JobRecorder
 from ps_server.coordinator.jobs.checkpoints import CheckpointMade, Checkpoints
 from ps_server.coordinator.jobs.ending import end_with_job
 from ps_server.coordinator.jobs.move_runner import MoveRunner
+from ps_server.coordinator.metrics import COORDINATOR, CoordinatorMetrics, targets
 from ps_server.coordinator.persistence.cluster_records import from_rows
 from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.service import MAX_REQUEST_BYTES, SERVICE_NAME, CoordinatorService
 from ps_server.serving import grpc_server
+from ps_server.serving.metrics import MetricsConfig, metrics_option, serve_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +75,7 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
     checkpoints = Checkpoints(driver, config.checkpoints, on_made)
     moves = MoveRunner(driver, checkpoints.busy)
     service = CoordinatorService(driver, checkpoints, moves, recorder)
+    metrics = await serve_metrics_of(config.metrics, driver, checkpoints, moves)
     server = await grpc_server.start(config.bind, config.port, [(SERVICE_NAME, service.register)], MAX_REQUEST_BYTES)
     try:
         driver.start()
@@ -104,6 +109,23 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
         # Watch streams end first; the server then has no call to wait for.
         await driver.close()
         await server.stop()
+        if metrics:
+            await asyncio.to_thread(metrics.close)
+
+
+async def serve_metrics_of(
+    config: MetricsConfig, driver: Driver, checkpoints: Checkpoints, moves: MoveRunner
+) -> MetricsServer | None:
+    """Serve the coordinator's metrics, and the addresses of all members' beside them. Raises ConfigError."""
+    loop = asyncio.get_running_loop()
+    metrics = CoordinatorMetrics(driver, checkpoints, moves)
+    return serve_metrics(
+        config,
+        COORDINATOR.role,
+        call_on_loop(loop, metrics.read),
+        {},
+        call_on_loop(loop, lambda: targets(driver.status())),
+    )
 
 
 @click.command(
@@ -111,6 +133,7 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
     context_settings={"auto_envvar_prefix": "PS_COORDINATOR", "show_default": True, "max_content_width": 100},
 )
 @common.server_options(DEFAULT_PORT)
+@metrics_option("PS_COORDINATOR_METRICS_PORT", "PS_METRICS_PORT")
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),

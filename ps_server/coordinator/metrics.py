@@ -8,14 +8,16 @@ from collections.abc import Iterator, Sequence
 from ps_protocol.cluster.view import ClusterStatus, MemberStatus, Role
 from ps_protocol.metrics.common import COMMON, read_common
 from ps_protocol.metrics.definition import Catalogue, Sample
-from ps_protocol.metrics.server import TargetGroup
+from ps_protocol.metrics.server import Target
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs.checkpoints import Checkpoints
 from ps_server.coordinator.jobs.move_runner import MoveRunner
 
 COORDINATOR = Catalogue("coordinator", "", COMMON)
 
-JOB_INFO = COORDINATOR.gauge("job_info", "Consistency mode of the job, and in full with its bounds; always 1.", "mode", "consistency")
+JOB_INFO = COORDINATOR.gauge(
+    "job_info", "Consistency mode of the job, and in full with its bounds; always 1.", "mode", "consistency"
+)
 JOB_STARTED = COORDINATOR.gauge("job_started", "Whether all expected members have been there once: 1 or 0.")
 JOB_FINISHED = COORDINATOR.gauge("job_finished", "Whether every worker has left after training: 1 or 0.")
 VIEW_REVISION = COORDINATOR.gauge("view_revision", "Revision of the cluster view; it rises with every change.")
@@ -29,7 +31,9 @@ MEMBERS = COORDINATOR.gauge(
     "state",
 )
 EXPECTED = COORDINATOR.gauge(
-    "members_expected", "Members that a running job needs: shards that hold slices, and workers of a fixed number.", "role"
+    "members_expected",
+    "Members that a running job needs: shards that hold slices, and workers of a fixed number.",
+    "role",
 )
 HEARTBEAT_AGE = COORDINATOR.gauge("heartbeat_age_seconds", "The longest time since a live member was heard of.", "role")
 INCARNATIONS = COORDINATOR.counter("incarnations_total", "Processes that joined.", "role")
@@ -127,15 +131,10 @@ def _state(entry: MemberStatus, spare: frozenset[int]) -> str:
     return "spare" if entry.member.role is Role.SHARD and entry.member.index in spare else "live"
 
 
-def targets(status: ClusterStatus, own_address: str) -> Sequence[TargetGroup]:
-    """Every address of metrics in the job, for Prometheus' HTTP service discovery. ``own_address``: the coordinator's.
-
-    The label ``component`` is coordinator, or the role of the member.
-    """
-    found = [("coordinator", own_address)]
-    found += [
-        (entry.member.role.value, entry.stats.metrics_address)
+def targets(status: ClusterStatus) -> Sequence[Target]:
+    """The address of the metrics of each live member."""
+    return [
+        Target(entry.stats.metrics_address, entry.member.role.value)
         for entry in status.members
         if entry.stats.metrics_address and not entry.gone
     ]
-    return [{"targets": [address], "labels": {"component": role}} for role, address in found]

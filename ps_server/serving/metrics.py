@@ -56,11 +56,16 @@ def parse_port(text: str) -> int | None:
 
 
 def serve_metrics(
-    config: MetricsConfig, read: Read, constant: Mapping[str, str], targets: Targets | None = None
+    config: MetricsConfig, component: str, read: Read, constant: Mapping[str, str], targets: Targets | None = None
 ) -> MetricsServer | None:
-    """Serve what ``read`` reads, with ``constant`` labels; None where that is off. Raises ConfigError."""
+    """Serve what ``read`` reads, with ``constant`` labels, as a ``component``; None where that is off.
+
+    Raises ConfigError when it cannot listen there.
+    """
     if config.port is None:
         return None
-    server = MetricsServer(config.bind, config.port, read, constant, targets, advertise=config.advertise)
+    server = MetricsServer(
+        config.bind, config.port, read, constant, targets, component=component, advertise=config.advertise
+    )
     logger.info("metrics at %s", server.url)
     return server

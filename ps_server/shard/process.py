@@ -12,7 +12,7 @@ from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.client.membership import Membership
 from ps_protocol.cluster.view import ClusterView, MemberStats, Role
 from ps_protocol.errors import Fenced, InternalError, Unavailable
-from ps_protocol.metrics.read_on_loop import read_on_loop
+from ps_protocol.metrics.call_on_loop import call_on_loop
 from ps_protocol.metrics.server import MetricsServer
 from ps_protocol.model.spec import ShardMap
 from ps_server.checkpoint.folder.roots import CheckpointRoots
@@ -126,8 +126,8 @@ class ShardProcess:
         metrics = ShardMetrics(self._counters, registry, executor, storage, service, feed)
         server = None
         try:
-            read = read_on_loop(asyncio.get_running_loop(), metrics.read)
-            self._metrics = serve_metrics(config.metrics, read, {SHARD.constant: str(config.shard)})
+            read = call_on_loop(asyncio.get_running_loop(), metrics.read)
+            self._metrics = serve_metrics(config.metrics, SHARD.role, read, {SHARD.constant: str(config.shard)})
             server = await grpc_server.start(config.bind, config.port, [(SERVICE, service.register)])
             address = config.advertise or server.address
             membership = await self._place(storage, executor, address)

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 from typing import Any
 
-from ps_protocol.errors import ConfigError, Retryable
+from ps_protocol.errors import ConfigError, PermissionDenied, PsError, Retryable, Unauthenticated
 from ps_protocol.metrics.definition import Read
 from ps_protocol.metrics.exposition import exposition
+from ps_protocol.security.roles import VIEWING
+from ps_protocol.security.security import OFF, Security
 from ps_protocol.text import printable
 
 logger = logging.getLogger(__name__)
@@ -28,10 +33,18 @@ _JSON = "application/json; charset=utf-8"
 _TEXT = "text/plain; charset=utf-8"
 _WILDCARDS = frozenset({"", "0.0.0.0", "::"})
 
-TargetGroup = Mapping[str, object]
-"""One entry of Prometheus' HTTP service discovery: ``targets`` and ``labels``."""
 
-Targets = Callable[[], Sequence[TargetGroup]]
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Another process that serves metrics."""
+
+    #: host:port
+    address: str
+    #: Its role; the label ``component`` in Prometheus.
+    component: str
+
+
+Targets = Callable[[], Sequence[Target]]
 """Called from any thread. Raises Unavailable where it cannot answer."""
 
 
@@ -46,20 +59,25 @@ class MetricsServer:
         constant: Mapping[str, str],
         targets: Targets | None = None,
         *,
+        security: Security = OFF,
+        component: str = "",
         advertise: str = "",
     ) -> None:
         """Listens from now on; port 0 takes any free one. ``constant`` are labels of every sample.
 
-        ``advertise``: the host that clients reach this at, if it is not ``bind``.
+        ``component``: the role of this process among ``targets``. ``advertise``: the host that clients reach this at,
+        if it is not ``bind``.
 
         Raises ConfigError when the address cannot be listened on.
         """
         self._server = _listening(bind, port)
-        self._server.read, self._server.constant, self._server.targets = read, dict(constant), targets
         host = advertise or (socket.gethostname() if bind in _WILDCARDS else bind)
         bound = self._server.server_address[1]
         #: host:port for clients; the name of the host where the server listens on all addresses.
-        self.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+        self.address = self._server.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+        self._server.read, self._server.constant, self._server.targets = read, dict(constant), targets
+        self._server.component = component
+        self._server.security, self._server.context = security, security.server_context()
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, name="metrics", daemon=True
         )
@@ -68,7 +86,7 @@ class MetricsServer:
     @property
     def url(self) -> str:
         """Where the metrics are."""
-        return f"http://{self.address}/metrics"
+        return f"{'https' if self._server.context else 'http'}://{self.address}/metrics"
 
     def close(self) -> None:
         """Accept nothing more; takes a fraction of a second. Repeatable."""
@@ -87,6 +105,10 @@ class _Server(ThreadingHTTPServer):
     read: Read
     constant: Mapping[str, str]
     targets: Targets | None
+    address: str
+    component: str
+    security: Security
+    context: ssl.SSLContext | None
 
     def __init__(self, family: socket.AddressFamily, address: Any) -> None:
         self.address_family = family
@@ -103,7 +125,13 @@ class _Server(ThreadingHTTPServer):
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve one connection."""
         try:
+            request.settimeout(REQUEST_SECONDS)
+            if self.context is not None:
+                request = self.context.wrap_socket(request, server_side=True)
             super().process_request_thread(request, client_address)
+        except OSError as error:  # of TLS, too
+            logger.debug("no connection for metrics from %s: %s", client_address, error)
+            self.shutdown_request(request)
         finally:
             self._places.release()
 
@@ -115,30 +143,51 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
     server_version, sys_version = "torch-ps", ""
-    timeout = REQUEST_SECONDS
 
     def do_GET(self) -> None:
         """Answer one request."""
         path = self.path.partition("?")[0]
         try:
+            self._admit()
             if path == "/metrics":
                 accept = self.headers.get("Accept", "")
                 self._answer(HTTPStatus.OK, *exposition(self.server.read(), self.server.constant, accept))
             elif path == "/targets" and self.server.targets is not None:
-                self._answer(HTTPStatus.OK, json.dumps(self.server.targets()).encode(), _JSON)
+                own = Target(self.server.address, self.server.component)
+                self._answer(HTTPStatus.OK, _discovery([own, *self.server.targets()]), _JSON)
             else:
                 known = "/metrics" if self.server.targets is None else "/metrics, /targets"
                 self._answer(HTTPStatus.NOT_FOUND, f"nothing is here; known: {known}\n".encode(), _TEXT)
+        except (Unauthenticated, PermissionDenied) as error:
+            self.server.security.refused.add(error)
+            self._refuse(error)
         except Retryable as error:
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n".encode(), _TEXT)
 
     do_HEAD = do_GET  # noqa: N815 -- the name is given
 
-    def _answer(self, status: HTTPStatus, body: bytes, content_type: str) -> None:
+    def _admit(self) -> None:
+        """Raises Unauthenticated or PermissionDenied for a caller that may not see metrics."""
+        security, connection = self.server.security, self.connection
+        der = connection.getpeercert(binary_form=True) if isinstance(connection, ssl.SSLSocket) else None
+        certificate = ssl.DER_cert_to_PEM_cert(der).encode() if der else b""
+        caller = security.authenticate(authorization=self.headers.get("Authorization", ""), certificate=certificate)
+        security.authorize(caller, VIEWING, "reading metrics")
+
+    def _refuse(self, error: PsError) -> None:
+        unknown = isinstance(error, Unauthenticated)
+        status = HTTPStatus.UNAUTHORIZED if unknown else HTTPStatus.FORBIDDEN
+        self._answer(status, f"{error}\n".encode(), _TEXT, {"WWW-Authenticate": "Bearer"} if unknown else {})
+
+    def _answer(
+        self, status: HTTPStatus, body: bytes, content_type: str, more: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
+        for name, value in more.items():
+            self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
@@ -146,6 +195,12 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are logged at level debug."""
         logger.debug("%s: %s", self.address_string(), printable(format % args))
+
+
+def _discovery(found: Sequence[Target]) -> bytes:
+    """The format of Prometheus' HTTP service discovery."""
+    groups = [{"targets": [each.address], "labels": {"component": each.component}} for each in found]
+    return json.dumps(groups).encode()
 
 
 def _listening(bind: str, port: int) -> _Server:

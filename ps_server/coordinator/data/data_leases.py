@@ -100,6 +100,12 @@ class DataLeases:
             reasons.append(f"worker {rank} gives back {count} items of '{ask.dataset}'")
         return StateChange(_answer(data, holder, ask), "; ".join(reasons))
 
+    @property
+    def outstanding(self) -> tuple[int, int]:
+        """Workers with a lease, once for each dataset, and the items that they hold."""
+        held = [len(holder.leased) for data in self._datasets.values() for holder in data.holders.values()]
+        return sum(map(bool, held)), sum(held)
+
     def persisted_state(self) -> dict[str, Any]:
         """All of it as numbers, texts, lists and dicts, for a journal; ``restore`` takes it."""
         return {name: _dataset_to_plain(data) for name, data in self._datasets.items()}

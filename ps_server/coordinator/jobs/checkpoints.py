@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ps_protocol.errors import ConfigError, NotReady, PsError
+from ps_protocol.metrics.histogram import Histogram
 from ps_server.checkpoint.folder.directory import begin, discard, latest, prune
 from ps_server.checkpoint.write.commit import commit
 from ps_server.cli.options.checkpoint import CheckpointConfig
@@ -50,6 +51,10 @@ class Checkpoints:
         self._stopping = asyncio.Event()
         #: One was made after the last worker had left.
         self._final = False
+        #: Checkpoints made, those that failed, and how long each took.
+        self.done = self.failed = 0
+        self.times = Histogram()
+        self._complete_at: float | None = None
 
     async def run(self) -> None:
         """Make checkpoints at the interval and when the job is finished, until ``stop``; then a last one.
@@ -73,6 +78,11 @@ class Checkpoints:
         if self._config.directory is None or not self._driver.view.models:
             return True
         return self._final and not self.busy.locked()
+
+    @property
+    def age_seconds(self) -> float | None:
+        """Since the last complete checkpoint was begun; None before the first of this process."""
+        return None if self._complete_at is None else time.monotonic() - self._complete_at
 
     def stop(self) -> None:
         """``run`` ends soon."""
@@ -105,9 +115,13 @@ class Checkpoints:
                         await asyncio.to_thread(discard, folder)
                     if left and isinstance(error, QuiesceLost):
                         continue
+                    self.failed += 1
                     raise
                 await asyncio.to_thread(prune, directory, self._config.keep)
                 made = CheckpointMade(folder, size, time.monotonic() - began)
+                self._complete_at = began
+                self.done += 1
+                self.times.observe(made.seconds)
                 logger.info("checkpoint %s: %.1f MB in %.1f s", made.folder, made.size_bytes / 1e6, made.seconds)
                 self._driver.events.add(f"checkpoint: {made.size_bytes / 1e6:.1f} MB in {made.seconds:.1f} s")
                 if self._on_made:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from ps_protocol.cluster.quiesced import ModelPosition
 from ps_protocol.cluster.view import MoveProgress, Role
 from ps_protocol.errors import NotReady, PsError, Retryable, StorageFull, Unavailable
+from ps_protocol.metrics.histogram import Histogram
 from ps_protocol.model.spec import ShardMap
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs.bucket_bytes import bucket_bytes
@@ -63,6 +64,9 @@ class MoveRunner:
         self._stopping = False
         #: The last batch, which may outlive the call that asked for it.
         self._batch: asyncio.Task[float] | None = None
+        #: Batches that were moved, those that were given up, and how long training was paused for each.
+        self.done = self.failed = 0
+        self.pauses = Histogram()
 
     async def reshard(self, wish: Wish, batch_bytes: int = 0) -> AsyncGenerator[MoveProgress, None]:
         """Fulfil ``wish``; yields progress at the start and after each batch. Close it when it is left early.
@@ -112,7 +116,15 @@ class MoveRunner:
             raise Unavailable("the coordinator is stopping", remedy="move again when it is back")
         self._batch = asyncio.create_task(self._make(batch), name="move")
         self._batch.add_done_callback(_say_how_it_ended)
+        self._batch.add_done_callback(self._count)
         return await asyncio.shield(self._batch)
+
+    def _count(self, batch: asyncio.Task[float]) -> None:
+        if batch.cancelled() or batch.exception():
+            self.failed += 1
+        else:
+            self.done += 1
+            self.pauses.observe(batch.result())
 
     async def _make(self, batch: MoveBatch) -> float:
         """Try ``batch`` until it is committed; returns for how many seconds training was paused."""

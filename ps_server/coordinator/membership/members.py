@@ -97,6 +97,8 @@ class Members:
         self._fates: OrderedDict[tuple[Role, int, int], str] = OrderedDict()
         #: The first and the last incarnation known to have been a member.
         self._incarnations = range(0)
+        #: How often ``find`` has refused.
+        self.fenced_calls = 0
 
     def __contains__(self, place: object) -> bool:
         return place in self._records
@@ -191,6 +193,7 @@ class Members:
         record = self._records.get((role, index))
         if record is not None and record.member.incarnation == incarnation:
             return record
+        self.fenced_calls += 1
         fate = self.fate(role, index, incarnation) or self._unknown(incarnation)
         holder, remedy = "nobody", "start this process again; it joins as a new incarnation"
         if record is not None:

@@ -110,6 +110,11 @@ class MembershipState:
         shards = (place for place in places if place.joined.member.role is Role.SHARD)
         return {place.joined.member.incarnation: place.application.token for place in shards}
 
+    @property
+    def fenced_calls(self) -> int:
+        """Calls of processes that are not members any more."""
+        return self._members.fenced_calls
+
     def find(self, role: Role, index: int, incarnation: int) -> Member:
         """The live member of this place and incarnation. Raises Fenced when the place is not this incarnation's."""
         return self._members.find(role, index, incarnation).member

@@ -1,28 +1,30 @@
-"""Reads counters that belong to an event loop from another thread."""
+"""Reads what belongs to an event loop from another thread."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from ps_protocol.errors import Unavailable
-from ps_protocol.metrics.definition import Read, Sample
+
+T = TypeVar("T")
 
 READ_SECONDS = 5.0
 """How long the event loop may take to answer."""
 
 
-def read_on_loop(loop: asyncio.AbstractEventLoop, read: Callable[[], Iterable[Sample]]) -> Read:
+def call_on_loop(loop: asyncio.AbstractEventLoop, read: Callable[[], Iterable[T]]) -> Callable[[], tuple[T, ...]]:
     """A function for other threads that has ``read`` called on ``loop``, in one piece.
 
     It raises Unavailable when the loop does not answer in time, as when it is stuck or has ended.
     """
 
-    async def on_loop() -> Sequence[Sample]:
+    async def on_loop() -> tuple[T, ...]:
         return tuple(read())
 
-    def from_outside() -> Sequence[Sample]:
+    def from_outside() -> tuple[T, ...]:
         reading = on_loop()
         try:
             asked = asyncio.run_coroutine_threadsafe(reading, loop)
