@@ -75,7 +75,7 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
     checkpoints = Checkpoints(driver, config.checkpoints, on_made)
     moves = MoveRunner(driver, checkpoints.busy)
     service = CoordinatorService(driver, checkpoints, moves, recorder)
-    metrics = await serve_metrics_of(config.metrics, driver, checkpoints, moves)
+    metrics: MetricsServer | None = None
     server = await grpc_server.start(config.bind, config.port, [(SERVICE_NAME, service.register)], MAX_REQUEST_BYTES)
     try:
         driver.start()
@@ -88,6 +88,7 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
             workers,
             view.consistency,
         )
+        metrics = _serve_metrics(config.metrics, driver, checkpoints, moves)
         if config.ready_file is not None:
             grpc_server.write_ready_file(config.ready_file, server.address)
         recording = asyncio.create_task(recorder.run(), name="history")
@@ -113,7 +114,7 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
             await asyncio.to_thread(metrics.close)
 
 
-async def serve_metrics_of(
+def _serve_metrics(
     config: MetricsConfig, driver: Driver, checkpoints: Checkpoints, moves: MoveRunner
 ) -> MetricsServer | None:
     """Serve the coordinator's metrics, and the addresses of all members' beside them. Raises ConfigError."""

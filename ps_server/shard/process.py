@@ -126,9 +126,9 @@ class ShardProcess:
         metrics = ShardMetrics(self._counters, registry, executor, storage, service, feed)
         server = None
         try:
+            server = await grpc_server.start(config.bind, config.port, [(SERVICE, service.register)])
             read = call_on_loop(asyncio.get_running_loop(), metrics.read)
             self._metrics = serve_metrics(config.metrics, SHARD.role, read, {SHARD.constant: str(config.shard)})
-            server = await grpc_server.start(config.bind, config.port, [(SERVICE, service.register)])
             address = config.advertise or server.address
             membership = await self._place(storage, executor, address)
             if membership is not None:

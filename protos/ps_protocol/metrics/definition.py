@@ -12,7 +12,7 @@ SECONDS = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3,
 """Buckets of durations from 10 microseconds to 100 seconds."""
 
 
-class Kind(enum.Enum):
+class MetricKind(enum.Enum):
     """The metric types of Prometheus that are used."""
 
     COUNTER = "counter"
@@ -35,7 +35,7 @@ class Metric:
     """One metric. Its name has the prefix and ends with its base unit; a counter's ends with ``_total``."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
     labels: tuple[str, ...] = ()
 
@@ -80,21 +80,21 @@ class Catalogue:
 
     def counter(self, name: str, help: str, *labels: str) -> Metric:
         """Define a number that only rises. Raises ValueError."""
-        return self._define(name, Kind.COUNTER, help, labels)
+        return self._define(name, MetricKind.COUNTER, help, labels)
 
     def gauge(self, name: str, help: str, *labels: str) -> Metric:
         """Define a number that rises and falls. Raises ValueError."""
-        return self._define(name, Kind.GAUGE, help, labels)
+        return self._define(name, MetricKind.GAUGE, help, labels)
 
     def histogram(self, name: str, help: str, *labels: str) -> Metric:
         """Define a distribution. Raises ValueError."""
-        return self._define(name, Kind.HISTOGRAM, help, labels)
+        return self._define(name, MetricKind.HISTOGRAM, help, labels)
 
-    def _define(self, name: str, kind: Kind, text: str, labels: tuple[str, ...]) -> Metric:
+    def _define(self, name: str, kind: MetricKind, text: str, labels: tuple[str, ...]) -> Metric:
         metric = Metric(PREFIX + name, kind, text, labels)
         if any(metric.name == known.name for known in self.metrics):
             raise ValueError(f"{metric.name} is defined twice")
-        if name.endswith("_total") != (kind is Kind.COUNTER):
+        if name.endswith("_total") != (kind is MetricKind.COUNTER):
             raise ValueError(f"{metric.name}: a counter ends with _total, and nothing else does")
         if self.constant in labels and self.constant:
             raise ValueError(f"{metric.name}: every metric here has the label {self.constant}")

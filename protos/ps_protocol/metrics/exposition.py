@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector, CollectorRegistry
 from prometheus_client.utils import floatToGoString
 
-from ps_protocol.metrics.definition import HistogramValue, Kind, Metric, Sample
+from ps_protocol.metrics.definition import HistogramValue, Metric, MetricKind, Sample
 
 
 def exposition(samples: Sequence[Sample], constant: Mapping[str, str], accept: str = "") -> tuple[bytes, str]:
@@ -43,7 +43,7 @@ class _Samples(Collector):
 
 def _family(metric: Metric, samples: Iterable[Sample], constant: Mapping[str, str]) -> Family:
     names, values = [*constant, *metric.labels], tuple(constant.values())
-    if metric.kind is Kind.HISTOGRAM:
+    if metric.kind is MetricKind.HISTOGRAM:
         histogram = HistogramMetricFamily(metric.name, metric.help, labels=names)
         for sample in samples:
             found = sample.value
@@ -52,7 +52,7 @@ def _family(metric: Metric, samples: Iterable[Sample], constant: Mapping[str, st
             buckets = list(zip(bounds, map(float, accumulate(found.counts)), strict=True))
             histogram.add_metric([*values, *sample.labels], buckets, found.sum)
         return histogram
-    made = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+    made = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
     family = made(metric.name, metric.help, labels=names)
     for sample in samples:
         assert not isinstance(sample.value, HistogramValue)
