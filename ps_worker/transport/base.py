@@ -9,6 +9,7 @@ from typing import Protocol
 from ps_protocol.cluster.answers import Answer
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.model.layout import Layout, Range
+from ps_protocol.security.security import OFF, Security
 from ps_protocol.wire.convert_step import LookupHeader, PushHeader
 from ps_protocol.wire.shared_memory import SharedMemory
 from ps_worker.transport.replies import Peer, Place
@@ -23,6 +24,7 @@ class Link:
     layout: Layout
     #: Called with the reason when an answer takes long.
     on_wait: Callable[[str], None]
+    security: Security = OFF
 
 
 class ClientTransport(Protocol):

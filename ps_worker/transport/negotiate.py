@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
+import ssl
 from collections.abc import Sequence
 
 import grpc
 
 from ps_protocol.cluster.answers import OpenedStream
 from ps_protocol.cluster.transport import Transport
-from ps_protocol.errors import PsError
+from ps_protocol.errors import PermissionDenied, PsError, Unauthenticated
+from ps_protocol.security.settings import BulkSecurity
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.wire.carrier import PlainCarrier
+from ps_protocol.wire.carrier import Carrier, PlainCarrier
 from ps_protocol.wire.convert_step import OpenRequest, opened_from_pb
 from ps_protocol.wire.convert_transport import transport_from_pb, transport_to_pb
+from ps_protocol.wire.tls_carrier import TlsCarrier
+from ps_protocol.wire.unix_peer import check_peer
 from ps_worker.transport.base import ClientTransport, Link
 from ps_worker.transport.grpc_stream import GrpcClientTransport
 from ps_worker.transport.socket_stream import SocketClientTransport
@@ -37,7 +42,7 @@ def open_stream(
             try:
                 return opened_from_pb(opened), _attached(anchor, link, offered)
             except (OSError, ValueError, PsError) as error:
-                logger.debug("%s: %s cannot be used: %s", link.peer, transport_from_pb(offered.transport), error)
+                _explain(link, offered, error)
         return opened_from_pb(opened), anchor
     except BaseException:
         anchor.close()
@@ -46,7 +51,7 @@ def open_stream(
 
 def _attached(anchor: GrpcClientTransport, link: Link, offered: pb.SideChannel) -> SocketClientTransport:
     """Raises OSError, ValueError, PsError when this side channel does not work; the anchor stays open."""
-    transport = SocketClientTransport(PlainCarrier(_connect(link, offered)), anchor, link)
+    transport = SocketClientTransport(_connect(link, offered), anchor, link)
     try:
         transport.attach(offered, CONNECT_SECONDS)
         return transport
@@ -55,14 +60,70 @@ def _attached(anchor: GrpcClientTransport, link: Link, offered: pb.SideChannel) 
         raise
 
 
-def _connect(link: Link, offered: pb.SideChannel) -> socket.socket:
+def _explain(link: Link, offered: pb.SideChannel, error: Exception) -> None:
+    """Log why a transport is not used: a refusal is for the user to correct; a socket that is not there is common."""
+    transport = transport_from_pb(offered.transport)
+    level = logging.WARNING if isinstance(error, Unauthenticated | PermissionDenied) else logging.INFO
+    reason = str(error)
+    if isinstance(error, FileNotFoundError):
+        reason = f"{offered.name} does not exist here: shard and worker have separate file systems"
+    logger.log(level, "%s: transport %s cannot be used: %s", link.peer, transport.value if transport else "?", reason)
+
+
+def _connect(link: Link, offered: pb.SideChannel) -> Carrier:
+    """Raises OSError, ValueError; PermissionDenied, Unauthenticated when the socket is not of who it should be."""
     if offered.name:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.connect("\0" + offered.name)
-        except BaseException:
-            sock.close()
-            raise
-        return sock
+        return _connect_unix(offered.name, link.security.settings.shm_uid)
     host = link.peer.address.rpartition(":")[0].strip("[]")
-    return socket.create_connection((host, offered.port), CONNECT_SECONDS)
+    context = _context(link, offered)
+    sock = socket.create_connection((host, offered.port), CONNECT_SECONDS)
+    try:
+        if context is None:
+            return PlainCarrier(sock)
+        carrier = TlsCarrier(sock, context, str(link.peer), host=host)
+        carrier.wait_for_handshake(CONNECT_SECONDS)
+        return carrier
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _connect_unix(path: str, shm_uid: int | None) -> PlainCarrier:
+    if not path.startswith("/"):
+        raise ValueError(f"{path!r} is not an absolute path")
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(CONNECT_SECONDS)
+        sock.connect(path)
+        check_peer(sock, shm_uid)
+    except PermissionError as error:
+        sock.close()
+        raise PermissionDenied(
+            "the shard shares memory with processes of its own user alone",
+            actual=f"user {os.geteuid()}: {error}",
+            remedy=f"run both as one user, or give the shard --shm-uid {os.geteuid()}",
+        ) from error
+    except BaseException:
+        sock.close()
+        raise
+    return PlainCarrier(sock)
+
+
+def _context(link: Link, offered: pb.SideChannel) -> ssl.SSLContext | None:
+    """None: in clear, which is what both sides want. Raises Unauthenticated where they differ."""
+    security = link.security
+    if offered.tls:
+        context = security.client_context()
+        if context is None:
+            raise Unauthenticated(
+                f"{link.peer} wants TLS, and this worker knows no authority", remedy="give --tls-ca (PS_TLS_CA)"
+            )
+        return context
+    if security.tls and security.settings.bulk is BulkSecurity.TLS:
+        raise Unauthenticated(
+            f"{link.peer} would take and send parameters in clear",
+            expected="a bulk transport under TLS",
+            actual="--bulk-security token-only at the shard",
+            remedy="leave that out, or set PS_BULK_SECURITY=token-only here, where nobody else can read the network",
+        )
+    return None

@@ -21,6 +21,7 @@ from ps_protocol.errors import ERROR_TRAILER, PsError
 from ps_protocol.model.layout import Layout, aligned
 from ps_protocol.model.spec import Consistency, DType, Kind, ModelSpec, NonFinite, ShardMap, Slice, Variable
 from ps_protocol.rpc.channel import SHARD_KEY
+from ps_protocol.security.security import OFF, Security
 from ps_protocol.v1 import common_pb2, shard_pb2, shard_pb2_grpc
 from ps_protocol.wire.convert_errors import from_detail
 from ps_server.checkpoint.folder.roots import CheckpointRoots
@@ -158,15 +159,16 @@ def running_shard(
     joined: bool = True,
     checkpoints: CheckpointRoots | None = None,
     fetch: Callable[[str], Awaitable[ShardMap]] | None = None,
+    doors: Security | None = None,
 ) -> Iterator[TestShard]:
     """Serve shard 0 on a free port of 127.0.0.1. ``storage_config``: what it keeps on disk, in the place of ``log``.
 
     ``checkpoints``: where they may be; everywhere unless given. ``joined``: it holds its place, having joined with
-    TOKEN. ``fetch``: where it gets the maps of models that a view names.
+    TOKEN. ``fetch``: where it gets the maps of models that a view names. ``doors``: the security of its side channels.
     """
 
     async def listening(config: SideChannelConfig) -> SideChannels:
-        return SideChannels(config)
+        return SideChannels(config, doors or OFF)
 
     async def no_map(name: str) -> ShardMap:
         raise AssertionError(f"the test places its models itself, not {name}")

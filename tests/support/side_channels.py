@@ -42,7 +42,7 @@ class Channel:
         self.descriptors: list[int] = []
         if offered.transport == SHM:
             self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self.socket.connect("\0" + offered.name)
+            self.socket.connect(offered.name)
         else:
             self.socket = socket.create_connection((shard.address.rpartition(":")[0], offered.port))
         self.socket.settimeout(10)

@@ -20,6 +20,7 @@ from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.cluster.answers import StepAnswer
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.rpc.channel import open_channel
+from ps_protocol.security.security import OFF, Security
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.frames import pieces_of
@@ -101,7 +102,14 @@ class Line:
     """A carrier of a worker, and the memory that it pushes from and receives into."""
 
     def __init__(
-        self, shard: TestShard, model: ShardModel, *transports: str, rank: int = 0, incarnation: int = 1, phase: int = 0
+        self,
+        shard: TestShard,
+        model: ShardModel,
+        *transports: str,
+        rank: int = 0,
+        incarnation: int = 1,
+        phase: int = 0,
+        security: Security | None = None,
     ) -> None:
         self.layout = model.layout
         self.waits: list[str] = []
@@ -114,7 +122,7 @@ class Line:
             protocol_version=PROTOCOL_VERSION,
             phase=phase,
         )
-        link = Link(Peer(0, shard.address), model.layout, self._waited)
+        link = Link(Peer(0, shard.address), model.layout, self._waited, security or OFF)
         wanted = [Transport(name) for name in transports if name != "grpc"]
         try:
             self.opened, self.carrier = open_stream(self._channel, link, request, wanted)

@@ -129,16 +129,18 @@ class Open(_message.Message):
     def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ..., worker: _Optional[_Union[WorkerId, _Mapping]] = ..., membership_revision: _Optional[int] = ..., protocol_version: _Optional[int] = ..., phase: _Optional[int] = ..., transports: _Optional[_Iterable[_Union[_common_pb2.Transport, str]]] = ..., wire: _Optional[_Union[_common_pb2.Wire, _Mapping]] = ..., clock: _Optional[int] = ..., acknowledged: _Optional[int] = ..., torch_version: _Optional[str] = ..., keeps_slices: bool = ...) -> None: ...
 
 class SideChannel(_message.Message):
-    __slots__ = ("transport", "name", "port", "token")
+    __slots__ = ("transport", "name", "port", "token", "tls")
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TLS_FIELD_NUMBER: _ClassVar[int]
     transport: _common_pb2.Transport
     name: str
     port: int
     token: bytes
-    def __init__(self, transport: _Optional[_Union[_common_pb2.Transport, str]] = ..., name: _Optional[str] = ..., port: _Optional[int] = ..., token: _Optional[bytes] = ...) -> None: ...
+    tls: bool
+    def __init__(self, transport: _Optional[_Union[_common_pb2.Transport, str]] = ..., name: _Optional[str] = ..., port: _Optional[int] = ..., token: _Optional[bytes] = ..., tls: bool = ...) -> None: ...
 
 class Attach(_message.Message):
     __slots__ = ("token", "segments")

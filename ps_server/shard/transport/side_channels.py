@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
 import socket
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import ConfigError, InvalidRequest, PsError
 from ps_protocol.model.layout import Layout
+from ps_protocol.security.security import OFF, Security
+from ps_protocol.security.settings import BulkSecurity
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.carrier import PlainCarrier
 from ps_protocol.wire.convert_errors import to_detail
 from ps_protocol.wire.convert_transport import transport_from_pb, transport_to_pb
 from ps_protocol.wire.shared_memory import SharedMemory
 from ps_protocol.wire.socket_messages import TOKEN_BYTES
+from ps_protocol.wire.tls_carrier import TlsCarrier
+from ps_protocol.wire.unix_peer import check_peer
 from ps_server.shard.config import SideChannelConfig
 from ps_server.shard.transport.base import ServerTransport
 from ps_server.shard.transport.grpc_stream import GrpcServerTransport
+from ps_server.shard.transport.private_socket import PrivateSocket
 from ps_server.shard.transport.socket_stream import SocketServerTransport
 from ps_server.state.region import Region
 
@@ -33,6 +38,9 @@ MAX_GRADIENT_SEGMENTS = 2
 
 MAX_STRANGERS = 64
 """Connections that have not shown a token; one more closes the oldest."""
+
+HANDSHAKE_THREADS = 2
+"""TLS handshakes that compute at a time; those that wait for their peer take no thread."""
 
 ROOM_BYTES = 128 << 20
 """Address space for rows in shared memory, each way; pages come as they are written. What is larger is sent."""
@@ -72,22 +80,31 @@ class Offer:
             anchor.watch(first)
 
 
+#: How a new connection is checked and shows its token. Raises PsError, OSError.
+_Begin = Callable[[SocketServerTransport, socket.socket], Awaitable[Offer]]
+
+
 class SideChannels:
     """Owns the listening sockets and the tokens. One per shard process, on its event loop."""
 
-    def __init__(self, config: SideChannelConfig) -> None:
+    def __init__(self, config: SideChannelConfig, security: Security = OFF) -> None:
         """Listens from here on. Raises ConfigError when no port of the range is free."""
         self._config = config
+        self._shm_uid = security.settings.shm_uid
+        #: None: the bulk transport's payloads are in clear.
+        self._context = security.server_context() if security.settings.bulk is BulkSecurity.TLS else None
+        #: Handshakes compute on so many threads at a time.
+        self._handshakes = asyncio.Semaphore(HANDSHAKE_THREADS)
         self._tokens: dict[bytes, tuple[Offer, Transport]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         #: Connections that have not shown a token, oldest first.
         self._strangers: dict[SocketServerTransport, None] = {}
-        self._name = f"torch-ps-{os.getpid()}-{secrets.token_hex(16)}"
-        self._unix = _listen_unix(self._name) if config.shm else None
+        self._unix = PrivateSocket.listen(for_others=self._shm_uid is not None) if config.shm else None
         self._tcp = _listen_tcp(config.bind, config.ports) if config.ports else None
-        for listener in (self._unix, self._tcp):
-            if listener is not None:
-                self._spawn(self._accept(listener))
+        if self._unix is not None:
+            self._spawn(self._accept(self._unix.listener, self._open_shared))
+        if self._tcp is not None:
+            self._spawn(self._accept(self._tcp, self._open_bulk))
 
     @property
     def port(self) -> int | None:
@@ -99,9 +116,10 @@ class SideChannels:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for listener in (self._unix, self._tcp):
-            if listener is not None:
-                listener.close()
+        if self._unix is not None:
+            self._unix.close()
+        if self._tcp is not None:
+            self._tcp.close()
 
     @contextmanager
     def offer(self, transports: Sequence[int], layout: Layout) -> Iterator[Offer]:
@@ -130,16 +148,16 @@ class SideChannels:
     def _channel(self, transport: Transport | None, token: bytes, layout: Layout) -> pb.SideChannel | None:
         number = transport_to_pb(transport)
         if transport is Transport.SHM and self._unix is not None and layout.holds_any:
-            return pb.SideChannel(transport=number, name=self._name, token=token)
+            return pb.SideChannel(transport=number, name=str(self._unix.path), token=token)
         if transport is Transport.BULK and self.port is not None:
-            return pb.SideChannel(transport=number, port=self.port, token=token)
+            return pb.SideChannel(transport=number, port=self.port, token=token, tls=self._context is not None)
         return None
 
     def _forget(self, tokens: Sequence[bytes]) -> None:
         for token in tokens:
             self._tokens.pop(token, None)
 
-    async def _accept(self, listener: socket.socket) -> None:
+    async def _accept(self, listener: socket.socket, begin: _Begin) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -155,19 +173,29 @@ class SideChannels:
                 del self._strangers[oldest]
                 oldest.close()
             self._strangers[transport] = None
-            self._spawn(self._admit(transport))
+            self._spawn(self._admit(transport, partial(begin, transport, connection)))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _admit(self, transport: SocketServerTransport) -> None:
-        """Attach, Attached, Confirm; anything else closes the connection."""
+    async def _open_shared(self, transport: SocketServerTransport, connection: socket.socket) -> Offer:
+        message = await transport.receive()
+        check_peer(connection, self._shm_uid)  # now: what it sent has been read, so it will read the refusal
+        return await self._attach(transport, message, Transport.SHM)
+
+    async def _open_bulk(self, transport: SocketServerTransport, connection: socket.socket) -> Offer:
+        if self._context is not None:
+            await transport.secure(TlsCarrier(connection, self._context, "the peer"), self._handshakes)
+        return await self._attach(transport, await transport.receive(), Transport.BULK)
+
+    async def _admit(self, transport: SocketServerTransport, begin: Callable[[], Awaitable[Offer]]) -> None:
+        """``begin`` to Attached, then Confirm; anything else closes the connection."""
         confirmed = False
         try:
             async with asyncio.timeout(self._config.token_seconds):
-                offer = await self._attach(transport)
+                offer = await begin()
                 self._strangers.pop(transport, None)
                 message = await transport.receive()
             if message is not None and message.WhichOneof("body") == "confirm":
@@ -175,28 +203,27 @@ class SideChannels:
         except PsError as error:
             logger.warning("refused a side channel: %s", error)
             await _say(transport, error)
-        except (ConnectionError, TimeoutError) as error:
+        except (OSError, TimeoutError) as error:
             logger.debug("a side channel was not taken up: %s", error)
         finally:
             self._strangers.pop(transport, None)
             if not confirmed:
                 transport.close()
 
-    async def _attach(self, transport: SocketServerTransport) -> Offer:
-        message = await transport.receive()
+    async def _attach(self, transport: SocketServerTransport, message: pb.StepRequest | None, kind: Transport) -> Offer:
         if message is None:
             raise ConnectionResetError("closed before Attach")
         if message.WhichOneof("body") != "attach":
             raise InvalidRequest("a side channel begins with Attach", actual=str(message.WhichOneof("body")))
         found = self._tokens.pop(message.attach.token, None)
-        if found is None:
+        if found is None or found[1] is not kind:
             raise InvalidRequest(
                 "a side channel's token is wrong, used, or expired",
-                expected="the token of the last Opened, once, within seconds",
+                expected="the token of the last Opened, once, within seconds, on the socket it is for",
                 remedy="open the stream again",
             )
         transport.admit()
-        offer, kind = found
+        offer, _ = found
         if kind is Transport.BULK:
             await transport.send(pb.StepReply(attached=pb.Attached()))
             return offer
@@ -235,16 +262,6 @@ async def _say(transport: SocketServerTransport, error: PsError) -> None:
         pass  # it will find the connection closed
 
 
-def _listen_unix(name: str) -> socket.socket | None:
-    """A listener without a file: the name ends with the process. None where the system has no such sockets."""
-    try:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind("\0" + name)
-    except (OSError, AttributeError):
-        return None
-    return _listening(listener)
-
-
 def _listen_tcp(bind: str, ports: Sequence[int]) -> socket.socket:
     """Raises ConfigError when no port of ``ports`` can be listened on."""
     reason = ""
@@ -257,15 +274,11 @@ def _listen_tcp(bind: str, ports: Sequence[int]) -> socket.socket:
         except OSError as error:
             reason = error.strerror or str(error)
             continue
-        return _listening(listener)
+        listener.listen(128)
+        listener.setblocking(False)
+        return listener
     raise ConfigError(
         f"cannot listen on {bind} for bulk transfers: {reason}",
         expected=f"a free port of {ports[0]}-{ports[-1]}" if ports[0] else "any free port",
         remedy="give another --bulk-ports, as 7200-7299, or off",
     )
-
-
-def _listening(listener: socket.socket) -> socket.socket:
-    listener.listen(128)
-    listener.setblocking(False)
-    return listener

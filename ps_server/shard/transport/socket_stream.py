@@ -22,6 +22,7 @@ from ps_protocol.wire.socket_messages import (
     checked_length,
     framed,
 )
+from ps_protocol.wire.tls_carrier import TlsCarrier
 from ps_server.shard.tasks import in_thread
 from ps_server.shard.transport.base import Payload, no_segments, parse_request, put_inline, reply_of
 from ps_server.state.region import Region
@@ -58,6 +59,24 @@ class SocketServerTransport:
         self._sent: Recent[weakref.ref[Region]] = Recent()
         self._numbers = 0
         self._release: asyncio.Future[None] | None = None
+
+    async def secure(self, tls: TlsCarrier, turns: asyncio.Semaphore) -> None:
+        """Go on under TLS on the same socket: the handshake waits on the event loop, and computes in a thread in
+        turns. Raises Unauthenticated, ConnectionError.
+        """
+        tls.prepare(self._stall_seconds)
+        complete = [False]
+
+        def go_on() -> None:
+            complete[0] = tls.handshake()
+
+        while True:
+            async with turns:
+                await self._in_thread(go_on)
+            if complete[0]:
+                self._carrier = tls
+                return
+            await self._until_readable(idle=True)
 
     def admit(self) -> None:
         """Its token was right: messages may have full length from now on."""

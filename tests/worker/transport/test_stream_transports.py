@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import socket
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -56,10 +57,11 @@ class LyingShard:
 
     def __init__(self, transport: int, script: Script) -> None:
         self.ends: queue.SimpleQueue[PsError | None] = queue.SimpleQueue()
+        self._folder = tempfile.TemporaryDirectory()
         if transport == SHM:
             self._listener = socket.socket(socket.AF_UNIX)
-            self._listener.bind("")  # any free abstract name
-            name = self._listener.getsockname()[1:].decode()
+            name = f"{self._folder.name}/socket"
+            self._listener.bind(name)
             self._offered = pb.SideChannel(transport=SHM, name=name, token=b"token")
             self._listener.listen()
         else:
@@ -79,6 +81,7 @@ class LyingShard:
         self._listener.close()
         self._thread.join(10)
         self._server.stop(None).wait()
+        self._folder.cleanup()
 
     def _step(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         next(requests)
