@@ -21,7 +21,7 @@ from ps_worker.model.bindings import Source
 from ps_worker.model.declare import choice, named_arguments
 from ps_worker.multi_model.trained_models import TrainedModels
 from ps_worker.optimizer import PsOptimizer, declare_optimizer
-from ps_worker.session import uncaught
+from ps_worker.session import logs, uncaught
 from ps_worker.session.config import WorkerConfig
 from ps_worker.session.reporting import log
 from ps_worker.session.session import Session
@@ -57,8 +57,10 @@ def connect(
     ``PS_TAKE_OVER=1`` in the environment that one is fenced) or the job has all its workers; InvalidRequest for a rank
     that the job does not have; Unavailable when coordinator, shards or other workers do not come within
     ``connect_timeout_seconds`` (default 60). Errors of torch-ps that the script does not catch are shown without
-    torch-ps's own frames; ``PS_TRACEBACK=full`` shows all frames.
+    torch-ps's own frames; ``PS_TRACEBACK=full`` shows all frames. ``PS_LOG_FORMAT`` (text, json) and ``PS_LOG_LEVEL``
+    have torch-ps write its log to stderr; without them its records go to the script's own logging.
     """
+    logs.install(os.environ)
     uncaught.install()
     config = WorkerConfig.from_environment(
         os.environ,

@@ -321,7 +321,8 @@ class Driver:
 
     def _settle(self, decision: StateChange[T]) -> T:
         if decision.reason:
-            logger.log(logging.WARNING if decision.loss else logging.INFO, "%s", decision.reason)
+            level, event = (logging.WARNING, "cluster.loss") if decision.loss else (logging.INFO, "cluster.change")
+            logger.log(level, "%s", decision.reason, extra={"event": event})
             self.events.add(decision.reason, warning=decision.loss)
             self._release_lost_leases()
         self._publisher.publish(changed=bool(decision.reason))
@@ -330,7 +331,7 @@ class Driver:
     def _release_lost_leases(self) -> None:
         live = {rank: member.incarnation for rank, member in self._state.view.live(Role.WORKER).items()}
         if released := self._data.members(live).reason:
-            logger.info("%s", released)
+            logger.info("%s", released, extra={"event": "barrier.released"})
 
     async def _end_leases(self) -> None:
         heartbeat, refused = self._settings.heartbeat_seconds, False

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import click
 from click.core import ParameterSource
 
+from ps_protocol.logs import LogFormat, configure_logging, describe_process
 from ps_protocol.metrics.call_on_loop import call_on_loop
 from ps_protocol.metrics.server import MetricsServer
 from ps_protocol.model.spec import Mode
@@ -133,7 +134,7 @@ def _serve_metrics(
     help=_HELP,
     context_settings={"auto_envvar_prefix": "PS_COORDINATOR", "show_default": True, "max_content_width": 100},
 )
-@common.server_options(DEFAULT_PORT)
+@common.server_options(DEFAULT_PORT, "PS_COORDINATOR")
 @metrics_option("PS_COORDINATOR_METRICS_PORT", "PS_METRICS_PORT")
 @click.option(
     "--data-dir",
@@ -175,7 +176,8 @@ def _serve_metrics(
 @click.pass_context
 def main(context: click.Context, /, **options: Any) -> None:
     """Entry point of ps-coordinator."""
-    common.configure_logging(options["log_level"])
+    configure_logging(options["log_level"], LogFormat(options["log_format"]))
+    describe_process(role="coordinator", job=os.environ.get("PS_JOB"))
     with common.clean_errors():
         given = {name for name in options if context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)}
         told = from_tf_config(os.environ.get("TF_CONFIG", ""), given)

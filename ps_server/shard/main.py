@@ -16,7 +16,8 @@ from click.core import ParameterSource
 from ps_protocol.cluster.address import split_address
 from ps_protocol.cluster.tf_config import TfConfig
 from ps_protocol.errors import ConfigError
-from ps_server.cli.options.common import clean_errors, configure_logging, exit_option, run_program, server_options
+from ps_protocol.logs import LogFormat, configure_logging, describe_process
+from ps_server.cli.options.common import clean_errors, exit_option, run_program, server_options
 from ps_server.cli.options.storage import Durability, StorageConfig, storage_config, storage_options
 from ps_server.failpoints import ENVIRONMENT, Failpoints
 from ps_server.serving import grpc_server
@@ -37,7 +38,7 @@ _M_ARENA_MAX = -8
     envvar=["PS_SERVER_COORDINATOR", "PS_COORDINATOR"],
     help="host:port of the coordinator. Required unless TF_CONFIG has a chief.",
 )
-@server_options(default_port=0)
+@server_options(0, "PS_SERVER")
 @click.option(
     "--advertise",
     default="",
@@ -125,6 +126,7 @@ def main(
     bind: str,
     port: int,
     log_level: str,
+    log_format: str,
     ready_file: Path | None,
     advertise: str,
     bulk_ports: str,
@@ -156,12 +158,14 @@ def main(
     """  # noqa: D301 -- click looks for the character
     with clean_errors():
         use_one_arena()
-        configure_logging(log_level)
+        configure_logging(log_level, LogFormat(log_format))
+        describe_process(role="shard", job=os.environ.get("PS_JOB"))
         if text := os.environ.get("TF_CONFIG"):
             shard, coordinator, bind, port = _from_tf_config(TfConfig.parse(text), shard, coordinator, bind, port)
             # The engine that started the tasks may wait until all of them end.
             source = click.get_current_context().get_parameter_source("exit_when_finished")
             exit_when_finished = exit_when_finished or source is ParameterSource.DEFAULT
+        describe_process(shard=shard)
         if shard is None or coordinator is None:
             missing = "--shard" if shard is None else "--coordinator"
             raise ConfigError(f"{missing} is missing", remedy=f"give {missing}, or set TF_CONFIG; see ps-server --help")

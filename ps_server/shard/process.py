@@ -12,6 +12,7 @@ from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.client.membership import Membership
 from ps_protocol.cluster.view import ClusterView, MemberStats, Role
 from ps_protocol.errors import Fenced, InternalError, Unavailable
+from ps_protocol.logs import describe_process
 from ps_protocol.metrics.call_on_loop import call_on_loop
 from ps_protocol.metrics.server import MetricsServer
 from ps_protocol.model.spec import ShardMap
@@ -204,6 +205,7 @@ class ShardProcess:
         try:
             registry.recover(storage.recovered)
             incarnation = membership.member.incarnation
+            describe_process(incarnation=incarnation)
             if storage.begin(incarnation, lambda: registry.kept):
                 self._membership = membership
                 if storage.recovered:

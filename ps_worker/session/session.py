@@ -18,6 +18,7 @@ from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.cluster.view import ClusterView, Member, Role
 from ps_protocol.errors import ConfigError, NotReady, Retryable, Unavailable
+from ps_protocol.logs import describe_process
 from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
 from ps_protocol.rpc.channel import open_channel
 from ps_protocol.tracing.settings import make_tracer
@@ -80,6 +81,9 @@ class Session:
         session = cls(config, client, membership)
         try:
             membership.set_stats(session.progress.stats)
+            describe_process(
+                role=config.role.value, worker=membership.member.index, incarnation=membership.member.incarnation
+            )
             membership.subscribe(session._on_view)
             if config.role is Role.WORKER:
                 session.tracer = make_tracer(os.environ, str(membership.member))

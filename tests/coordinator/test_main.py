@@ -42,7 +42,7 @@ class Told:
 
         monkeypatch.setattr(module, "serve", serve)
         monkeypatch.setattr(grpc_server, "run", lambda body: body(None))
-        monkeypatch.setattr("ps_server.cli.options.common.configure_logging", lambda level: None)
+        monkeypatch.setattr(module, "configure_logging", lambda *_: None)
 
     def run(self, *arguments: str, **env: str) -> Result:
         return CliRunner(env=env).invoke(main, arguments, auto_envvar_prefix="PS_COORDINATOR")

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from ps_protocol.errors import ConfigError
+from ps_protocol.logs import LEVELS, LogFormat
 from ps_protocol.model.spec import Mode
 from ps_server.cli.launcher.job_folder import JobFolder, lineage_of
 from ps_server.cli.launcher.programs import Programs, Script
@@ -22,7 +23,8 @@ from ps_server.cli.launcher.screen import Screen
 from ps_server.cli.launcher.supervisor import JobPlan, Supervisor
 from ps_server.cli.options.checkpoint import checkpoint_config, checkpoint_options
 from ps_server.cli.options.cluster import CLUSTER_OPTIONS, cluster_options, given_flags
-from ps_server.cli.options.common import LOG_LEVELS, clean_errors, config_option, version_option
+from ps_server.cli.options.common import clean_errors, config_option, version_option
+from ps_server.cli.options.logs import format_option
 from ps_server.cli.options.mode import MODES, bound_options, consistency_of
 from ps_server.cli.options.storage import Durability, StorageConfig, storage_config, storage_options
 from ps_server.private_files import make_private_folder
@@ -143,11 +145,12 @@ def make_log_folder(path: Path) -> None:
 )
 @click.option(
     "--log-level",
-    type=click.Choice(LOG_LEVELS),
+    type=click.Choice(LEVELS),
     default="warning",
     show_default=True,
     help="Lowest level of coordinator and shard messages that is shown.",
 )
+@format_option("PS_RUN", " In JSON, what a script prints is a record with the event output.")
 @click.option(
     "--no-progress",
     is_flag=True,
@@ -181,6 +184,7 @@ def main(
     threads: int | None,
     log_dir: Path | None,
     log_level: str,
+    log_format: str,
     no_progress: bool,
     python: str,
     module: bool,
@@ -207,6 +211,7 @@ def main(
         checkpoints = checkpoint_config(checkpoint_dir, checkpoint_seconds, checkpoint_keep, checkpoint_full_every)
         if log_dir is not None:
             make_log_folder(log_dir)
+    form = LogFormat(log_format)
     programs = Programs(
         script=find_script(python, script, arguments, module=module),
         consistency=consistency_of(mode, staleness, backup, grace_seconds, stale_policy, stale_threshold),
@@ -216,6 +221,7 @@ def main(
         shard_threads=threads,
         seed=seed,
         log_level=log_level,
+        log_format=form,
         storage=storage,
         checkpoints=checkpoints,
         restore=restore,
@@ -227,7 +233,7 @@ def main(
         with clean_errors():
             folder = JobFolder(storage.data_dir)
         programs = replace(programs, lineage=lineage_of(storage.data_dir))
-    screen = Screen()
+    screen = Screen(form=form)
     if folder is not None and folder.used_before:
         screen.say(f"continuing from the state in {folder.path}; use another --data-dir to begin a new job")
     saves = checkpoint_dir is not None

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ps_protocol.client.coordinator import LINEAGE_VARIABLE
+from ps_protocol.logs import LogFormat
 from ps_protocol.model.spec import Consistency
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.cli.options.checkpoint import flags_of as checkpoint_flags
+from ps_server.cli.options.logs import FORMAT_VARIABLE
 from ps_server.cli.options.mode import flags_of
 from ps_server.cli.options.storage import Durability, StorageConfig
 
@@ -43,6 +45,7 @@ class Programs:
     shard_threads: int | None = None
     seed: int | None = None
     log_level: str = "warning"
+    log_format: LogFormat = LogFormat.TEXT
     storage: StorageConfig = field(default_factory=StorageConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     restore: str | None = None
@@ -61,20 +64,22 @@ class Programs:
         if process.part is ProcessRole.COORDINATOR:
             port = coordinator.rpartition(":")[2] or str(self.port)
             place = ["--bind", "127.0.0.1", "--port", port, "--ready-file", ready_file]
-            return [*self.servers[0], *place, "--log-level", self.log_level, *self._coordinator_arguments()]
+            return [*self.servers[0], *place, *self._log_flags(), *self._coordinator_arguments()]
         if process.part is ProcessRole.SHARD:
             threads = [] if self.shard_threads is None else ["--threads", str(self.shard_threads)]
             place = ["--shard", str(process.index), "--coordinator", coordinator, "--bind", "127.0.0.1", "--port", "0"]
             return [
                 *self.servers[1],
                 *place,
-                "--log-level",
-                self.log_level,
+                *self._log_flags(),
                 *threads,
                 *self._shard_storage(),
                 *self._shard_checkpoints(),
             ]
         return [*self.script.command, *self.script.arguments]
+
+    def _log_flags(self) -> list[str]:
+        return ["--log-level", self.log_level, "--log-format", self.log_format.value]
 
     def _coordinator_arguments(self) -> list[str]:
         arguments = ["--shards", str(self.shards), "--workers", str(self.workers), *flags_of(self.consistency)]
@@ -125,4 +130,6 @@ class Programs:
                 "PS_ROLE": process.part.value,
                 "PS_RANK": str(process.index),
             }
+            if self.log_format is LogFormat.JSON:
+                environment[FORMAT_VARIABLE] = self.log_format.value
         return environment

@@ -13,7 +13,9 @@ from rich.live import Live
 from rich.text import Text
 
 from ps_protocol.cluster.view import ClusterStatus
+from ps_protocol.logs import LogFormat
 from ps_server.cli.launcher.events import SERVERS, ProcessName, ProcessRole
+from ps_server.cli.launcher.json_lines import own_record, record_of
 from ps_server.cli.status.text import status_line, status_tables, time_text
 
 WORKER_STYLES = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
@@ -29,9 +31,17 @@ class Screen:
     """
 
     def __init__(
-        self, out: TextIO | None = None, err: TextIO | None = None, clock: Callable[[], float] = time.time
+        self,
+        out: TextIO | None = None,
+        err: TextIO | None = None,
+        clock: Callable[[], float] = time.time,
+        form: LogFormat = LogFormat.TEXT,
     ) -> None:
-        """``out`` and ``err`` default to the process's own. ``clock``: seconds since the epoch."""
+        """``out`` and ``err`` default to the process's own. ``clock``: seconds since the epoch.
+
+        ``form`` JSON: every line is one JSON object, also on a terminal, and nothing is drawn.
+        """
+        self._json = form is LogFormat.JSON
         out, err = out or _buffered(sys.stdout), err or _buffered(sys.stderr)
         self._console = Console(file=out, highlight=False, markup=False, emoji=False)
         self._out, self._err = out, err
@@ -44,15 +54,21 @@ class Screen:
     @property
     def interactive(self) -> bool:
         """Whether the output is a terminal that can redraw."""
-        return self._console.is_terminal and not self._console.is_dumb_terminal
+        return not self._json and self._console.is_terminal and not self._console.is_dumb_terminal
 
     def show(self, process: ProcessName, lines: Iterable[str]) -> None:
         """Lines that ``process`` wrote."""
+        if self._json:
+            self._write_plain("".join(f"{record_of(process, line, self._clock())}\n" for line in lines), self._out)
+            return
         style = "dim" if process.part in SERVERS else WORKER_STYLES[process.index % len(WORKER_STYLES)]
         self._write(str(process), style, list(lines), self._out)
 
-    def say(self, text: str, style: str = "bold") -> None:
+    def say(self, text: str, style: str = "bold", event: str = "job") -> None:
         """A message of ps-run itself; with the time of day if the output is not a terminal."""
+        if self._json:
+            self._write_plain(f"{own_record(event, text, self._clock())}\n", self._err)
+            return
         shown = text if self._console.is_terminal else f"{time_text(self._clock())} {text}"
         self._write(SELF, style, [shown], self._err)
 
@@ -69,7 +85,7 @@ class Screen:
                 self._lose_reader()
         elif (line := status_line(status)) != self._last_line:
             self._last_line = line
-            self.say(line, style="none")
+            self.say(line, style="none", event="status")
 
     def close(self) -> None:
         """Keep the last table on the screen and show the cursor again."""
@@ -89,8 +105,14 @@ class Screen:
                 texts = [prefix + Text.from_ansi(line) for line in lines]
                 self._console.print(Text("\n").join(texts), soft_wrap=True)
             else:
-                plain.write("".join(f"{name:<{PREFIX_WIDTH}} | {line}\n" for line in lines))
-                plain.flush()
+                self._write_plain("".join(f"{name:<{PREFIX_WIDTH}} | {line}\n" for line in lines), plain)
+        except OSError:
+            self._lose_reader()
+
+    def _write_plain(self, text: str, stream: TextIO) -> None:
+        try:
+            stream.write(text)
+            stream.flush()
         except OSError:
             self._lose_reader()
 

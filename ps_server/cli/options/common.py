@@ -14,9 +14,11 @@ from typing import Any, NoReturn
 import click
 
 from ps_protocol.errors import ConfigError, PsError
+from ps_protocol.logs import logs_json
 from ps_protocol.text import printable
+from ps_server.cli.options.logs import log_options
 
-LOG_LEVELS = ("debug", "info", "warning", "error")
+logger = logging.getLogger(__name__)
 
 
 def _read_config(context: click.Context, parameter: click.Parameter, path: Path | None) -> None:
@@ -45,11 +47,12 @@ config_option = click.option(
 )
 
 
-def server_options(default_port: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add --bind, --port, --log-level, --ready-file and --config.
+def server_options(default_port: int, prefix: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add --bind, --port, --log-level, --log-format, --ready-file and --config.
 
-    The command gets ``bind`` (str), ``port`` (int), ``log_level`` (str) and ``ready_file`` (Path or None). Give the
-    command ``context_settings={"auto_envvar_prefix": …}`` and every option can come from the environment too.
+    The command gets ``bind`` (str), ``port`` (int), ``log_level``, ``log_format`` (str) and ``ready_file`` (Path or
+    None). Give the command ``context_settings={"auto_envvar_prefix": prefix}`` and every option can come from the
+    environment too.
     """
     options = (
         click.option(
@@ -62,13 +65,7 @@ def server_options(default_port: int) -> Callable[[Callable[..., Any]], Callable
             show_default=True,
             help="Port to listen on; 0: any free port.",
         ),
-        click.option(
-            "--log-level",
-            type=click.Choice(LOG_LEVELS, case_sensitive=False),
-            default="info",
-            show_default=True,
-            help="Lowest level that is logged to stderr.",
-        ),
+        log_options(prefix),
         click.option(
             "--ready-file",
             type=click.Path(dir_okay=False, writable=True, path_type=Path),
@@ -86,18 +83,6 @@ def server_options(default_port: int) -> Callable[[Callable[..., Any]], Callable
     return decorate
 
 
-class LineFormatter(logging.Formatter):
-    """Formats a record as one line, whatever its text contains; a traceback follows, indented."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        """The line, with control characters made visible."""
-        return printable(super().formatMessage(record))
-
-    def formatException(self, ei: Any) -> str:  # noqa: N802
-        """The traceback, line by line."""
-        return "\n".join(f"  {printable(line)}" for line in super().formatException(ei).split("\n"))
-
-
 version_option: Callable[[Any], Any] = click.version_option(
     package_name="torch-ps", message="%(prog)s of torch-ps %(version)s"
 )
@@ -109,13 +94,6 @@ exit_option = click.option(
     show_default="stay, except under TF_CONFIG",
     help="Exit with code 0 when the job is finished: every worker has left, and the last checkpoint is written.",
 )
-
-
-def configure_logging(level: str) -> None:
-    """One line per record on stderr: time, level, logger, message. Called once, by an entry point."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
 def run_program(command: click.Command) -> NoReturn:
@@ -145,9 +123,15 @@ class _ConfigFailure(click.ClickException):
 
 @contextmanager
 def clean_errors() -> Iterator[None]:
-    """Show a PsError as one line without traceback; exit code 2 for ConfigError, 1 for the others."""
+    """Show a PsError as one line without traceback; exit code 2 for ConfigError, 1 for the others.
+
+    Where the log is JSON, it is a record of the log.
+    """
     try:
         yield
     except PsError as error:
+        if logs_json():
+            logger.error("%s", error)
+            raise SystemExit(2 if isinstance(error, ConfigError) else 1) from error
         shown = _ConfigFailure if isinstance(error, ConfigError) else click.ClickException
         raise shown(printable(str(error), keep="\n")) from error

@@ -1,6 +1,7 @@
 """ps-run over real processes: exit codes, prefixes, and that nothing outlives it."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -38,6 +39,30 @@ def test_workers_that_succeed_end_the_job_with_0_and_their_lines_carry_their_nam
     first, *rest = [own_line(line) for line in done.stderr.splitlines()]
     assert first == "coordinator at 127.0.0.1:9: 1 shard(s), 2 worker(s), async"
     assert [re.sub(r"\d+:\d+", "TIME", line) for line in rest] == ["finished in TIME"]
+
+
+def test_in_json_every_line_is_one_object_whatever_the_script_prints(job):
+    script = """
+import json
+print('plain \\x1b[2J text')
+print('{"not": "a record"}')
+print('{broken')
+print(json.dumps({"time": "2026-11-22T15:04:05.678Z", "level": "info", "message": "mine\\nyours", "worker": 0}))
+print('format', os.environ['PS_LOG_FORMAT'])
+"""
+    done = job.run("--log-format", "json", script=script)
+    assert done.returncode == 0
+    lines = done.stdout.splitlines() + done.stderr.splitlines()
+    assert all(line.isprintable() for line in lines)
+    said = [json.loads(line) for line in lines]
+    assert all(each.keys() >= {"time", "level", "message"} for each in said)
+    printed = [each["message"] for each in said if each.get("event") == "output" and each["role"] == "worker"]
+    assert printed == ["plain \\x1b[2J text", '{"not": "a record"}', "{broken", "format json"]
+    assert {each["worker"] for each in said if each.get("role") == "worker"} == {0}
+    assert "mine\\nyours" in [each["message"] for each in said]
+    own = [each["message"] for each in said if each.get("role") == "ps-run"]
+    assert own[0].startswith("coordinator at 127.0.0.1:9")
+    assert own[-1].startswith("finished in")
 
 
 def test_the_first_failing_workers_code_is_the_jobs_and_its_last_words_come_before_the_verdict(job):

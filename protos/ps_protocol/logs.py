@@ -1,0 +1,135 @@
+"""The form of log records: text or JSON, one line each, without a character from outside that a terminal would obey.
+
+Programs call ``configure_logging`` once, and ``describe_process`` when they know more of themselves.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, TextIO
+
+from ps_protocol.text import printable
+
+LEVELS = ("debug", "info", "warning", "error")
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+
+#: What every JSON record has; null where it does not apply or is not known yet.
+FACTS = ("role", "shard", "worker", "incarnation", "job")
+
+_process: dict[str, str | int | None] = dict.fromkeys(FACTS)
+
+
+class LogFormat(enum.Enum):
+    """How records are written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def describe_process(**facts: str | int | None) -> None:
+    """What JSON records say of this process from now on: role, shard, worker, incarnation, job."""
+    if unknown := facts.keys() - set(FACTS):
+        raise TypeError(f"no fields of log records: {', '.join(sorted(unknown))}")
+    _process.update(facts)
+
+
+def configure_logging(
+    level: str, form: LogFormat = LogFormat.TEXT, loggers: Sequence[str] = (), stream: TextIO | None = None
+) -> None:
+    """Write the records from ``level`` on, one line each, to ``stream``: stderr where it is None.
+
+    ``loggers``: only those below these names, which then reach no other handler; none: all of this process. A second
+    call replaces the first.
+    """
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if form is LogFormat.JSON else LineFormatter(TEXT_FORMAT))
+    if form is LogFormat.JSON:
+        sys.excepthook = _log_uncaught
+    if not loggers:
+        logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for name in loggers:
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.setLevel(level.upper())
+        logger.propagate = False
+
+
+class LineFormatter(logging.Formatter):
+    """Formats a record as one line, whatever its text contains; a traceback follows, indented."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """The line, with control characters made visible."""
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        """The traceback, line by line."""
+        return "\n".join(f"  {printable(line)}" for line in super().formatException(ei).split("\n"))
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one line with one JSON object.
+
+    Fields: ``time`` (UTC, RFC 3339), ``level``, those of ``FACTS``, ``event``, ``message``, ``logger``; ``exception``
+    has the lines of a traceback. ``event`` is the same for all messages of one kind: the name that the call gives as
+    ``extra={"event": …}``, the class of the error where a message is one, else the message without its values.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        fields: dict[str, Any] = {
+            "time": time_text(record.created),
+            "level": record.levelname.lower(),
+            **_process,
+            "event": _event_of(record),
+            "message": record.getMessage(),
+            "logger": record.name,
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info).split("\n")
+        return json_line(fields)
+
+
+def json_line(fields: dict[str, Any]) -> str:
+    """One JSON object as one line. Its texts have no character that is not printed as itself."""
+    return json.dumps({name: _safe(value) for name, value in fields.items()}, ensure_ascii=False)
+
+
+def time_text(seconds: float) -> str:
+    """``seconds`` since 1970 in UTC, with milliseconds: 2026-11-22T15:04:05.678Z."""
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return f"{whole}.{int(seconds % 1 * 1000):03d}Z"
+
+
+def logs_json() -> bool:
+    """Whether the records of this process are JSON."""
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.root.handlers)
+
+
+def _event_of(record: logging.LogRecord) -> str:
+    if (event := getattr(record, "event", None)) is not None:
+        return str(event)
+    if record.msg == "%s" and isinstance(record.args, tuple) and isinstance(record.args[0], Exception):
+        return type(record.args[0]).__name__
+    return str(record.msg)
+
+
+def _safe(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_safe(each) for each in value]
+    return printable(value) if isinstance(value, str) else value
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """An exception that ends the process is a record, too."""
+    if issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+        return
+    # The logger of the SDK has a handler in training scripts, where the root may have none.
+    logger = logging.getLogger("ps_worker")
+    logger.critical("%s: %s", kind.__name__, error, exc_info=(kind, error, trace), extra={"event": "uncaught"})
