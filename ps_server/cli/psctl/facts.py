@@ -4,17 +4,49 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+_JSON = "torch-ps.json"
+
+
+def output_option(what: str = "one JSON object") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add -o text|json: ``as_json`` (bool). --json is another name of -o json."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        chosen = click.option(
+            "-o",
+            "--output",
+            "as_json",
+            type=click.Choice(["text", "json"]),
+            default="text",
+            show_default=True,
+            callback=_is_json,
+            help=f"Form of the output; json: {what}.",
+        )
+        short = click.option(
+            "--json", is_flag=True, is_eager=True, expose_value=False, callback=_note_json, help="Same as -o json."
+        )
+        return chosen(short(command))
+
+    return decorate
+
+
+def _note_json(context: click.Context, _: click.Parameter, given: bool) -> None:
+    context.meta[_JSON] = given
+
+
+def _is_json(context: click.Context, _: click.Parameter, form: str) -> bool:
+    return form == "json" or context.meta[_JSON]
 
 
 def to_json(value: object) -> object:
-    """Dataclasses, enums, paths, bytes and mappings as JSON's types."""
+    """Dataclasses, enums, paths, bytes and mappings as JSON's types; JSON has no NaN and no infinity: they are null."""
     if is_dataclass(value):
         values = {field.name: getattr(value, field.name) for field in fields(value)}
         # Fields of bytes are opaque to everyone but the coordinator.
@@ -27,6 +59,8 @@ def to_json(value: object) -> object:
         return [to_json(item) for item in value]
     if isinstance(value, bytes):
         return value.hex()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     if isinstance(value, frozenset):
         return sorted(value)
     return str(value) if isinstance(value, Path) else value

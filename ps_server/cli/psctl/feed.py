@@ -11,6 +11,7 @@ import click
 from ps_protocol.feed.cursor import load_cursor, save_cursor
 from ps_protocol.feed.reader import Change, Following, TableFeed
 from ps_server.cli.psctl.connection import connected, coordinator_option
+from ps_server.cli.psctl.facts import output_option
 
 _INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended, as shells report it."""
@@ -21,13 +22,13 @@ The command runs until the job ends, also across restarts of shards and moves of
 all rows have been printed. With --cursor FILE it saves its position in FILE after each change, and continues from
 there; every change is printed at least once. The job never waits for this command.
 
-With --json each change is one line with an object. "reset_buckets" lists the buckets (of "buckets" in all) whose rows
+With -o json each change is one line with an object. "reset_buckets" lists the buckets (of "buckets" in all) whose rows
 are sent again from the start: remove the rows you have of them. "deleted" lists the ids of removed rows. "ids" and
 "rows" are new values. Apply the three in this order to get a copy of the table on that "shard". "whole" is true once
 all rows have been sent.
 
 \b
-    psctl feed --table ads --json --cursor ads.cursor | into-my-store
+    psctl feed --table ads -o json --cursor ads.cursor | into-my-store
 """
 
 
@@ -37,7 +38,7 @@ all rows have been sent.
 @click.option("--cursor", type=click.Path(dir_okay=False, path_type=Path), help="File in which the position is saved.")
 @click.option("--once", is_flag=True, help="End when all rows have been printed.")
 @click.option("--with-state", is_flag=True, help="Print the optimizer state of a row after its values.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line, with ids and rows.")
+@output_option("one JSON object per line, with ids and rows")
 @coordinator_option
 def feed(
     coordinator: str, model: str, table: str, cursor: Path | None, once: bool, with_state: bool, as_json: bool

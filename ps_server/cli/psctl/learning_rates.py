@@ -11,7 +11,7 @@ import click
 from ps_protocol.cluster.model_status import ModelStatus
 from ps_protocol.errors import Unavailable, UnknownModel
 from ps_server.cli.psctl.connection import connected, coordinator_option
-from ps_server.cli.psctl.facts import json_option, tell
+from ps_server.cli.psctl.facts import output_option, tell
 from ps_server.cli.psctl.model_status import shard_maps, statuses_of
 
 CALL_SECONDS = 5.0
@@ -46,7 +46,7 @@ class ModelRates:
 @click.command("lr", help=_HELP)
 @click.option("--model", help="Show only this model.")
 @coordinator_option
-@json_option
+@output_option()
 def learning_rates(coordinator: str, model: str | None, as_json: bool) -> None:
     """Show learning rates."""
     with connected(coordinator) as client:

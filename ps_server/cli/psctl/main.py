@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -20,11 +19,12 @@ from ps_server.checkpoint.read.checkpoint import Checkpoint
 from ps_server.cli.options.common import clean_errors, version_option
 from ps_server.cli.options.mode import MODES, bound_options, consistency_of
 from ps_server.cli.psctl.connection import connected, coordinator_option, patiently
-from ps_server.cli.psctl.facts import json_option, tell, to_json
+from ps_server.cli.psctl.facts import output_option, tell
 from ps_server.cli.psctl.feed import feed
 from ps_server.cli.psctl.learning_rates import learning_rates
 from ps_server.cli.psctl.moves import drain, move
 from ps_server.cli.psctl.rows import import_rows
+from ps_server.cli.psctl.status_json import status_json
 from ps_server.cli.psctl.tables import table_totals
 from ps_server.cli.psctl.wait import UNHEALTHY, ailments, wait
 from ps_server.cli.status.text import TableTotals, status_line, status_tables, time_text
@@ -60,7 +60,7 @@ main.add_command(learning_rates)
 @main.command()
 @coordinator_option
 @click.option("--watch", is_flag=True, help="Repeat until Ctrl-C or the end of the job.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object; with --watch, one per line.")
+@output_option("one JSON object (docs/psctl.md); with --watch, one per line")
 @click.option("--check", is_flag=True, help=f"Exit with code {UNHEALTHY} if members are missing, failed or lost.")
 def status(coordinator: str, watch: bool, as_json: bool, check: bool) -> None:
     """Show members, their speed, models and mode, and the rows and bytes of tables."""
@@ -70,7 +70,7 @@ def status(coordinator: str, watch: bool, as_json: bool, check: bool) -> None:
         looks = _looks(client, pause if watch else None)
         if as_json:
             for seen, tables in looks:
-                click.echo(json.dumps(to_json({"view": seen.view, "members": seen.members, "tables": tables})))
+                click.echo(status_json(seen, tables))
         elif watch and console.is_terminal:
             with Live(console=console, auto_refresh=False) as live:
                 for seen, tables in looks:
@@ -101,7 +101,7 @@ def _looks(
 @main.command()
 @click.argument("mode", type=MODES)
 @coordinator_option
-@json_option
+@output_option()
 @bound_options
 def mode(
     coordinator: str,
@@ -122,7 +122,7 @@ def mode(
 
 @main.command()
 @coordinator_option
-@json_option
+@output_option()
 def checkpoint(coordinator: str, as_json: bool) -> None:
     """Write a checkpoint of the whole job while it trains, and print its folder when it is complete."""
     with connected(coordinator) as client:
@@ -134,7 +134,7 @@ def checkpoint(coordinator: str, as_json: bool) -> None:
 @main.command()
 @click.argument("folder", default="")
 @coordinator_option
-@json_option
+@output_option()
 def restore(coordinator: str, folder: str, as_json: bool) -> None:
     """Restore the checkpoint in FOLDER (default: the newest one) into the running job, while it trains.
 
@@ -167,7 +167,7 @@ def restore(coordinator: str, folder: str, as_json: bool) -> None:
     show_default=True,
     help="Format of table rows; parquet needs torch-ps[parquet].",
 )
-@json_option
+@output_option()
 def export(folder: Path, target: Path, model: str, max_file_mb: int, rows: str, as_json: bool) -> None:
     """Export one model of the checkpoint in FOLDER to TARGET, as plain safetensors files.
 
@@ -181,7 +181,7 @@ def export(folder: Path, target: Path, model: str, max_file_mb: int, rows: str, 
 
 @main.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@json_option
+@output_option()
 def verify(folder: Path, as_json: bool) -> None:
     """Read the whole checkpoint in FOLDER and compare it with its checksums."""
     with clean_errors():

@@ -13,7 +13,7 @@ from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.coordinator_streams import MoveStream
 from ps_protocol.cluster.view import MoveProgress
 from ps_server.cli.psctl.connection import connected, coordinator_option
-from ps_server.cli.psctl.facts import json_option, tell
+from ps_server.cli.psctl.facts import output_option, tell
 
 MB = 1 << 20
 
@@ -66,7 +66,7 @@ To replace shard 1 by a shard on another machine:
 @click.option("--variable", help="Move only this variable or table, to the shard in --to.")
 @batch_option
 @coordinator_option
-@json_option
+@output_option()
 def move(
     coordinator: str,
     to: tuple[int, ...],
@@ -96,7 +96,7 @@ def move(
 )
 @batch_option
 @coordinator_option
-@json_option
+@output_option()
 def drain(coordinator: str, shards: tuple[int, ...], to: tuple[int, ...], batch_mb: int, as_json: bool) -> None:
     """Move everything off some shards."""
     facts, text = _run(coordinator, lambda client: client.move(to, shards, batch_bytes=batch_mb * MB), as_json)

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from ps_server.cli.psctl.connection import connected, coordinator_option
-from ps_server.cli.psctl.facts import json_option, tell
+from ps_server.cli.psctl.facts import output_option, tell
 
 _HELP = """Write the rows in FILES to a table of the running job, while it trains.
 
@@ -31,7 +31,7 @@ command is interrupted, rows that were written remain; run the same command agai
 @click.option("--only-new", is_flag=True, help="Do not change rows that exist.")
 @click.option("--values-only", is_flag=True, help="Ignore state in the files, for example state of another optimizer.")
 @coordinator_option
-@json_option
+@output_option()
 def import_rows(
     coordinator: str,
     files: tuple[Path, ...],
