@@ -16,6 +16,10 @@ from ps_protocol.errors import ConfigError
 T = TypeVar("T")
 
 CONNECT_TIMEOUT_SECONDS = 60.0
+
+METRICS_OFF = "off"
+"""The value of PS_METRICS_PORT that is the default."""
+
 RECONNECT_TIMEOUT_SECONDS = 60.0
 
 _SHM, _BULK = Transport.SHM, Transport.BULK
@@ -47,6 +51,9 @@ class WorkerConfig:
     transport: str = "auto"
     #: Take the rank from a process that may still run.
     take_over: bool = False
+    #: Where this process serves its metrics; port 0: any free one, None: nowhere.
+    metrics_bind: str = "127.0.0.1"
+    metrics_port: int | None = None
 
     @classmethod
     def from_environment(
@@ -74,6 +81,8 @@ class WorkerConfig:
             rank=_first(_number("rank", rank, int), _number("PS_RANK", environ.get("PS_RANK"), int), tf_rank),
             device=device or environ.get("PS_DEVICE"),
             take_over=_switch("PS_TAKE_OVER", environ),
+            metrics_bind=environ.get("PS_METRICS_BIND", "127.0.0.1"),
+            metrics_port=_metrics_port(environ.get("PS_METRICS_PORT", METRICS_OFF)),
             transport=_transport(transport or environ.get("PS_TRANSPORT") or "auto"),
             connect_timeout_seconds=_seconds(
                 environ, "PS_CONNECT_TIMEOUT", connect_timeout_seconds, CONNECT_TIMEOUT_SECONDS
@@ -126,6 +135,20 @@ def _switch(name: str, environ: Mapping[str, str]) -> bool:
     if value not in ("0", "1"):
         raise ConfigError(f"{name} is not 0 or 1", actual=repr(value), remedy=f"correct {name} or leave it out")
     return value == "1"
+
+
+def _metrics_port(text: str) -> int | None:
+    if text == METRICS_OFF:
+        return None
+    port = _number("PS_METRICS_PORT", text, int) or 0
+    if port >= 1 << 16:
+        raise ConfigError(
+            "PS_METRICS_PORT is no port",
+            expected=f"0 to 65535, or {METRICS_OFF}",
+            actual=text,
+            remedy="correct PS_METRICS_PORT or leave it out",
+        )
+    return port
 
 
 def _transport(name: str) -> str:

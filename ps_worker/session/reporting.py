@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ps_protocol.cluster.view import ClusterView, Member, MemberStats, Role
+from ps_worker.session.counters import WorkerCounters
 
 HINT_SECONDS = 5.0
 _MARK_SECONDS = 0.25
@@ -29,6 +30,10 @@ class Progress:
         self._metrics: dict[str, float | torch.Tensor] = {}
         self._transport = ""
         self._hinted_at = float("-inf")
+        #: Durations and waits of steps.
+        self.counters = WorkerCounters()
+        #: host:port of this process's metrics; empty: it serves none.
+        self.metrics_address = ""
         #: The phase and the clock of the last push.
         self.position = (0, 0)
 
@@ -69,7 +74,15 @@ class Progress:
             metrics={name: float(value) for name, value in metrics.items()},
             phase=phase,
             clock=clock,
+            wait_seconds={reason.value: seconds for reason, seconds in self.counters.waits.items()},
+            metrics_address=self.metrics_address,
         )
+
+    @property
+    def totals(self) -> tuple[int, int, int]:
+        """Steps, samples and bytes so far."""
+        with self._lock:
+            return self._window.totals
 
     def hint(self, text: str) -> None:
         """Log what the worker waits for, at most every 5 seconds."""
@@ -117,6 +130,12 @@ class StatsWindow:
     def record_samples(self, now: float, samples: int) -> None:
         """Samples handed to the training loop."""
         self._add(now, replace(self._totals, samples=self._totals.samples + samples))
+
+    @property
+    def totals(self) -> tuple[int, int, int]:
+        """Steps, samples and bytes so far."""
+        totals = self._totals
+        return totals.steps, totals.samples, totals.bytes
 
     def snapshot(self, now: float) -> MemberStats:
         """Totals, and rates per second; rates are 0 until there is a time to divide by."""

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import grpc
 import torch
@@ -24,7 +24,11 @@ from ps_protocol.rpc.channel import open_channel
 from ps_protocol.tracing.settings import make_tracer
 from ps_protocol.tracing.tracer import Tracer
 from ps_worker.session.config import TRANSPORTS, WorkerConfig
+from ps_worker.session.counters import WorkerCounters
 from ps_worker.session.reporting import Progress, log, missing
+
+if TYPE_CHECKING:
+    from ps_protocol.metrics.server import MetricsServer
 
 T = TypeVar("T")
 
@@ -61,6 +65,7 @@ class Session:
         self.progress = Progress(membership.member)
         #: Records the steps of this worker; None: tracing is off.
         self.tracer: Tracer | None = None
+        self._metrics: MetricsServer | None = None
 
     @classmethod
     def join(cls, config: WorkerConfig) -> Self:
@@ -80,6 +85,7 @@ class Session:
             raise
         session = cls(config, client, membership)
         try:
+            session._serve_metrics()
             membership.set_stats(session.progress.stats)
             describe_process(
                 role=config.role.value, worker=membership.member.index, incarnation=membership.member.incarnation
@@ -110,6 +116,24 @@ class Session:
             self._client.close()
             if self.tracer is not None:
                 self.tracer.close()
+            if self._metrics is not None:
+                self._metrics.close()
+
+    def _serve_metrics(self) -> None:
+        """Where the settings name a port. Raises ConfigError."""
+        if self._config.metrics_port is None:
+            return
+        # Here, because prometheus_client takes a while to import.
+        from ps_worker.session.metrics import start_server
+
+        self._metrics = start_server(self._config, self._membership.member, self.progress)
+        self.progress.metrics_address = self._metrics.address
+        log.info("%s: metrics at %s", self._membership.member, self._metrics.url)
+
+    @property
+    def counters(self) -> WorkerCounters:
+        """Durations and waits of steps."""
+        return self.progress.counters
 
     @property
     def own_process(self) -> bool:

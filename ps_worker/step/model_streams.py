@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -17,6 +18,7 @@ from ps_worker.memory.plan import FlatPlan
 from ps_worker.model.optimizer_state import join_state, split_state
 from ps_worker.model.unused_options import UnusedOptions
 from ps_worker.session.backoff import Backoff
+from ps_worker.session.counters import WaitReason
 from ps_worker.session.session import Session
 from ps_worker.step.gradients import GradientBuffers
 from ps_worker.step.shard_stream import ShardStream
@@ -88,7 +90,13 @@ class ModelStreams:
         """Open ``stream`` again. ``position``: this worker's on that shard, if it is not that of the last push."""
         phase, clock = position or self.position
         told = clock if phase == self._session.phase else 0
-        standing = stream.open(self._session.phase, told if self.started else None)
+        began = time.perf_counter()
+        try:
+            standing = stream.open(self._session.phase, told if self.started else None)
+        finally:
+            if self.started:
+                self._session.counters.waits[WaitReason.RECONNECT] += time.perf_counter() - began
+        self._session.counters.reconnects += self.started
         if self.started and not standing.initialised:
             stream.drop()
             raise self.state_lost(stream)
@@ -176,7 +184,11 @@ class ModelStreams:
         advancing = isinstance(error, NotReady) and error.progress
         ending = "waiting for it" if advancing else f"trying again for {backoff.left_seconds:.0f} s"
         self._session.wait_hint(f"{error.message}; {ending}")
-        backoff.pause(error)
+        began = time.perf_counter()
+        try:
+            backoff.pause(error)
+        finally:
+            self._session.counters.waits[WaitReason.RECONNECT] += time.perf_counter() - began
 
     def check_wait(self, error: Retryable) -> None:
         """Raises ``error`` where waiting was interrupted, and Fenced."""

@@ -16,6 +16,7 @@ from ps_protocol.model.spec import ShardMap
 from ps_protocol.tracing.tracer import Attributes
 from ps_worker.memory.flat import FlatModel
 from ps_worker.model.optimizer_state import join_state, split_state
+from ps_worker.session.counters import WaitReason
 from ps_worker.session.session import Session
 from ps_worker.step.first_values import INITIAL_TIMEOUT_SECONDS, FirstValues
 from ps_worker.step.gradients import GradientBuffers
@@ -152,8 +153,17 @@ class StepPipeline:
             answers[stream.shard] = answer
             return True
 
+        counters, began = self._session.counters, time.perf_counter()
+        reconnecting = counters.waits[WaitReason.RECONNECT]
         self.streams.in_turns(self.streams.all, receive, (push.phase, push.clock))
-        return [answers[stream.shard] for stream in self.streams.all]
+        found = [answers[stream.shard] for stream in self.streams.all]
+        counters.answered(
+            time.perf_counter() - began,
+            max(answer.waited_seconds for answer in found),
+            counters.waits[WaitReason.RECONNECT] - reconnecting,
+            WaitReason.ROUND if self._session.consistency.mode.collects else WaitReason.BOUND,
+        )
+        return found
 
     def _push_again(self, push: StepPush) -> list[StepSummary]:
         """Push to shards of another layout: all have ``push`` already, or none has."""
@@ -189,6 +199,7 @@ class StepPipeline:
             staleness=max(answer.staleness for answer in answers),
             clock=self.streams.position[1],
             transferred_bytes=sum(answer.transferred_bytes for answer in answers),
+            waited_seconds=max(answer.waited_seconds for answer in answers),
         )
         self._session.record_step(None, summary.staleness, summary.transferred_bytes, summary.clock)
         return summary

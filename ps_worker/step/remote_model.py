@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from time import monotonic_ns
+from time import monotonic_ns, perf_counter
 from typing import Any
 
 import torch
@@ -129,6 +129,14 @@ class RemoteModel:
 
     def step(self) -> None:
         """Push gradients, of rows too, and receive parameters. Raises as the optimizer's ``step``."""
+        counters, began = self._session.counters, perf_counter()
+        counters.begins(began)
+        try:
+            self._step_traced()
+        finally:
+            counters.ends(began, perf_counter())
+
+    def _step_traced(self) -> None:
         tracer = self._session.tracer
         if tracer is None:
             self._step(None)
@@ -225,6 +233,7 @@ class RemoteModel:
         variable = self._first_nonfinite(push)
         if variable is None:
             return self.pipeline.exchange(replace(push, finite=True))
+        self._session.counters.nonfinite += 1
         if self._spec.nonfinite is NonFinite.SKIP:
             return self.pipeline.exchange(replace(push, skipped=True, with_buffers=False, staged=()))
         raise NonFiniteGradient(

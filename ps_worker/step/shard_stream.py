@@ -251,6 +251,7 @@ class ShardStream:
             staleness=result.staleness,
             clock=result.clock,
             transferred_bytes=self._sent_bytes + result.payload_bytes,
+            waited_seconds=result.waited_seconds,
             errors=(result.error,) if result.error else (),
         )
 

@@ -107,6 +107,8 @@ class StepSummary:
     clock: int
     #: Gradients and parameters on the wire.
     transferred_bytes: int
+    #: The longest over the shards: how long the parameters waited for other workers.
+    waited_seconds: float = 0.0
     #: Shards' refusals, and errors that the push's step failed with. An optimizer raises them.
     errors: tuple[PsError, ...] = ()
 

@@ -25,6 +25,7 @@ from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire import convert_model
 from ps_protocol.wire.convert_errors import to_detail
 from ps_protocol.wire.convert_options import options_from_pb, row_options_from_pb
+from ps_worker.session.counters import WorkerCounters
 
 CHUNK_BYTES = 1000
 
@@ -484,6 +485,7 @@ class FakeSession:
         self.lowest = rank == 0
         self.lookahead = 0
         self.tracer: Tracer | None = None
+        self.counters = WorkerCounters()
         self.consistency = Consistency(Mode.SYNC)
         self.workers = [rank]
         self.transports: tuple[Transport, ...] = ()

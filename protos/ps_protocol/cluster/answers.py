@@ -43,6 +43,8 @@ class StepAnswer:
     differences: Sequence[OptionDifference] = ()
     #: Of a traced push: what its parameters waited for; empty: for nothing.
     waited_for: str = ""
+    #: How long the parameters waited for other workers, by the consistency mode.
+    waited_seconds: float = 0.0
 
 
 @dataclass(slots=True)

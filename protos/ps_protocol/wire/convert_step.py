@@ -50,6 +50,7 @@ def step_answer_from_pb(message: pb.StepResult) -> StepAnswer:
         from_detail(message.error) if message.HasField("error") else None,
         differences_from_pb(message.option_differences) if message.option_differences else (),
         message.waited_for,
+        message.waited_micros / 1e6,
     )
 
 

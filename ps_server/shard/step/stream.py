@@ -201,8 +201,11 @@ class StepStream:
                 self._counters.dropped += answer.decision is not None and result.HasField("error")
                 await self._transport.send(pb.StepReply(result=result))
             else:
-                await self._wait_for_mode(answer.info.position, answer.ahead)
-                await self._reply(self._with_differences(result_of(answer, self._model)), answer.info)
+                waited_seconds = await self._wait_for_mode(answer.info.position, answer.ahead)
+                result = self._with_differences(result_of(answer, self._model))
+                if waited_seconds:
+                    result.waited_micros = int(waited_seconds * 1e6)
+                await self._reply(result, answer.info)
 
     def _with_differences(self, result: pb.StepResult) -> pb.StepResult:
         if self._model.differences.known:
@@ -211,8 +214,11 @@ class StepStream:
             self._told = len(found)
         return result
 
-    async def _wait_for_mode(self, position: Position, ahead: int) -> None:
-        """Wait until a pull at ``position`` may be answered; sends a Waiting message now and then."""
+    async def _wait_for_mode(self, position: Position, ahead: int) -> float:
+        """Wait until a pull at ``position`` may be answered; sends a Waiting message now and then.
+
+        Returns for how many seconds.
+        """
         tracker, began = self._model.tracker, 0.0
         # Asked again each time: the mode may have changed meanwhile.
         while reason := tracker.blocker(tracker.pull_position(position, ahead) if ahead else position):
@@ -222,8 +228,11 @@ class StepStream:
                     await self._model.may_pull(tracker.pull_position(position, ahead))
             except TimeoutError:
                 await self._transport.send(pb.StepReply(waiting=pb.Waiting(reason=reason)))
-        if began:
-            self._model.times.wait.observe(time.perf_counter() - began)
+        if not began:
+            return 0.0
+        seconds = time.perf_counter() - began
+        self._model.times.wait.observe(seconds)
+        return seconds
 
     async def _rows(self, asked: RequestedLookup) -> None:
         if asked.position is not None:

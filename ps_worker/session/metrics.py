@@ -1,0 +1,60 @@
+"""The metrics of a worker: defined here, and read here from what its session counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ps_protocol.cluster.view import Member
+from ps_protocol.metrics.common import COMMON, read_common
+from ps_protocol.metrics.definition import Catalogue, Sample
+from ps_protocol.metrics.server import MetricsServer
+from ps_worker.session.config import WorkerConfig
+from ps_worker.session.reporting import Progress
+
+WORKER = Catalogue("worker", "worker", COMMON)
+
+STEPS = WORKER.counter("steps_total", "Optimizer steps that were pushed, of all models.")
+STEP = WORKER.histogram("step_seconds", "Duration of optimizer.step().")
+COMPUTE = WORKER.counter("compute_seconds_total", "Time between two steps: the loss, gradients, loading of data.")
+WAIT = WORKER.counter(
+    "wait_seconds_total",
+    "Time that answers to pushes took, by reason: pull for the shards, bound and round for other workers in the modes "
+    "ssp and sync, reconnect for a shard that is away. With overlap it passes beside the computation.",
+    "reason",
+)
+SAMPLES = WORKER.counter("samples_total", "Samples taken from loaders that the cluster splits.")
+WORKER_BYTES = WORKER.counter("transferred_bytes_total", "Gradients and parameters on the wire, in both directions.")
+RECONNECTS = WORKER.counter("reconnects_total", "Streams to shards that were opened again during training.")
+NONFINITE = WORKER.counter(
+    "nonfinite_steps_total", "Steps whose gradients held NaN or infinity, refused or skipped by this worker."
+)
+WORKER_CLOCK = WORKER.gauge("clock", "The clock of the last push in the present phase.")
+
+
+def read_worker(progress: Progress) -> Sequence[Sample]:
+    """The numbers of this process. From any thread."""
+    counters = progress.counters
+    steps, samples, nbytes = progress.totals
+    return [
+        *read_common(),
+        STEPS.of(steps),
+        STEP.of(counters.step.value),
+        COMPUTE.of(counters.compute_seconds),
+        *(WAIT.of(seconds, reason.value) for reason, seconds in counters.waits.items()),
+        SAMPLES.of(samples),
+        WORKER_BYTES.of(nbytes),
+        RECONNECTS.of(counters.reconnects),
+        NONFINITE.of(counters.nonfinite),
+        WORKER_CLOCK.of(progress.position[1]),
+    ]
+
+
+def start_server(config: WorkerConfig, member: Member, progress: Progress) -> MetricsServer:
+    """Serve these numbers where ``config`` says. Raises ConfigError."""
+    return MetricsServer(
+        config.metrics_bind,
+        config.metrics_port or 0,
+        lambda: read_worker(progress),
+        {WORKER.constant: str(member.index)},
+        component=member.role.value,
+    )
