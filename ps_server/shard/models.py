@@ -131,12 +131,15 @@ class Registry:
         """The model, waiting a while for a declaration or a move still on its way; ``epoch`` 0: any.
 
         Raises NotReady, with its progress, while it is being placed here, UnknownModel for one that is not
-        declared, ModelMoved for an epoch that is over, Unavailable for one that this shard does not come to.
+        declared, ModelMoved for an epoch that is over, Unavailable for one that this shard does not come to, or for a
+        declared model that it has not heard of: a caller that names an epoch has its shard map.
         """
         patience = PLACING_SECONDS if name in self._progress else PATIENCE_SECONDS
         if not await self._until(lambda: name in self._models or name in self._refused, patience):
             if name in self._progress:
                 raise self._progress[name].error(self.context.shard)
+            if epoch or name in self._recovered:
+                raise self._unheard(name, epoch)
             raise UnknownModel(
                 f"model '{name}' is not declared",
                 shard=str(self.context.shard),
@@ -148,16 +151,19 @@ class Registry:
             raise copy(error)
         known = self._known(name)
         if known < epoch:
-            raise Unavailable(
-                f"this shard has not heard of the newest shard map of model '{name}'",
-                shard=str(self.context.shard),
-                expected=f"epoch {known}",
-                actual=f"epoch {epoch}",
-                remedy="see whether the shard can reach the coordinator",
-            )
+            raise self._unheard(name, epoch)
         if epoch and epoch < known:
             raise moved_on(self.context.shard, name, known, epoch)
         return self._models[name]
+
+    def _unheard(self, name: str, epoch: int) -> Unavailable:
+        return Unavailable(
+            f"this shard has not heard of the newest shard map of model '{name}'",
+            shard=str(self.context.shard),
+            expected=f"epoch {epoch}" if epoch else "a shard map",
+            actual=f"epoch {known}" if (known := self._known(name)) else "none",
+            remedy="see whether the shard can reach the coordinator",
+        )
 
     def _known(self, name: str) -> int:
         return self._models[name].layout.shard_map.epoch if name in self._models else 0

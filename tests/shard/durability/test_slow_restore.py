@@ -12,7 +12,7 @@ import grpc
 import pytest
 import torch
 
-from ps_protocol.errors import InternalError, NotReady, UnknownModel
+from ps_protocol.errors import InternalError, NotReady, Unavailable, UnknownModel
 from ps_protocol.model.spec import ShardMap
 from ps_server.checkpoint.folder.directory import begin
 from ps_server.checkpoint.read.source import ModelFiles
@@ -55,10 +55,19 @@ def saved(folder: Path) -> tuple[ShardMap, torch.Tensor]:
     return replace(job.shard_map, restored_from=str(begun)), shard.region.data.clone()
 
 
-def refused(shard: TestShard, name: str = "model") -> Exception:
+def refused(shard: TestShard, name: str = "model", **fields: int) -> Exception:
     with pytest.raises(grpc.RpcError) as failure:
-        StubStream(shard, name=name)
+        StubStream(shard, name=name, **fields)
     return error_of(failure.value)
+
+
+def test_a_model_that_the_shard_has_not_heard_of_is_not_unknown_to_a_worker_that_has_its_shard_map():
+    with running_shard() as shard:
+        shard.set_view({0: 1})
+        unheard = refused(shard, epoch=1)
+        assert isinstance(unheard, Unavailable)
+        assert (unheard.expected, unheard.actual) == ("epoch 1", "none")
+        assert isinstance(refused(shard), UnknownModel)
 
 
 class SlowDisk:
