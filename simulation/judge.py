@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from typing import NoReturn
 
 from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk
@@ -131,6 +132,8 @@ class Judge:
             self.fail(f"shard {number} restored version {version}; only {len(truth.history)} were ever logged")
         if self._durable and version < truth.acknowledged:
             self.fail(f"shard {number} restored version {version}; version {truth.acknowledged} was acknowledged")
+        if value is None and self._durable and truth.values_acknowledged:
+            self.fail(f"shard {number} restored no values; its initial values were acknowledged")
         expected = truth.history[version - 1].value if version else truth.initial
         if (value is not None or version) and not _same(value, expected):
             self.fail(f"shard {number} restored version {version} with values {value} instead of {expected}")
@@ -142,6 +145,8 @@ class Judge:
         truth = self._shards[number]
         if self._durable and truth.acknowledged:
             self.fail(f"shard {number} starts empty; version {truth.acknowledged} was acknowledged")
+        if self._durable and truth.values_acknowledged:
+            self.fail(f"shard {number} starts empty; its initial values were acknowledged")
         self._forget_behind(truth, 0)
         self._begin_life(truth)
 
@@ -239,6 +244,10 @@ class Judge:
         if truth.history:
             self.fail(f"shard {number} took initial values after {len(truth.history)} updates")
         truth.initial = value
+
+    def values_acknowledged(self, number: int) -> None:
+        """A worker is told that the initial values are there."""
+        self._shards[number].values_acknowledged = True
 
     def answers_pull(self, number: int, info: PushInfo) -> None:
         """The mode lets this pull be answered now."""
@@ -340,6 +349,7 @@ def _name(push: PushInfo) -> Name:
     return (push.worker.rank, push.worker.incarnation, push.sequence)
 
 
+@cache
 def model_number(name: str) -> int:
     """The number of a model, from its name."""
     return int(name.removeprefix("model").removeprefix("-") or 0)

@@ -22,6 +22,7 @@ from ps_server.shard.access.fence import Fence
 from ps_server.shard.models import Registry
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.stream import StepStream
+from ps_server.shard.step.values import ModelValues
 from ps_server.shard.transport.grpc_stream import GrpcServerTransport
 from ps_server.state.region import Region
 from ps_worker.step.shard_stream import ShardStream
@@ -70,11 +71,10 @@ class Observers:
         if id(layout) not in self._places:
             ranges = [np.arange(each.begin // 8, each.end // 8) for each in layout.slices]
             self._places[id(layout)] = layout, np.concatenate(ranges or [np.empty(0, np.int64)])
-        values = np.frombuffer(region.bytes, np.float64)[self._places[id(layout)][1]]
-        lowest, highest = float(values.min()), float(values.max())
-        if lowest != highest:
-            self._judge.fail(f"{self._kernel.process} has values of different updates: {lowest} to {highest}")
-        return lowest
+        values = np.frombuffer(region.bytes, np.float64)[self._places[id(layout)][1]].tolist()
+        if values.count(values[0]) != len(values):
+            self._judge.fail(f"{self._kernel.process} has values of different updates: {min(values)} to {max(values)}")
+        return values[0]
 
     def forget(self) -> None:
         """Let go of all processes."""
@@ -118,6 +118,7 @@ class Observers:
             (Fence, "begin", self._fence_begin),
             (Registry, "recover", self._recover),
             (ShardModel, "__init__", self._model_made),
+            (ModelValues, "load", self._load),
             (Tracker, "members", self._members),
             (Tracker, "configure", self._configure),
             (Tracker, "attach", self._attach),
@@ -169,6 +170,15 @@ class Observers:
             original(model, start, *arguments, **keywords)
 
         return made
+
+    def _load(self, original: Any) -> Any:
+        async def load(values: Any, *arguments: Any, **keywords: Any) -> bool:
+            written: bool = await original(values, *arguments, **keywords)
+            if written and (shard := self._serving()) is not None:
+                self._judge.values_acknowledged(self._place(shard.number, values._layout.shard_map.spec.name))
+            return written
+
+        return load
 
     def _members(self, original: Any) -> Any:
         def members(tracker: Tracker, live: Any) -> Any:

@@ -215,6 +215,8 @@ class WorkerProgram(Program):
         except Fenced as error:
             how = f"fenced: {error.message}"
         except StateLost as error:
+            if self._plan.durable:
+                self.kernel.violate(f"{self.process} was told that durable state is lost: {error.message}")
             how = f"lost: {error.message}"
         except Unavailable as error:
             how = f"gave up: {error.message}"

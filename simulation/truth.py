@@ -56,6 +56,8 @@ class ShardTruth:
 
     number: int
     initial: float | None = None
+    #: A worker was told that the initial values are there.
+    values_acknowledged: bool = False
     #: What was logged and not lost since; version v is at v − 1.
     history: list[Update] = field(default_factory=list)
     applied: dict[Name, int] = field(default_factory=dict)

@@ -38,7 +38,17 @@ class TrackerState:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON's types."""
-        return asdict(self)
+        return {
+            "version": self.version,
+            "applied": self.applied,
+            "highest": self.highest,
+            "standings": [
+                {"worker": asdict(each.worker), "position": each.position, "last_sequence": each.last_sequence}
+                for each in self.standings
+            ],
+            "outcomes": dict(self.outcomes),
+            "staleness": self.staleness,
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:

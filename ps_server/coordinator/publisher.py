@@ -104,7 +104,8 @@ class Publisher:
     async def wait_for_change(self, seconds: float) -> None:
         """Return at the next change of the state, or after ``seconds``."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
 
     async def views(self, known_revision: int, journal_mark: bytes = b"") -> AsyncIterator[ClusterView]:
         """The present view unless it is ``known_revision``, then the newest one after every change.

@@ -95,15 +95,12 @@ class Kernel(EventLoop):
             if was_enabled:
                 gc.enable()
 
-    def is_over(self) -> bool:
-        """Whether a promise was broken."""
-        return bool(self.violation)
-
     def _run(self, until: float, done: Callable[[], bool]) -> None:
-        while not self.is_over():
-            while self._ready:
-                self._call(self._ready.popleft())
-                if self.is_over():
+        ready = self._ready
+        while not self.violation:
+            while ready:
+                self._call(ready.popleft())
+                if self.violation:
                     return
             if done() or not self._pass_time(until):
                 return
@@ -111,15 +108,20 @@ class Kernel(EventLoop):
     def _pass_time(self, until: float) -> bool:
         """Make the next timer due; False when there is none before ``until``."""
         timers = self._timers
-        if not timers:
-            return False
-        if timers[0][0] > until:
-            self.now = until
-            return False
-        when, _, handle = heapq.heappop(timers)
-        self.now = max(self.now, when)
-        self._ready.append(handle)
-        return True
+        while timers:
+            when, _, handle = timers[0]
+            if handle.callback is None:
+                heapq.heappop(timers)
+                continue
+            if when > until:
+                self.now = until
+                return False
+            heapq.heappop(timers)
+            if when > self.now:
+                self.now = when
+            self._ready.append(handle)
+            return True
+        return False
 
     def block(self, woken: Callable[[], bool]) -> None:
         """Code of an event loop waits: other processes, and threads of its own, go on until ``woken()``."""

@@ -53,7 +53,8 @@ class Wait:
         else:
             gradients = torch.is_grad_enabled()  # one mode for all greenlets of a thread
             self._kernel.hub.switch()
-            torch.set_grad_enabled(gradients)
+            if torch.is_grad_enabled() is not gradients:
+                torch.set_grad_enabled(gradients)
             self._kernel.check_alive()
         return self._woken
 

@@ -138,7 +138,8 @@ class Snapshotter:
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
 
     async def take(self, logs: Callable[[], Awaitable[None]] | None = None) -> None:
         """Make one snapshot now, if there is anything that none holds. Raises OSError, PsError.
