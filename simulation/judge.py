@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import NoReturn
 
-from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk
-from ps_protocol.cluster.view import ClusterView, Joined, Member, Role
-from ps_protocol.model.spec import Consistency, Mode, ShardMap
+from ps_protocol.cluster.view import Member
+from ps_protocol.model.spec import Consistency, Mode
 from ps_server.consistency import Position, PushDecision, PushInfo, Tracker, Verdict, WorkerKey
 from ps_server.consistency.events import START
-from ps_server.coordinator.membership.admission import Application
-from simulation.leased_items import LeasedItems
+from simulation.coordinator_judge import CoordinatorJudge
 from simulation.runtime.kernel import Kernel
 from simulation.truth import Clocks, Name, ShardTruth, Update
 
@@ -24,26 +21,25 @@ _DROPPED = (Verdict.LATE, Verdict.STALE, Verdict.SKIP)
 class Judge:
     """Called by the simulated shells, inside the event that it judges. Every method raises Violation."""
 
-    def __init__(self, kernel: Kernel, shards: int, models: int, *, durable: bool, momentum: float) -> None:
-        """Numbers of shards are those of the first model; of each next one, behind all of the one before."""
+    def __init__(
+        self, kernel: Kernel, shards: int, models: int, *, durable: bool, early: bool, momentum: float
+    ) -> None:
+        """Numbers of shards are those of the first model; of each next one, behind all of the one before.
+
+        ``early``: a push is acknowledged before the standby has it.
+        """
         self.shards = shards
         self.models = {"model", *(f"model-{number}" for number in range(1, models))}
         self._kernel = kernel
         self._durable = durable
+        self._early = early
         self._momentum = momentum
         self._shards = [ShardTruth(number) for number in range(shards * models)]
-        self._placed: dict[str, ShardMap] = {}
         #: What each push carries, per shard.
         self._sent: list[dict[Name, float]] = [{} for _ in range(shards * models)]
-        self._told_incarnations: dict[int, str] = {}
-        self._revision = -1
-        self._phase = 0
-        self._decided_phase = 0
-        self._view = ClusterView()
-        self._at_barrier: set[tuple[int, int, int]] = set()
-        self._items = LeasedItems()
-        #: The job, as far as the coordinator has told.
-        self.finished = False
+        #: With a wire format that keeps errors, by number and push: the parameters of its worker after the answer.
+        self._assumed: dict[tuple[int, int, int, int], Sequence[float]] = {}
+        self.coordinator = CoordinatorJudge(self.fail, self.acknowledged_by)
         self.pushes_applied = 0
         self.replies = 0
 
@@ -51,88 +47,18 @@ class Judge:
         """A promise is broken."""
         self._kernel.fail(what)
 
-    # The coordinator
-
-    def coordinator_started(self, view: ClusterView, phase: int) -> None:
-        """It must not have forgotten anything that was told."""
-        if view.revision < self._revision:
-            self.fail(f"the coordinator restarted at revision {view.revision}, it had told {self._revision}")
-        if phase < self._phase:
-            self.fail(f"the coordinator restarted in phase {phase}, it had told {self._phase}")
-        self._view, self._decided_phase = view, phase
-
-    def joined(self, ask: Application, joined: Joined) -> None:
-        """No incarnation is given to two processes; old state is not let in where newer was acknowledged."""
-        member = joined.member
-        token = self._told_incarnations.setdefault(member.incarnation, ask.token)
-        if token != ask.token:
-            self.fail(f"incarnation {member.incarnation} was given to '{token}' and to '{ask.token}'")
-        if member.role is Role.SHARD:
-            newest = self.acknowledged_by(member.index)
-            if 0 < ask.data_incarnation < newest < member.incarnation:
-                self.fail(
-                    f"shard {member.index} was let in with state of incarnation {ask.data_incarnation}, "
-                    f"but {newest} has acknowledged pushes"
-                )
-
-    def placed(self, shard_map: ShardMap) -> None:
-        """One placement for ever, with every row on exactly one shard."""
-        known = self._placed.setdefault(shard_map.spec.name, shard_map)
-        if known is shard_map:
-            rows = Counter(
-                (piece.variable, row) for piece in shard_map.slices for row in range(piece.row_begin, piece.row_end)
-            )
-            wanted = [(v, row) for v, variable in enumerate(shard_map.spec.variables) for row in range(variable.rows)]
-            if sorted(rows) != wanted or max(rows.values()) > 1:
-                self.fail("a row lies on no shard, or on two")
-        elif shard_map != known:
-            self.fail("a model was placed twice, differently")
-
-    def decided(self, view: ClusterView, phase: int) -> None:
-        """A barrier opens only when every live worker has come to it."""
-        if phase > self._decided_phase:
-            for member in view.live(Role.WORKER).values():
-                if (member.index, member.incarnation, phase - 1) not in self._at_barrier:
-                    self.fail(f"the barrier of phase {phase - 1} opened without {member}")
-        self._decided_phase = phase
-        self._view = view
-
-    def told(self, view: ClusterView) -> None:
-        """Revisions only rise."""
-        if view.revision < self._revision:
-            self.fail(f"revision {view.revision} was told after {self._revision}")
-        self._revision = view.revision
-        self.finished = view.finished
-
-    def arrived_at_coordinator(self, member: Member, phase: int) -> None:
-        """A worker has called for the barrier."""
-        self._at_barrier.add((member.index, member.incarnation, phase))
-
-    def released(self, phase: int) -> None:
-        """A worker was told that ``phase`` has ended."""
-        self._phase = max(self._phase, phase + 1)
-
-    def reported(self, rank: int, incarnation: int, ask: LeaseAsk) -> None:
-        """The coordinator has heard that items were trained; nobody was told that it has."""
-        self._items.reported((rank, incarnation), ask)
-
-    def leased(self, member: Member, ask: LeaseAsk, answer: LeaseAnswer) -> None:
-        """No position belongs to two live workers; the end is told when all were trained."""
-        live = {(m.index, m.incarnation) for m in self._view.members if m.role is Role.WORKER}
-        if found := self._items.leased((member.index, member.incarnation), live, ask, answer):
-            self.fail(found)
-
     # Shards: life and membership
 
-    def restored(self, number: int, tracker: Tracker, value: float | None) -> None:
+    def restored(self, number: int, disk: str, tracker: Tracker, value: float | None) -> None:
         """What a restart brings back is a state that was, with all that was acknowledged; None: without values."""
         truth = self._shards[number]
+        kept = self._keeps(truth, disk)
         version = tracker.version
         if version > len(truth.history):
             self.fail(f"shard {number} restored version {version}; only {len(truth.history)} were ever logged")
-        if self._durable and version < truth.acknowledged:
+        if kept and version < truth.acknowledged:
             self.fail(f"shard {number} restored version {version}; version {truth.acknowledged} was acknowledged")
-        if value is None and self._durable and truth.values_acknowledged:
+        if value is None and kept and truth.values_acknowledged:
             self.fail(f"shard {number} restored no values; its initial values were acknowledged")
         expected = truth.history[version - 1].value if version else truth.initial
         if (value is not None or version) and not _same(value, expected):
@@ -140,12 +66,13 @@ class Judge:
         self._forget_behind(truth, version)
         self._begin_life(truth)
 
-    def restored_nothing(self, number: int) -> None:
+    def restored_nothing(self, number: int, disk: str) -> None:
         """An empty disk: nothing was acknowledged before."""
         truth = self._shards[number]
-        if self._durable and truth.acknowledged:
+        kept = self._keeps(truth, disk)
+        if kept and truth.acknowledged:
             self.fail(f"shard {number} starts empty; version {truth.acknowledged} was acknowledged")
-        if self._durable and truth.values_acknowledged:
+        if kept and truth.values_acknowledged:
             self.fail(f"shard {number} starts empty; its initial values were acknowledged")
         self._forget_behind(truth, 0)
         self._begin_life(truth)
@@ -245,25 +172,33 @@ class Judge:
             self.fail(f"shard {number} took initial values after {len(truth.history)} updates")
         truth.initial = value
 
-    def values_acknowledged(self, number: int) -> None:
+    def values_acknowledged(self, number: int, disk: str) -> None:
         """A worker is told that the initial values are there."""
-        self._shards[number].values_acknowledged = True
+        truth = self._shards[number]
+        truth.values_acknowledged, truth.acknowledged_on = True, disk
 
     def answers_pull(self, number: int, info: PushInfo) -> None:
         """The mode lets this pull be answered now."""
         self._judge_pull(self._shards[number], info)
 
     def replied(
-        self, number: int, incarnation: int, info: PushInfo, verdict: Verdict | None, version: int, value: float
+        self,
+        number: int,
+        disk: str,
+        incarnation: int,
+        info: PushInfo,
+        verdict: Verdict | None,
+        version: int,
+        value: float,
     ) -> None:
         """A push is acknowledged, and parameters go out with it."""
         truth, name = self._shards[number], _name(info)
         self.replies += 1
-        if incarnation < truth.acknowledged_by:
+        if incarnation < truth.acknowledged_by and not self._early:
             self.fail(
                 f"shard {number} as incarnation {incarnation} acknowledges a push after {truth.acknowledged_by} did"
             )
-        truth.acknowledged_by = incarnation
+        truth.acknowledged_by, truth.acknowledged_on = incarnation, disk
         if verdict is Verdict.DUPLICATE and name not in truth.applied:
             known = truth.verdicts.get(name)
             if known not in _DROPPED:
@@ -288,6 +223,16 @@ class Judge:
         if dropped:
             self._shards[number].dropped.add(name)
 
+    def assumed(self, number: int, info: PushInfo, values: Sequence[float]) -> None:
+        """With the answer to a push that is made now, its worker has ``values``, as the shard assumes."""
+        self._assumed[number, *_name(info)] = values
+
+    def holds(self, number: int, member: Member, sequence: int, values: Sequence[float]) -> None:
+        """With the answer to its push a worker has ``values``."""
+        assumed = self._assumed.pop((number, member.index, member.incarnation, sequence), values)
+        if values != assumed:
+            self.fail(f"{member} has parameters of shard {number} that differ from those that the shard assumes")
+
     def finish(self, finals: Mapping[int, tuple[int, float]]) -> None:
         """At the end: what each shard holds is the sum of its history, which holds everything acknowledged."""
         for number, (version, value) in finals.items():
@@ -301,6 +246,10 @@ class Judge:
         return max(truth.acknowledged_by for truth in self._shards[number % self.shards :: self.shards])
 
     # Inner workings
+
+    def _keeps(self, truth: ShardTruth, disk: str) -> bool:
+        """Whether everything that was acknowledged is on ``disk``: a standby may lack the last of it, if it may."""
+        return self._durable and (not self._early or disk == truth.acknowledged_on)
 
     def _judge_pull(self, truth: ShardTruth, info: PushInfo) -> None:
         mode, position = truth.mode, info.position

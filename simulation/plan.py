@@ -72,8 +72,12 @@ class Plan:
     overlap: bool
     #: Each worker steps them one after another.
     models: int
-    #: Each shard is two processes: one serves, the other follows its log. A push is acknowledged when both have it.
+    #: Each shard is two processes: one serves, the other follows its log.
     standby: bool
+    #: With standbys: a push is acknowledged when the standby has it, not before.
+    acknowledged_after: bool
+    #: The format of payloads, as workers name it.
+    wire: str
     restart_seconds: float
     lease_seconds: float
     heartbeat_seconds: float
@@ -88,6 +92,11 @@ class Plan:
     #: Rows of each variable.
     rows: tuple[int, ...]
     faults: tuple[Fault, ...] = field(default=())
+
+    @property
+    def keeps_acknowledged(self) -> bool:
+        """Whether no acknowledged push may be lost, whichever process or disk a shard goes on with."""
+        return self.durable and (self.acknowledged_after or not self.standby)
 
     def __str__(self) -> str:
         kept = "durable" if self.durable else "snapshot"
@@ -144,6 +153,8 @@ def make_plan(seed: int, size: Size) -> Plan:
         overlap=random.random() < 0.25,
         models=2 if more.random() < 0.2 and not large else 1,
         standby=durable and not large and more.random() < 0.2,
+        acknowledged_after=more.random() < 0.6,
+        wire=more.choice(["raw", "raw", "raw", "int8", "topk:0.3"]),
         restart_seconds=random.choice([0.1, 2.0, 8.0]),
         lease_seconds=5.0 if not large else 10.0,
         heartbeat_seconds=1.0 if not large else 2.5,

@@ -9,7 +9,7 @@ from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.errors import PsError
 from ps_server.coordinator.settings import ClusterSettings
 from simulation.judge import Judge
-from simulation.observers import Observers
+from simulation.observers.subjects import Subjects
 from simulation.plan import Plan
 from simulation.programs import COORDINATOR, CoordinatorProgram, ShardProgram, WorkerProgram
 from simulation.runtime.disk import Disk, Files
@@ -22,7 +22,7 @@ class Processes:
     """One per run."""
 
     def __init__(
-        self, kernel: Kernel, network: Network, files: Files, judge: Judge, observers: Observers, plan: Plan, root: Path
+        self, kernel: Kernel, network: Network, files: Files, judge: Judge, subjects: Subjects, plan: Plan, root: Path
     ) -> None:
         """``root`` is an empty folder for the disks."""
         self.plan = plan
@@ -45,7 +45,7 @@ class Processes:
         self._random = kernel.random
         self._files = files
         self._judge = judge
-        self._observers = observers
+        self._subjects = subjects
         self._names = 0
         self._closed = False
         self._settings = ClusterSettings(
@@ -101,7 +101,7 @@ class Processes:
     def start_on(self, disk: Disk, number: int, name: str) -> ShardProgram:
         """Start a process for shard ``number`` on ``disk``."""
         program = ShardProgram(self._kernel, name, number, disk, self._files, self.plan, self._shard_ended)
-        self._observers.shards[program.process] = program
+        self._subjects.shards[program.process] = program
         self._connect(program.process)
         return program
 
@@ -110,7 +110,7 @@ class Processes:
         name = self.name("worker", rank if rank is not None else "any")
         program = WorkerProgram(self._kernel, name, rank, self.plan, self._worker_ended)
         self.workers.append(program)
-        self._observers.workers.add(program.process)
+        self._subjects.workers.add(program.process)
         self._connect(program.process)
 
     def command(self, name: str, action: Callable[[CoordinatorClient], object]) -> None:
@@ -158,7 +158,7 @@ class Processes:
     @property
     def incarnations(self) -> list[int]:
         """The newest of each shard."""
-        shards = self._observers.shards.values()
+        shards = self._subjects.shards.values()
         return [max((s.incarnation for s in shards if s.number == n), default=0) for n in range(self.plan.shards)]
 
     # -- ends
@@ -194,9 +194,10 @@ class Processes:
     def _worker_gone(self, program: WorkerProgram, how: str) -> None:
         self.workers.remove(program)
         # Without a log a shard that dies before its first snapshot is whole has nothing, and the job says so and ends.
-        self.lost = self.lost or (how.startswith("lost") and not self.plan.durable)
+        # So does a standby that takes over before it has the initial values, where they were acknowledged before.
+        self.lost = self.lost or (how.startswith("lost") and not self.plan.keeps_acknowledged)
         unwanted = how.startswith("place taken") and program.rank is None
-        if how == "finished" or self._judge.finished or unwanted:
+        if how == "finished" or self._judge.coordinator.finished or unwanted:
             # Once the job is finished, a worker that joins would be the first of a new run, and wait for the others.
             self.to_finish -= 1
         elif not program.replaced:

@@ -152,7 +152,7 @@ class ShardProgram(Program):
             StorageConfig(durability, disk.path, plan.fsync, rule),
             self._failpoints,
             standby=plan.standby,
-            acknowledge=Acknowledge.AFTER if plan.standby else Acknowledge.BEFORE,
+            acknowledge=Acknowledge.AFTER if plan.standby and plan.acknowledged_after else Acknowledge.BEFORE,
             stuck_seconds=0.0,
         )
         self._run(shard.serve(config, asyncio.Event()), self._over)
@@ -215,7 +215,7 @@ class WorkerProgram(Program):
         except Fenced as error:
             how = f"fenced: {error.message}"
         except StateLost as error:
-            if self._plan.durable:
+            if self._plan.keeps_acknowledged:
                 self.kernel.violate(f"{self.process} was told that durable state is lost: {error.message}")
             how = f"lost: {error.message}"
         except Unavailable as error:
@@ -248,7 +248,13 @@ class WorkerProgram(Program):
         plan = self._plan
         model = torch.nn.ParameterList(torch.full((rows, 4), FIRST_VALUE, dtype=torch.float64) for rows in plan.rows)
         return cluster.optimizer(
-            torch.optim.SGD, model, lr=1.0, momentum=plan.momentum, nonfinite="skip", overlap=plan.overlap
+            torch.optim.SGD,
+            model,
+            lr=1.0,
+            momentum=plan.momentum,
+            nonfinite="skip",
+            overlap=plan.overlap,
+            wire=plan.wire,
         )
 
     def _step(self, optimizers: Iterable[PsOptimizer]) -> None:

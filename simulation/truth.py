@@ -64,6 +64,8 @@ class ShardTruth:
     #: The highest version that holds an acknowledged push.
     acknowledged: int = 0
     acknowledged_by: int = 0
+    #: The disk of the process that acknowledged the last push, or the initial values.
+    acknowledged_on: str = ""
     #: Pushes of which a worker was told that they changed nothing.
     dropped: set[Name] = field(default_factory=set)
     mode: Consistency = field(default_factory=Consistency)

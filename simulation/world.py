@@ -11,7 +11,8 @@ import torch
 
 from simulation.faults import Faults
 from simulation.judge import Judge
-from simulation.observers import Observers
+from simulation.observers.subjects import Subjects
+from simulation.observers.watching import Observers
 from simulation.plan import Plan
 from simulation.processes import Processes
 from simulation.runtime.disk import Files
@@ -46,12 +47,13 @@ class World:
         self.plan = plan
         self._kernel = kernel = Kernel(plan.seed)
         kernel.loud = loud
-        self._judge = Judge(kernel, plan.shards, plan.models, durable=plan.durable, momentum=plan.momentum)
+        early = plan.durable and not plan.keeps_acknowledged
+        self._judge = Judge(kernel, plan.shards, plan.models, durable=plan.durable, early=early, momentum=plan.momentum)
         self._network = Network(
             kernel, delay_seconds=plan.delay_seconds, calls_lost=plan.calls_lost, calls_late=plan.calls_late
         )
         self._files = Files()
-        self._observers = Observers(kernel, self._judge)
+        self._subjects = Subjects(kernel, self._judge, raw=plan.wire == "raw")
         self._counts: dict[str, int] = {}
 
     def run(self) -> Outcome:
@@ -61,7 +63,7 @@ class World:
         try:
             with (
                 installed(self._kernel, self._network, self._files),
-                self._observers.watching(),
+                Observers(self._subjects).watching(),
                 self._kernel.undisturbed(),
             ):
                 self._play(folder)
@@ -83,7 +85,7 @@ class World:
 
     def _play(self, folder: Path) -> None:
         kernel, plan = self._kernel, self.plan
-        processes = Processes(kernel, self._network, self._files, self._judge, self._observers, plan, folder)
+        processes = Processes(kernel, self._network, self._files, self._judge, self._subjects, plan, folder)
         faults = Faults(kernel, self._judge, processes)
         self._counts = faults.counts
         processes.begin()
@@ -96,5 +98,5 @@ class World:
             )
         processes.end()
         kernel.settle()
-        self._observers.forget()
+        self._subjects.forget()
         self._network.servers.clear()

@@ -13,7 +13,10 @@ from simulation.runtime.wait import kernel
 
 
 class Future(concurrent.futures.Future[Any]):
-    """As ``concurrent.futures.Future``; made without the lock of real threads."""
+    """As ``concurrent.futures.Future``; made without the lock of real threads.
+
+    Its hash does not depend on its address, so that sets of futures have the same order in every run.
+    """
 
     def __class_getitem__(cls, item: Any) -> type[Future]:  # type: ignore[override]
         return cls
@@ -25,6 +28,10 @@ class Future(concurrent.futures.Future[Any]):
         self._exception: BaseException | None = None
         self._waiters: list[Any] = []
         self._done_callbacks: list[Callable[[Any], object]] = []
+        self._number = kernel().next_number()
+
+    def __hash__(self) -> int:
+        return self._number
 
 
 def start_call(future: Future, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Future:

@@ -98,11 +98,9 @@ class Kernel(EventLoop):
     def _run(self, until: float, done: Callable[[], bool]) -> None:
         ready = self._ready
         while not self.violation:
-            while ready:
+            if ready:
                 self._call(ready.popleft())
-                if self.violation:
-                    return
-            if done() or not self._pass_time(until):
+            elif done() or not self._pass_time(until):
                 return
 
     def _pass_time(self, until: float) -> bool:

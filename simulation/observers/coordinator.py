@@ -1,0 +1,96 @@
+"""Observes the coordinator: what it decides, writes and tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ps_protocol.cluster.view import Member, Role
+from ps_server.coordinator.data.data_leases import DataLeases
+from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.service import CoordinatorService
+from simulation.coordinator_judge import CoordinatorJudge
+from simulation.observers.subjects import Wrappers
+
+
+class CoordinatorObservers:
+    """Wrappers around methods of ps-coordinator."""
+
+    def __init__(self, judge: CoordinatorJudge) -> None:
+        self._judge = judge
+
+    def wrappers(self) -> Wrappers:
+        """All of them."""
+        yield from (
+            (Driver, "__init__", self._driver_made),
+            (Driver, "join", self._join),
+            (Driver, "adopt", self._adopt),
+            (Driver, "_settle", self._settle),
+            (Driver, "barrier", self._barrier),
+            (Driver, "lease_data", self._lease_data),
+            (DataLeases, "lease", self._lease),
+            (CoordinatorService, "_message", self._message),
+        )
+
+    def _driver_made(self, original: Any) -> Any:
+        def made(driver: Any, *arguments: Any, **keywords: Any) -> None:
+            original(driver, *arguments, **keywords)
+            self._judge.started(driver.view, driver._state.membership.phase)
+
+        return made
+
+    def _join(self, original: Any) -> Any:
+        def join(driver: Any, ask: Any) -> Any:
+            joined = original(driver, ask)
+            self._judge.joined(ask, joined)
+            return joined
+
+        return join
+
+    def _adopt(self, original: Any) -> Any:
+        def adopt(driver: Any, *arguments: Any) -> Any:
+            placed = original(driver, *arguments)
+            self._judge.placed(placed)
+            return placed
+
+        return adopt
+
+    def _settle(self, original: Any) -> Any:
+        def settle(driver: Any, decision: Any) -> Any:
+            if decision.reason:
+                self._judge.decided(driver._state.view, driver._state.membership.phase)
+            return original(driver, decision)
+
+        return settle
+
+    def _barrier(self, original: Any) -> Any:
+        async def barrier(driver: Any, rank: int, incarnation: int, phase: int, wait_seconds: float) -> Any:
+            self._judge.arrived(Member(Role.WORKER, rank, incarnation), phase)
+            state = await original(driver, rank, incarnation, phase, wait_seconds)
+            if state.released:
+                self._judge.released(phase)
+            return state
+
+        return barrier
+
+    def _lease(self, original: Any) -> Any:
+        def lease(leases: Any, rank: int, incarnation: int, ask: Any) -> Any:
+            decision = original(leases, rank, incarnation, ask)
+            self._judge.reported(rank, incarnation, ask)
+            return decision
+
+        return lease
+
+    def _lease_data(self, original: Any) -> Any:
+        async def lease_data(driver: Any, rank: int, incarnation: int, ask: Any, wait_seconds: float) -> Any:
+            answer = await original(driver, rank, incarnation, ask, wait_seconds)
+            self._judge.leased(Member(Role.WORKER, rank, incarnation), ask, answer)
+            return answer
+
+        return lease_data
+
+    def _message(self, original: Any) -> Any:
+        def message(service: Any, view: Any) -> Any:
+            self._judge.told(view)
+            return original(service, view)
+
+        return message

@@ -1,0 +1,225 @@
+"""Observes shards: their restarts, decisions, logs and answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_server.consistency import Tracker, Verdict
+from ps_server.log.durable import DurableLog
+from ps_server.log.entries import AppliedUpdate, Loaded, MemoryLog
+from ps_server.shard.access.fence import Fence
+from ps_server.shard.models import Registry
+from ps_server.shard.step import stream as step_stream
+from ps_server.shard.step.model import ShardModel
+from ps_server.shard.step.payload_codec import StreamCodec
+from ps_server.shard.step.stream import StepStream
+from ps_server.shard.step.values import ModelValues
+from ps_server.state.region import Region
+from simulation.observers.subjects import Subjects, Wrappers
+
+_VERDICTS = {
+    pb.OUTCOME_APPLIED: Verdict.APPLY,
+    pb.OUTCOME_DUPLICATE: Verdict.DUPLICATE,
+    pb.OUTCOME_LATE: Verdict.LATE,
+    pb.OUTCOME_STALE: Verdict.STALE,
+    pb.OUTCOME_SKIPPED: Verdict.SKIP,
+}
+
+
+class ShardObservers:
+    """Wrappers around methods of ps-server."""
+
+    def __init__(self, subjects: Subjects) -> None:
+        self._subjects = subjects
+        self._judge = subjects.judge
+        #: By transport: the push that is being answered.
+        self._answered: dict[Any, Any] = {}
+        #: By codec: the push in whose answer it encodes parameters.
+        self._encoding: dict[Any, Any] = {}
+        #: By tracker: the name of its model.
+        self._models: dict[Tracker, str] = {}
+
+    def forget(self) -> None:
+        """Let go of all processes."""
+        self._answered.clear()
+        self._encoding.clear()
+        self._models.clear()
+
+    def wrappers(self) -> Wrappers:
+        """All of them."""
+        yield from (
+            (Fence, "begin", self._fence_begin),
+            (Registry, "recover", self._recover),
+            (ShardModel, "__init__", self._model_made),
+            (ModelValues, "load", self._load),
+            (Tracker, "members", self._members),
+            (Tracker, "configure", self._configure),
+            (Tracker, "attach", self._attach),
+            (Tracker, "arrive", self._arrive),
+            (Tracker, "push", self._push),
+            (Tracker, "take_ready", self._take_ready),
+            (DurableLog, "append", self._append),
+            (MemoryLog, "append", self._append),
+            (StepStream, "_reply", self._reply),
+            (step_stream, "send_published", self._send_published),
+            (StreamCodec, "encode", self._encode),
+        )
+
+    def _judged(self, tracker: Tracker) -> int | None:
+        """The judge's number for what ``tracker`` decides; None: it is not the shard's, or not any more."""
+        shard, model = self._subjects.serving(), self._models.get(tracker)
+        return None if shard is None or model is None else self._subjects.place(shard.number, model)
+
+    def _fence_begin(self, original: Any) -> Any:
+        def begin(fence: Fence, incarnation: int, token: str) -> None:
+            if (shard := self._subjects.shards.get(self._subjects.kernel.process)) is not None:
+                shard.incarnation = self._subjects.newest[shard.number] = incarnation
+            original(fence, incarnation, token)
+
+        return begin
+
+    def _recover(self, original: Any) -> Any:
+        def recover(registry: Registry, models: Any) -> None:
+            shard = self._subjects.serving()
+            if shard is not None:
+                for name, model in models.items():
+                    value = self._subjects.value_of(model.replica.region) if model.initialised else None
+                    self._judge.restored(
+                        self._subjects.place(shard.number, name), shard.disk.name, model.tracker, value
+                    )
+                for name in sorted(self._judge.models - models.keys()):
+                    self._judge.restored_nothing(self._subjects.place(shard.number, name), shard.disk.name)
+            original(registry, models)
+
+        return recover
+
+    def _model_made(self, original: Any) -> Any:
+        def made(model: ShardModel, start: Any, *arguments: Any, **keywords: Any) -> None:
+            self._models[start.tracker] = start.replica.layout.shard_map.spec.name
+            original(model, start, *arguments, **keywords)
+
+        return made
+
+    def _load(self, original: Any) -> Any:
+        async def load(values: Any, *arguments: Any, **keywords: Any) -> bool:
+            written: bool = await original(values, *arguments, **keywords)
+            if written and (shard := self._subjects.serving()) is not None:
+                place = self._subjects.place(shard.number, values._layout.shard_map.spec.name)
+                self._judge.values_acknowledged(place, shard.disk.name)
+            return written
+
+        return load
+
+    def _members(self, original: Any) -> Any:
+        def members(tracker: Tracker, live: Any) -> Any:
+            if (place := self._judged(tracker)) is not None:
+                self._judge.members(place, live)
+            return original(tracker, live)
+
+        return members
+
+    def _configure(self, original: Any) -> Any:
+        def configure(tracker: Tracker, consistency: Any) -> Any:
+            if (place := self._judged(tracker)) is not None:
+                self._judge.configured(place, consistency)
+            return original(tracker, consistency)
+
+        return configure
+
+    def _attach(self, original: Any) -> Any:
+        def attach(tracker: Tracker, worker: Any, *arguments: Any) -> Any:
+            position = original(tracker, worker, *arguments)
+            if (place := self._judged(tracker)) is not None:
+                self._judge.attached(place, worker, position)
+            return position
+
+        return attach
+
+    def _arrive(self, original: Any) -> Any:
+        def arrive(tracker: Tracker, worker: Any, phase: int) -> None:
+            original(tracker, worker, phase)
+            if (place := self._judged(tracker)) is not None:
+                self._judge.arrived(place, worker, phase)
+
+        return arrive
+
+    def _push(self, original: Any) -> Any:
+        def push(tracker: Tracker, info: Any) -> Any:
+            decision = original(tracker, info)
+            if (place := self._judged(tracker)) is not None:
+                self._judge.decided_push(place, info, decision)
+            return decision
+
+        return push
+
+    def _take_ready(self, original: Any) -> Any:
+        def take_ready(tracker: Tracker, now: float) -> Any:
+            place = self._judged(tracker)
+            for ready in original(tracker, now):
+                if place is not None:
+                    self._judge.round_decided(place, ready.position, ready.contributions)
+                yield ready
+
+        return take_ready
+
+    def _append(self, original: Any) -> Any:
+        def append(log: Any, entry: Any) -> Any:
+            if (shard := self._subjects.serving()) is not None:
+                if isinstance(entry, AppliedUpdate):
+                    scale = entry.step.scale
+                    self._judge.logged(
+                        self._subjects.place(shard.number, entry.model),
+                        entry.version,
+                        entry.pushes,
+                        scale,
+                        entry.is_round,
+                    )
+                elif isinstance(entry, Loaded) and entry.region is not None:
+                    self._judge.loaded(
+                        self._subjects.place(shard.number, entry.model), self._subjects.value_of(entry.region)
+                    )
+            return original(log, entry)
+
+        return append
+
+    def _reply(self, original: Any) -> Any:
+        async def reply(stream: Any, result: Any, info: Any = None) -> None:
+            shard = self._subjects.serving()
+            if shard is not None and info is not None:
+                place = self._subjects.place(shard.number, stream._model.name)
+                self._judge.answers_pull(place, info)
+                self._answered[stream._transport] = place, info
+            try:
+                await original(stream, result, info)
+            finally:
+                self._answered.pop(stream._transport, None)
+
+        return reply
+
+    def _send_published(self, original: Any) -> Any:
+        async def send_published(
+            transport: Any, result: Any, published: Any, model: Any, counters: Any, codec: Any = None
+        ) -> None:
+            shard, answered = self._subjects.serving(), self._answered.get(transport)
+            if shard is not None and answered is not None:
+                place, info = answered
+                verdict, value = _VERDICTS.get(result.outcome), self._subjects.value_of(published.region)
+                self._judge.replied(place, shard.disk.name, shard.incarnation, info, verdict, result.version, value)
+                self._encoding[codec] = place, info
+            try:
+                await original(transport, result, published, model, counters, codec)
+            finally:
+                self._encoding.pop(codec, None)
+
+        return send_published
+
+    def _encode(self, original: Any) -> Any:
+        async def encode(codec: Any, absent: Any, region: Region, *, buffers: bool) -> Any:
+            encoded = await original(codec, absent, region, buffers=buffers)
+            if codec.keeps_error and codec in self._encoding:
+                place, info = self._encoding[codec]
+                self._judge.assumed(place, info, self._subjects.values(region.layout, codec._reference.held))
+            return encoded
+
+        return encode

@@ -1,0 +1,79 @@
+"""Owns what is known of the observed processes: which shard each serves, and where values are in a region."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ps_protocol.model.layout import Layout
+from ps_server.state.region import Region
+from simulation.judge import Judge, model_number
+from simulation.runtime.disk import Disk
+from simulation.runtime.kernel import Kernel
+
+Wrappers = Iterable[tuple[Any, str, Callable[[Any], Any]]]
+"""What has the observed function, its name there, and what makes the observer of the function."""
+
+
+class Shard(Protocol):
+    """A process that serves a shard."""
+
+    number: int
+    incarnation: int
+    disk: Disk
+
+
+class Subjects:
+    """Whose code runs, in the judge's terms."""
+
+    def __init__(self, kernel: Kernel, judge: Judge, *, raw: bool) -> None:
+        """``raw``: payloads are. Else elements differ, and the judge hears of their mean."""
+        self.kernel = kernel
+        self.judge = judge
+        self._raw = raw
+        self.shards: dict[Any, Shard] = {}
+        #: By number of the shard: the incarnation that holds the place.
+        self.newest: dict[int, int] = {}
+        #: Processes that train.
+        self.workers: set[Any] = set()
+        self._positions: dict[int, tuple[Layout, npt.NDArray[np.int64]]] = {}
+
+    def value_of(self, region: Region) -> float:
+        """The value that all variables in ``region`` have."""
+        return self.one(self.values(region.layout, region.bytes))
+
+    def values(self, layout: Layout, data: Any) -> list[float]:
+        """All elements of the variables in ``data``, the bytes of a region."""
+        if id(layout) not in self._positions:
+            ranges = [np.arange(each.begin // 8, each.end // 8) for each in layout.slices]
+            self._positions[id(layout)] = layout, np.concatenate(ranges or [np.empty(0, np.int64)])
+        found: list[float] = np.frombuffer(data, np.float64)[self._positions[id(layout)][1]].tolist()
+        return found
+
+    def one(self, values: list[float]) -> float:
+        """What the judge hears of ``values``."""
+        if not self._raw:
+            return math.fsum(values) / len(values)
+        if values.count(values[0]) != len(values):
+            self.judge.fail(f"{self.kernel.process} has values of different updates: {min(values)} to {max(values)}")
+        return values[0]
+
+    def forget(self) -> None:
+        """Let go of all processes."""
+        self.shards.clear()
+        self.workers.clear()
+        self._positions.clear()
+
+    def serving(self) -> Shard | None:
+        """The shard whose code runs now, once it holds its place."""
+        shard = self.shards.get(self.kernel.process)
+        # One that another has replaced may not know it yet: what it does then is not the shard's history.
+        return shard if shard is not None and shard.incarnation == self.newest.get(shard.number) else None
+
+    def place(self, shard: int, model: str) -> int:
+        """The judge's number for one model on one shard."""
+        return shard + self.judge.shards * model_number(model)

@@ -1,0 +1,72 @@
+"""Observes workers: what they send and what they receive."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ps_protocol.cluster.view import Member, Role
+from ps_worker.step.shard_stream import ShardStream
+from ps_worker.step.summary import Outcome
+from simulation.observers.subjects import Subjects, Wrappers
+
+_NOTHING = (Outcome.LATE, Outcome.STALE, Outcome.SKIPPED)
+
+
+class WorkerObservers:
+    """Wrappers around methods of workers."""
+
+    def __init__(self, subjects: Subjects) -> None:
+        self._subjects = subjects
+        self._judge = subjects.judge
+
+    def wrappers(self) -> Wrappers:
+        """All of them."""
+        yield from (
+            (ShardStream, "send", self._send),
+            (ShardStream, "receive", self._receive),
+        )
+
+    def _send(self, original: Any) -> Any:
+        def send(lane: Any, push: Any) -> None:
+            if self._subjects.kernel.process not in self._subjects.workers:
+                original(lane, push)
+                return
+            member, place = self._sender(lane)
+            values = self._subjects.values(lane.layout, lane._gradients.memory(lane.shard))
+            gradient, left = 0.0 if push.skipped else self._subjects.one(values), self._left_out(lane, len(values))
+            try:
+                original(lane, push)
+            finally:
+                # What the wire format has left out comes with a later push.
+                carried = gradient + left - self._left_out(lane, len(values))
+                self._judge.sent(place, member, push.sequence, push.skipped, carried)
+
+        return send
+
+    def _receive(self, original: Any) -> Any:
+        def receive(lane: Any) -> Any:
+            receipt = original(lane)
+            if (
+                receipt
+                and receipt.outcomes[0] is not Outcome.REFUSED
+                and self._subjects.kernel.process in self._subjects.workers
+            ):
+                member, place = self._sender(lane)
+                dropped = receipt.outcomes[0] in _NOTHING
+                self._judge.received(place, member, lane._sequence, dropped=dropped)
+                if lane._receive_buffer is not None and lane._encoder is not None:
+                    values = self._subjects.values(lane.layout, lane._receive_buffer._bytes)
+                    self._judge.holds(place, member, lane._sequence, values)
+            return receipt
+
+        return receive
+
+    def _sender(self, lane: Any) -> tuple[Member, int]:
+        member = Member(Role.WORKER, lane._session.rank, lane._session.incarnation)
+        return member, self._subjects.place(lane.shard, lane._router.shard_map.spec.name)
+
+    @staticmethod
+    def _left_out(lane: Any, elements: int) -> float:
+        """The mean of what the wire format keeps for later pushes."""
+        return math.fsum(float(entry.tensor.sum()) for entry in lane.residuals()) / elements
