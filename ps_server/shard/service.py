@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 from google.protobuf.message import Message
 
 from ps_protocol import PROTOCOL_VERSION
+from ps_protocol.cluster.answers import OpenedStream, StepAnswer
+from ps_protocol.cluster.requests import OpenRequest
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InvalidRequest, ProtocolVersionMismatch
 from ps_protocol.v1 import shard_pb2 as pb
@@ -20,7 +23,7 @@ from ps_protocol.wire import convert_model
 from ps_protocol.wire.chunks import SAVE_REPLIES
 from ps_protocol.wire.convert_quiesced import positions_from_pb, positions_to_pb
 from ps_protocol.wire.convert_status import model_status_to_pb
-from ps_protocol.wire.formats import wire_from_pb
+from ps_protocol.wire.convert_step import step_answer_to_bytes
 from ps_server.checkpoint.format.messages import part_to_pb
 from ps_server.consistency import WorkerKey
 from ps_server.consistency.messages import pushes_to_pb, worker_from_pb
@@ -136,18 +139,18 @@ class ShardService:
     async def step(self, _: AsyncIterator[bytes], context: Context) -> None:
         """Open, then one exchange per step, on whichever channel the worker chooses."""
         request = await self._open_request(context)
-        wire = wire_from_pb(request.wire)
         model, worker, opened = await self._open(request)
         anchor = GrpcServerTransport(context)
         with model.streams.place(worker) as ended, self._side_channels.offer(request.transports, model.layout) as offer:
-            opened.side_channels.extend(offer.channels)
-            await anchor.send(pb.StepReply(opened=opened))
+            await anchor.send(replace(opened, side_channels=offer.channels))
             try:
                 transport = await until(ended, offer.chosen(anchor))
             except ConnectionError:
                 return
             answers, keeps = self._registry.context.answers, request.keeps_slices
-            stream = StepStream(transport, model, worker, self._counters, wire, keeps_slices=keeps, answers=answers)
+            stream = StepStream(
+                transport, model, worker, self._counters, request.wire, keeps_slices=keeps, answers=answers
+            )
             # Over shared memory a worker's gradients are in a segment of its own.
             spare = nullcontext() if transport.kind is Transport.SHM else model.pool.reserved()
             with model.streams.open(worker, transport.kind), spare:
@@ -157,48 +160,40 @@ class ShardService:
         """Open, one push header, its payload; answered when accepted."""
         request = await self._open_request(context)
         model, worker, _opened = await self._open(request)
-        wire = wire_from_pb(request.wire)
-        stream = StepStream(GrpcServerTransport(context), model, worker, self._counters, wire)
+        stream = StepStream(GrpcServerTransport(context), model, worker, self._counters, request.wire)
         try:
             with model.streams.place(worker) as ended:
-                result = await until(ended, stream.push_once())
+                answer = await until(ended, stream.push_once())
         except ConnectionError as error:
             raise InvalidRequest("the stream ended before a whole push") from error
-        return result.SerializeToString()
+        return step_answer_to_bytes(answer)
 
-    async def _open_request(self, context: Context) -> pb.Open:
+    async def _open_request(self, context: Context) -> OpenRequest:
         """The first message of a stream. Raises InvalidRequest, ProtocolVersionMismatch."""
         message = parse_request(await read_soon(context, OPEN_SECONDS) or b"")
-        if message.WhichOneof("body") != "open":
-            raise InvalidRequest("a stream begins with Open", actual=str(message.WhichOneof("body")))
-        if message.open.protocol_version != PROTOCOL_VERSION:
+        if not isinstance(message, OpenRequest):
+            raise InvalidRequest("a stream begins with Open", actual=type(message).__name__)
+        if message.protocol_version != PROTOCOL_VERSION:
             raise ProtocolVersionMismatch(
                 "worker and shard speak different versions of the protocol",
                 shard=str(self._shard),
                 expected=str(PROTOCOL_VERSION),
-                actual=str(message.open.protocol_version),
+                actual=str(message.protocol_version),
                 remedy="install the same torch-ps on both sides",
             )
-        return message.open
+        return message
 
-    async def _open(self, request: pb.Open) -> tuple[ShardModel, WorkerKey, pb.Opened]:
+    async def _open(self, request: OpenRequest) -> tuple[ShardModel, WorkerKey, OpenedStream]:
         """Find the model and the worker's place in it."""
         await self._registry.membership(request.membership_revision)
         model = await self._registry.model(request.model, request.epoch)
-        worker = WorkerKey(request.worker.rank, request.worker.incarnation)
-        clock = request.clock if request.HasField("clock") else None
-        position = model.attach(worker, request.phase, clock)
+        worker = WorkerKey(*request.worker)
+        position = model.attach(worker, request.phase, request.clock)
         known = model.tracker.last_sequence(worker)
         self._open_checks.acknowledged(model.name, worker, request.acknowledged, known)
         self._open_checks.torch_version(worker, request.torch_version)
-        opened = pb.Opened(
-            version=model.tracker.version,
-            phase=position.phase,
-            clock=position.clock,
-            last_sequence=known,
-            initialised=model.initialised,
-            torch_version=torch.__version__,
-        )
+        version = model.tracker.version
+        opened = OpenedStream(version, position.phase, position.clock, known, model.initialised, torch.__version__)
         return model, worker, opened
 
     async def pull(self, request: pb.PullRequest, context: Context) -> None:
@@ -207,9 +202,9 @@ class ShardService:
         model.values.require()
         region_bytes = model.layout.region_bytes
         async with self._registry.context.answers.taken(READERS, region_bytes), model.published() as published:
-            result = pb.StepResult(outcome=pb.OUTCOME_APPLIED, version=published.version, with_buffers=True)
+            answer = StepAnswer(version=published.version, with_buffers=True)
             with reader_gone():
-                await send_published(GrpcServerTransport(context), result, published, model, self._counters)
+                await send_published(GrpcServerTransport(context), answer, published, model, self._counters)
 
     async def load(self, _: AsyncIterator[bytes], context: Context) -> bytes:
         """Write parameters, buffers and optimizer state."""
@@ -332,5 +327,5 @@ async def _ended(anchor: GrpcServerTransport) -> None:
     if (message := await anchor.receive()) is not None:
         raise InvalidRequest(
             "a message came on the gRPC stream of a worker that attached to a side channel",
-            actual=str(message.WhichOneof("body")),
+            actual=type(message).__name__,
         )

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from ps_protocol.cluster.answers import RowsAnswer
+from ps_protocol.cluster.requests import LookupHeader
 from ps_protocol.errors import InternalError
-from ps_protocol.wire.convert_step import LookupHeader, lookup_header
 from ps_worker.tables.lookup import Position, ShardLookup
 from ps_worker.transport.replies import Peer
 
@@ -26,7 +26,7 @@ class PendingLookups:
         """The request for ``part``, which counts as sent from now on."""
         self._number += 1
         self._parts.append((self._number, part))
-        return lookup_header(self._number, part.tables, None if now else position)
+        return LookupHeader(self._number, part.tables, None if now else position)
 
     def place(self, rows: RowsAnswer, peer: Peer) -> Sequence[memoryview]:
         """The memory for the payload of ``rows``. Raises InternalError when these rows are not due."""

@@ -14,6 +14,7 @@ import torch
 
 from ps_protocol.errors import NonFiniteGradient
 from ps_protocol.model.spec import Buffers, NonFinite, Options
+from ps_protocol.model.tables import RowOptions
 from ps_protocol.tracing.tracer import Attributes, TraceSpan
 from ps_worker.memory.flat import FlatModel
 from ps_worker.model.declare import Declaration
@@ -36,7 +37,7 @@ class StepOptions:
     """The optimizer's options that are not as declared: of each parameter group, and of each table."""
 
     groups: tuple[Options, ...]
-    tables: tuple[Options, ...]
+    tables: tuple[RowOptions, ...]
 
 
 class RemoteModel:

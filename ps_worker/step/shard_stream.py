@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import torch
 
 from ps_protocol.cluster.answers import Answer, RowsAnswer, StepAnswer
-from ps_protocol.errors import InternalError, Unavailable
+from ps_protocol.cluster.requests import OpenRequest, PushHeader
+from ps_protocol.errors import InternalError, PsError, Unavailable
 from ps_protocol.model.layout import Range, subtract
 from ps_protocol.model.spec import Options
-from ps_protocol.wire.convert_step import open_request, push_header
+from ps_protocol.model.tables import RowOptions
 from ps_protocol.wire.formats import RAW
 from ps_worker.memory.flat import FlatModel
 from ps_worker.memory.payloads import Encoder, ReceiveBuffer
@@ -77,7 +78,7 @@ class ShardStream:
         self._opened_to = 0
         #: Sent last on this stream.
         self._options: tuple[Options, ...] = ()
-        self._table_options: tuple[Options, ...] = ()
+        self._table_options: tuple[RowOptions, ...] = ()
         self._sent_bytes = 0
         self._pending_lookups = PendingLookups()
         #: Sent on this stream ahead of the next push.
@@ -125,20 +126,22 @@ class ShardStream:
         self.drop()
         link = Link(self.peer, self.layout, self._session.wait_hint)
         shard_map = self._router.shard_map
-        request = open_request(
+        request = OpenRequest(
             shard_map.spec.name,
             shard_map.epoch,
             (self._session.rank, self._session.incarnation),
-            membership_revision=self._session.revision,
-            phase=phase,
-            clock=clock,
-            wire=self._wire,
-            acknowledged=self._acknowledged,
-            torch_version=torch.__version__,
+            self._session.revision,
+            phase,
+            clock,
+            self._wire,
+            self._acknowledged,
+            torch.__version__,
+            keeps_slices=True,
+            transports=self._session.transports,
         )
         self._opened_to = self._session.shard_incarnation(self.shard)
         channel = self._session.shard_channel(self.shard)
-        opened, self._transport = open_stream(channel, link, request, self._session.transports)
+        opened, self._transport = open_stream(channel, link, request)
         if self.is_outdated:
             # ``interrupt_outdated`` may have run before this stream was there.
             self.drop()
@@ -199,7 +202,7 @@ class ShardStream:
             staged = [span for span in push.staged[self.shard] if span in self._staged]
             ranges = subtract(ranges, staged)
         rows = push.rows.of(self._router, self.shard) if push.rows is not None and not push.skipped else NO_ROWS
-        header = push_header(
+        header = PushHeader(
             sequence=push.sequence,
             phase=push.phase,
             clock=push.clock,
@@ -211,7 +214,7 @@ class ShardStream:
             skipped=push.skipped,
             finite=push.finite,
             ahead=push.ahead,
-            staged=staged,
+            staged=[position for span in staged for position in span],
             tables=rows.tables,
             traceparent=trace.traceparent if trace is not None else "",
         )
@@ -222,7 +225,11 @@ class ShardStream:
                 trace.encoded()
         else:
             pieces = self._gradients.pieces(self.shard, ranges)
-        transport.push(header, pieces, rows.pieces)
+        try:
+            transport.push(header, pieces, rows.pieces)
+        except PsError:  # an option that no message holds: nothing has been sent
+            self.is_pushing = False
+            raise
         self._options, self._table_options = push.options, push.table_options
         self._sent_bytes = sum(map(len, (*pieces, *rows.pieces))) + sum(end - begin for begin, end in staged)
         if trace is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ps_protocol.errors import PsError
 from ps_protocol.model.layout import Range
 from ps_protocol.model.spec import Options
+from ps_protocol.model.tables import RowOptions
 from ps_protocol.tracing.tracer import TraceSpan
 from ps_protocol.wire.formats import RAW, Wire
 from ps_worker.tables.update import RowUpdate
@@ -84,7 +85,7 @@ class StepPush:
     #: Gradients of rows; None: no table took part.
     rows: RowUpdate | None = None
     #: Of each table, the options that are not as declared.
-    table_options: tuple[Options, ...] = ()
+    table_options: tuple[RowOptions, ...] = ()
     #: Given by the pipeline, the same on every shard: the number of the push, and the position it moves this worker to.
     sequence: int = 0
     phase: int = 0

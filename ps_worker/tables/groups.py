@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from ps_protocol.errors import InvalidRequest
-from ps_protocol.model.spec import Options
 from ps_protocol.model.tables import RowOptions
 from ps_protocol.wire.convert_options import changed_options
 from ps_worker.tables.binding import TableBinding
@@ -28,7 +27,7 @@ class TableGroups:
         """Adds a group for each table to ``optimizer``, which has all others."""
         self._tables = tables
         self._first = len(optimizer.param_groups)
-        self._sent: tuple[list[RowOptions], tuple[Options, ...]] = [], ()
+        self._sent: tuple[list[RowOptions], tuple[RowOptions, ...]] = [], ()
         # torch wants names in all groups or in none.
         names: dict[str, list[str]] = {"param_names": []} if "param_names" in optimizer.param_groups[0] else {}
         for table in tables.specs:
@@ -39,7 +38,7 @@ class TableGroups:
         """The groups of variables."""
         return groups[: self._first]
 
-    def options(self, groups: Groups) -> tuple[Options, ...]:
+    def options(self, groups: Groups) -> tuple[RowOptions, ...]:
         """Each table's options that are not as declared; the same object until one changes."""
         options: list[RowOptions] = [
             {name: float(group[name]) for name in table.options}

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ps_protocol.cluster.answers import Answer
+from ps_protocol.cluster.requests import LookupHeader, PushHeader
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.model.layout import Layout, Range
 from ps_protocol.security.security import OFF, Security
-from ps_protocol.wire.convert_step import LookupHeader, PushHeader
 from ps_protocol.wire.shared_memory import SharedMemory
 from ps_worker.transport.replies import Peer, Place
 

@@ -9,13 +9,21 @@ from typing import Any
 
 import grpc
 
-from ps_protocol.cluster.answers import Answer
+from ps_protocol.cluster.answers import Answer, OpenedStream, WaitingAnswer
+from ps_protocol.cluster.requests import (
+    ArriveRequest,
+    FetchRequest,
+    LookupHeader,
+    OpenRequest,
+    PushHeader,
+    StageRequest,
+    StepRequest,
+)
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InternalError, PsError
 from ps_protocol.model.layout import Range
-from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import STEP_REQUESTS
-from ps_protocol.wire.convert_step import LookupHeader, PushHeader
+from ps_protocol.wire.convert_step import request_to_bytes
 from ps_protocol.wire.socket_messages import INLINE_BYTES
 from ps_worker.transport.base import Link
 from ps_worker.transport.call_messages import CallMessages
@@ -54,25 +62,25 @@ class GrpcClientTransport:
         """Whether the call has not ended, as far as this side knows."""
         return self.is_active()
 
-    def open(self, request: pb.Open) -> pb.Opened:
+    def open(self, request: OpenRequest) -> OpenedStream:
         """Send the first request. Raises the PsError that the shard answers, or Unavailable."""
-        self._send(pb.StepRequest(open=request))
+        self._send(request)
         with rpc_errors(self._peer):
-            while (reply := self._replies.next()).WhichOneof("body") == "waiting":
-                self._on_wait(reply.waiting.reason)
-        if reply.WhichOneof("body") != "opened":
+            while isinstance(reply := self._replies.next(), WaitingAnswer):
+                self._on_wait(reply.reason)
+        if not isinstance(reply, OpenedStream):
             raise InternalError(f"{self._peer} did not answer Open", shard=str(self._peer.shard))
-        return reply.opened
+        return reply
 
     def push(self, header: PushHeader, payload: Sequence[memoryview], rows: Sequence[memoryview] = ()) -> None:
         """Queue one push, a small payload inside its header."""
         rest = put_inline(header, [*payload, *rows])
-        self._send(pb.StepRequest(push=header), rest)
+        self._send(header, rest)
 
     def look_up(self, header: LookupHeader, ids: Sequence[memoryview]) -> None:
         """Queue the request, with few ids inside it."""
         rest = put_inline(header, ids)
-        self._send(pb.StepRequest(lookup=header), rest)
+        self._send(header, rest)
 
     def stage(self, span: Range, piece: memoryview, ready: Callable[[], None]) -> None:
         """Queue one range."""
@@ -80,7 +88,7 @@ class GrpcClientTransport:
         def messages() -> Iterator[bytes]:
             ready()
             inline = bytes(piece) if len(piece) <= INLINE_BYTES else b""
-            yield pb.StepRequest(stage=pb.Stage(begin=span[0], end=span[1], payload=inline)).SerializeToString()
+            yield request_to_bytes(StageRequest(*span, inline))
             if not inline:
                 yield from STEP_REQUESTS.chunks([piece])
 
@@ -88,11 +96,11 @@ class GrpcClientTransport:
 
     def fetch(self) -> None:
         """Queue the request."""
-        self._send(pb.StepRequest(fetch=pb.Fetch()))
+        self._send(FetchRequest())
 
     def arrive(self, phase: int) -> None:
         """Queue the message."""
-        self._send(pb.StepRequest(arrive=pb.Arrive(phase=phase)))
+        self._send(ArriveRequest(phase))
 
     def receive(self, place: Place) -> Answer | None:
         """The next answer. An exception ends the call, since the rest of the answer would be read as the next one."""
@@ -124,8 +132,8 @@ class GrpcClientTransport:
         failed: Any = self._call  # a failed call is an RpcError, which grpc's types do not declare
         return typed(failed, self._peer)
 
-    def _send(self, message: pb.StepRequest, payload: Sequence[memoryview] = ()) -> None:
-        self._outbox.put(iter((message.SerializeToString(),)))
+    def _send(self, message: StepRequest, payload: Sequence[memoryview] = ()) -> None:
+        self._outbox.put(iter((request_to_bytes(message),)))
         if payload:
             self._outbox.put(STEP_REQUESTS.chunks(payload))
 

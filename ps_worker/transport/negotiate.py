@@ -6,18 +6,14 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Sequence
 
 import grpc
 
-from ps_protocol.cluster.answers import OpenedStream
-from ps_protocol.cluster.transport import Transport
+from ps_protocol.cluster.answers import OpenedStream, SideChannel
+from ps_protocol.cluster.requests import OpenRequest
 from ps_protocol.errors import PermissionDenied, PsError, Unauthenticated
 from ps_protocol.security.settings import BulkSecurity
-from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.carrier import Carrier, PlainCarrier
-from ps_protocol.wire.convert_step import OpenRequest, opened_from_pb
-from ps_protocol.wire.convert_transport import transport_from_pb, transport_to_pb
 from ps_protocol.wire.tls_carrier import TlsCarrier
 from ps_protocol.wire.unix_peer import check_peer
 from ps_worker.transport.base import ClientTransport, Link
@@ -30,26 +26,23 @@ CONNECT_SECONDS = 3.0
 """How long to wait for a side channel, once for each stream that is opened."""
 
 
-def open_stream(
-    channel: grpc.Channel, link: Link, request: OpenRequest, transports: Sequence[Transport]
-) -> tuple[OpenedStream, ClientTransport]:
-    """Open a stream over the first of ``transports`` that works, or over gRPC when none does. Raises PsError."""
+def open_stream(channel: grpc.Channel, link: Link, request: OpenRequest) -> tuple[OpenedStream, ClientTransport]:
+    """Open a stream over the first transport of ``request`` that works, or over gRPC when none does. Raises PsError."""
     anchor = GrpcClientTransport(channel, link)
     try:
-        request.transports.extend(map(transport_to_pb, transports))
         opened = anchor.open(request)
         for offered in opened.side_channels:
             try:
-                return opened_from_pb(opened), _attached(anchor, link, offered)
+                return opened, _attached(anchor, link, offered)
             except (OSError, ValueError, PsError) as error:
                 _explain(link, offered, error)
-        return opened_from_pb(opened), anchor
+        return opened, anchor
     except BaseException:
         anchor.close()
         raise
 
 
-def _attached(anchor: GrpcClientTransport, link: Link, offered: pb.SideChannel) -> SocketClientTransport:
+def _attached(anchor: GrpcClientTransport, link: Link, offered: SideChannel) -> SocketClientTransport:
     """Raises OSError, ValueError, PsError when this side channel does not work; the anchor stays open."""
     transport = SocketClientTransport(_connect(link, offered), anchor, link)
     try:
@@ -60,9 +53,9 @@ def _attached(anchor: GrpcClientTransport, link: Link, offered: pb.SideChannel) 
         raise
 
 
-def _explain(link: Link, offered: pb.SideChannel, error: Exception) -> None:
+def _explain(link: Link, offered: SideChannel, error: Exception) -> None:
     """Log why a transport is not used: a refusal is for the user to correct; a socket that is not there is common."""
-    transport = transport_from_pb(offered.transport)
+    transport = offered.transport
     level = logging.WARNING if isinstance(error, Unauthenticated | PermissionDenied) else logging.INFO
     reason = str(error)
     if isinstance(error, FileNotFoundError):
@@ -70,7 +63,7 @@ def _explain(link: Link, offered: pb.SideChannel, error: Exception) -> None:
     logger.log(level, "%s: transport %s cannot be used: %s", link.peer, transport.value if transport else "?", reason)
 
 
-def _connect(link: Link, offered: pb.SideChannel) -> Carrier:
+def _connect(link: Link, offered: SideChannel) -> Carrier:
     """Raises OSError, ValueError; PermissionDenied, Unauthenticated when the socket is not of who it should be."""
     if offered.name:
         return _connect_unix(offered.name, link.security.settings.shm_uid)
@@ -109,7 +102,7 @@ def _connect_unix(path: str, shm_uid: int | None) -> PlainCarrier:
     return PlainCarrier(sock)
 
 
-def _context(link: Link, offered: pb.SideChannel) -> ssl.SSLContext | None:
+def _context(link: Link, offered: SideChannel) -> ssl.SSLContext | None:
     """None: in clear, which is what both sides want. Raises Unauthenticated where they differ."""
     security = link.security
     if offered.tls:

@@ -11,12 +11,12 @@ from typing import Protocol
 import grpc
 from google.protobuf.message import DecodeError
 
-from ps_protocol.cluster.answers import Answer
+from ps_protocol.cluster.answers import Answer, RowsAnswer, StepAnswer, StepReply, WaitingAnswer
+from ps_protocol.cluster.requests import LookupHeader, PushHeader
 from ps_protocol.errors import InternalError, PsError, Unavailable
 from ps_protocol.rpc.client_errors import translate
-from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import STEP_REPLIES, ChunkedStream, ChunkReceiver
-from ps_protocol.wire.convert_step import LookupHeader, PushHeader, rows_answer_from_pb, step_answer_from_pb
+from ps_protocol.wire.convert_step import reply_from_bytes
 from ps_protocol.wire.socket_messages import INLINE_BYTES
 
 #: Gives the memory for the payload of an answer, as consecutive pieces.
@@ -53,7 +53,7 @@ def fill(pieces: Sequence[memoryview], data: bytes | memoryview) -> None:
 class Replies(Protocol):
     """The messages of a shard on one stream. Raises PsError."""
 
-    def next(self) -> pb.StepReply:
+    def next(self) -> StepReply:
         """The next message that is not part of a payload."""
         ...
 
@@ -86,12 +86,15 @@ def read_message(replies: Iterator[bytes], peer: Peer) -> bytes:
     return data
 
 
-def parse_reply(data: bytes | bytearray, peer: Peer) -> pb.StepReply:
-    """Raises InternalError for bytes that are no StepReply."""
+def parse_reply(data: bytes | bytearray, peer: Peer) -> StepReply:
+    """Raises InternalError for bytes that are no StepReply, for a chunk, and for a message without a known body."""
     try:
-        return pb.StepReply.FromString(bytes(data))
+        reply = reply_from_bytes(bytes(data))
     except DecodeError as error:
         raise InternalError(f"{peer} sent bytes that are no StepReply", shard=str(peer.shard)) from error
+    if isinstance(reply, str):
+        raise InternalError(f"{peer} sent {reply} instead of a result", shard=str(peer.shard))
+    return reply
 
 
 class GrpcReplies:
@@ -101,7 +104,7 @@ class GrpcReplies:
         self._messages = messages
         self._peer = peer
 
-    def next(self) -> pb.StepReply:
+    def next(self) -> StepReply:
         """The next message."""
         return parse_reply(read_message(self._messages, self._peer), self._peer)
 
@@ -115,23 +118,19 @@ def read_answer(replies: Replies, place: Place, on_wait: Callable[[str], None], 
 
     Raises Unavailable, and InternalError for anything that breaks the protocol.
     """
-    reply = replies.next()
-    body = reply.WhichOneof("body")
-    if body == "waiting":
-        on_wait(reply.waiting.reason)
+    answer = replies.next()
+    if isinstance(answer, WaitingAnswer):
+        on_wait(answer.reason)
         return None
-    if body not in ("result", "rows"):
-        raise InternalError(f"{peer} sent {body} instead of a result", shard=str(peer.shard))
-    answer: Answer
-    if body == "result":
-        payload, answer = reply.result.payload, step_answer_from_pb(reply.result)
-    else:
-        payload, answer = reply.rows.payload, rows_answer_from_pb(reply.rows)
+    if not isinstance(answer, (StepAnswer, RowsAnswer)):
+        raise InternalError(f"{peer} sent {type(answer).__name__} instead of a result", shard=str(peer.shard))
+    payload, answer.payload = answer.payload, b""
     pieces = place(answer) if answer.payload_bytes else []
     expected, actual = sum(map(len, pieces)), len(payload) or answer.payload_bytes
     if not expected == actual == answer.payload_bytes:
+        is_rows = isinstance(answer, RowsAnswer)
         raise InternalError(
-            f"{peer} " + ("lays its slices out differently" if body == "result" else "sent other rows than were asked"),
+            f"{peer} " + ("sent other rows than were asked" if is_rows else "lays its slices out differently"),
             shard=str(peer.shard),
             expected=f"{expected} bytes",
             actual=f"{actual} bytes",

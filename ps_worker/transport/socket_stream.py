@@ -7,15 +7,31 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
-from ps_protocol.cluster.answers import Answer, RowsAnswer, StepAnswer
+from ps_protocol.cluster.answers import (
+    Answer,
+    AttachedChannel,
+    RefusedChannel,
+    RowsAnswer,
+    SideChannel,
+    StepAnswer,
+    StepReply,
+)
+from ps_protocol.cluster.requests import (
+    ArriveRequest,
+    AttachRequest,
+    ConfirmRequest,
+    FetchRequest,
+    LookupHeader,
+    PushHeader,
+    ReleaseRequest,
+    StageRequest,
+    StepRequest,
+)
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InternalError, Unavailable
 from ps_protocol.model.layout import Range
-from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.carrier import Carrier
-from ps_protocol.wire.convert_errors import from_detail
-from ps_protocol.wire.convert_step import LookupHeader, PushHeader
-from ps_protocol.wire.convert_transport import transport_from_pb
+from ps_protocol.wire.convert_step import request_to_bytes
 from ps_protocol.wire.shared_memory import Recent, SharedMemory
 from ps_protocol.wire.socket_messages import (
     INLINE_BYTES,
@@ -53,23 +69,23 @@ class SocketClientTransport:
         self._descriptors: list[int] = []
         self._closed = False
 
-    def attach(self, channel: pb.SideChannel, patience_seconds: float) -> None:
+    def attach(self, channel: SideChannel, patience_seconds: float) -> None:
         """Present the token and begin to use the channel. Raises PsError, OSError, ValueError where that fails."""
         self._carrier.prepare(patience_seconds)
-        self._carrier.send_all([framed(pb.StepRequest(attach=pb.Attach(token=channel.token)).SerializeToString())])
+        self._carrier.send_all([framed(request_to_bytes(AttachRequest(channel.token)))])
         reply = self._next(lambda: False)  # a shard answers at once
-        if reply.WhichOneof("body") == "refused":
-            raise from_detail(reply.refused)
-        if reply.WhichOneof("body") != "attached":
-            raise InternalError(f"{self._link.peer} did not answer Attach", actual=str(reply.WhichOneof("body")))
-        if transport_from_pb(channel.transport) is Transport.SHM:
-            self._map(reply.attached)
+        if isinstance(reply, RefusedChannel):
+            raise reply.error
+        if not isinstance(reply, AttachedChannel):
+            raise InternalError(f"{self._link.peer} did not answer Attach", actual=type(reply).__name__)
+        if channel.transport is Transport.SHM:
+            self._map(reply)
             self.transport = Transport.SHM
-        self._carrier.send_all([framed(pb.StepRequest(confirm=pb.Confirm()).SerializeToString())])
+        self._carrier.send_all([framed(request_to_bytes(ConfirmRequest()))])
         self._carrier.prepare()
         self._anchor.on_end(self._carrier.shut_down)
 
-    def _map(self, attached: pb.Attached) -> None:
+    def _map(self, attached: AttachedChannel) -> None:
         """Take over the memory that came with ``attached``. Raises OSError, ValueError, InternalError."""
         if self._link.layout.region_bytes:
             self.gradients = SharedMemory.attach(self._descriptor(), self._link.layout.region_bytes, writable=True)
@@ -90,33 +106,33 @@ class SocketClientTransport:
             gather(rows, self._pushed_room.bytes)
             header.rows_in_room, rows = True, ()
         rest = put_inline(header, [*payload, *rows])
-        self._send(pb.StepRequest(push=header), rest)
+        self._send(header, rest)
 
     def look_up(self, header: LookupHeader, ids: Sequence[memoryview]) -> None:
         """Send the request, the ids in or behind it."""
         rest = put_inline(header, ids)
-        self._send(pb.StepRequest(lookup=header), rest)
+        self._send(header, rest)
 
     def stage(self, span: Range, piece: memoryview, ready: Callable[[], None]) -> None:
         """Let the sending thread send one range; nothing is sent where gradients are in shared memory."""
         if self.gradients is None:
-            message = framed(pb.StepRequest(stage=pb.Stage(begin=span[0], end=span[1])).SerializeToString())
+            message = framed(request_to_bytes(StageRequest(*span)))
             self._sending = self._sender.submit(_send_rest, self._carrier, [message, piece], ready)
 
     def fetch(self) -> None:
         """Send the request."""
-        self._send(pb.StepRequest(fetch=pb.Fetch()))
+        self._send(FetchRequest())
 
     def arrive(self, phase: int) -> None:
         """Send the message."""
-        self._send(pb.StepRequest(arrive=pb.Arrive(phase=phase)))
+        self._send(ArriveRequest(phase))
 
     def receive(self, place: Place) -> Answer | None:
         """The next answer; then release the shard's memory."""
         with self._connection():
             answer = read_answer(self, place, self._link.on_wait, self._link.peer)
             if answer and (answer.in_room if isinstance(answer, RowsAnswer) else answer.segment):
-                self._send(pb.StepRequest(release=pb.Release()))
+                self._send(ReleaseRequest())
         return answer
 
     def cancel(self) -> None:
@@ -140,11 +156,11 @@ class SocketClientTransport:
 
     # -- ``Replies``
 
-    def next(self) -> pb.StepReply:
+    def next(self) -> StepReply:
         """The next message."""
         return self._next(self._anchor.is_active)
 
-    def _next(self, alive: Callable[[], bool]) -> pb.StepReply:
+    def _next(self, alive: Callable[[], bool]) -> StepReply:
         self._drop_descriptors()
         length, self._descriptors = self._carrier.receive_head(alive)
         body = bytearray(length)
@@ -175,9 +191,9 @@ class SocketClientTransport:
             raise InternalError(f"{self._link.peer} named shared memory but did not send it")
         return self._descriptors.pop(0)
 
-    def _send(self, message: pb.StepRequest, payload: Sequence[memoryview] = ()) -> None:
+    def _send(self, message: StepRequest, payload: Sequence[memoryview] = ()) -> None:
         """Errors are left to ``receive``, which finds the connection broken."""
-        rest: list[memoryview | bytes] = [framed(message.SerializeToString()), *payload]
+        rest: list[memoryview | bytes] = [framed(request_to_bytes(message)), *payload]
         try:
             if self._sending is None or self._sending.done():
                 rest = self._carrier.send_now(rest)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ps_protocol.v1 import shard_pb2 as pb
 from ps_server.consistency import Tracker, Verdict
 from ps_server.log.durable import DurableLog
 from ps_server.log.entries import AppliedUpdate, Loaded, MemoryLog
@@ -19,11 +18,11 @@ from ps_server.state.region import Region
 from simulation.observers.subjects import Subjects, Wrappers
 
 _VERDICTS = {
-    pb.OUTCOME_APPLIED: Verdict.APPLY,
-    pb.OUTCOME_DUPLICATE: Verdict.DUPLICATE,
-    pb.OUTCOME_LATE: Verdict.LATE,
-    pb.OUTCOME_STALE: Verdict.STALE,
-    pb.OUTCOME_SKIPPED: Verdict.SKIP,
+    "APPLIED": Verdict.APPLY,
+    "DUPLICATE": Verdict.DUPLICATE,
+    "LATE": Verdict.LATE,
+    "STALE": Verdict.STALE,
+    "SKIPPED": Verdict.SKIP,
 }
 
 

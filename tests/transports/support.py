@@ -16,13 +16,12 @@ import pytest
 import torch
 import uvloop
 
-from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.cluster.answers import StepAnswer
+from ps_protocol.cluster.requests import OpenRequest, PushHeader
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.rpc.channel import open_channel
 from ps_protocol.security.security import OFF, Security
 from ps_protocol.v1 import common_pb2
-from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.frames import pieces_of
 from ps_server.shard.step.model import ShardModel
 from ps_worker.transport.base import Link
@@ -115,17 +114,16 @@ class Line:
         self.waits: list[str] = []
         self.on_wait: Callable[[], None] = lambda: None
         self._channel = open_channel(shard.address)
-        request = pb.Open(
+        request = OpenRequest(
             model=model.name,
-            worker=pb.WorkerId(rank=rank, incarnation=incarnation),
+            worker=(rank, incarnation),
             membership_revision=shard.view.revision,
-            protocol_version=PROTOCOL_VERSION,
             phase=phase,
+            transports=[Transport(name) for name in transports if name != "grpc"],
         )
         link = Link(Peer(0, shard.address), model.layout, self._waited, security or OFF)
-        wanted = [Transport(name) for name in transports if name != "grpc"]
         try:
-            self.opened, self.carrier = open_stream(self._channel, link, request, wanted)
+            self.opened, self.carrier = open_stream(self._channel, link, request)
         except BaseException:
             self._channel.close()
             raise
@@ -154,7 +152,7 @@ class Line:
             "pulled_version": self.version,
             "absent": absent,
         }
-        message = pb.PushHeader(**(fields | header))
+        message = PushHeader(**(fields | header))
         ranges = [] if message.skipped else self.layout.ranges(absent, buffers=message.with_buffers)
         self.carrier.push(message, pieces_of(self._gradients, ranges))
 

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -114,7 +115,7 @@ def test_a_unix_socket_that_cannot_be_reached_is_passed_over(monkeypatch, name):
     def offering(self, transport, token, layout):
         channel = offered(self, transport, token, layout)
         if channel is not None and channel.name:
-            channel.name = name
+            channel = replace(channel, name=name)
         return channel
 
     offered = SideChannels._channel

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ps_protocol.cluster.answers import RowsAnswer, StepAnswer
+from ps_protocol.cluster.requests import LookupHeader, PushHeader
 from ps_protocol.errors import InvalidRequest
-from ps_protocol.model.tables import RowInit
-from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.model.tables import RowCount, RowInit
 from ps_protocol.wire.socket_messages import INLINE_BYTES
 from ps_worker.transport.base import ClientTransport
 from tests.support.tables import start_with, table_spec
@@ -27,8 +27,7 @@ def look_up(line: Line, ids, number=1, table=0):
 
 
 def ask(carrier: ClientTransport, ids, number, phase, clock, table=0) -> None:
-    tables = [pb.TableRows(table=table, rows=ids.size)]
-    lookup = pb.Lookup(number=number, tables=tables, phase=phase, clock=clock)
+    lookup = LookupHeader(number, [RowCount(table, ids.size)], (phase, clock))
     carrier.look_up(lookup, [memoryview(ids).cast("B")])
 
 
@@ -44,13 +43,13 @@ def read(line: Line, count: int):
 def push_rows(line: Line, ids, gradient, **header) -> StepAnswer:
     """Push rows of one table, and nothing for the variables."""
     line.sequence, line.clock = line.sequence + 1, line.clock + 1
-    message = pb.PushHeader(
+    message = PushHeader(
         sequence=line.sequence,
         phase=line.phase,
         clock=line.clock,
         pulled_version=line.version,
         absent=range(line.layout.parameter_slices),
-        tables=[pb.TableRows(table=0, rows=ids.size)],
+        tables=[RowCount(0, ids.size)],
         **header,
     )
     rows = [memoryview(ids).cast("B"), memoryview(gradient.reshape(-1)).cast("B")]
@@ -118,8 +117,7 @@ def test_a_push_that_names_more_shared_rows_than_there_can_be_is_refused(monkeyp
     with running_shard() as shard:
         model = start_with(shard, table_spec(dim=DIM))
         with line(shard, model, "shm") as worker:
-            message = pb.PushHeader(sequence=1, clock=1, absent=[0], rows_in_room=True)
-            message.tables.add(table=0, rows=MANY)
+            message = PushHeader(sequence=1, clock=1, absent=[0], rows_in_room=True, tables=[RowCount(0, MANY)])
             worker.carrier.push(message, [])
             with pytest.raises(InvalidRequest, match="more rows in shared memory"):
                 worker.receive()
@@ -130,8 +128,7 @@ def test_a_push_that_names_shared_rows_where_nothing_is_shared_is_refused(name):
     with running_shard() as shard:
         model = start_with(shard, table_spec(dim=DIM))
         with line(shard, model, name) as worker:
-            message = pb.PushHeader(sequence=1, clock=1, absent=[0], rows_in_room=True)
-            message.tables.add(table=0, rows=1)
+            message = PushHeader(sequence=1, clock=1, absent=[0], rows_in_room=True, tables=[RowCount(0, 1)])
             worker.carrier.push(message, [])
             with pytest.raises(InvalidRequest, match="shared memory"):
                 worker.receive()

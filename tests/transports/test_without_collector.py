@@ -9,6 +9,7 @@ import weakref
 import grpc
 import pytest
 
+from ps_protocol.cluster.requests import StageRequest
 from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
@@ -63,9 +64,9 @@ def test_a_stream_that_is_cancelled_while_it_ends_keeps_neither_its_errors_nor_a
         kind = BULK
 
         def __init__(self) -> None:
-            self.messages = [pb.StepRequest(stage=pb.Stage(begin=0, end=4))]
+            self.messages = [StageRequest(0, 4)]
 
-        async def receive(self) -> pb.StepRequest:
+        async def receive(self) -> StageRequest:
             if self.messages:
                 return self.messages.pop()
             raise Lost

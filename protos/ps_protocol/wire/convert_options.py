@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.spec import Option, OptionDifference, Options
@@ -11,8 +12,10 @@ from ps_protocol.model.tables import RowOptions
 from ps_protocol.v1 import common_pb2 as pb
 from ps_protocol.v1 import shard_pb2
 
+_Value = TypeVar("_Value")
 
-def changed_options(declared: Options, options: Options) -> Options:
+
+def changed_options(declared: Mapping[str, _Value], options: Mapping[str, _Value]) -> Mapping[str, _Value]:
     """Those of ``options`` that are not as ``declared``: 1, 1.0 and True are different, and so are 0.0 and -0.0."""
     return {
         name: value

@@ -1,135 +1,65 @@
-"""Between the messages of a step stream and what a worker reads of them; headers are made here and only sent on."""
+"""Between the messages of a step stream and the dataclasses that both sides think in."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from ps_protocol import PROTOCOL_VERSION
-from ps_protocol.cluster.answers import OpenedStream, RowsAnswer, StepAnswer
-from ps_protocol.model.layout import Range
-from ps_protocol.model.spec import Options
+from ps_protocol.cluster import answers, requests
 from ps_protocol.model.tables import RowCount
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.wire.convert_errors import from_detail
-from ps_protocol.wire.convert_options import differences_from_pb, options_to_pb
-from ps_protocol.wire.formats import Wire, wire_to_pb
-
-OpenRequest = pb.Open
-PushHeader = pb.PushHeader
-LookupHeader = pb.Lookup
+from ps_protocol.wire.convert_errors import from_detail, to_detail
+from ps_protocol.wire.convert_options import (
+    differences_from_pb,
+    differences_to_pb,
+    options_from_pb,
+    options_to_pb,
+    row_options_from_pb,
+)
+from ps_protocol.wire.convert_transport import transport_from_pb, transport_to_pb
+from ps_protocol.wire.formats import wire_from_pb, wire_to_pb
 
 _OUTCOMES = {number: name.removeprefix("OUTCOME_") for name, number in pb.Outcome.items()}
 
 
-def opened_from_pb(message: pb.Opened) -> OpenedStream:
-    """What ``message`` says, side channels aside."""
-    return OpenedStream(
-        message.version,
-        message.phase,
-        message.clock,
-        message.last_sequence,
-        message.initialised,
-        message.torch_version,
-    )
+def request_to_bytes(request: requests.StepRequest) -> bytes:
+    """One message of a worker. Raises InvalidRequest for an option that no message holds."""
+    body, convert = _REQUESTS_TO_PB[type(request)]
+    return pb.StepRequest(**{body: convert(request)}).SerializeToString()
 
 
-def step_answer_from_pb(message: pb.StepResult) -> StepAnswer:
-    """What ``message`` says, its payload aside. Raises InvalidRequest for options without values."""
-    number = message.outcome
-    return StepAnswer(
-        message.sequence,
-        _OUTCOMES.get(number) or str(number),
-        message.version,
-        message.staleness,
-        message.clock,
-        tuple(message.absent),
-        message.with_buffers,
-        message.payload_bytes,
-        message.encoded,
-        message.segment,
-        from_detail(message.error) if message.HasField("error") else None,
-        differences_from_pb(message.option_differences) if message.option_differences else (),
-        message.waited_for,
-        message.waited_micros / 1e6,
-    )
+def request_from_bytes(data: bytes) -> requests.StepRequest | str:
+    """One message of a worker, or the name of its body where that is none of a step stream.
+
+    Raises DecodeError; InvalidRequest for options and wire formats that this version does not know.
+    """
+    message = pb.StepRequest.FromString(data)
+    body = message.WhichOneof("body")
+    convert = _REQUESTS_FROM_PB.get(body)
+    return convert(getattr(message, body)) if convert is not None else str(body)
 
 
-def rows_answer_from_pb(message: pb.Rows) -> RowsAnswer:
-    """What ``message`` says, its payload aside."""
-    error = from_detail(message.error) if message.HasField("error") else None
-    return RowsAnswer(message.number, message.payload_bytes, message.in_room, error)
+def reply_to_bytes(reply: answers.StepReply) -> bytes:
+    """One message of a shard."""
+    body, convert = _REPLIES_TO_PB[type(reply)]
+    return pb.StepReply(**{body: convert(reply)}).SerializeToString()
 
 
-def open_request(
-    model: str,
-    epoch: int,
-    worker: tuple[int, int],
-    *,
-    membership_revision: int,
-    phase: int,
-    clock: int | None,
-    wire: Wire,
-    acknowledged: int,
-    torch_version: str,
-) -> OpenRequest:
-    """The first message of a stream of ``worker``, by rank and incarnation, which keeps what comes on it."""
-    rank, incarnation = worker
-    return pb.Open(
-        model=model,
-        epoch=epoch,
-        worker=pb.WorkerId(rank=rank, incarnation=incarnation),
-        membership_revision=membership_revision,
-        protocol_version=PROTOCOL_VERSION,
-        phase=phase,
-        clock=clock,
-        wire=wire_to_pb(wire),
-        acknowledged=acknowledged,
-        torch_version=torch_version,
-        keeps_slices=True,
-    )
+def reply_from_bytes(data: bytes) -> answers.StepReply | str:
+    """One message of a shard, or the name of its body where that is none of a step stream.
+
+    Raises DecodeError; InvalidRequest for options without values.
+    """
+    message = pb.StepReply.FromString(data)
+    body = message.WhichOneof("body")
+    convert = _REPLIES_FROM_PB.get(body)
+    return convert(getattr(message, body)) if convert is not None else str(body)
 
 
-def push_header(
-    *,
-    sequence: int,
-    phase: int,
-    clock: int,
-    pulled_version: int,
-    absent: Sequence[int],
-    options: Sequence[Options],
-    table_options: Sequence[Options],
-    with_buffers: bool,
-    skipped: bool,
-    finite: bool,
-    ahead: int,
-    staged: Sequence[Range],
-    tables: Sequence[RowCount],
-    traceparent: str = "",
-) -> PushHeader:
-    """``options``, ``table_options``: per group and table, those that are not as declared; none: as last sent."""
-    return pb.PushHeader(
-        sequence=sequence,
-        phase=phase,
-        clock=clock,
-        pulled_version=pulled_version,
-        absent=absent,
-        groups=[options_to_pb(each) for each in options] if options else (),
-        table_arguments=[options_to_pb(each) for each in table_options] if table_options else (),
-        with_buffers=with_buffers,
-        skipped=skipped,
-        finite=finite,
-        ahead=ahead,
-        staged=[position for span in staged for position in span] if staged else (),
-        tables=row_counts_to_pb(tables) if tables else (),
-        traceparent=traceparent,
-    )
-
-
-def lookup_header(number: int, tables: Iterable[RowCount], position: tuple[int, int] | None) -> LookupHeader:
-    """``position``: phase and clock of the push that the rows are for; None: as they are now."""
-    phase, clock = position or (0, 0)
-    counts = row_counts_to_pb(tables)
-    return pb.Lookup(number=number, tables=counts, phase=phase, clock=clock, now=position is None)
+def step_answer_to_bytes(answer: answers.StepAnswer) -> bytes:
+    """The answer to the call Push."""
+    return _step_answer_to_pb(answer).SerializeToString()
 
 
 def row_counts_to_pb(counts: Iterable[RowCount]) -> list[pb.TableRows]:
@@ -140,3 +70,244 @@ def row_counts_to_pb(counts: Iterable[RowCount]) -> list[pb.TableRows]:
 def row_counts_from_pb(messages: Iterable[pb.TableRows]) -> list[RowCount]:
     """What ``messages`` count."""
     return [RowCount(each.table, each.rows) for each in messages]
+
+
+def _open_to_pb(request: requests.OpenRequest) -> pb.Open:
+    rank, incarnation = request.worker
+    return pb.Open(
+        model=request.model,
+        epoch=request.epoch,
+        worker=pb.WorkerId(rank=rank, incarnation=incarnation),
+        membership_revision=request.membership_revision,
+        protocol_version=request.protocol_version,
+        phase=request.phase,
+        transports=[transport_to_pb(each) for each in request.transports],
+        clock=request.clock,
+        wire=wire_to_pb(request.wire),
+        acknowledged=request.acknowledged,
+        torch_version=request.torch_version,
+        keeps_slices=request.keeps_slices,
+    )
+
+
+def _open_from_pb(message: pb.Open) -> requests.OpenRequest:
+    if message.protocol_version != PROTOCOL_VERSION:
+        return requests.OpenRequest(protocol_version=message.protocol_version)  # the rest may mean something else
+    return requests.OpenRequest(
+        message.model,
+        message.epoch,
+        (message.worker.rank, message.worker.incarnation),
+        message.membership_revision,
+        message.phase,
+        message.clock if message.HasField("clock") else None,
+        wire_from_pb(message.wire),
+        message.acknowledged,
+        message.torch_version,
+        message.keeps_slices,
+        [transport_from_pb(each) for each in message.transports],
+    )
+
+
+def _push_to_pb(header: requests.PushHeader) -> pb.PushHeader:
+    return pb.PushHeader(
+        sequence=header.sequence,
+        phase=header.phase,
+        clock=header.clock,
+        pulled_version=header.pulled_version,
+        absent=header.absent,
+        groups=[options_to_pb(each) for each in header.options] if header.options else (),
+        table_arguments=[options_to_pb(each) for each in header.table_options] if header.table_options else (),
+        with_buffers=header.with_buffers,
+        skipped=header.skipped,
+        push_only=header.push_only,
+        finite=header.finite,
+        ahead=header.ahead,
+        staged=header.staged,
+        tables=row_counts_to_pb(header.tables) if header.tables else (),
+        traceparent=header.traceparent,
+        payload=header.payload,
+        segment=header.segment,
+        rows_in_room=header.rows_in_room,
+    )
+
+
+def _push_from_pb(message: pb.PushHeader) -> requests.PushHeader:
+    return requests.PushHeader(
+        message.sequence,
+        message.phase,
+        message.clock,
+        message.pulled_version,
+        tuple(message.absent),
+        [options_from_pb(each) for each in message.groups],
+        [row_options_from_pb(each) for each in message.table_arguments],
+        message.with_buffers,
+        message.skipped,
+        message.push_only,
+        message.finite,
+        message.ahead,
+        tuple(message.staged),
+        row_counts_from_pb(message.tables),
+        message.traceparent,
+        message.payload,
+        message.segment,
+        message.rows_in_room,
+    )
+
+
+def _lookup_to_pb(header: requests.LookupHeader) -> pb.Lookup:
+    phase, clock = header.position or (0, 0)
+    return pb.Lookup(
+        number=header.number,
+        tables=row_counts_to_pb(header.tables),
+        phase=phase,
+        clock=clock,
+        now=header.position is None,
+        payload=header.payload,
+    )
+
+
+def _lookup_from_pb(message: pb.Lookup) -> requests.LookupHeader:
+    position = None if message.now else (message.phase, message.clock)
+    return requests.LookupHeader(message.number, row_counts_from_pb(message.tables), position, message.payload)
+
+
+def _opened_to_pb(opened: answers.OpenedStream) -> pb.Opened:
+    return pb.Opened(
+        version=opened.version,
+        phase=opened.phase,
+        clock=opened.clock,
+        last_sequence=opened.last_sequence,
+        initialised=opened.initialised,
+        torch_version=opened.torch_version,
+        side_channels=[
+            pb.SideChannel(
+                transport=transport_to_pb(each.transport),
+                name=each.name,
+                port=each.port,
+                token=each.token,
+                tls=each.tls,
+            )
+            for each in opened.side_channels
+        ],
+    )
+
+
+def _opened_from_pb(message: pb.Opened) -> answers.OpenedStream:
+    return answers.OpenedStream(
+        message.version,
+        message.phase,
+        message.clock,
+        message.last_sequence,
+        message.initialised,
+        message.torch_version,
+        [
+            answers.SideChannel(transport_from_pb(each.transport), each.token, each.name, each.port, each.tls)
+            for each in message.side_channels
+        ],
+    )
+
+
+def _step_answer_to_pb(answer: answers.StepAnswer) -> pb.StepResult:
+    return pb.StepResult(
+        sequence=answer.sequence,
+        outcome=f"OUTCOME_{answer.outcome}",
+        version=answer.version,
+        staleness=answer.staleness,
+        clock=answer.clock,
+        absent=answer.absent,
+        with_buffers=answer.with_buffers,
+        encoded=answer.encoded,
+        error=to_detail(answer.error) if answer.error else None,
+        option_differences=differences_to_pb(answer.differences) if answer.differences else (),
+        waited_for=answer.waited_for,
+        waited_micros=int(answer.waited_seconds * 1e6),
+        payload_bytes=answer.payload_bytes,
+        payload=answer.payload,
+        segment=answer.segment,
+    )
+
+
+def _step_answer_from_pb(message: pb.StepResult) -> answers.StepAnswer:
+    number = message.outcome
+    return answers.StepAnswer(
+        message.sequence,
+        _OUTCOMES.get(number) or str(number),
+        message.version,
+        message.staleness,
+        message.clock,
+        tuple(message.absent),
+        message.with_buffers,
+        message.encoded,
+        from_detail(message.error) if message.HasField("error") else None,
+        differences_from_pb(message.option_differences) if message.option_differences else (),
+        message.waited_for,
+        message.waited_micros / 1e6,
+        message.payload_bytes,
+        message.payload,
+        message.segment,
+    )
+
+
+def _rows_to_pb(answer: answers.RowsAnswer) -> pb.Rows:
+    return pb.Rows(
+        number=answer.number,
+        version=answer.version,
+        error=to_detail(answer.error) if answer.error else None,
+        payload_bytes=answer.payload_bytes,
+        payload=answer.payload,
+        in_room=answer.in_room,
+    )
+
+
+def _rows_from_pb(message: pb.Rows) -> answers.RowsAnswer:
+    error = from_detail(message.error) if message.HasField("error") else None
+    return answers.RowsAnswer(
+        message.number, message.version, error, message.payload_bytes, message.payload, message.in_room
+    )
+
+
+#: By dataclass: the name of the body in the message, and how it is made.
+_REQUESTS_TO_PB: Mapping[type, tuple[str, Callable[[Any], Any]]] = {
+    requests.OpenRequest: ("open", _open_to_pb),
+    requests.AttachRequest: ("attach", lambda each: pb.Attach(token=each.token, segments=each.segments)),
+    requests.ConfirmRequest: ("confirm", lambda _: pb.Confirm()),
+    requests.PushHeader: ("push", _push_to_pb),
+    requests.StageRequest: ("stage", lambda e: pb.Stage(begin=e.begin, end=e.end, payload=e.payload)),
+    requests.LookupHeader: ("lookup", _lookup_to_pb),
+    requests.FetchRequest: ("fetch", lambda _: pb.Fetch()),
+    requests.ArriveRequest: ("arrive", lambda each: pb.Arrive(phase=each.phase)),
+    requests.ReleaseRequest: ("release", lambda _: pb.Release()),
+}
+
+_REQUESTS_FROM_PB: Mapping[str | None, Callable[[Any], requests.StepRequest]] = {
+    "open": _open_from_pb,
+    "attach": lambda message: requests.AttachRequest(message.token, message.segments),
+    "confirm": lambda _: requests.ConfirmRequest(),
+    "push": _push_from_pb,
+    "stage": lambda message: requests.StageRequest(message.begin, message.end, message.payload),
+    "lookup": _lookup_from_pb,
+    "fetch": lambda _: requests.FetchRequest(),
+    "arrive": lambda message: requests.ArriveRequest(message.phase),
+    "release": lambda _: requests.ReleaseRequest(),
+}
+
+_REPLIES_TO_PB: Mapping[type, tuple[str, Callable[[Any], Any]]] = {
+    answers.OpenedStream: ("opened", _opened_to_pb),
+    answers.AttachedChannel: (
+        "attached",
+        lambda each: pb.Attached(segment_bytes=each.segment_bytes, room_bytes=each.room_bytes),
+    ),
+    answers.RefusedChannel: ("refused", lambda each: to_detail(each.error)),
+    answers.WaitingAnswer: ("waiting", lambda each: pb.Waiting(reason=each.reason)),
+    answers.StepAnswer: ("result", _step_answer_to_pb),
+    answers.RowsAnswer: ("rows", _rows_to_pb),
+}
+
+_REPLIES_FROM_PB: Mapping[str | None, Callable[[Any], answers.StepReply]] = {
+    "opened": _opened_from_pb,
+    "attached": lambda message: answers.AttachedChannel(message.segment_bytes, message.room_bytes),
+    "refused": lambda message: answers.RefusedChannel(from_detail(message)),
+    "waiting": lambda message: answers.WaitingAnswer(message.reason),
+    "result": _step_answer_from_pb,
+    "rows": _rows_from_pb,
+}

@@ -6,13 +6,11 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from ps_protocol.cluster.requests import PushHeader, StageRequest
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Range, subtract
 from ps_protocol.model.spec import Options
 from ps_protocol.model.tables import RowOptions
-from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.wire.convert_options import options_from_pb, row_options_from_pb
-from ps_protocol.wire.convert_step import row_counts_from_pb
 from ps_server.consistency import Position, PushInfo, WorkerKey
 from ps_server.shard.counters import Counters
 from ps_server.shard.step.model import ShardModel
@@ -56,7 +54,7 @@ class PushReader:
         #: What has come of the next push; None: nothing.
         self._staging: Staging | None = None
 
-    async def read(self, header: pb.PushHeader) -> IncomingPush:
+    async def read(self, header: PushHeader) -> IncomingPush:
         """The push of ``header``, received whole. Raises InvalidRequest, ConnectionError."""
         push = self._begin(header)
         rows = [push.rows.buffer] if push.rows and not header.rows_in_room else []
@@ -82,7 +80,7 @@ class PushReader:
         self._counters.pushes += 1
         return push
 
-    async def stage(self, stage: pb.Stage) -> None:
+    async def stage(self, stage: StageRequest) -> None:
         """Receive a part of the next push. Raises InvalidRequest, ConnectionError."""
         if self._codec:
             raise InvalidRequest("a part of a push came ahead on a stream with a wire format", expected="whole pushes")
@@ -110,7 +108,7 @@ class PushReader:
             self._staging = Staging(self._model.layout, self._model.pool)
         return self._staging
 
-    def _begin(self, header: pb.PushHeader) -> IncomingPush:
+    def _begin(self, header: PushHeader) -> IncomingPush:
         """Check one header. Raises InvalidRequest."""
         if header.sequence == 0:
             raise InvalidRequest("a push needs a sequence", expected="1 or more", actual="0")
@@ -123,10 +121,10 @@ class PushReader:
                 actual=str(max(absent)),
             )
         spec = self._model.layout.shard_map.spec
-        if header.groups:
-            self._options = merge_options(spec, [options_from_pb(each) for each in header.groups])
-        if header.table_arguments:
-            self._row_options = merge_row_options(spec, [row_options_from_pb(each) for each in header.table_arguments])
+        if header.options:
+            self._options = merge_options(spec, header.options)
+        if header.table_options:
+            self._row_options = merge_row_options(spec, header.table_options)
         info = PushInfo(
             worker=self._worker,
             sequence=header.sequence,
@@ -146,9 +144,9 @@ class PushReader:
             rows=self._announced(header) if header.tables and not header.skipped else None,
         )
 
-    def _announced(self, header: pb.PushHeader) -> PushedRows:
+    def _announced(self, header: PushHeader) -> PushedRows:
         """Memory for the rows of a push, or where they are already. Raises InvalidRequest."""
-        tables, layout, options = row_counts_from_pb(header.tables), self._model.layout, self._row_options
+        tables, layout, options = header.tables, self._model.layout, self._row_options
         if not header.rows_in_room:
             return announced(tables, layout, options)
         if not header.push_only:

@@ -9,12 +9,18 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from ps_protocol.cluster.answers import RowsAnswer, StepAnswer, WaitingAnswer
+from ps_protocol.cluster.requests import (
+    ArriveRequest,
+    FetchRequest,
+    LookupHeader,
+    PushHeader,
+    ReleaseRequest,
+    StageRequest,
+    StepRequest,
+)
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InvalidRequest, NonFiniteGradient, StorageFull, TableFull
-from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.wire.convert_errors import to_detail
-from ps_protocol.wire.convert_options import differences_to_pb
-from ps_protocol.wire.convert_step import row_counts_from_pb
 from ps_protocol.wire.formats import RAW, Wire
 from ps_server.consistency import LIMIT, Position, PushInfo, Verdict, WorkerKey
 from ps_server.shard.answer_budget import AnswerBudget
@@ -39,12 +45,12 @@ PIPELINE_DEPTH = 4
 _MAX_PHASE = LIMIT - 1
 
 OUTCOMES = {
-    Verdict.APPLY: pb.OUTCOME_APPLIED,
-    Verdict.HOLD: pb.OUTCOME_APPLIED,
-    Verdict.DUPLICATE: pb.OUTCOME_DUPLICATE,
-    Verdict.LATE: pb.OUTCOME_LATE,
-    Verdict.STALE: pb.OUTCOME_STALE,
-    Verdict.SKIP: pb.OUTCOME_SKIPPED,
+    Verdict.APPLY: "APPLIED",
+    Verdict.HOLD: "APPLIED",
+    Verdict.DUPLICATE: "DUPLICATE",
+    Verdict.LATE: "LATE",
+    Verdict.STALE: "STALE",
+    Verdict.SKIP: "SKIPPED",
 }
 
 
@@ -109,7 +115,7 @@ class StepStream:
         finally:
             self._reader.discard()
 
-    async def push_once(self) -> pb.StepResult:
+    async def push_once(self) -> StepAnswer:
         """Read one push and decide it, without waiting for parameters. Raises PsError, ConnectionError."""
         try:
             while (message := await self._transport.receive()) is not None:
@@ -117,7 +123,7 @@ class StepStream:
                 if push is not None:
                     push.decision = await self._model.push(push)
                     await self._model.settled()
-                    return settled_result(push, self._model)
+                    return settled_answer(push, self._model)
         finally:
             self._reader.discard()
         raise InvalidRequest("the stream ended before a whole push", expected="a push header and its payload")
@@ -133,26 +139,26 @@ class StepStream:
                 del push  # no memory of it is kept until the next one comes
         await self._answers.put(None)
 
-    async def _take(self, message: pb.StepRequest) -> IncomingPush | None:
-        match message.WhichOneof("body"):
-            case "push":
-                return await self._reader.read(message.push)
-            case "arrive":
-                self._arrive(message.arrive.phase)
-            case "stage":
-                await self._reader.stage(message.stage)
-            case "release":
+    async def _take(self, message: StepRequest) -> IncomingPush | None:
+        match message:
+            case PushHeader():
+                return await self._reader.read(message)
+            case ArriveRequest(phase):
+                self._arrive(phase)
+            case StageRequest():
+                await self._reader.stage(message)
+            case ReleaseRequest():
                 self._transport.released()
-            case "fetch":
+            case FetchRequest():
                 self._model.values.require()
                 await self._answers.put(Fetched())
-            case "lookup":
+            case LookupHeader():
                 self._model.values.require()
-                await self._answers.put(await self._requested(message.lookup))
-            case other:
+                await self._answers.put(await self._requested(message))
+            case _:
                 raise InvalidRequest(
                     "not a message of an open step stream",
-                    actual=str(other),
+                    actual=type(message).__name__,
                     expected="push, lookup, stage, fetch, arrive or release",
                 )
         return None
@@ -165,17 +171,18 @@ class StepStream:
             )
         self._model.arrive(self._worker, phase)
 
-    async def _requested(self, lookup: pb.Lookup) -> RequestedLookup:
+    async def _requested(self, lookup: LookupHeader) -> RequestedLookup:
         """Take the ids of a lookup. Raises InvalidRequest, ConnectionError."""
-        asked = wanted(row_counts_from_pb(lookup.tables), self._model.layout)
+        asked = wanted(lookup.tables, self._model.layout)
         await self._reader.receive(lookup.payload, [asked.buffer])
-        if lookup.now:
+        if lookup.position is None:
             return RequestedLookup(lookup.number, asked, None)
-        if lookup.clock < 1:
+        phase, clock = lookup.position
+        if clock < 1:
             raise InvalidRequest(
-                "a lookup does not name the push it is for", expected="a clock from 1", actual=str(lookup.clock)
+                "a lookup does not name the push it is for", expected="a clock from 1", actual=str(clock)
             )
-        return RequestedLookup(lookup.number, asked, Position(lookup.phase, lookup.clock - 1))
+        return RequestedLookup(lookup.number, asked, Position(phase, clock - 1))
 
     async def _decide(self, push: IncomingPush) -> None:
         try:
@@ -192,27 +199,26 @@ class StepStream:
     async def _write(self) -> None:
         while (answer := await self._answers.get()) is not None:
             if isinstance(answer, Fetched):
-                await self._reply(pb.StepResult(outcome=pb.OUTCOME_APPLIED, with_buffers=True))
+                await self._reply(StepAnswer(with_buffers=True))
             elif isinstance(answer, RequestedLookup):
                 await self._rows(answer)
             elif answer.decision is None or answer.push_only:
                 await self._model.settled()
-                result = settled_result(answer, self._model)
-                self._counters.dropped += answer.decision is not None and result.HasField("error")
-                await self._transport.send(pb.StepReply(result=result))
+                settled = settled_answer(answer, self._model)
+                self._counters.dropped += answer.decision is not None and settled.error is not None
+                await self._transport.send(settled)
             else:
                 waited_seconds = await self._wait_for_mode(answer.info.position, answer.ahead)
-                result = self._with_differences(result_of(answer, self._model))
-                if waited_seconds:
-                    result.waited_micros = int(waited_seconds * 1e6)
+                result = self._with_differences(answer_to(answer, self._model))
+                result.waited_seconds = waited_seconds
                 await self._reply(result, answer.info)
 
-    def _with_differences(self, result: pb.StepResult) -> pb.StepResult:
+    def _with_differences(self, answer: StepAnswer) -> StepAnswer:
         if self._model.differences.known:
             found = self._model.differences.of(self._worker)
-            result.option_differences.extend(differences_to_pb(found[self._told :]))
+            answer.differences = found[self._told :]
             self._told = len(found)
-        return result
+        return answer
 
     async def _wait_for_mode(self, position: Position, ahead: int) -> float:
         """Wait until a pull at ``position`` may be answered; sends a Waiting message now and then.
@@ -227,7 +233,7 @@ class StepStream:
                 async with asyncio.timeout(WAITING_SECONDS):
                     await self._model.may_pull(tracker.pull_position(position, ahead))
             except TimeoutError:
-                await self._transport.send(pb.StepReply(waiting=pb.Waiting(reason=reason)))
+                await self._transport.send(WaitingAnswer(reason))
         if not began:
             return 0.0
         seconds = time.perf_counter() - began
@@ -243,84 +249,79 @@ class StepStream:
             try:
                 version, rows = await self._model.rows.look_up(asked.wanted, room)
             except InvalidRequest as error:
-                await self._transport.send_payload(pb.Rows(number=asked.number, error=to_detail(error)), [])
+                await self._transport.send_payload(RowsAnswer(asked.number, error=error), [])
                 return
-            message = pb.Rows(number=asked.number, version=version)
-            await self._transport.send_rows(message, rows, in_room=room is not None)
+            await self._transport.send_rows(RowsAnswer(asked.number, version), rows, in_room=room is not None)
         self._counters.traffic[self._transport.kind].sent += len(rows)
 
-    async def _reply(self, result: pb.StepResult, info: PushInfo | None = None) -> None:
+    async def _reply(self, answer: StepAnswer, info: PushInfo | None = None) -> None:
         self._replied.clear()
         began = time.perf_counter()
         # Read first: what is published holds these changes at least.
         number = self._model.last_changes.number
         try:
             async with self._model.published(quick=self._quick) as published:
-                if result.sequence and self._model.failpoints.armed:
+                if answer.sequence and self._model.failpoints.armed:
                     self._model.failpoints.hit("after_apply_before_reply")
-                result.version = published.version
+                answer.version = published.version
                 if info:
-                    self._counters.dropped += tell_skipped(result, info, self._model)
+                    self._counters.dropped += tell_skipped(answer, info, self._model)
                 raw = self._codec is not None and self._codec.needs_raw
-                if result.sequence and not raw:
-                    result.absent.extend(self._kept.unchanged())
-                await send_published(self._transport, result, published, self._model, self._counters, self._codec)
+                if answer.sequence and not raw:
+                    answer.absent = self._kept.unchanged()
+                await send_published(self._transport, answer, published, self._model, self._counters, self._codec)
                 self._kept.sent(number, raw=raw)
                 self._model.times.reply.observe(time.perf_counter() - began)
         finally:
             self._replied.set()
 
 
-def result_of(push: IncomingPush, model: ShardModel) -> pb.StepResult:
-    """The result message of one push, without parameters."""
+def answer_to(push: IncomingPush, model: ShardModel) -> StepAnswer:
+    """The answer to one push, without parameters."""
     info, decision, tracker = push.info, push.decision, model.tracker
-    result = pb.StepResult(sequence=info.sequence, clock=info.position.clock, version=tracker.version)
+    answer = StepAnswer(info.sequence, "REFUSED", tracker.version, clock=info.position.clock, error=push.error)
     if decision is None:
-        result.outcome = pb.OUTCOME_REFUSED
-        if push.error:
-            result.error.CopyFrom(to_detail(push.error))
-        return result
-    result.outcome = OUTCOMES[decision.verdict]
-    result.staleness = model.staleness.get(info.worker.rank, 0)
+        return answer
+    answer.outcome = OUTCOMES[decision.verdict]
+    answer.staleness = model.staleness.get(info.worker.rank, 0)
     if decision.verdict is Verdict.HOLD and not tracker.may_pull(info.position):
-        result.outcome = pb.OUTCOME_PENDING
+        answer.outcome = "PENDING"
     if decision.verdict is Verdict.LATE:
-        result.clock = tracker.resume(info.position).clock
-    return result
+        answer.clock = tracker.resume(info.position).clock
+    return answer
 
 
-def settled_result(push: IncomingPush, model: ShardModel) -> pb.StepResult:
-    """The result message of one push once everything decided has been done."""
-    result = result_of(push, model)
+def settled_answer(push: IncomingPush, model: ShardModel) -> StepAnswer:
+    """The answer to one push once everything decided has been done."""
+    answer = answer_to(push, model)
     if push.decision is not None:
-        tell_skipped(result, push.info, model)
-    return result
+        tell_skipped(answer, push.info, model)
+    return answer
 
 
-def tell_skipped(result: pb.StepResult, info: PushInfo, model: ShardModel) -> bool:
-    """Say in ``result`` that the step of this push raised, if it did; whether it did."""
+def tell_skipped(answer: StepAnswer, info: PushInfo, model: ShardModel) -> bool:
+    """Say in ``answer`` that the step of this push raised, if it did; whether it did."""
     error = model.skipped(info)
     if error is not None:
-        result.outcome = pb.OUTCOME_SKIPPED
-        result.error.CopyFrom(to_detail(error))
+        answer.outcome, answer.error = "SKIPPED", error
     return error is not None
 
 
 async def send_published(
     transport: ServerTransport,
-    result: pb.StepResult,
+    answer: StepAnswer,
     published: Published,
     model: ShardModel,
     counters: Counters,
     codec: StreamCodec | None = None,
 ) -> None:
-    """Send ``result`` with the published parameters, and buffers where the result says so."""
-    absent, buffers = tuple(result.absent), result.with_buffers
+    """Send ``answer`` with the published parameters, and buffers where it says so."""
+    absent, buffers = answer.absent, answer.with_buffers
     encoded = await codec.encode(absent, published.region, buffers=buffers) if codec else None
     if encoded is not None:
-        result.encoded = True
-        await transport.send_payload(result, [encoded])
+        answer.encoded = True
+        await transport.send_payload(answer, [encoded])
     else:
         ranges = model.layout.ranges_without(absent, buffers)
-        await transport.send_parameters(result, published.region, ranges)
-    counters.traffic[transport.kind].sent += result.payload_bytes
+        await transport.send_parameters(answer, published.region, ranges)
+    counters.traffic[transport.kind].sent += answer.payload_bytes

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
+from ps_protocol.cluster.answers import RowsAnswer
 from ps_protocol.cluster.view import Role
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Layout
@@ -46,7 +47,7 @@ class RowsService:
         async with self._registry.context.answers.taken(READERS, asked.rows_bytes):
             version, rows = await model.rows.look_up(asked)
             with reader_gone():
-                await GrpcServerTransport(context).send_payload(pb.Rows(version=version), [rows])
+                await GrpcServerTransport(context).send_payload(RowsAnswer(version=version), [rows])
 
     async def load_rows(self, context: Context) -> pb.LoadRowsReply:
         """Write rows, new ones or over those there."""

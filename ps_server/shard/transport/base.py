@@ -7,15 +7,14 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
+from ps_protocol.cluster.answers import Answer, RowsAnswer, StepAnswer, StepReply
+from ps_protocol.cluster.requests import StepRequest
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Range
-from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.wire.convert_step import request_from_bytes
 from ps_protocol.wire.socket_messages import INLINE_BYTES
 from ps_server.state.region import Region
-
-#: Messages that a payload comes with.
-Payload = pb.StepResult | pb.Rows
 
 
 class ServerTransport(Protocol):
@@ -26,7 +25,7 @@ class ServerTransport(Protocol):
 
     kind: Transport
 
-    async def receive(self) -> pb.StepRequest | None:
+    async def receive(self) -> StepRequest | None:
         """The next message that is no chunk; None once the worker has sent its last."""
         ...
 
@@ -38,16 +37,16 @@ class ServerTransport(Protocol):
         """The region that the worker wrote its gradients to. Raises InvalidRequest when there is none."""
         ...
 
-    async def send(self, reply: pb.StepReply) -> None:
+    async def send(self, reply: StepReply) -> None:
         """Send one message without a payload."""
         ...
 
-    async def send_parameters(self, result: pb.StepResult, region: Region, ranges: Sequence[Range]) -> None:
-        """Send ``result`` and ``ranges`` of ``region``; returns when the region is not read any more."""
+    async def send_parameters(self, answer: StepAnswer, region: Region, ranges: Sequence[Range]) -> None:
+        """Send ``answer`` and ``ranges`` of ``region``; returns when the region is not read any more."""
         ...
 
-    async def send_payload(self, result: Payload, payload: Sequence[memoryview]) -> None:
-        """Send ``result`` and ``payload``; returns when the payload is not read any more."""
+    async def send_payload(self, answer: Answer, payload: Sequence[memoryview]) -> None:
+        """Send ``answer`` and ``payload``; returns when the payload is not read any more."""
         ...
 
     def pushed_rows(self, size: int) -> memoryview:
@@ -58,7 +57,7 @@ class ServerTransport(Protocol):
         """Memory shared with the worker for the rows it asked for; free to be written."""
         ...
 
-    async def send_rows(self, rows: pb.Rows, values: memoryview, *, in_room: bool) -> None:
+    async def send_rows(self, rows: RowsAnswer, values: memoryview, *, in_room: bool) -> None:
         """Send ``rows`` and their ``values``, which are ``in_room``; returns when they are not read any more."""
         ...
 
@@ -67,14 +66,23 @@ class ServerTransport(Protocol):
         ...
 
 
-def parse_request(data: bytes | bytearray) -> pb.StepRequest:
-    """Raises InvalidRequest for bytes that are no StepRequest."""
+def parse_request(data: bytes | bytearray) -> StepRequest:
+    """Raises InvalidRequest for bytes that are no StepRequest, for a chunk, and for a message without a known body."""
     try:
-        return pb.StepRequest.FromString(bytes(data))
+        request = request_from_bytes(bytes(data))
     except DecodeError as error:
         raise InvalidRequest(
             "a message is not a StepRequest", actual=f"{len(data)} bytes", expected=str(error)
         ) from error
+    if request == "chunk":
+        raise InvalidRequest(
+            "a chunk came that belongs to no payload",
+            expected="chunks behind the header of a payload, and on the gRPC stream alone",
+            remedy="send the header first; on a side channel send the payload as it is, without chunks",
+        )
+    if isinstance(request, str):
+        raise InvalidRequest("a message of a step stream has no body that this version knows", actual=request)
+    return request
 
 
 def scatter(payload: bytes, pieces: Sequence[memoryview]) -> None:
@@ -90,17 +98,12 @@ def scatter(payload: bytes, pieces: Sequence[memoryview]) -> None:
         at += len(piece)
 
 
-def reply_of(message: Payload) -> pb.StepReply:
-    """The reply that carries ``message``."""
-    return pb.StepReply(rows=message) if isinstance(message, pb.Rows) else pb.StepReply(result=message)
-
-
-def put_inline(result: Payload, payload: Sequence[memoryview]) -> bool:
-    """Announce the payload, and put it into ``result`` when it is small; whether it was."""
-    result.payload_bytes = sum(map(len, payload))
-    if result.payload_bytes > INLINE_BYTES:
+def put_inline(answer: Answer, payload: Sequence[memoryview]) -> bool:
+    """Announce the payload, and put it into ``answer`` when it is small; whether it was."""
+    answer.payload_bytes = sum(map(len, payload))
+    if answer.payload_bytes > INLINE_BYTES:
         return False
-    result.payload = b"".join(payload)
+    answer.payload = b"".join(payload)
     return True
 
 

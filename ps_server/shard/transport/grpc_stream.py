@@ -9,13 +9,15 @@ from typing import Any
 
 import grpc
 
+from ps_protocol.cluster.answers import Answer, RowsAnswer, StepAnswer, StepReply
+from ps_protocol.cluster.requests import StepRequest
 from ps_protocol.cluster.transport import Transport
-from ps_protocol.errors import InvalidRequest, Unavailable
+from ps_protocol.errors import Unavailable
 from ps_protocol.model.layout import Range
-from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import STEP_REPLIES, STEP_REQUESTS, ChunkReceiver
+from ps_protocol.wire.convert_step import reply_to_bytes
 from ps_protocol.wire.socket_messages import STALL_SECONDS
-from ps_server.shard.transport.base import Payload, no_segments, parse_request, put_inline, reply_of
+from ps_server.shard.transport.base import no_segments, parse_request, put_inline
 from ps_server.state.region import Region
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -84,15 +86,12 @@ class GrpcServerTransport:
         first, self._first = self._first, None
         return await (first if first is not None else read(self._context))
 
-    async def receive(self) -> pb.StepRequest | None:
+    async def receive(self) -> StepRequest | None:
         """The next message that is no chunk."""
         data = await self._read()
         if data is None:
             return None
-        message = parse_request(data)
-        if message.WhichOneof("body") == "chunk":
-            raise InvalidRequest("a chunk came before its push header", remedy="send PushHeader first")
-        return message
+        return parse_request(data)
 
     async def receive_payload(self, pieces: Sequence[memoryview]) -> None:
         """Chunks until the payload is whole."""
@@ -119,22 +118,22 @@ class GrpcServerTransport:
         """There is no shared memory here."""
         return None
 
-    async def send_rows(self, rows: pb.Rows, values: memoryview, *, in_room: bool) -> None:
+    async def send_rows(self, rows: RowsAnswer, values: memoryview, *, in_room: bool) -> None:
         """As any payload."""
         await self.send_payload(rows, [values])
 
-    async def send(self, reply: pb.StepReply) -> None:
+    async def send(self, reply: StepReply) -> None:
         """One message."""
-        await self._write(reply.SerializeToString())
+        await self._write(reply_to_bytes(reply))
 
-    async def send_parameters(self, result: pb.StepResult, region: Region, ranges: Sequence[Range]) -> None:
+    async def send_parameters(self, answer: StepAnswer, region: Region, ranges: Sequence[Range]) -> None:
         """As any payload."""
-        await self.send_payload(result, region.pieces(ranges))
+        await self.send_payload(answer, region.pieces(ranges))
 
-    async def send_payload(self, result: Payload, payload: Sequence[memoryview]) -> None:
+    async def send_payload(self, answer: Answer, payload: Sequence[memoryview]) -> None:
         """The result, and chunks behind it unless the payload is small."""
-        inline = put_inline(result, payload)
-        await self._write(reply_of(result).SerializeToString())
+        inline = put_inline(answer, payload)
+        await self._write(reply_to_bytes(answer))
         if not inline:
             for chunk in STEP_REPLIES.chunks(payload):
                 await self._write(chunk)

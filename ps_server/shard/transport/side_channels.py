@@ -11,15 +11,14 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from ps_protocol.cluster.answers import AttachedChannel, RefusedChannel, SideChannel
+from ps_protocol.cluster.requests import AttachRequest, ConfirmRequest, StepRequest
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import ConfigError, InvalidRequest, PsError
 from ps_protocol.model.layout import Layout
 from ps_protocol.security.security import OFF, Security
 from ps_protocol.security.settings import BulkSecurity
-from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.carrier import PlainCarrier
-from ps_protocol.wire.convert_errors import to_detail
-from ps_protocol.wire.convert_transport import transport_from_pb, transport_to_pb
 from ps_protocol.wire.shared_memory import SharedMemory
 from ps_protocol.wire.socket_messages import TOKEN_BYTES
 from ps_protocol.wire.tls_carrier import TlsCarrier
@@ -51,7 +50,7 @@ class Offer:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.channels: list[pb.SideChannel] = []
+        self.channels: list[SideChannel] = []
         #: The transport the worker has confirmed.
         self.confirmed: asyncio.Future[SocketServerTransport] = asyncio.get_running_loop().create_future()
 
@@ -122,17 +121,16 @@ class SideChannels:
             self._tcp.close()
 
     @contextmanager
-    def offer(self, transports: Sequence[int], layout: Layout) -> Iterator[Offer]:
+    def offer(self, transports: Sequence[Transport | None], layout: Layout) -> Iterator[Offer]:
         """Offer what the worker asked for and this shard has. At the end of the block the tokens expire."""
         offer = Offer(layout)
         tokens = []
         for transport in dict.fromkeys(transports):
             token = secrets.token_bytes(TOKEN_BYTES)
-            wanted = transport_from_pb(transport)
-            channel = self._channel(wanted, token, layout)
-            if channel is not None and wanted is not None:
+            channel = self._channel(transport, token, layout)
+            if channel is not None and transport is not None:
                 tokens.append(token)
-                self._tokens[token] = offer, wanted
+                self._tokens[token] = offer, transport
                 offer.channels.append(channel)
         expiry = asyncio.get_running_loop().call_later(self._config.token_seconds, self._forget, tokens)
         try:
@@ -145,12 +143,11 @@ class SideChannels:
             if not offer.confirmed.cancelled():
                 offer.confirmed.result().close()
 
-    def _channel(self, transport: Transport | None, token: bytes, layout: Layout) -> pb.SideChannel | None:
-        number = transport_to_pb(transport)
+    def _channel(self, transport: Transport | None, token: bytes, layout: Layout) -> SideChannel | None:
         if transport is Transport.SHM and self._unix is not None and layout.holds_any:
-            return pb.SideChannel(transport=number, name=str(self._unix.path), token=token)
+            return SideChannel(transport, token, name=str(self._unix.path))
         if transport is Transport.BULK and self.port is not None:
-            return pb.SideChannel(transport=number, port=self.port, token=token, tls=self._context is not None)
+            return SideChannel(transport, token, port=self.port, tls=self._context is not None)
         return None
 
     def _forget(self, tokens: Sequence[bytes]) -> None:
@@ -198,7 +195,7 @@ class SideChannels:
                 offer = await begin()
                 self._strangers.pop(transport, None)
                 message = await transport.receive()
-            if message is not None and message.WhichOneof("body") == "confirm":
+            if isinstance(message, ConfirmRequest):
                 confirmed = offer.confirm(transport)
         except PsError as error:
             logger.warning("refused a side channel: %s", error)
@@ -210,12 +207,12 @@ class SideChannels:
             if not confirmed:
                 transport.close()
 
-    async def _attach(self, transport: SocketServerTransport, message: pb.StepRequest | None, kind: Transport) -> Offer:
+    async def _attach(self, transport: SocketServerTransport, message: StepRequest | None, kind: Transport) -> Offer:
         if message is None:
             raise ConnectionResetError("closed before Attach")
-        if message.WhichOneof("body") != "attach":
-            raise InvalidRequest("a side channel begins with Attach", actual=str(message.WhichOneof("body")))
-        found = self._tokens.pop(message.attach.token, None)
+        if not isinstance(message, AttachRequest):
+            raise InvalidRequest("a side channel begins with Attach", actual=type(message).__name__)
+        found = self._tokens.pop(message.token, None)
         if found is None or found[1] is not kind:
             raise InvalidRequest(
                 "a side channel's token is wrong, used, or expired",
@@ -225,9 +222,9 @@ class SideChannels:
         transport.admit()
         offer, _ = found
         if kind is Transport.BULK:
-            await transport.send(pb.StepReply(attached=pb.Attached()))
+            await transport.send(AttachedChannel())
             return offer
-        segments = await asyncio.to_thread(_gradient_segments, offer.layout, message.attach.segments or 1)
+        segments = await asyncio.to_thread(_gradient_segments, offer.layout, message.segments or 1)
         await transport.share(segments, _rooms(offer.layout))
         return offer
 
@@ -257,7 +254,7 @@ def _rooms(layout: Layout) -> list[SharedMemory]:
 
 async def _say(transport: SocketServerTransport, error: PsError) -> None:
     try:
-        await transport.send(pb.StepReply(refused=to_detail(error)))
+        await transport.send(RefusedChannel(error))
     except ConnectionError:
         pass  # it will find the connection closed
 

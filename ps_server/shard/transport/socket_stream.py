@@ -7,11 +7,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from ps_protocol.cluster.answers import Answer, AttachedChannel, RowsAnswer, StepAnswer, StepReply
+from ps_protocol.cluster.requests import StepRequest
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Range
-from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.carrier import Carrier
+from ps_protocol.wire.convert_step import reply_to_bytes
 from ps_protocol.wire.shared_memory import Recent, SharedMemory
 from ps_protocol.wire.socket_messages import (
     ATTACH_BYTES,
@@ -24,7 +26,7 @@ from ps_protocol.wire.socket_messages import (
 )
 from ps_protocol.wire.tls_carrier import TlsCarrier
 from ps_server.shard.tasks import in_thread
-from ps_server.shard.transport.base import Payload, no_segments, parse_request, put_inline, reply_of
+from ps_server.shard.transport.base import no_segments, parse_request, put_inline
 from ps_server.state.region import Region
 
 INLINE_TRANSFER_BYTES = 1 << 20
@@ -90,29 +92,22 @@ class SocketServerTransport:
         self.kind = Transport.SHM
         self._segments = segments
         descriptors = [region.segment.fd for region in segments if region.segment]
-        attached = pb.Attached(segment_bytes=segments[0].layout.region_bytes if segments else 0)
         if rooms:
             self._pushed_room, self._rows_room = rooms
-            attached.room_bytes = len(rooms[0].bytes)
             descriptors += [room.fd for room in rooms]
-        if descriptors:
-            await self._send(pb.StepReply(attached=attached), descriptors=descriptors)
-        else:
-            await self._send(pb.StepReply(attached=attached))
+        segment_bytes = segments[0].layout.region_bytes if segments else 0
+        await self._send(AttachedChannel(segment_bytes, len(rooms[0].bytes) if rooms else 0), descriptors=descriptors)
 
     # -- reading
 
-    async def receive(self) -> pb.StepRequest | None:
+    async def receive(self) -> StepRequest | None:
         """The next message; None when the worker closed the connection between two."""
         head = bytearray(LENGTH.size)
         if not await self._fill(memoryview(head), may_end=True):
             return None
         body = bytearray(checked_length(head, self._most_bytes))
         await self._fill(memoryview(body))
-        message = parse_request(body)
-        if message.WhichOneof("body") == "chunk":
-            raise InvalidRequest("a chunk came on a side channel", remedy="send the payload as it is, without chunks")
-        return message
+        return parse_request(body)
 
     async def receive_payload(self, pieces: Sequence[memoryview]) -> None:
         """The bytes, without framing."""
@@ -193,23 +188,23 @@ class SocketServerTransport:
 
     # -- writing
 
-    async def send(self, reply: pb.StepReply) -> None:
+    async def send(self, reply: StepReply) -> None:
         """One message."""
         await self._send(reply)
 
-    async def send_parameters(self, result: pb.StepResult, region: Region, ranges: Sequence[Range]) -> None:
+    async def send_parameters(self, answer: StepAnswer, region: Region, ranges: Sequence[Range]) -> None:
         """As any payload; but what is large and can be shared is lent until the worker has read it."""
         pieces = region.pieces(ranges)
         shared = region.segment if self.kind == Transport.SHM else None
-        if shared is not None and not put_inline(result, pieces):
-            await self._lend(result, region, shared)
+        if shared is not None and not put_inline(answer, pieces):
+            await self._lend(answer, region, shared)
         else:
-            await self.send_payload(result, pieces)
+            await self.send_payload(answer, pieces)
 
-    async def send_payload(self, result: Payload, payload: Sequence[memoryview]) -> None:
+    async def send_payload(self, answer: Answer, payload: Sequence[memoryview]) -> None:
         """The result with its payload in it or behind it."""
-        inline = put_inline(result, payload)
-        await self._send(reply_of(result), () if inline else payload)
+        inline = put_inline(answer, payload)
+        await self._send(answer, () if inline else payload)
 
     def room(self, size: int) -> memoryview | None:
         """The memory for rows, for the next ``send_rows``."""
@@ -217,14 +212,14 @@ class SocketServerTransport:
             return None
         return self._rows_room.bytes[:size]
 
-    async def send_rows(self, rows: pb.Rows, values: memoryview, *, in_room: bool) -> None:
+    async def send_rows(self, rows: RowsAnswer, values: memoryview, *, in_room: bool) -> None:
         """As any payload; what is in shared memory is lent until the worker has read it."""
         if not in_room:
             await self.send_payload(rows, [values])
             return
         rows.payload_bytes, rows.in_room = len(values), True
         self._release = self._loop.create_future()
-        await self._send(reply_of(rows))
+        await self._send(rows)
         await self._release
 
     def released(self) -> None:
@@ -232,7 +227,7 @@ class SocketServerTransport:
         if self._release is not None and not self._release.done():
             self._release.set_result(None)
 
-    async def _lend(self, result: pb.StepResult, region: Region, segment: SharedMemory) -> None:
+    async def _lend(self, answer: StepAnswer, region: Region, segment: SharedMemory) -> None:
         number = self._sent.find(lambda sent: sent() is region)
         descriptors = []
         if number is None:
@@ -240,15 +235,13 @@ class SocketServerTransport:
             segment.seal()
             self._sent.put(number, weakref.ref(region))
             descriptors = [segment.fd]
-        result.segment = number
+        answer.segment = number
         self._release = self._loop.create_future()
-        await self._send(pb.StepReply(result=result), descriptors=descriptors)
+        await self._send(answer, descriptors=descriptors)
         await self._release
 
-    async def _send(
-        self, reply: pb.StepReply, pieces: Sequence[memoryview] = (), descriptors: Sequence[int] = ()
-    ) -> None:
-        parts: list[memoryview | bytes] = [framed(reply.SerializeToString()), *pieces]
+    async def _send(self, reply: StepReply, pieces: Sequence[memoryview] = (), descriptors: Sequence[int] = ()) -> None:
+        parts: list[memoryview | bytes] = [framed(reply_to_bytes(reply)), *pieces]
         if descriptors:
             # New memory is rarely shared; what goes with it may have to wait.
             await self._in_thread(lambda: self._carrier.send_all(parts, descriptors))

@@ -23,7 +23,7 @@ CONVERTS = (
     "ps_server/cli/psctl/row_loader.py",
     "ps_server/shard/reshard/transfer.py",
     "ps_worker/step/shard_calls.py",
-    # Faces of services, and transports.
+    # Faces of services.
     "ps_server/coordinator/service.py",
     "ps_server/coordinator/jobs/declaring.py",
     "ps_server/shard/service.py",
@@ -32,10 +32,6 @@ CONVERTS = (
     "ps_server/shard/durability/load_reader.py",
     "ps_server/shard/standby/log_feed.py",
     "ps_server/shard/standby/follower.py",
-    "ps_server/shard/step/stream.py",
-    "ps_server/shard/step/push_reader.py",
-    "ps_server/shard/transport/",
-    "ps_worker/transport/",
     # gRPC's own health service.
     "ps_server/serving/grpc_server.py",
     # What is on disk, and what goes from a shard to disk and to other shards as it is.

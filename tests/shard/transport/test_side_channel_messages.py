@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import pytest
 
+from ps_protocol.cluster.answers import StepAnswer
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Layout
 from ps_protocol.v1 import shard_pb2 as pb
@@ -43,7 +44,7 @@ def _uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 BAD_MESSAGES = {
-    "a chunk": ({"chunk": pb.Chunk(payload=b"x")}, "a chunk came on a side channel"),
+    "a chunk": ({"chunk": pb.Chunk(payload=b"x")}, "a chunk came that belongs to no payload"),
     "a second Attach": ({"attach": pb.Attach()}, "not a message of an open step stream"),
     "a second Confirm": ({"confirm": pb.Confirm()}, "not a message of an open step stream"),
     "a second Open": ({"open": pb.Open(model="model")}, "not a message of an open step stream"),
@@ -213,7 +214,7 @@ def test_a_descriptor_waits_for_room_in_the_socket_as_every_message_does():
         with suppress(BlockingIOError):
             while True:
                 filled += ours.send(b"x" * 1000, socket.MSG_DONTWAIT)
-        sending = asyncio.create_task(carrier.send_parameters(pb.StepResult(), region, layout.ranges()))
+        sending = asyncio.create_task(carrier.send_parameters(StepAnswer(), region, layout.ranges()))
         await asyncio.wait([sending], timeout=0.05)
         assert not sending.done()
         received = await asyncio.to_thread(_drain, theirs, filled)

@@ -11,9 +11,7 @@ from ps_protocol.cluster.answers import StepAnswer
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import DType, Kind, ModelSpec, ShardMap, Slice, Variable
-from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.codecs import PayloadCodec, Reference, payload_runs
-from ps_protocol.wire.convert_step import step_answer_from_pb
 from ps_protocol.wire.formats import Wire
 from ps_worker.memory.payloads import Encoder, ReceiveBuffer
 from tests.support.length import examples
@@ -56,7 +54,7 @@ def index_of(variable: int) -> int:
 
 
 def result(size: int, **fields: object) -> StepAnswer:
-    return step_answer_from_pb(pb.StepResult(payload_bytes=size, **fields))
+    return StepAnswer(payload_bytes=size, **fields)
 
 
 def arrive(buffer: ReceiveBuffer, payload: bytes, **fields: object) -> None:

@@ -16,6 +16,7 @@ import grpc
 import pytest
 
 from ps_protocol.cluster.answers import StepAnswer
+from ps_protocol.cluster.requests import OpenRequest, PushHeader
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import ERROR_TRAILER, Fenced, InternalError, InvalidRequest, PsError, Unavailable
 from ps_protocol.model.layout import Layout
@@ -117,7 +118,8 @@ def opened(transport: int, script: Script) -> Iterator[tuple[ClientTransport, Ly
         channel = open_channel(shard.address)
         try:
             link = Link(Peer(0, shard.address), LAYOUT, lambda _: None)
-            _, stream = open_stream(channel, link, pb.Open(), [Transport.SHM if transport == SHM else Transport.BULK])
+            wanted = OpenRequest(transports=[Transport.SHM if transport == SHM else Transport.BULK])
+            _, stream = open_stream(channel, link, wanted)
             try:
                 yield stream, shard
             finally:
@@ -202,7 +204,7 @@ REFUSALS = {
 def goes_on_over_grpc(stream: ClientTransport) -> None:
     assert stream.transport is Transport.GRPC
     assert stream.alive
-    stream.push(pb.PushHeader(sequence=1, skipped=True), ())
+    stream.push(PushHeader(sequence=1, skipped=True), ())
     assert stream.receive(lambda _: []).outcome == "SKIPPED"
 
 
@@ -332,7 +334,7 @@ def with_waiting(sock: socket.socket) -> None:
 
 def pushed(stream: ClientTransport) -> memoryview:
     """Push once; what the answer is received into."""
-    stream.push(pb.PushHeader(sequence=1, clock=1), [memoryview(b"")])
+    stream.push(PushHeader(sequence=1, clock=1), [memoryview(b"")])
     return memoryview(bytearray(SIZE))
 
 
@@ -429,7 +431,7 @@ def test_a_push_to_a_shard_that_is_gone_does_not_fail_but_its_answer_does(transp
         while not _hung_up(stream):
             pass
         for number in range(1, 4):
-            stream.push(pb.PushHeader(sequence=number), [memoryview(bytes(SIZE))])
+            stream.push(PushHeader(sequence=number), [memoryview(bytes(SIZE))])
         stream.arrive(0)
         with pytest.raises(Unavailable, match="shard 0 at"):
             stream.receive(lambda _: [])

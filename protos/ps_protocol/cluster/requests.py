@@ -1,0 +1,135 @@
+"""What a worker sends on a step stream, without the payloads that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ps_protocol import PROTOCOL_VERSION
+from ps_protocol.cluster.transport import Transport
+from ps_protocol.model.spec import Options
+from ps_protocol.model.tables import RowCount, RowOptions
+from ps_protocol.wire.formats import RAW, Wire
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """Opens a stream."""
+
+    model: str = ""
+    #: Of the worker's shard map.
+    epoch: int = 0
+    #: Rank and incarnation.
+    worker: tuple[int, int] = (0, 0)
+    membership_revision: int = 0
+    phase: int = 0
+    #: Of a worker that has made steps; None: it has just begun.
+    clock: int | None = None
+    wire: Wire = RAW
+    #: The highest sequence that the worker was told had been applied.
+    acknowledged: int = 0
+    torch_version: str = ""
+    #: The worker keeps what comes on the stream: answers may leave out what has not changed.
+    keeps_slices: bool = False
+    #: Side channels that the worker would use, best first; None: one that this version does not know.
+    transports: Sequence[Transport | None] = ()
+    protocol_version: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class AttachRequest:
+    """The first message on a side channel."""
+
+    token: bytes
+    #: shm: how many gradient segments the worker wants; 0 is 1.
+    segments: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmRequest:
+    """The worker uses the side channel from now on."""
+
+
+@dataclass(slots=True)
+class PushHeader:
+    """One push. The transport of the worker fills in ``payload``, ``segment`` and ``rows_in_room``."""
+
+    sequence: int = 0
+    phase: int = 0
+    clock: int = 0
+    pulled_version: int = 0
+    #: Indexes of slices without a gradient.
+    absent: Sequence[int] = ()
+    #: Per parameter group, and per table; empty: as in the last push of the stream.
+    options: Sequence[Options] = ()
+    table_options: Sequence[RowOptions] = ()
+    with_buffers: bool = False
+    #: The worker skipped this step: there is no payload.
+    skipped: bool = False
+    #: No parameters are sent back.
+    push_only: bool = False
+    #: The worker has seen that all gradients are finite.
+    finite: bool = False
+    ahead: int = 0
+    #: begin, end, begin, end, …: bytes of the region that came ahead.
+    staged: Sequence[int] = ()
+    tables: Sequence[RowCount] = ()
+    #: W3C trace context of the worker's step; empty: the step is not traced.
+    traceparent: str = ""
+    #: A small payload, whole.
+    payload: bytes = b""
+    #: shm: number of the segment with the gradients; 0: the payload has them.
+    segment: int = 0
+    #: shm: ids and gradients of rows are in the memory for rows.
+    rows_in_room: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StageRequest:
+    """Bytes [begin, end) of the next push's region, ahead of it; a small payload is in ``payload``."""
+
+    begin: int
+    end: int
+    payload: bytes = b""
+
+
+@dataclass(slots=True)
+class LookupHeader:
+    """Rows wanted; the payload holds the ids. The transport of the worker fills in ``payload``."""
+
+    number: int
+    tables: Sequence[RowCount]
+    #: Phase and clock of the push that the rows are for; None: as they are now.
+    position: tuple[int, int] | None
+    #: A small payload, whole.
+    payload: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    """The newest parameters and buffers are wanted, whatever the mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArriveRequest:
+    """The worker enters the barrier that ends ``phase``."""
+
+    phase: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRequest:
+    """shm: what was lent last has been read."""
+
+
+StepRequest = (
+    OpenRequest
+    | AttachRequest
+    | ConfirmRequest
+    | PushHeader
+    | StageRequest
+    | LookupHeader
+    | FetchRequest
+    | ArriveRequest
+    | ReleaseRequest
+)
