@@ -13,6 +13,7 @@ with atheris.instrument_imports(include=["ps_protocol", "ps_server"]):
     from ps_protocol.v1 import common_pb2
     from ps_protocol.v1 import shard_pb2 as pb
     from ps_protocol.wire.chunks import STEP_REQUESTS
+    from ps_protocol.wire.convert_step import request_to_bytes
     from ps_protocol.wire.formats import Wire, wire_from_pb
     from ps_protocol.wire.frames import Scatter, parse_chunk
     from ps_protocol.wire.socket_messages import LENGTH, MAX_MESSAGE_BYTES, checked_length
@@ -38,11 +39,12 @@ def read_chunk(data: bytes) -> None:
 
 def read_request(data: bytes) -> None:
     try:
-        message = parse_request(data)
+        request = parse_request(data)
     except InvalidRequest:
         return
-    if message != pb.StepRequest.FromString(data):
-        raise AssertionError("two readings of one message")
+    written = request_to_bytes(request)
+    if request_to_bytes(parse_request(written)) != written:
+        raise AssertionError(f"{request} is not read as it is written")
 
 
 def read_length(data: bytes) -> None:

@@ -28,7 +28,7 @@ TWICE = [Option(name="lr", value=OptionValue(number=rate)) for rate in (0.1, 0.2
 
 
 BAD_MESSAGES = {
-    "a chunk without a header": ([{"chunk": pb.Chunk(payload=b"x")}], "before its push header"),
+    "a chunk without a header": ([{"chunk": pb.Chunk(payload=b"x")}], "a chunk came that belongs to no payload"),
     "a chunk out of order": (
         [{"push": pb.PushHeader(sequence=1, clock=1)}, {"chunk": pb.Chunk(position=8, payload=b"x")}],
         "position 0",

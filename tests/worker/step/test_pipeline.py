@@ -104,6 +104,15 @@ def test_changed_options_are_sent_again_on_a_new_stream(session: FakeSession) ->
     assert worker.moved() == 1.0
 
 
+def test_options_that_no_message_holds_are_refused_before_anything_is_sent(session: FakeSession) -> None:
+    worker = started(session)
+    with pytest.raises(InvalidRequest, match="'lr' cannot be sent"):
+        worker.step(options=({"lr": 1 << 70},))
+    assert [len(shard.pushes) for shard in session.shards] == [0, 0]
+    assert worker.step().outcome is Outcome.APPLIED
+    assert worker.moved() == 1.0
+
+
 def test_a_push_whose_reply_was_lost_is_repeated_and_applied_once(session: FakeSession) -> None:
     worker = started(session)
     session.shards[1].faults.lose_reply = 1
