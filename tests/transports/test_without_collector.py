@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from ps_protocol.cluster.requests import StageRequest
+from ps_protocol.cluster.transport import Transport
 from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
@@ -61,7 +62,7 @@ def test_a_stream_that_is_cancelled_while_it_ends_keeps_neither_its_errors_nor_a
     class LosesItsWorker:
         """One part of a push comes, then the connection is reset."""
 
-        kind = BULK
+        kind = Transport.BULK
 
         def __init__(self) -> None:
             self.messages = [StageRequest(0, 4)]

@@ -122,6 +122,13 @@ class ReleaseRequest:
     """shm: what was lent last has been read."""
 
 
+@dataclass(frozen=True, slots=True)
+class UnknownRequest:
+    """A message that is none of the others; the name of its body, "None" where this version does not know it."""
+
+    body: str
+
+
 StepRequest = (
     OpenRequest
     | AttachRequest
@@ -132,4 +139,5 @@ StepRequest = (
     | FetchRequest
     | ArriveRequest
     | ReleaseRequest
+    | UnknownRequest
 )

@@ -29,15 +29,12 @@ def request_to_bytes(request: requests.StepRequest) -> bytes:
     return pb.StepRequest(**{body: convert(request)}).SerializeToString()
 
 
-def request_from_bytes(data: bytes) -> requests.StepRequest | str:
-    """One message of a worker, or the name of its body where that is none of a step stream.
-
-    Raises DecodeError; InvalidRequest for options and wire formats that this version does not know.
-    """
+def request_from_bytes(data: bytes) -> requests.StepRequest:
+    """One message of a worker. Raises DecodeError; InvalidRequest for unknown options and wire formats."""
     message = pb.StepRequest.FromString(data)
     body = message.WhichOneof("body")
     convert = _REQUESTS_FROM_PB.get(body)
-    return convert(getattr(message, body)) if convert is not None else str(body)
+    return convert(getattr(message, body)) if convert is not None else requests.UnknownRequest(str(body))
 
 
 def reply_to_bytes(reply: answers.StepReply) -> bytes:

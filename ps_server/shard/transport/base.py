@@ -8,7 +8,7 @@ from typing import Protocol
 from google.protobuf.message import DecodeError
 
 from ps_protocol.cluster.answers import Answer, RowsAnswer, StepAnswer, StepReply
-from ps_protocol.cluster.requests import StepRequest
+from ps_protocol.cluster.requests import StepRequest, UnknownRequest
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Range
@@ -67,21 +67,19 @@ class ServerTransport(Protocol):
 
 
 def parse_request(data: bytes | bytearray) -> StepRequest:
-    """Raises InvalidRequest for bytes that are no StepRequest, for a chunk, and for a message without a known body."""
+    """Raises InvalidRequest for bytes that are no StepRequest, and for a chunk."""
     try:
         request = request_from_bytes(bytes(data))
     except DecodeError as error:
         raise InvalidRequest(
             "a message is not a StepRequest", actual=f"{len(data)} bytes", expected=str(error)
         ) from error
-    if request == "chunk":
+    if request == UnknownRequest("chunk"):
         raise InvalidRequest(
             "a chunk came that belongs to no payload",
             expected="chunks behind the header of a payload, and on the gRPC stream alone",
             remedy="send the header first; on a side channel send the payload as it is, without chunks",
         )
-    if isinstance(request, str):
-        raise InvalidRequest("a message of a step stream has no body that this version knows", actual=request)
     return request
 
 

@@ -9,6 +9,7 @@ import atheris
 with atheris.instrument_imports(include=["ps_protocol", "ps_server"]):
     from google.protobuf.message import DecodeError
 
+    from ps_protocol.cluster.requests import UnknownRequest
     from ps_protocol.errors import ConfigError, InvalidRequest
     from ps_protocol.v1 import common_pb2
     from ps_protocol.v1 import shard_pb2 as pb
@@ -41,6 +42,8 @@ def read_request(data: bytes) -> None:
     try:
         request = parse_request(data)
     except InvalidRequest:
+        return
+    if request == UnknownRequest("None"):
         return
     written = request_to_bytes(request)
     if request_to_bytes(parse_request(written)) != written:
