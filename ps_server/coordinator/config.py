@@ -41,6 +41,8 @@ class CoordinatorConfig:
     #: Exit when the job is finished and its members have left.
     exit_when_finished: bool = False
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    #: Where the page is served; 0: any free port, None: nowhere.
+    page_port: int | None = None
 
     @property
     def words(self) -> dict[str, str]:
@@ -121,7 +123,15 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
     exits = bool(options["exit_when_finished"])
     metrics = MetricsConfig(options["bind"], parse_port(options["metrics_port"]))
     return CoordinatorConfig(
-        options["bind"], options["port"], options["ready_file"], cluster, checkpoints, saved, exits, metrics
+        options["bind"],
+        options["port"],
+        options["ready_file"],
+        cluster,
+        checkpoints,
+        saved,
+        exits,
+        metrics,
+        options["page_port"],
     )
 
 

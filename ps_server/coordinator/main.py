@@ -7,7 +7,7 @@ import logging
 import os
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from click.core import ParameterSource
@@ -16,10 +16,12 @@ from ps_protocol.logs import LogFormat, configure_logging, describe_process
 from ps_protocol.metrics.call_on_loop import call_on_loop
 from ps_protocol.metrics.server import MetricsServer
 from ps_protocol.model.spec import Mode
+from ps_protocol.security.security import Security
 from ps_server.cli.options import common
 from ps_server.cli.options.checkpoint import checkpoint_options
 from ps_server.cli.options.cluster import cluster_options
 from ps_server.cli.options.mode import MODES, bound_options
+from ps_server.cli.options.page import page_port_option
 from ps_server.coordinator.config import CoordinatorConfig, configure, from_tf_config
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.history.recorder import JobRecorder
@@ -27,11 +29,15 @@ from ps_server.coordinator.jobs.checkpoints import CheckpointMade, Checkpoints
 from ps_server.coordinator.jobs.ending import end_with_job
 from ps_server.coordinator.jobs.move_runner import MoveRunner
 from ps_server.coordinator.metrics import COORDINATOR, CoordinatorMetrics, targets
+from ps_server.coordinator.page import serve_page
 from ps_server.coordinator.persistence.cluster_records import from_rows
 from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.service import MAX_REQUEST_BYTES, SERVICE_NAME, CoordinatorService
 from ps_server.serving import grpc_server
 from ps_server.serving.metrics import MetricsConfig, metrics_option, serve_metrics
+
+if TYPE_CHECKING:
+    from ps_server.page.server import PageServer
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +83,7 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
     moves = MoveRunner(driver, checkpoints.busy)
     service = CoordinatorService(driver, checkpoints, moves, recorder)
     metrics: MetricsServer | None = None
+    page: PageServer | None = None
     server = await grpc_server.start(config.bind, config.port, [(SERVICE_NAME, service.register)], MAX_REQUEST_BYTES)
     try:
         driver.start()
@@ -90,6 +97,7 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
             view.consistency,
         )
         metrics = _serve_metrics(config.metrics, driver, checkpoints, moves)
+        page = serve_page(config.bind, config.page_port, recorder, Security.off())
         if config.ready_file is not None:
             grpc_server.write_ready_file(config.ready_file, server.address)
         recording = asyncio.create_task(recorder.run(), name="history")
@@ -108,6 +116,8 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
         checkpoints.stop()
         await running
     finally:
+        if page:
+            await asyncio.to_thread(page.close)
         # Watch streams end first; the server then has no call to wait for.
         await driver.close()
         await server.stop()
@@ -135,6 +145,7 @@ def _serve_metrics(
     context_settings={"auto_envvar_prefix": "PS_COORDINATOR", "show_default": True, "max_content_width": 100},
 )
 @common.server_options(DEFAULT_PORT, "PS_COORDINATOR")
+@page_port_option
 @metrics_option("PS_COORDINATOR_METRICS_PORT", "PS_METRICS_PORT")
 @click.option(
     "--data-dir",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ps_protocol.cluster.history import CheckpointFacts, JobEvent, JobHistory, PlacedVariable
 from ps_protocol.cluster.view import Role
@@ -11,6 +12,8 @@ from ps_server.cli.status.text import headline
 from ps_server.glance.alerts import Alert, alerts_of
 from ps_server.glance.shards import ShardGlance, TableGlance, shards_of, tables_of
 from ps_server.glance.workers import WorkerGlance, workers_of
+
+_INCARNATION = re.compile(r" as incarnation \d+|; incarnation \d+ is fenced")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,8 @@ class JobGlance:
     steps_per_second: float
     samples_per_second: float
     bytes_per_second: float
+    #: The worker that the others wait for; empty: none.
+    straggler: str
     live_workers: int
     expected_workers: int
     live_shards: int
@@ -61,6 +66,7 @@ def glance_of(history: JobHistory) -> JobGlance:
         steps_per_second=sum(worker.steps_per_second for worker in live),
         samples_per_second=sum(worker.samples_per_second for worker in live),
         bytes_per_second=sum(shard.bytes_per_second for shard in shards),
+        straggler=next((worker.name for worker in workers if worker.straggler), ""),
         live_workers=len(view.live(Role.WORKER)),
         expected_workers=view.expected_workers,
         live_shards=len(view.live(Role.SHARD).keys() & set(view.used_shards)),
@@ -71,10 +77,15 @@ def glance_of(history: JobHistory) -> JobGlance:
         tables=tables_of(history),
         checkpoints=history.checkpoints,
         placement=history.placement,
-        events=history.events,
+        events=tuple(map(_in_words, history.events)),
         alerts=alerts_of(history, workers, shards),
         configuration=dict(history.configuration),
     )
+
+
+def _in_words(event: JobEvent) -> JobEvent:
+    """Without the long number that a process is told apart by, where the event says who it was."""
+    return replace(event, text=_INCARNATION.sub("", event.text))
 
 
 def _means(workers: list[WorkerGlance]) -> dict[str, float]:

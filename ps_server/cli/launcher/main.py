@@ -26,6 +26,7 @@ from ps_server.cli.options.cluster import CLUSTER_OPTIONS, cluster_options, give
 from ps_server.cli.options.common import clean_errors, config_option, version_option
 from ps_server.cli.options.logs import format_option
 from ps_server.cli.options.mode import MODES, bound_options, consistency_of
+from ps_server.cli.options.page import page_port_option
 from ps_server.cli.options.storage import Durability, StorageConfig, storage_config, storage_options
 from ps_server.private_files import make_private_folder
 
@@ -126,6 +127,8 @@ def make_log_folder(path: Path) -> None:
     show_default="any free one",
     help="Port of the coordinator on 127.0.0.1, for psctl.",
 )
+@click.option("--page", is_flag=True, help="Serve a web page of the job on any free port, and print its address.")
+@page_port_option
 @click.option(
     "--restart-servers",
     type=click.IntRange(0),
@@ -169,6 +172,8 @@ def main(
     /,
     *,
     port: int,
+    page: bool,
+    page_port: int | None,
     shards: int,
     workers: int,
     evaluators: int,
@@ -227,6 +232,7 @@ def main(
         restore=restore,
         coordinator_flags=given_flags(context),
         port=port,
+        page_port=0 if page and page_port is None else page_port,
     )
     folder = None
     if programs.keeps_state and storage.data_dir is not None:

@@ -52,6 +52,8 @@ class Programs:
     #: Further options of ps-coordinator, and the port of its first start; 0: any.
     coordinator_flags: tuple[str, ...] = ()
     port: int = 0
+    #: Port of the coordinator's page; 0: any, None: no page.
+    page_port: int | None = None
     #: Random name of this start of ps-run; for a job with a folder, the lineage of the folder.
     lineage: str = field(default_factory=lambda: secrets.token_hex(8))
     #: Commands of ps-coordinator and ps-server.
@@ -83,6 +85,8 @@ class Programs:
 
     def _coordinator_arguments(self) -> list[str]:
         arguments = ["--shards", str(self.shards), "--workers", str(self.workers), *flags_of(self.consistency)]
+        if self.page_port is not None:
+            arguments += ["--page-port", str(self.page_port)]
         if self.keeps_state:
             arguments += ["--data-dir", str(self.storage.data_dir)]
         arguments += [*checkpoint_flags(self.checkpoints, self.restore), *self.coordinator_flags]

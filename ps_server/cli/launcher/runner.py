@@ -8,8 +8,10 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, assert_never
+from urllib.parse import urlsplit
 
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.view import ClusterStatus
@@ -167,6 +169,7 @@ class Runner:
             self._coordinator = self._ready_file.read_text().strip()
             summary = self._programs.summary(goes_on=self._goes_on)
             self._screen.say(f"coordinator at {self._coordinator}: {summary}")
+            self._show_page()
             self._start_progress()
             events.append(CoordinatorReady())
         for child in list(self._children.values()):
@@ -183,6 +186,15 @@ class Runner:
         if child.output in self._selector.get_map():
             self._selector.unregister(child.output)
         self._screen.show(child.name, child.read_rest())
+
+    def _show_page(self) -> None:
+        """Print the address of the page; a coordinator that is started again serves it there."""
+        if self._programs.page_port is None:
+            return
+        with suppress(PsError), CoordinatorClient(self._coordinator) as client:
+            url = client.get_history(LAST_LOOK_SECONDS, last_points=1).configuration["page"]
+            self._programs = replace(self._programs, page_port=urlsplit(url).port)
+            self._screen.say(f"page at {url}")
 
     def _start_progress(self) -> None:
         if self._progress_seconds is not None:

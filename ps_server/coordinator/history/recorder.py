@@ -40,7 +40,8 @@ class JobRecorder:
         """``clock`` gives seconds since 1970; ``configuration`` is shown as it is."""
         self._driver = driver
         self._settings = driver.settings
-        self._configuration = dict(configuration or {})
+        #: Shown as it is; the owner may add to it.
+        self.configuration = dict(configuration or {})
         self._clock = clock
         self._began = clock()
         self._curves = CurveBook(self._settings.heartbeat_seconds)
@@ -93,7 +94,7 @@ class JobRecorder:
             placement=self._placement(),
             wait_shares=shares,
             table_growth={key: self._rows.rate(key) for key in rows_by_table(status)},
-            configuration=self._configuration,
+            configuration=dict(self.configuration),
         )
 
     def _placement(self) -> tuple[PlacedVariable, ...]:

@@ -1,0 +1,83 @@
+"""Asks for the history of the job while anybody looks, and hands each state to all viewers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+
+from ps_protocol.cluster.history import JobHistory
+from ps_server.page.messages import PageState, Viewer
+
+logger = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.5
+"""Between two looks."""
+
+ANSWER_SECONDS = 5.0
+"""How long one look may take; viewers are told nothing meanwhile, and their page says so."""
+
+VIEWERS = 64
+"""The most that are served at a time."""
+
+
+class TooManyViewers(Exception):
+    """As many browsers look already as may."""
+
+
+class Broadcast:
+    """Used on the page's event loop. Nothing is asked or made while nobody looks."""
+
+    def __init__(self, source: Callable[[], Awaitable[JobHistory]]) -> None:
+        self._source = source
+        self._state: PageState | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._viewers = 0
+        #: Set, and replaced, with each new state.
+        self._news = asyncio.Event()
+        self._closing = False
+
+    async def messages(self) -> AsyncIterator[str]:
+        """JSON messages for one viewer: all there is, then what is new, until ``close``. Raises TooManyViewers."""
+        if self._viewers >= VIEWERS:
+            raise TooManyViewers
+        self._viewers += 1
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look(), name="page-looks")
+        viewer, told = Viewer(), None
+        try:
+            while not self._closing:
+                news = self._news
+                if self._state is not None and self._state is not told:
+                    told = self._state
+                    yield viewer.message(told)
+                await news.wait()
+        finally:
+            self._viewers -= 1
+            if not self._viewers and self._looking is not None:
+                self._looking.cancel()
+                self._looking = self._state = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether another viewer would be refused."""
+        return self._viewers >= VIEWERS
+
+    def close(self) -> None:
+        """End every viewer's messages."""
+        self._closing = True
+        self._news.set()
+
+    async def _look(self) -> None:
+        while True:
+            try:
+                history = await asyncio.wait_for(self._source(), ANSWER_SECONDS)
+            except TimeoutError:
+                logger.warning("the coordinator does not answer its page")
+                continue
+            self._state = PageState.of(history)
+            news, self._news = self._news, asyncio.Event()
+            news.set()
+            with suppress(TimeoutError):
+                await asyncio.sleep(TICK_SECONDS)

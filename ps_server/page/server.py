@@ -1,0 +1,140 @@
+"""Serves the page on a thread and an event loop of its own, so that nobody who looks slows the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ps_protocol.cluster.history import JobHistory
+from ps_protocol.errors import ConfigError
+from ps_protocol.security.security import Security
+from ps_server.page.access import CERTIFICATE, PageAccess, certificate_of
+from ps_server.page.app import page_app
+from ps_server.page.broadcast import VIEWERS, Broadcast
+from ps_server.serving.grpc_server import join_address
+
+logger = logging.getLogger(__name__)
+
+_CONNECTIONS = 4 * VIEWERS
+_IDLE_SECONDS = 5
+_GRACE_SECONDS = 1
+_BACKLOG = 128
+
+
+class PageServer:
+    """Listens from its making to ``close``. Made and closed from any thread."""
+
+    def __init__(self, bind: str, port: int, source: Callable[[], Awaitable[JobHistory]], security: Security) -> None:
+        """``source`` is awaited on the page's loop. Port 0: any free one.
+
+        Raises ConfigError when the address cannot be listened on, or may not: see Security.check_bind.
+        """
+        security.check_bind(bind, "the page")
+        self._listener = _listen(bind, port)
+        host, port = self._listener.getsockname()[:2]
+        named = socket.gethostname() if host in ("0.0.0.0", "::") else host
+        #: Where browsers find it.
+        self.url = f"http{'s' if security.tls else ''}://{join_address(named, port)}/"
+        self._source = source
+        self._access = PageAccess(security, bind)
+        self._security = security
+        self._server: uvicorn.Server | None = None
+        self._broadcast: Broadcast | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ps-page", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+
+    def close(self) -> None:
+        """End all connections; returns when the thread has ended."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stop)
+        self._thread.join()
+        self._listener.close()
+
+    def _stop(self) -> None:
+        if self._broadcast is not None:
+            self._broadcast.close()
+        if self._server is not None:
+            self._server.should_exit = True
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except Exception:
+            logger.exception("the page has ended; the job goes on without it")
+        finally:
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._broadcast = Broadcast(self._source)
+        config = uvicorn.Config(
+            page_app(self._broadcast, self._access),
+            http=_PeerProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            limit_concurrency=_CONNECTIONS,
+            timeout_keep_alive=_IDLE_SECONDS,
+            timeout_graceful_shutdown=_GRACE_SECONDS,
+        )
+        config.load()
+        config.ssl = self._security.server_context()
+        self._server = _ThreadServer(config)
+        self._ready.set()
+        await self._server.serve(sockets=[self._listener])
+
+
+class _ThreadServer(uvicorn.Server):
+    """Leaves the signals of the process to the coordinator."""
+
+    def install_signal_handlers(self) -> None:
+        """None."""
+
+    def capture_signals(self) -> Any:
+        """None."""
+        from contextlib import nullcontext
+
+        return nullcontext()
+
+
+class _PeerProtocol(H11Protocol):
+    """Puts the certificate of the peer into the scope of each request."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A connection has opened; under TLS, its handshake is done."""
+        super().connection_made(transport)
+        certificate = certificate_of(transport.get_extra_info("ssl_object"))
+        if certificate:
+            self.app = _with_certificate(self.app, certificate)
+
+
+def _with_certificate(app: Any, certificate: bytes) -> ASGIApp:
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, CERTIFICATE: certificate}, receive, send)
+
+    return call
+
+
+def _listen(bind: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(bind or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+        return socket.create_server((bind, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"the page cannot listen on {join_address(bind, port)}: {error.strerror or error}",
+            remedy="give another --page-port (0 takes any free one), or leave it out",
+        ) from error

@@ -1,0 +1,94 @@
+"""A coordinator with a page in this process, which may be stopped and started again in the same places."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.cluster.view import Joined, MemberStats, Role
+from ps_protocol.model.spec import Consistency
+from ps_protocol.security.security import Security
+from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.history.recorder import JobRecorder
+from ps_server.coordinator.page import serve_page
+from ps_server.coordinator.service import MAX_REQUEST_BYTES, SERVICE_NAME, CoordinatorService
+from ps_server.coordinator.settings import ClusterSettings
+from ps_server.page.server import PageServer
+from ps_server.serving import grpc_server
+from tests.support.loops import LoopThread
+
+
+class PagedCoordinator:
+    """``settings`` are those of ClusterSettings. Its members are the test's own."""
+
+    def __init__(self, loop: LoopThread, security: Security, **settings: Any) -> None:
+        self._loop = loop
+        self._security = security
+        self._settings = ClusterSettings(**{"heartbeat_seconds": 0.1, **settings})
+        self._ports = (0, 0)
+        self._server: grpc_server.RunningServer | None = None
+        self._recording: asyncio.Task[None] | None = None
+        self.page: PageServer | None = None
+        self.driver: Driver | None = None
+        self.address = ""
+
+    @property
+    def url(self) -> str:
+        assert self.page is not None
+        return self.page.url
+
+    def start(self) -> None:
+        self._loop.run(self._start())
+
+    async def _start(self) -> None:
+        self.driver = Driver(self._settings)
+        recorder = JobRecorder(self.driver, {"seed": "7"})
+        service = CoordinatorService(self.driver, recorder=recorder)
+        services = [(SERVICE_NAME, service.register)]
+        self._server = await grpc_server.start("127.0.0.1", self._ports[0], services, MAX_REQUEST_BYTES)
+        self.page = serve_page("127.0.0.1", self._ports[1], recorder, self._security)
+        self.driver.start()
+        self._recording = asyncio.create_task(recorder.run())
+        self.address = self._server.address
+        self._ports = self._server.port, int(self.url.rstrip("/").rpartition(":")[2])
+
+    def stop(self) -> None:
+        if self.page is not None:
+            self.page.close()
+            self.page = None
+            self._loop.run(self._stop())
+
+    async def _stop(self) -> None:
+        assert self.driver is not None
+        assert self._server is not None
+        assert self._recording is not None
+        self._recording.cancel()
+        await self.driver.close()
+        await self._server.stop(0)
+
+    def join(self, role: Role, index: int) -> Joined:
+        with CoordinatorClient(self.address) as client:
+            address = f"127.0.0.1:{7000 + index}" if role is Role.SHARD else ""
+            return client.join(JoinSpec(role, index, address), f"{role.value} {index} {self.address}")
+
+    def set_mode(self, consistency: Consistency) -> None:
+        with CoordinatorClient(self.address) as client:
+            client.set_consistency(consistency)
+
+    def beat(self, joined: Joined, **stats: Any) -> None:
+        with CoordinatorClient(self.address) as client:
+            client.heartbeat(joined.member, MemberStats(**stats))
+
+
+@contextmanager
+def running_page(security: Security | None = None, **settings: Any) -> Iterator[PagedCoordinator]:
+    with LoopThread() as loop:
+        coordinator = PagedCoordinator(loop, security or Security.off(), **settings)
+        coordinator.start()
+        try:
+            yield coordinator
+        finally:
+            coordinator.stop()

@@ -1,0 +1,152 @@
+"""The page in a real browser: what it loads, shows, and says when the coordinator is away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from ps_protocol.cluster.view import Role
+from ps_protocol.errors import Fenced
+from ps_protocol.model.spec import Consistency, Mode
+from ps_server.page.report import report_html
+from tests.glance.jobs import history, shard, worker
+from tests.page.chromium import Browser, Tab, needs_chromium, running_browser
+from tests.page.jobs import running_page
+
+pytestmark = needs_chromium
+
+EVIL = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with running_browser(tmp_path_factory.mktemp("chromium")) as running:
+        yield running
+
+
+@pytest.fixture
+def tab(browser: Browser) -> Tab:
+    return browser.tab()
+
+
+def test_the_page_loads_from_its_own_server_alone_and_without_an_error(tab: Tab) -> None:
+    with running_page() as job:
+        job.join(Role.WORKER, 0)
+        tab.open(job.url)
+        tab.wait_for_text("#workers tbody", "worker 0")
+        tab.wait_for_text("#connection", "live")
+        assert tab.problems == []
+        assert {request for request in tab.requests if not request.startswith(job.url)} == set()
+
+
+def test_changes_show_while_it_is_open(tab: Tab) -> None:
+    with running_page(expected_workers=2) as job:
+        tab.open(job.url)
+        tab.wait_for_text("#tiles", "waiting for members")
+        workers = [job.join(Role.WORKER, rank) for rank in range(2)]
+        job.join(Role.SHARD, 0)
+        tab.wait_for_text("#tiles", "training")
+        for step in range(3):
+            for joined in workers:
+                job.beat(joined, steps=step, metrics={"loss": 2.0 - step / 2})
+        tab.wait_for_text("#tiles", "loss")
+        tab.wait("document.querySelector('#curves svg polyline') !== null")
+        tab.wait_for_text("#events", "worker 1 joined")
+        job.set_mode(Consistency(Mode.SYNC))
+        tab.wait_for_text("#tiles", "sync")
+        tab.wait_for_text("#events", "consistency changed from async to sync")
+
+
+def test_it_survives_a_restart_of_the_coordinator(tab: Tab) -> None:
+    with running_page() as job:
+        job.join(Role.WORKER, 0)
+        tab.open(job.url)
+        tab.wait_for_text("#workers tbody", "worker 0")
+        job.stop()
+        tab.wait_for_text("#connection", "the coordinator does not answer")
+        job.start()
+        tab.wait_for_text("#connection", "live")
+        job.join(Role.WORKER, 7)
+        tab.wait_for_text("#workers tbody", "worker 7")
+        assert "worker 0" not in tab.text("#workers tbody")
+        assert tab.run("document.querySelectorAll('#events li').length") < 5
+
+
+def test_a_killed_shard_shows(tab: Tab) -> None:
+    with running_page(lease_seconds=3.0) as job:
+        job.join(Role.SHARD, 0)
+        kept = job.join(Role.WORKER, 0)
+        tab.open(job.url)
+        tab.wait_for_text("#shards tbody", "live")
+        lost = "document.querySelector('#shards tbody').innerText.includes('lost')"
+        while not tab.run(lost):
+            with suppress(Fenced):  # on a machine that stood still for long
+                job.beat(kept)
+        tab.wait_for_text("#alerts", "shard 0 is lost")
+        tab.wait_for_text("#events", "lease ended: shard 0")
+
+
+def test_names_from_outside_stay_text(tab: Tab) -> None:
+    with running_page() as job:
+        job.beat(job.join(Role.WORKER, 0), metrics={EVIL: 1.0}, transport=EVIL)
+        tab.open(job.url)
+        tab.wait_for_text("#tiles", EVIL)
+        tab.wait_for_text("#workers tbody", EVIL)
+        assert tab.run("document.querySelectorAll('#tiles img, #tiles script, #workers img').length") == 0
+        assert tab.run("document.title") != "taken"
+        assert tab.problems == []
+
+
+def test_a_report_opens_alone(tab: Tab, tmp_path: Path) -> None:
+    file = tmp_path / "job.html"
+    file.write_text(report_html(history(worker(0, metrics={EVIL: 1.0}), shard(0)), EVIL))
+    tab.open(file.as_uri())
+    tab.wait_for_text("#workers tbody", "worker 0")
+    tab.wait_for_text("#connection", "report of")
+    tab.wait_for_text("h1", EVIL)
+    assert [request for request in tab.requests if request != file.as_uri()] == []
+    assert tab.problems == []
+    assert tab.run("document.title") != "taken"
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_two_hundred_workers_fit_the_window_and_can_be_filtered_and_sorted(
+    tab: Tab, tmp_path: Path, width: int
+) -> None:
+    workers = [worker(rank, steps_per_second=1.0 + rank, steps=rank) for rank in range(200)]
+    file = tmp_path / "job.html"
+    file.write_text(report_html(history(*workers, shard(0)), "job"))
+    tab.view(width, 900)
+    tab.open(file.as_uri())
+    tab.wait("document.querySelectorAll('#workers tbody tr').length === 200")
+    assert tab.run("document.documentElement.scrollWidth") <= width
+    tab.run(
+        "var box = document.querySelector('#filter'); box.value = 'worker 19'; box.dispatchEvent(new Event('input'))"
+    )
+    assert tab.run("document.querySelectorAll('#workers tbody tr:not([hidden])').length") == 11
+    tab.run("box.value = ''; box.dispatchEvent(new Event('input'))")
+    tab.run("var step = [...document.querySelectorAll('#workers thead button')].find((b) => b.textContent === 'step')")
+    tab.run("step.click(); step.click()")
+    assert tab.text("#workers tbody tr:first-child th") == "worker 199"
+    assert tab.run("step.closest('th').getAttribute('aria-sort')") == "descending"
+
+
+def test_the_page_can_be_read_without_looking(tab: Tab) -> None:
+    with running_page() as job:
+        job.join(Role.WORKER, 0)
+        tab.open(job.url)
+        tab.wait_for_text("#workers tbody", "worker 0")
+        assert tab.run("document.documentElement.lang") == "en"
+        assert tab.run("document.querySelectorAll('main, header').length") == 2
+        assert tab.run("document.querySelector('#connection').getAttribute('aria-live')") == "polite"
+        assert tab.run("document.querySelector('#alerts').getAttribute('role')") == "alert"
+        assert tab.run("[...document.querySelectorAll('thead th')].every((cell) => cell.scope === 'col')")
+        assert tab.run("[...document.querySelectorAll('tbody th')].every((cell) => cell.scope === 'row')")
+        assert tab.run(
+            "[...document.querySelectorAll('section')].every((part) => part.ariaLabel || "
+            "document.getElementById(part.getAttribute('aria-labelledby')))"
+        )
+        assert tab.run("[...document.querySelectorAll('svg')].every((drawing) => drawing.getAttribute('aria-label'))")
