@@ -19,9 +19,9 @@ from ps_server.cli.options.checkpoint import CheckpointConfig, checkpoint_config
 from ps_server.cli.options.mode import consistency_of
 from ps_server.coordinator.persistence.cluster_records import ClusterRecords
 from ps_server.coordinator.persistence.saved_facts import saved_seed
-from ps_server.coordinator.placement.job_limits import JobLimits
 from ps_server.coordinator.placement.variables import Balanced, FixedShards, MaxSize, MinSize, PartitionRule
 from ps_server.coordinator.settings import ClusterSettings, check_consistency, partition_flags
+from ps_server.limits import JobLimits, ServerLimits
 from ps_server.serving.metrics import MetricsConfig, parse_port
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,7 @@ class CoordinatorConfig:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     #: Where the page is served; 0: any free port, None: nowhere.
     page_port: int | None = None
+    limits: ServerLimits = field(default_factory=ServerLimits)
 
     @property
     def words(self) -> dict[str, str]:
@@ -89,6 +90,7 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
             expected="--lease-seconds at least twice --heartbeat-seconds",
             actual=f"{lease:g} s and {heartbeat:g} s",
         )
+    job_limits: JobLimits = options.get("job_limits") or JobLimits()
     cluster = ClusterSettings(
         expected_shards=options["shards"],
         expected_workers=options["workers"],
@@ -99,7 +101,7 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
         seed=secrets.randbits(32) if options["seed"] is None else options["seed"],
         # Above all incarnations of earlier coordinators: none admits a thousand members a second.
         first_incarnation=time.time_ns() // 1_000_000,
-        limits=JobLimits() if most is None else JobLimits(max_model_bytes=most),
+        limits=job_limits if most is None else replace(job_limits, max_model_bytes=most),
     )
     if kept is not None:
         if not given & {"partition", "partition_slices", "partition_bytes"}:
@@ -122,6 +124,7 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
         cluster = replace(cluster, seed=saved_seed(saved))
     exits = bool(options["exit_when_finished"])
     metrics = MetricsConfig(options["bind"], parse_port(options["metrics_port"]))
+    limits = options.get("limits") or ServerLimits()
     return CoordinatorConfig(
         options["bind"],
         options["port"],
@@ -132,6 +135,7 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
         exits,
         metrics,
         options["page_port"],
+        limits,
     )
 
 

@@ -20,6 +20,7 @@ from ps_protocol.security.security import Security
 from ps_server.cli.options import common
 from ps_server.cli.options.checkpoint import checkpoint_options
 from ps_server.cli.options.cluster import cluster_options
+from ps_server.cli.options.limits import job_limit_options, server_limit_options
 from ps_server.cli.options.mode import MODES, bound_options
 from ps_server.cli.options.page import page_port_option
 from ps_server.coordinator.config import CoordinatorConfig, configure, from_tf_config
@@ -33,6 +34,7 @@ from ps_server.coordinator.page import serve_page
 from ps_server.coordinator.persistence.cluster_records import from_rows
 from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.service import MAX_REQUEST_BYTES, SERVICE_NAME, CoordinatorService
+from ps_server.limits import LimitCounts
 from ps_server.serving import grpc_server
 from ps_server.serving.metrics import MetricsConfig, metrics_option, serve_metrics
 
@@ -84,7 +86,15 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
     service = CoordinatorService(driver, checkpoints, moves, recorder)
     metrics: MetricsServer | None = None
     page: PageServer | None = None
-    server = await grpc_server.start(config.bind, config.port, [(SERVICE_NAME, service.register)], MAX_REQUEST_BYTES)
+    limit_counts = LimitCounts()
+    server = await grpc_server.start(
+        config.bind,
+        config.port,
+        [(SERVICE_NAME, service.register)],
+        MAX_REQUEST_BYTES,
+        limits=config.limits,
+        limit_counts=limit_counts,
+    )
     try:
         driver.start()
         view = driver.status().view
@@ -184,6 +194,8 @@ def _serve_metrics(
 @click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), show_default="random", help="Seed of the job.")
 @common.exit_option
 @checkpoint_options
+@server_limit_options
+@job_limit_options
 @click.pass_context
 def main(context: click.Context, /, **options: Any) -> None:
     """Entry point of ps-coordinator."""

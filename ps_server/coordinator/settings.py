@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_protocol.model.spec import Consistency, StalePolicy
-from ps_server.coordinator.placement.job_limits import JobLimits
 from ps_server.coordinator.placement.variables import Balanced, FixedShards, MaxSize, MinSize, PartitionRule
+from ps_server.limits import JobLimits
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
 from ps_protocol.errors import ConfigError
 from ps_protocol.rpc.channel import MAX_MESSAGE_BYTES, listen, new_server
+from ps_server.limits import LimitCounts, ServerLimits
+from ps_server.serving.call_limits import CallLimits
 from ps_server.serving.malformed import MalformedRequests
 
 logger = logging.getLogger(__name__)
@@ -30,6 +32,8 @@ GRACE_SECONDS = 2.0
 
 #: Adds one service to a server that is not started yet.
 Register = Callable[[grpc.aio.Server], None]
+
+_DEFAULT_LIMITS = ServerLimits()
 
 _WILDCARDS = frozenset({"", "0.0.0.0", "::"})
 
@@ -56,15 +60,23 @@ def join_address(host: str, port: int) -> str:
 
 
 async def start(
-    bind: str, port: int, services: Sequence[tuple[str, Register]], max_request_bytes: int = MAX_MESSAGE_BYTES
+    bind: str,
+    port: int,
+    services: Sequence[tuple[str, Register]],
+    max_request_bytes: int = MAX_MESSAGE_BYTES,
+    *,
+    limits: ServerLimits = _DEFAULT_LIMITS,
+    limit_counts: LimitCounts | None = None,
 ) -> RunningServer:
     """Serve ``services``, (full protobuf name, register) pairs, with health and reflection, on ``bind``:``port``.
 
-    Port 0 takes any free port. A message of more than ``max_request_bytes`` is refused unread. Raises ConfigError when
-    the address cannot be listened on.
+    Port 0 takes any free port. A message of more than ``max_request_bytes`` is refused unread. ``limits``: what
+    clients may take; ``limit_counts`` counts what they are refused. Raises ConfigError when the address cannot be
+    listened on.
     """
     _check_free(bind, port)
-    server = new_server([MalformedRequests()], max_request_bytes)
+    calls = CallLimits(limits, limit_counts or LimitCounts())
+    server = new_server([calls, MalformedRequests()], max_request_bytes, limits.server_options)
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     for _, register in services:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 
 from ps_protocol.errors import Unavailable
+from ps_server.limits import ANSWERS, LimitCounts
 from ps_server.tables.arrays import machine_bytes
 
 PATIENCE_SECONDS = 10.0
@@ -20,8 +21,9 @@ READERS = "readers"
 class AnswerBudget:
     """Used on the shard's event loop. Nothing is taken while something else is held, so there is no deadlock."""
 
-    def __init__(self, limit_bytes: int = 0) -> None:
+    def __init__(self, limit_bytes: int = 0, counts: LimitCounts | None = None) -> None:
         """``limit_bytes``: of all answers; 0: a quarter of this machine's memory. One client may take half of it."""
+        self._counts = counts or LimitCounts()
         self.limit_bytes = limit_bytes or machine_bytes() // 4
         self._used: Counter[Hashable] = Counter()
         self._waiters: set[asyncio.Future[None]] = set()
@@ -44,6 +46,7 @@ class AnswerBudget:
                 while not self._fits(who, size_bytes):
                     await self._changed()
         except TimeoutError:
+            self._counts.add(ANSWERS)
             raise Unavailable(
                 "this shard has too many answers on their way",
                 expected=f"{self.limit_bytes} bytes of all clients together, and half of that of one",

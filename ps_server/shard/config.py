@@ -10,6 +10,7 @@ from pathlib import Path
 from ps_protocol.wire.socket_messages import STALL_SECONDS
 from ps_server.cli.options.storage import StorageConfig
 from ps_server.failpoints import Failpoints
+from ps_server.limits import ServerLimits
 from ps_server.serving.metrics import MetricsConfig
 from ps_server.shard.watchdog import STUCK_SECONDS
 
@@ -33,6 +34,8 @@ class SideChannelConfig:
     stall_seconds: float = STALL_SECONDS
     #: How long a token admits a connection, and how long a connection may take to show one.
     token_seconds: float = 10.0
+    #: Connections that have not shown a token; one more closes the oldest.
+    max_handshakes: int = 64
 
 
 @dataclass(frozen=True)
@@ -70,4 +73,5 @@ class ShardConfig:
     checkpoint_dirs: tuple[Path, ...] = ()
     #: End when the job needs no shard any more.
     exit_when_finished: bool = False
+    limits: ServerLimits = field(default_factory=ServerLimits, kw_only=True)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)

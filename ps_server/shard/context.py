@@ -9,6 +9,7 @@ from ps_protocol.errors import InternalError
 from ps_protocol.model.spec import ShardMap
 from ps_server.checkpoint.folder.roots import CheckpointRoots
 from ps_server.failpoints import Failpoints
+from ps_server.limits import LimitCounts, ServerLimits
 from ps_server.log.entries import Entry, MemoryLog, UpdateLog
 from ps_server.shard.answer_budget import AnswerBudget
 from ps_server.shard.durability.replication import Replication
@@ -46,6 +47,9 @@ class ShardContext:
     answers: AnswerBudget = field(default_factory=AnswerBudget)
     #: Where checkpoints may be.
     checkpoints: CheckpointRoots = field(default_factory=CheckpointRoots)
+    #: What clients may take, and how often they wanted more.
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    limit_counts: LimitCounts = field(default_factory=LimitCounts)
 
     async def write(self, entry: Entry, nbytes: int, points: tuple[str, ...] = ()) -> None:
         """Log an entry of about ``nbytes`` bytes, between two failpoints. Raises StorageFull, InternalError."""

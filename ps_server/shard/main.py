@@ -18,8 +18,10 @@ from ps_protocol.cluster.tf_config import TfConfig
 from ps_protocol.errors import ConfigError
 from ps_protocol.logs import LogFormat, configure_logging, describe_process
 from ps_server.cli.options.common import clean_errors, exit_option, run_program, server_options
+from ps_server.cli.options.limits import shard_limit_options
 from ps_server.cli.options.storage import Durability, StorageConfig, storage_config, storage_options
 from ps_server.failpoints import ENVIRONMENT, Failpoints
+from ps_server.limits import ServerLimits
 from ps_server.serving import grpc_server
 from ps_server.serving.metrics import MetricsConfig, metrics_option, parse_port
 from ps_server.shard.config import Acknowledge, ShardConfig, SideChannelConfig
@@ -114,6 +116,7 @@ _M_ARENA_MAX = -8
     "10 MB it touches, so that a restart or a standby replaces it. 0: never.",
 )
 @exit_option
+@shard_limit_options
 @click.option(
     "--connect-timeout",
     type=click.FloatRange(0, min_open=True),
@@ -143,6 +146,7 @@ def main(
     answer_mb: int,
     checkpoint_dirs: tuple[Path, ...],
     exit_when_finished: bool,
+    limits: ServerLimits,
     **storage: Any,
 ) -> None:
     """Run one shard, which holds slices of every model and applies the gradients that workers push.
@@ -173,7 +177,13 @@ def main(
         if advertise:
             split_address(advertise, "this shard", "--advertise")
         metrics = MetricsConfig(bind, parse_port(metrics_port), advertise.rpartition(":")[0].strip("[]"))
-        side_channels = SideChannelConfig(bind, parse_ports(bulk_ports), shm)
+        side_channels = SideChannelConfig(
+            bind,
+            parse_ports(bulk_ports),
+            shm,
+            token_seconds=limits.token_seconds,
+            max_handshakes=limits.max_side_handshakes,
+        )
         kept = storage_config(**storage)
         if standby or acknowledge == Acknowledge.AFTER.value:
             _check_followable(kept)
@@ -199,6 +209,7 @@ def main(
             checkpoint_dirs,
             exit_when_finished,
             metrics,
+            limits=limits,
         )
         serve = _serving()
         grpc_server.run(lambda stop: serve(config, stop))

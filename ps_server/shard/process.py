@@ -17,6 +17,7 @@ from ps_protocol.metrics.call_on_loop import call_on_loop
 from ps_protocol.metrics.server import MetricsServer
 from ps_protocol.model.spec import ShardMap
 from ps_server.checkpoint.folder.roots import CheckpointRoots
+from ps_server.limits import LimitCounts
 from ps_server.serving import grpc_server
 from ps_server.serving.metrics import serve_metrics
 from ps_server.shard.access.fence import Fence
@@ -76,6 +77,8 @@ class ShardProcess:
         self._client = client
         self._stop = stop
         self._counters = Counters()
+        #: Of this opening.
+        self.limit_counts = LimitCounts()
         #: End with a snapshot, and some grace for calls in progress; not where another process has taken over.
         self._gently = True
         #: Set where state is kept.
@@ -115,19 +118,27 @@ class ShardProcess:
                 storage.keep,
                 lambda: storage.promised,
                 config.max_model_bytes or machine_bytes(),
-                AnswerBudget(config.answer_bytes),
+                AnswerBudget(config.answer_bytes, self.limit_counts),
                 CheckpointRoots.of(config.checkpoint_dirs),
+                config.limits,
+                self.limit_counts,
             ),
             storage.recovered,
         )
         feed = LogFeed(config.shard, registry, storage.kept[1], replication) if storage.kept else None
-        side_channels = SideChannels(config.side_channels)
+        side_channels = SideChannels(config.side_channels, counts=self.limit_counts)
         fence = Fence(config.shard, registry)
         service = ShardService(config.shard, registry, self._counters, side_channels, feed, fence)
         metrics = ShardMetrics(self._counters, registry, executor, storage, service, feed)
         server = None
         try:
-            server = await grpc_server.start(config.bind, config.port, [(SERVICE, service.register)])
+            server = await grpc_server.start(
+                config.bind,
+                config.port,
+                [(SERVICE, service.register)],
+                limits=config.limits,
+                limit_counts=self.limit_counts,
+            )
             read = call_on_loop(asyncio.get_running_loop(), metrics.read)
             self._metrics = serve_metrics(config.metrics, SHARD.role, read, {SHARD.constant: str(config.shard)})
             address = config.advertise or server.address

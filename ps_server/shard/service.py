@@ -50,9 +50,6 @@ from ps_server.shard.transport.side_channels import SideChannels
 
 SERVICE = "ps_protocol.v1.Shard"
 
-OPEN_SECONDS = 10.0
-"""How long a stream may take to say whose it is."""
-
 _Handler = Callable[[Any, Context], Awaitable[Any]]
 
 
@@ -170,7 +167,8 @@ class ShardService:
 
     async def _open_request(self, context: Context) -> OpenRequest:
         """The first message of a stream. Raises InvalidRequest, ProtocolVersionMismatch."""
-        message = parse_request(await read_soon(context, OPEN_SECONDS) or b"")
+        seconds = self._registry.context.limits.first_message_seconds
+        message = parse_request(await read_soon(context, seconds) or b"")
         if not isinstance(message, OpenRequest):
             raise InvalidRequest("a stream begins with Open", actual=type(message).__name__)
         if message.protocol_version != PROTOCOL_VERSION:

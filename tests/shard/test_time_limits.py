@@ -11,12 +11,12 @@ import grpc
 import pytest
 
 from ps_protocol.errors import Fenced, InvalidRequest, PsError, Unavailable
-from ps_protocol.rpc import channel
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.convert_options import options_to_pb
+from ps_server.limits import ServerLimits
 from ps_server.serving import grpc_server
+from ps_server.shard.config import SideChannelConfig
 from ps_server.shard.transport import grpc_stream
-from ps_server.shard.transport.side_channels import MAX_STRANGERS
 from tests.support.loops import LoopThread
 from tests.support.shards import (
     StubStream,
@@ -52,7 +52,6 @@ def hurry(monkeypatch):
         monkeypatch.setattr(grpc_stream.read_soon, "__defaults__", (0.2,))
         monkeypatch.setattr(grpc_stream.write, "__defaults__", (0.2,))
         monkeypatch.setattr(grpc_stream.GrpcServerTransport.__init__, "__defaults__", (0.2,))
-        monkeypatch.setattr("ps_server.shard.service.OPEN_SECONDS", 0.2)
 
     return limits
 
@@ -109,7 +108,7 @@ def header(shard, method):
 
 @pytest.mark.parametrize("method", ["Step", "Push", "Load", "LoadRows"])
 def test_a_call_that_says_nothing_is_given_up(hurry, method):
-    with running_shard() as shard:
+    with running_shard(limits=ServerLimits(first_message_seconds=0.2)) as shard:
         start(shard)
         hurry()
         assert isinstance(Sender(shard, method).error(), Unavailable)
@@ -201,12 +200,9 @@ def test_a_newer_load_of_a_worker_ends_the_older():
 # -- connections
 
 
-def test_a_connection_that_says_nothing_is_closed(monkeypatch):
-    options = [(k, 200 if k == "grpc.server_handshake_timeout_ms" else v) for k, v in channel.SERVER_OPTIONS]
-    assert options != list(channel.SERVER_OPTIONS)
-    monkeypatch.setattr(channel, "SERVER_OPTIONS", options)
+def test_a_connection_that_says_nothing_is_closed():
     with LoopThread() as loop:
-        server = loop.run(grpc_server.start("127.0.0.1", 0, []))
+        server = loop.run(grpc_server.start("127.0.0.1", 0, [], limits=ServerLimits(handshake_seconds=0.2)))
         with socket.create_connection(("127.0.0.1", server.port)) as stranger:
             stranger.settimeout(20)
             while stranger.recv(1 << 10):  # its settings; then the end
@@ -219,7 +215,7 @@ def test_strangers_do_not_lock_newcomers_out_of_side_channels():
         start(shard)
         worker = Worker(shard, BULK)
         host, port = shard.address.rpartition(":")[0], worker.offered.port
-        strangers = [socket.create_connection((host, port)) for _ in range(MAX_STRANGERS + 10)]
+        strangers = [socket.create_connection((host, port)) for _ in range(SideChannelConfig().max_handshakes + 10)]
         for stranger in strangers[:10]:
             stranger.settimeout(20)
             assert stranger.recv(1) == b""

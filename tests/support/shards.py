@@ -27,6 +27,7 @@ from ps_protocol.wire.convert_errors import from_detail
 from ps_server.checkpoint.folder.roots import CheckpointRoots
 from ps_server.cli.options.storage import StorageConfig
 from ps_server.failpoints import Failpoints
+from ps_server.limits import ServerLimits
 from ps_server.log.entries import AppliedUpdate, Entry, MemoryLog, UpdateLog
 from ps_server.serving import grpc_server
 from ps_server.shard.access.fence import Fence
@@ -160,15 +161,17 @@ def running_shard(
     checkpoints: CheckpointRoots | None = None,
     fetch: Callable[[str], Awaitable[ShardMap]] | None = None,
     doors: Security | None = None,
+    limits: ServerLimits | None = None,
 ) -> Iterator[TestShard]:
     """Serve shard 0 on a free port of 127.0.0.1. ``storage_config``: what it keeps on disk, in the place of ``log``.
 
     ``checkpoints``: where they may be; everywhere unless given. ``joined``: it holds its place, having joined with
     TOKEN. ``fetch``: where it gets the maps of models that a view names. ``doors``: the security of its side channels.
+    ``limits``: of its clients.
     """
 
     async def listening(config: SideChannelConfig) -> SideChannels:
-        return SideChannels(config, doors or OFF)
+        return SideChannels(config, doors or OFF, context.limit_counts)
 
     async def no_map(name: str) -> ShardMap:
         raise AssertionError(f"the test places its models itself, not {name}")
@@ -187,6 +190,7 @@ def running_shard(
             failpoints,
             promises=lambda: storage.promised,
             checkpoints=checkpoints or everywhere,
+            limits=limits or ServerLimits(),
         )
         registry = Registry(context, storage.recovered)
         shard = TestShard(loop, registry, failpoints, counters, storage)

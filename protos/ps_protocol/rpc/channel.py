@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import grpc
 
@@ -91,10 +92,15 @@ def open_async_channel(
 
 
 def new_server(
-    interceptors: Sequence[grpc.aio.ServerInterceptor] = (), max_request_bytes: int = MAX_MESSAGE_BYTES
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    max_request_bytes: int = MAX_MESSAGE_BYTES,
+    limits: Mapping[str, int] = MappingProxyType({}),
 ) -> grpc.aio.Server:
-    """A server for the running event loop; it refuses messages of more than ``max_request_bytes`` unread."""
-    options = {**dict(SERVER_OPTIONS), "grpc.max_receive_message_length": max_request_bytes}
+    """A server for the running event loop; it refuses messages of more than ``max_request_bytes`` unread.
+
+    ``limits``: options in the place of those of the same name in SERVER_OPTIONS.
+    """
+    options = {**dict(SERVER_OPTIONS), "grpc.max_receive_message_length": max_request_bytes, **limits}
     return grpc.aio.server(interceptors=interceptors, options=tuple(options.items()))
 
 

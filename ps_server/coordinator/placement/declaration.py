@@ -10,8 +10,9 @@ from ps_protocol.errors import InvalidRequest, NotReady
 from ps_protocol.model.option_ranges import require_in_range
 from ps_protocol.model.spec import Kind, ModelSpec, Option, ShardMap, Variable
 from ps_protocol.model.tables import RowLife, TableSpec, validate
-from ps_server.coordinator.placement.job_limits import JobLimits, check_limits, check_shapes
+from ps_server.coordinator.placement.job_limits import check_limits, check_shapes
 from ps_server.coordinator.placement.variables import PartitionRule, first_map, most_slices
+from ps_server.limits import JobLimits
 from ps_server.model_differences import in_structure, raise_differences
 
 

@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.spec import ModelSpec, ShardMap, Variable
-
-MAX_NAME_BYTES = 256
-"""Limit of names of models, tables and datasets, and of hosts, addresses and tokens."""
-
-MAX_VARIABLE_NAME_BYTES = 4096
-"""Higher, because modules nest and wrappers add their own names."""
+from ps_server.limits import MAX_NAME_BYTES, JobLimits
 
 _MAX_DIMS = 64
 
 _FLAG = "--max-model-bytes of ps-coordinator (PS_COORDINATOR_MAX_MODEL_BYTES)"
-
-
-@dataclass(frozen=True, slots=True)
-class JobLimits:
-    """Limits of all models of one job together."""
-
-    #: Values of dense variables, without their optimizer state.
-    max_model_bytes: int = 64 << 30
-    max_models: int = 256
-    max_variables: int = 1 << 18
-    max_slices: int = 1 << 18
-    max_tables: int = 1024
-    #: Of all tables: ``max_tables`` with the default of 256 each.
-    max_buckets: int = 1 << 18
 
 
 def check_limits(spec: ModelSpec, slices: int, placed: Collection[ShardMap], limits: JobLimits) -> None:
@@ -67,9 +47,9 @@ def check_limits(spec: ModelSpec, slices: int, placed: Collection[ShardMap], lim
 
 def check_shapes(spec: ModelSpec, limits: JobLimits) -> None:
     """Raises InvalidRequest for names that are too long, and shapes that no model of this job can have."""
-    named = [("a model", spec.name, MAX_NAME_BYTES), ("an optimizer", spec.optimizer, MAX_NAME_BYTES)]
-    named += [("a table", table.name, MAX_NAME_BYTES) for table in spec.tables]
-    named += [("a variable", v.name, MAX_VARIABLE_NAME_BYTES) for v in spec.variables]
+    named = [("a model", spec.name, limits.max_name_bytes), ("an optimizer", spec.optimizer, limits.max_name_bytes)]
+    named += [("a table", table.name, limits.max_name_bytes) for table in spec.tables]
+    named += [("a variable", v.name, limits.max_variable_name_bytes) for v in spec.variables]
     for what, name, most in named:
         check_length(f"the name of {what}", name, most)
     for v in spec.variables:

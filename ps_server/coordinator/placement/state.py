@@ -9,8 +9,9 @@ from ps_protocol.errors import InvalidRequest, NotReady, Unavailable, UnknownMod
 from ps_protocol.model.spec import ModelSpec, ShardMap
 from ps_server.coordinator.changes import CurrentView, StateChange
 from ps_server.coordinator.placement.declaration import PlacementPlan, check_present
-from ps_server.coordinator.placement.job_limits import JobLimits, nbytes_of
+from ps_server.coordinator.placement.job_limits import nbytes_of
 from ps_server.coordinator.placement.variables import PartitionRule
+from ps_server.limits import JobLimits
 
 
 class PlacementState:

@@ -14,6 +14,7 @@ from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Layout
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import FEED_REPLIES
+from ps_server.limits import FEEDS, PEER_FEEDS, SharedLimit, host_of
 from ps_server.log.row_messages import bytes_of
 from ps_server.shard.executor import INLINE_BYTES, ShardExecutor
 from ps_server.shard.models import Registry
@@ -44,9 +45,21 @@ class ChangeFeed:
         self._name = name
         self._lineages: WeakKeyDictionary[ShardTable, str] = WeakKeyDictionary()
         self._readers: set[_Reader] = set()
+        limits, counts = registry.context.limits, registry.context.limit_counts
+        self._limit = SharedLimit(limits.max_feeds, limits.max_peer_feeds, (FEEDS, PEER_FEEDS), counts)
 
     async def serve(self, request: pb.FeedRequest, context: Context) -> None:
-        """One reader's stream. Raises UnknownModel, InvalidRequest, ModelMoved once slices or buckets have moved."""
+        """One reader's stream. Raises UnknownModel, InvalidRequest, ModelMoved once slices or buckets have moved;
+        Unavailable when there are too many readers, or this one does not read.
+        """
+        peer = host_of(context.peer())
+        self._limit.take(peer, "readers of changes", ("--max-feeds", "--max-peer-feeds"))
+        try:
+            await self._serve(request, context)
+        finally:
+            self._limit.give_back(peer)
+
+    async def _serve(self, request: pb.FeedRequest, context: Context) -> None:
         model = await self._registry.model(request.model, request.epoch)
         _check_table(model.layout, request.table)
         table = model.tables[request.table]

@@ -23,6 +23,7 @@ from ps_protocol.wire.shared_memory import SharedMemory
 from ps_protocol.wire.socket_messages import TOKEN_BYTES
 from ps_protocol.wire.tls_carrier import TlsCarrier
 from ps_protocol.wire.unix_peer import check_peer
+from ps_server.limits import HANDSHAKE_TIME, HANDSHAKES, LimitCounts
 from ps_server.shard.config import SideChannelConfig
 from ps_server.shard.transport.base import ServerTransport
 from ps_server.shard.transport.grpc_stream import GrpcServerTransport
@@ -34,9 +35,6 @@ logger = logging.getLogger(__name__)
 
 MAX_GRADIENT_SEGMENTS = 2
 """A worker needs one, or two when it fills one while the other is applied."""
-
-MAX_STRANGERS = 64
-"""Connections that have not shown a token; one more closes the oldest."""
 
 HANDSHAKE_THREADS = 2
 """TLS handshakes that compute at a time; those that wait for their peer take no thread."""
@@ -86,9 +84,10 @@ _Begin = Callable[[SocketServerTransport, socket.socket], Awaitable[Offer]]
 class SideChannels:
     """Owns the listening sockets and the tokens. One per shard process, on its event loop."""
 
-    def __init__(self, config: SideChannelConfig, security: Security = OFF) -> None:
+    def __init__(self, config: SideChannelConfig, security: Security = OFF, counts: LimitCounts | None = None) -> None:
         """Listens from here on. Raises ConfigError when no port of the range is free."""
         self._config = config
+        self._counts = counts or LimitCounts()
         self._shm_uid = security.settings.shm_uid
         #: None: the bulk transport's payloads are in clear.
         self._context = security.server_context() if security.settings.bulk is BulkSecurity.TLS else None
@@ -165,7 +164,8 @@ class SideChannels:
                 continue
             transport = SocketServerTransport(PlainCarrier(connection), self._config.stall_seconds)
             # The one that has waited longest has had the most time to show its token.
-            if len(self._strangers) >= MAX_STRANGERS:
+            if len(self._strangers) >= self._config.max_handshakes:
+                self._counts.add(HANDSHAKES)
                 oldest = next(iter(self._strangers))
                 del self._strangers[oldest]
                 oldest.close()
@@ -200,7 +200,10 @@ class SideChannels:
         except PsError as error:
             logger.warning("refused a side channel: %s", error)
             await _say(transport, error)
-        except (OSError, TimeoutError) as error:
+        except TimeoutError:
+            self._counts.add(HANDSHAKE_TIME)
+            logger.debug("a side channel was not taken up in %g s", self._config.token_seconds)
+        except OSError as error:
             logger.debug("a side channel was not taken up: %s", error)
         finally:
             self._strangers.pop(transport, None)

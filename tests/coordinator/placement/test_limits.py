@@ -14,7 +14,6 @@ from ps_protocol.model.tables import ROW_OPTIMIZERS, RowInit, TableSpec
 from ps_protocol.wire.convert_model import spec_to_pb
 from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.placement import declaration
-from ps_server.coordinator.placement.job_limits import JobLimits
 from ps_server.coordinator.placement.variables import (
     Balanced,
     FixedShards,
@@ -25,6 +24,7 @@ from ps_server.coordinator.placement.variables import (
     place,
 )
 from ps_server.coordinator.settings import ClusterSettings
+from ps_server.limits import JobLimits
 from tests.coordinator.cluster import SPEC, Cluster
 from tests.support.coordinators import connected
 

@@ -1,0 +1,138 @@
+"""What clients together, and one of them alone, may take of a server. Imports neither gRPC nor torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from ps_protocol.errors import Unavailable
+
+CALLS, PEER_CALLS, FEEDS, PEER_FEEDS = "calls", "peer_calls", "feeds", "peer_feeds"
+ANSWERS, HANDSHAKES, HANDSHAKE_TIME = "answers", "handshakes", "handshake_time"
+
+LIMITS = (CALLS, PEER_CALLS, FEEDS, PEER_FEEDS, ANSWERS, HANDSHAKES, HANDSHAKE_TIME)
+"""Names of the limits that are counted when they refuse something."""
+
+
+MAX_NAME_BYTES = 256
+"""Default limit of names of models, tables and datasets; limit of hosts, addresses and tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Of one server process. A peer is a host: all processes of one address together."""
+
+    #: Open gRPC connections; one more is closed at once.
+    max_connections: int = 10_000
+    #: Calls at a time on one connection; gRPC clients wait with one more.
+    max_streams: int = 1024
+    #: Calls in progress, streams included.
+    max_calls: int = 16_384
+    max_peer_calls: int = 8_192
+    #: Of the headers of one call.
+    max_metadata_bytes: int = 16 << 10
+    #: Until a new connection has completed its handshake.
+    handshake_seconds: float = 10.0
+    #: Until a call that streams has sent its first message.
+    first_message_seconds: float = 10.0
+    #: Shards: streams that follow the changes of a table.
+    max_feeds: int = 256
+    max_peer_feeds: int = 128
+    #: Shards: connections to side channels that have not shown their token; one more closes the oldest.
+    max_side_handshakes: int = 64
+    #: Shards: until a connection to a side channel has shown its token.
+    token_seconds: float = 10.0
+
+    @property
+    def server_options(self) -> Mapping[str, int]:
+        """What gRPC itself enforces, as options of a server."""
+        return {
+            "grpc.max_allowed_incoming_connections": self.max_connections,
+            "grpc.max_concurrent_streams": self.max_streams,
+            "grpc.max_metadata_size": self.max_metadata_bytes,
+            "grpc.absolute_max_metadata_size": self.max_metadata_bytes,
+            "grpc.server_handshake_timeout_ms": max(1, int(self.handshake_seconds * 1000)),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class JobLimits:
+    """Limits of all models of one job together."""
+
+    #: Values of dense variables, without their optimizer state.
+    max_model_bytes: int = 64 << 30
+    max_models: int = 256
+    max_variables: int = 1 << 18
+    max_slices: int = 1 << 18
+    max_tables: int = 1024
+    #: Of all tables: ``max_tables`` with the default of 256 each.
+    max_buckets: int = 1 << 18
+    #: Of the name of a model, table, dataset or optimizer.
+    max_name_bytes: int = MAX_NAME_BYTES
+
+    @property
+    def max_variable_name_bytes(self) -> int:
+        """More, because modules nest and wrappers add their own names."""
+        return 16 * self.max_name_bytes
+
+
+class LimitCounts:
+    """How often each limit has refused or closed something. Used on the server's event loop."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def add(self, limit: str) -> None:
+        """Count one refusal by ``limit``, one of LIMITS."""
+        self._counts[limit] += 1
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Of all limits, also those that have not refused anything."""
+        return MappingProxyType({limit: self._counts[limit] for limit in LIMITS})
+
+
+class SharedLimit:
+    """How many of one thing are in use: in all, and by each peer."""
+
+    def __init__(self, most: int, most_of_one: int, names: tuple[str, str], counts: LimitCounts) -> None:
+        """``names``: of both limits, in ``counts``."""
+        self._most = most
+        self._most_of_one = most_of_one
+        self._names = names
+        self._counts = counts
+        self._used: Counter[str] = Counter()
+        self._total = 0
+
+    @property
+    def used(self) -> int:
+        """Of all peers."""
+        return self._total
+
+    def take(self, peer: str, what: str, flags: tuple[str, str]) -> None:
+        """One more for ``peer``, until ``give_back``. Raises Unavailable, naming ``what`` and the option to raise."""
+        for number, (used, most) in enumerate(((self._total, self._most), (self._used[peer], self._most_of_one))):
+            if used >= most:
+                self._counts.add(self._names[number])
+                raise Unavailable(
+                    f"this server has too many {what}" + (" of one host" if number else ""),
+                    expected=f"at most {most}",
+                    actual=f"{used} in progress",
+                    remedy=f"try again later, or start the server with a higher {flags[number]}",
+                )
+        self._total += 1
+        self._used[peer] += 1
+
+    def give_back(self, peer: str) -> None:
+        """One of ``peer`` has ended."""
+        self._total -= 1
+        self._used[peer] -= 1
+        if not self._used[peer]:
+            del self._used[peer]
+
+
+def host_of(peer: str) -> str:
+    """The host in gRPC's name of a peer, such as ipv4:10.0.0.1:4711; the name itself where it has no port."""
+    return peer.rpartition(":")[0] or peer
