@@ -23,7 +23,8 @@ import torch
 import ps_worker
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.view import Role
-from ps_protocol.rpc.channel import open_channel
+from ps_protocol.security.roles import AccessRole
+from ps_protocol.security.security import Security
 from ps_protocol.v1 import shard_pb2, shard_pb2_grpc
 from ps_worker import rows
 from ps_worker.feed import follow_table
@@ -91,14 +92,15 @@ def compare(coordinator: str, args: argparse.Namespace, copy: TableCopy) -> str:
 
 def read_shards(coordinator: str, args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
     """Ids and values of all rows, read bucket by bucket with the stubs that any gRPC client has."""
-    with CoordinatorClient(coordinator) as client:
+    security = Security.from_environment(os.environ, AccessRole.READER)
+    with CoordinatorClient(coordinator, security) as client:
         shards = client.get_status().view.live(Role.SHARD)
         shard_map = client.get_shard_map(args.model)
     number = [table.name for table in shard_map.spec.tables].index(args.table)
     table = shard_map.spec.tables[number]
     ids, values = [np.empty(0, np.int64)], [np.empty((0, table.dim), np.float32)]
     for shard in sorted(set(shard_map.tables[number])):
-        with open_channel(shards[shard].address) as channel:
+        with client.open_shard(shards[shard].address) as channel:
             wanted = shard_pb2.SaveBucketsRequest(
                 model=args.model, table=number, buckets=shard_map.buckets(number, shard), epoch=shard_map.epoch
             )

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from ps_protocol.cluster.view import Role
 from ps_protocol.errors import ConfigError
 from ps_protocol.model.spec import Consistency, Mode, StalePolicy
+from ps_protocol.security.settings import SecuritySettings
 from ps_protocol.wire.formats import Wire
 from ps_worker.data.datasets import Datasets
 from ps_worker.evaluator.evaluator import follow
@@ -44,6 +45,7 @@ def connect(
     transport: str | None = None,
     connect_timeout_seconds: float | None = None,
     reconnect_timeout_seconds: float | None = None,
+    security: SecuritySettings | None = None,
 ) -> Cluster:
     """Join the cluster as a worker (or evaluator) and wait until it is complete.
 
@@ -53,7 +55,11 @@ def connect(
     ``transport`` is the transport of steps: "shm" (shared memory with shards on this host), "bulk" (TCP sockets beside
     gRPC) or "grpc" alone. Where one is not available, the next is used; "auto", the default, begins with the first.
 
-    Raises ConfigError for settings that are missing or wrong; PlaceTaken when another process has this rank (with
+    ``security`` names the files of TLS and tokens (``ps_protocol.security.settings``); without it they come from
+    ``PS_TLS_CA``, ``PS_TLS_CERT``, ``PS_TLS_KEY``, ``PS_TOKEN_FILE`` and ``PS_TOKEN`` (docs/security.md).
+
+    Raises ConfigError for settings that are missing or wrong; Unauthenticated and PermissionDenied when the job does
+    not accept this process, or not in this role; PlaceTaken when another process has this rank (with
     ``PS_TAKE_OVER=1`` in the environment that one is fenced) or the job has all its workers; InvalidRequest for a rank
     that the job does not have; Unavailable when coordinator, shards or other workers do not come within
     ``connect_timeout_seconds`` (default 60). Errors of torch-ps that the script does not catch are shown without
@@ -71,6 +77,7 @@ def connect(
         transport=transport,
         connect_timeout_seconds=connect_timeout_seconds,
         reconnect_timeout_seconds=reconnect_timeout_seconds,
+        security=security,
     )
     return Cluster(Session.join(config))
 

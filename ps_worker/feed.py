@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.feed.cursor import Cursor, load_cursor, save_cursor
 from ps_protocol.feed.reader import Change, Following, TableFeed
+from ps_protocol.security.roles import AccessRole
+from ps_protocol.security.security import Security
 from ps_worker.session.config import WorkerConfig
 from ps_worker.session.reporting import log
 from ps_worker.table_feed.table_copy import TableCopy
@@ -43,5 +45,6 @@ def follow_table(
         os.environ, coordinator=coordinator, reconnect_timeout_seconds=reconnect_timeout_seconds
     )
     what = Following(table, model, with_state, follow, config.reconnect_timeout_seconds)
-    with CoordinatorClient(config.coordinator) as client:
+    security = Security(config.security, AccessRole.READER)
+    with CoordinatorClient(config.coordinator, security) as client:
         yield from TableFeed(client, what, cursor, log.warning)

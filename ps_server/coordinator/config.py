@@ -13,6 +13,7 @@ from typing import Any
 
 from ps_protocol.cluster.tf_config import TfConfig
 from ps_protocol.errors import ConfigError, InvalidRequest
+from ps_protocol.security.settings import SecuritySettings
 from ps_server.checkpoint.folder.directory import latest
 from ps_server.checkpoint.read.checkpoint import Checkpoint
 from ps_server.cli.options.checkpoint import CheckpointConfig, checkpoint_config
@@ -44,6 +45,7 @@ class CoordinatorConfig:
     #: Where the page is served; 0: any free port, None: nowhere.
     page_port: int | None = None
     limits: ServerLimits = field(default_factory=ServerLimits)
+    security: SecuritySettings = field(default_factory=SecuritySettings)
 
     @property
     def words(self) -> dict[str, str]:
@@ -136,6 +138,7 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
         metrics,
         options["page_port"],
         limits,
+        options["security"],
     )
 
 

@@ -14,6 +14,7 @@ from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk
 from ps_protocol.cluster.view import BarrierState, ClusterStatus, ClusterView, Joined, MemberStats, Role, SyncWord
 from ps_protocol.errors import DamagedData, PlaceTaken, Unavailable
 from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
+from ps_protocol.rpc.channel import OpenChannel, open_async_channel
 from ps_server.checkpoint.read.checkpoint import Checkpoint
 from ps_server.coordinator.changes import StateChange
 from ps_server.coordinator.counters import CoordinatorCounters
@@ -57,16 +58,21 @@ class Driver:
         clock: Callable[[], float] = time.monotonic,
         journal: Journal | None = None,
         saved: Checkpoint | None = None,
+        open_shard: OpenChannel = open_async_channel,
     ) -> None:
         """Continue where ``journal`` ends; without one, nothing is kept. ``clock`` is a steady clock in seconds.
 
         ``saved``: the values of models that are not placed yet come from there; a new job also takes its data positions
         and its phase.
 
+        ``open_shard`` opens a channel to a shard, with the credentials of the coordinator.
+
         Raises InvalidRequest for a mode that cannot work, ConfigError for settings that contradict the journal,
         DamagedData, or Unavailable when the journal cannot be written.
         """
         self._settings = settings
+        #: For what works beside the driver, and calls shards.
+        self.open_shard = open_shard
         self._clock = clock
         #: What has happened in the job, in words.
         self.events = EventLog()

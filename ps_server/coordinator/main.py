@@ -16,6 +16,7 @@ from ps_protocol.logs import LogFormat, configure_logging, describe_process
 from ps_protocol.metrics.call_on_loop import call_on_loop
 from ps_protocol.metrics.server import MetricsServer
 from ps_protocol.model.spec import Mode
+from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_server.cli.options import common
 from ps_server.cli.options.checkpoint import checkpoint_options
@@ -23,6 +24,8 @@ from ps_server.cli.options.cluster import cluster_options
 from ps_server.cli.options.limits import job_limit_options, server_limit_options
 from ps_server.cli.options.mode import MODES, bound_options
 from ps_server.cli.options.page import page_port_option
+from ps_server.cli.options.security import server_security_options
+from ps_server.coordinator.access import CoordinatorAccess
 from ps_server.coordinator.config import CoordinatorConfig, configure, from_tf_config
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.history.recorder import JobRecorder
@@ -75,7 +78,9 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
     Raises ConfigError when it cannot listen on its address, DamagedData when a member proves that the journal is an
     older one, and what Driver raises.
     """
-    driver = Driver(config.cluster, journal=journal, saved=config.saved)
+    security = Security(config.security, AccessRole.SERVER, listens=True)
+    access = CoordinatorAccess.of(security, journal.path.parent if journal else None)
+    driver = Driver(config.cluster, journal=journal, saved=config.saved, open_shard=access.open_shard)
     recorder = JobRecorder(driver, config.words)
 
     def on_made(made: CheckpointMade) -> None:
@@ -83,7 +88,7 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
 
     checkpoints = Checkpoints(driver, config.checkpoints, on_made)
     moves = MoveRunner(driver, checkpoints.busy)
-    service = CoordinatorService(driver, checkpoints, moves, recorder)
+    service = CoordinatorService(driver, checkpoints, moves, recorder, access.sessions)
     metrics: MetricsServer | None = None
     page: PageServer | None = None
     limit_counts = LimitCounts()
@@ -92,6 +97,7 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
         config.port,
         [(SERVICE_NAME, service.register)],
         MAX_REQUEST_BYTES,
+        access.authorization,
         limits=config.limits,
         limit_counts=limit_counts,
     )
@@ -106,8 +112,8 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
             workers,
             view.consistency,
         )
-        metrics = _serve_metrics(config.metrics, driver, checkpoints, moves)
-        page = serve_page(config.bind, config.page_port, recorder, Security.off())
+        metrics = _serve_metrics(config.metrics, driver, checkpoints, moves, security)
+        page = serve_page(config.bind, config.page_port, recorder, security)
         if config.ready_file is not None:
             grpc_server.write_ready_file(config.ready_file, server.address)
         recording = asyncio.create_task(recorder.run(), name="history")
@@ -136,7 +142,7 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
 
 
 def _serve_metrics(
-    config: MetricsConfig, driver: Driver, checkpoints: Checkpoints, moves: MoveRunner
+    config: MetricsConfig, driver: Driver, checkpoints: Checkpoints, moves: MoveRunner, security: Security
 ) -> MetricsServer | None:
     """Serve the coordinator's metrics, and the addresses of all members' beside them. Raises ConfigError."""
     loop = asyncio.get_running_loop()
@@ -147,6 +153,7 @@ def _serve_metrics(
         call_on_loop(loop, metrics.read),
         {},
         call_on_loop(loop, lambda: targets(driver.status())),
+        security,
     )
 
 
@@ -157,6 +164,7 @@ def _serve_metrics(
 @common.server_options(DEFAULT_PORT, "PS_COORDINATOR")
 @page_port_option
 @metrics_option("PS_COORDINATOR_METRICS_PORT", "PS_METRICS_PORT")
+@server_security_options
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from ps_protocol.cluster.view import ClusterView, Role, SyncWord
+from ps_protocol.cluster.view import ClusterView, Member, Role, SyncWord
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.text import printable
 from ps_protocol.v1 import common_pb2, coordinator_pb2_grpc
@@ -26,8 +26,10 @@ from ps_server.coordinator.jobs.checkpoints import Checkpoints
 from ps_server.coordinator.jobs.declaring import DeclarationThread
 from ps_server.coordinator.jobs.move_runner import MoveRunner
 from ps_server.coordinator.membership.admission import Application
+from ps_server.coordinator.membership.sessions import SessionIssuer
 from ps_server.coordinator.placement.job_limits import check_length
 from ps_server.coordinator.placement.move_plan import Wish
+from ps_server.serving.authorization import check_member, current_caller
 from ps_server.serving.rpc_errors import translated
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
@@ -56,9 +58,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         checkpoints: Checkpoints | None = None,
         moves: MoveRunner | None = None,
         recorder: JobRecorder | None = None,
+        sessions: SessionIssuer | None = None,
     ) -> None:
+        """``sessions`` gives members their session tokens; None: nobody is authenticated."""
         self._driver = driver
         self._recorder = recorder or JobRecorder(driver)
+        self._sessions = sessions or SessionIssuer()
         self._checkpoints = checkpoints or Checkpoints(driver, CheckpointConfig())
         self._moves = moves or MoveRunner(driver, self._checkpoints.busy)
         self._declaring = DeclarationThread(driver)
@@ -72,10 +77,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:  # noqa: N802
         """A new member, or the same answer to the same token."""
         async with translated(context):
+            role, index = convert.role_from_pb(request.role), request.index if request.HasField("index") else None
+            self._sessions.check_joining(current_caller(), role, index)
             joined = await self._driver.join_when_vacant(
                 Application(
-                    role=convert.role_from_pb(request.role),
-                    index=request.index if request.HasField("index") else None,
+                    role=role,
+                    index=index,
                     address=printable(request.address),
                     token=request.token,
                     protocol_version=request.protocol_version,
@@ -90,12 +97,16 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 ),
                 _wait_seconds(JOIN_WAIT_SECONDS, context),
             )
-            return convert.joined_to_pb(joined)
+            reply = convert.joined_to_pb(joined)
+            reply.session = self._sessions.issue(current_caller(), joined.member)
+            reply.session_key = self._sessions.public_key
+            return reply
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatReply:  # noqa: N802
         """A lease renewed."""
         async with translated(context):
             role = convert.role_from_pb(request.role)
+            check_member(role, request.index, request.incarnation)
             self._driver.check_journal(request.journal_mark)
             self._driver.check_member(role, request.index, request.incarnation)
             stats = convert.stats_from_pb(request.stats)
@@ -109,12 +120,15 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 sync=sync,
                 journal_mark=request.journal_mark,
             )
-            return pb.HeartbeatReply(revision=revision, journal_mark=self._driver.journal_mark)
+            member = Member(role, request.index, request.incarnation)
+            session = self._sessions.issue(current_caller(), member)
+            return pb.HeartbeatReply(revision=revision, journal_mark=self._driver.journal_mark, session=session)
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:  # noqa: N802
         """A membership ended."""
         async with translated(context):
             role = convert.role_from_pb(request.role)
+            check_member(role, request.index, request.incarnation)
             self._driver.leave(role, request.index, request.incarnation, printable(request.reason[:_MAX_REASON]))
             return pb.LeaveReply()
 
@@ -123,6 +137,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         async with translated(context):
             if request.role != pb.ROLE_UNSPECIFIED:
                 role = convert.role_from_pb(request.role)
+                check_member(role, request.index, request.incarnation)
 
                 def ended(_: object) -> None:
                     self._driver.disconnected(role, request.index, request.incarnation)
@@ -136,6 +151,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     ) -> common_pb2.ShardMap:
         """The shard map of a model, placed now or before."""
         async with translated(context):
+            check_member(Role.WORKER, request.rank, request.incarnation)
             return await self._declaring.declare(request.rank, request.incarnation, request.spec)
 
     async def GetShardMap(  # noqa: N802
@@ -155,6 +171,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def Barrier(self, request: pb.BarrierRequest, context: Context) -> pb.BarrierReply:  # noqa: N802
         """Whether the barrier has opened, after waiting for it."""
         async with translated(context):
+            check_member(Role.WORKER, request.rank, request.incarnation)
             wait = _wait_seconds(request.wait_seconds, context)
             state = await self._driver.barrier(request.rank, request.incarnation, request.phase, wait)
             return convert.barrier_to_pb(state)
@@ -162,6 +179,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def LeaseData(self, request: pb.LeaseDataRequest, context: Context) -> pb.LeaseDataReply:  # noqa: N802
         """A range of a dataset, after waiting for one."""
         async with translated(context):
+            check_member(Role.WORKER, request.rank, request.incarnation)
             self._driver.check_member(Role.WORKER, request.rank, request.incarnation)
             check_length("the name of a dataset", request.dataset)
             ask, wait = ask_from_pb(request), _wait_seconds(request.wait_seconds, context)

@@ -22,6 +22,7 @@ from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 from ps_protocol.errors import ConfigError
 from ps_protocol.rpc.channel import MAX_MESSAGE_BYTES, listen, new_server
 from ps_server.limits import LimitCounts, ServerLimits
+from ps_server.serving.authorization import Authorization
 from ps_server.serving.call_limits import CallLimits
 from ps_server.serving.malformed import MalformedRequests
 
@@ -64,27 +65,32 @@ async def start(
     port: int,
     services: Sequence[tuple[str, Register]],
     max_request_bytes: int = MAX_MESSAGE_BYTES,
+    authorization: Authorization | None = None,
     *,
     limits: ServerLimits = _DEFAULT_LIMITS,
     limit_counts: LimitCounts | None = None,
 ) -> RunningServer:
     """Serve ``services``, (full protobuf name, register) pairs, with health and reflection, on ``bind``:``port``.
 
-    Port 0 takes any free port. A message of more than ``max_request_bytes`` is refused unread. ``limits``: what
-    clients may take; ``limit_counts`` counts what they are refused. Raises ConfigError when the address cannot be
-    listened on.
+    Port 0 takes any free port. A message of more than ``max_request_bytes`` is refused unread. ``authorization``
+    decides who may call, and has the certificate. ``limits``: what clients may take; ``limit_counts`` counts what they
+    are refused. Raises ConfigError when the address cannot be listened on, or may not be without TLS and tokens.
     """
+    authorization = authorization or Authorization()
+    security = authorization.security
     _check_free(bind, port)
+    security.check_bind(bind, "this server")
     calls = CallLimits(limits, limit_counts or LimitCounts())
-    server = new_server([calls, MalformedRequests()], max_request_bytes, limits.server_options)
+    server = new_server([calls, authorization, MalformedRequests()], max_request_bytes, limits.server_options)
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     for _, register in services:
         register(server)
     names = [name for name, _ in services]
-    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    if security.reflects:
+        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     try:
-        bound = listen(server, join_address(bind or "::", port))
+        bound = listen(server, join_address(bind or "::", port), security)
     except RuntimeError as error:
         raise _cannot_listen(bind, port, str(error)) from error
     await server.start()

@@ -12,6 +12,8 @@ import click
 from ps_protocol.errors import ConfigError
 from ps_protocol.metrics.definition import Read
 from ps_protocol.metrics.server import MetricsServer, Targets
+from ps_protocol.security.security import OFF as NO_SECURITY
+from ps_protocol.security.security import Security
 
 logger = logging.getLogger(__name__)
 
@@ -56,16 +58,29 @@ def parse_port(text: str) -> int | None:
 
 
 def serve_metrics(
-    config: MetricsConfig, component: str, read: Read, constant: Mapping[str, str], targets: Targets | None = None
+    config: MetricsConfig,
+    component: str,
+    read: Read,
+    constant: Mapping[str, str],
+    targets: Targets | None = None,
+    security: Security = NO_SECURITY,
 ) -> MetricsServer | None:
     """Serve what ``read`` reads, with ``constant`` labels, as a ``component``; None where that is off.
 
-    Raises ConfigError when it cannot listen there.
+    Raises ConfigError when it cannot listen there, or may not without TLS and tokens.
     """
     if config.port is None:
         return None
+    security.check_bind(config.bind, "the server of metrics")
     server = MetricsServer(
-        config.bind, config.port, read, constant, targets, component=component, advertise=config.advertise
+        config.bind,
+        config.port,
+        read,
+        constant,
+        targets,
+        security=security,
+        component=component,
+        advertise=config.advertise,
     )
     logger.info("metrics at %s", server.url)
     return server

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ps_protocol.security.settings import SecuritySettings
 from ps_protocol.wire.socket_messages import STALL_SECONDS
 from ps_server.cli.options.storage import StorageConfig
 from ps_server.failpoints import Failpoints
@@ -75,3 +76,4 @@ class ShardConfig:
     exit_when_finished: bool = False
     limits: ServerLimits = field(default_factory=ServerLimits, kw_only=True)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    security: SecuritySettings = field(default_factory=SecuritySettings)

@@ -17,8 +17,10 @@ from ps_protocol.cluster.address import split_address
 from ps_protocol.cluster.tf_config import TfConfig
 from ps_protocol.errors import ConfigError
 from ps_protocol.logs import LogFormat, configure_logging, describe_process
+from ps_protocol.security.settings import SecuritySettings
 from ps_server.cli.options.common import clean_errors, exit_option, run_program, server_options
 from ps_server.cli.options.limits import shard_limit_options
+from ps_server.cli.options.security import server_security_options
 from ps_server.cli.options.storage import Durability, StorageConfig, storage_config, storage_options
 from ps_server.failpoints import ENVIRONMENT, Failpoints
 from ps_server.limits import ServerLimits
@@ -41,6 +43,7 @@ _M_ARENA_MAX = -8
     help="host:port of the coordinator. Required unless TF_CONFIG has a chief.",
 )
 @server_options(0, "PS_SERVER")
+@server_security_options
 @click.option(
     "--advertise",
     default="",
@@ -147,6 +150,7 @@ def main(
     checkpoint_dirs: tuple[Path, ...],
     exit_when_finished: bool,
     limits: ServerLimits,
+    security: SecuritySettings,
     **storage: Any,
 ) -> None:
     """Run one shard, which holds slices of every model and applies the gradients that workers push.
@@ -210,6 +214,7 @@ def main(
             exit_when_finished,
             metrics,
             limits=limits,
+            security=security,
         )
         serve = _serving()
         grpc_server.run(lambda stop: serve(config, stop))

@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import grpc
+
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.client.membership import Membership
 from ps_protocol.cluster.view import ClusterView, MemberStats, Role
@@ -16,9 +18,14 @@ from ps_protocol.logs import describe_process
 from ps_protocol.metrics.call_on_loop import call_on_loop
 from ps_protocol.metrics.server import MetricsServer
 from ps_protocol.model.spec import ShardMap
+from ps_protocol.rpc.channel import open_async_channel
+from ps_protocol.security.credentials import SessionCredential
+from ps_protocol.security.roles import AccessRole
+from ps_protocol.security.security import OFF, Security
 from ps_server.checkpoint.folder.roots import CheckpointRoots
 from ps_server.limits import LimitCounts
 from ps_server.serving import grpc_server
+from ps_server.serving.authorization import Authorization
 from ps_server.serving.metrics import serve_metrics
 from ps_server.shard.access.fence import Fence
 from ps_server.shard.answer_budget import AnswerBudget
@@ -53,11 +60,12 @@ async def serve(config: ShardConfig, stop: asyncio.Event) -> None:
 
     Raises PsError when it cannot listen, join, or stay a member. A standby that lost its place starts over instead.
     """
-    client = CoordinatorClient(config.coordinator)
+    security = Security(config.security, AccessRole.SERVER, listens=True)
+    client = CoordinatorClient(config.coordinator, security)
     try:
         while True:
             try:
-                await ShardProcess(config, client, stop).run()
+                await ShardProcess(config, client, stop, security).run()
                 return
             except (Fenced, InternalError) as error:
                 if not config.standby or stop.is_set():
@@ -72,10 +80,16 @@ async def serve(config: ShardConfig, stop: asyncio.Event) -> None:
 class ShardProcess:
     """One opening of the data directory: everything from there to its closing, on the shard's event loop."""
 
-    def __init__(self, config: ShardConfig, client: CoordinatorClient, stop: asyncio.Event) -> None:
+    def __init__(
+        self, config: ShardConfig, client: CoordinatorClient, stop: asyncio.Event, security: Security = OFF
+    ) -> None:
         self._config = config
         self._client = client
         self._stop = stop
+        self._security = security
+        self._authorization = Authorization(security)
+        #: The session of the present membership, as a standby or a shard.
+        self._session = SessionCredential()
         self._counters = Counters()
         #: Of this opening.
         self.limit_counts = LimitCounts()
@@ -122,6 +136,7 @@ class ShardProcess:
                 CheckpointRoots.of(config.checkpoint_dirs),
                 config.limits,
                 self.limit_counts,
+                self._open_shard,
             ),
             storage.recovered,
         )
@@ -136,14 +151,18 @@ class ShardProcess:
                 config.bind,
                 config.port,
                 [(SERVICE, service.register)],
+                authorization=self._authorization,
                 limits=config.limits,
                 limit_counts=self.limit_counts,
             )
             read = call_on_loop(asyncio.get_running_loop(), metrics.read)
-            self._metrics = serve_metrics(config.metrics, SHARD.role, read, {SHARD.constant: str(config.shard)})
+            self._metrics = serve_metrics(
+                config.metrics, SHARD.role, read, {SHARD.constant: str(config.shard)}, security=self._security
+            )
             address = config.advertise or server.address
             membership = await self._place(storage, executor, address)
             if membership is not None:
+                self._enter(membership)
                 fence.begin(membership.member.incarnation, membership.token)
                 metrics.serving = True
                 await self._hold(membership, address, storage, registry, feed)
@@ -163,6 +182,14 @@ class ShardProcess:
                 await asyncio.to_thread(self._metrics.close)
             await storage.close(snapshot=self._gently)
             executor.close()
+
+    def _enter(self, membership: Membership) -> None:
+        """From now on this process calls others, and is called, as this member."""
+        self._session = self._client.sessions.of(membership.member)
+        self._authorization.trust(self._client.sessions.public_key)
+
+    def _open_shard(self, address: str) -> grpc.aio.Channel:
+        return open_async_channel(address, self._security, self._session)
 
     async def _fetch(self, model: str) -> ShardMap:
         return await asyncio.to_thread(self._client.get_shard_map, model)
@@ -192,9 +219,10 @@ class ShardProcess:
         )
         if not config.standby:
             return await joined(self._client, spec, config.connect_timeout_seconds, self._stop)
-        follower = LogFollower(config.shard, storage, executor)
+        follower = LogFollower(config.shard, storage, executor, self._open_shard)
         standby = Standby(self._client, spec, follower, config.connect_timeout_seconds, self._stop)
         standby.exits_with_job = config.exit_when_finished
+        standby.on_join = self._enter
         taking = asyncio.create_task(standby.take_place())
         waits = asyncio.create_task(standby.waits.wait())
         await asyncio.wait([taking, waits], return_when=asyncio.FIRST_COMPLETED)

@@ -17,6 +17,7 @@ from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.cluster.answers import OpenedStream, StepAnswer
 from ps_protocol.cluster.requests import OpenRequest
 from ps_protocol.cluster.transport import Transport
+from ps_protocol.cluster.view import Role
 from ps_protocol.errors import InvalidRequest, ProtocolVersionMismatch
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire import convert_model
@@ -28,6 +29,7 @@ from ps_server.checkpoint.format.messages import part_to_pb
 from ps_server.consistency import WorkerKey
 from ps_server.consistency.messages import pushes_to_pb, worker_from_pb
 from ps_server.optimizers.state_bytes import describe, tensor_bytes
+from ps_server.serving.authorization import check_member
 from ps_server.serving.rpc_errors import translated
 from ps_server.shard.access.fence import ACCESS, Access, Fence
 from ps_server.shard.access.open_checks import OpenChecks
@@ -183,6 +185,7 @@ class ShardService:
 
     async def _open(self, request: OpenRequest) -> tuple[ShardModel, WorkerKey, OpenedStream]:
         """Find the model and the worker's place in it."""
+        check_member(Role.WORKER, *request.worker)
         await self._registry.membership(request.membership_revision)
         model = await self._registry.model(request.model, request.epoch)
         worker = WorkerKey(*request.worker)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -12,6 +12,9 @@ from ps_protocol.cluster.tf_config import TfConfig
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.cluster.view import Role
 from ps_protocol.errors import ConfigError
+from ps_protocol.security.roles import AccessRole
+from ps_protocol.security.security import Security
+from ps_protocol.security.settings import SecuritySettings
 
 T = TypeVar("T")
 
@@ -54,6 +57,12 @@ class WorkerConfig:
     #: Where this process serves its metrics; port 0: any free one, None: nowhere.
     metrics_bind: str = "127.0.0.1"
     metrics_port: int | None = None
+    security: SecuritySettings = field(default_factory=SecuritySettings)
+
+    def opened_security(self) -> Security:
+        """TLS and tokens from the files that ``security`` names. Raises ConfigError."""
+        role = AccessRole.WORKER if self.role is Role.WORKER else AccessRole.READER
+        return Security(self.security, role)
 
     @classmethod
     def from_environment(
@@ -67,6 +76,7 @@ class WorkerConfig:
         transport: str | None = None,
         connect_timeout_seconds: float | None = None,
         reconnect_timeout_seconds: float | None = None,
+        security: SecuritySettings | None = None,
     ) -> WorkerConfig:
         """Argument, else ``PS_*``, else ``TF_CONFIG``, else default. Raises ConfigError naming what is wrong."""
         environ = {name: value for name, value in environ.items() if value}
@@ -90,6 +100,7 @@ class WorkerConfig:
             reconnect_timeout_seconds=_seconds(
                 environ, "PS_RECONNECT_TIMEOUT", reconnect_timeout_seconds, RECONNECT_TIMEOUT_SECONDS
             ),
+            security=security or SecuritySettings.from_environment(environ),
         )
 
 

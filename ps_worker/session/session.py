@@ -20,7 +20,6 @@ from ps_protocol.cluster.view import ClusterView, Member, Role
 from ps_protocol.errors import ConfigError, NotReady, Retryable, Unavailable
 from ps_protocol.logs import describe_process
 from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
-from ps_protocol.rpc.channel import open_channel
 from ps_protocol.tracing.settings import make_tracer
 from ps_protocol.tracing.tracer import Tracer
 from ps_worker.session.config import TRANSPORTS, WorkerConfig
@@ -76,7 +75,7 @@ class Session:
         """
         check_device(config.device)
         deadline = time.monotonic() + config.connect_timeout_seconds
-        client = CoordinatorClient(config.coordinator)
+        client = CoordinatorClient(config.coordinator, config.opened_security())
         try:
             spec = JoinSpec(config.role, config.rank, take_over=config.take_over)
             membership = Membership.join(client, spec, config.connect_timeout_seconds, log.warning)
@@ -204,7 +203,7 @@ class Session:
         """A channel to the shard's present address; one per address, closed with the session."""
         address = self.shard_address(shard)
         if address not in self._channels:
-            self._channels[address] = open_channel(address)
+            self._channels[address] = self._membership.open_shard(address)
         return self._channels[address]
 
     def on_shards(self, callback: Callable[[], None]) -> None:

@@ -164,7 +164,13 @@ class Running:
 
 
 def _start(network: Network) -> Callable[..., Any]:
-    async def start(bind: str, port: int, services: Sequence[tuple[str, Any]], max_request_bytes: int = 0) -> Running:
+    async def start(
+        bind: str,
+        port: int,
+        services: Sequence[tuple[str, Any]],
+        max_request_bytes: int = 0,
+        authorization: object = None,
+    ) -> Running:
         server = Server(network, wait.process(), f"{bind}:{port}")
         for _, register in services:
             register(server)

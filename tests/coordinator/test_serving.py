@@ -13,9 +13,13 @@ from ps_protocol import errors
 from ps_protocol.errors import ConfigError, PsError
 from ps_protocol.rpc.channel import open_channel
 from ps_protocol.rpc.client_errors import translate
+from ps_protocol.security.roles import AccessRole
+from ps_protocol.security.security import Security
+from ps_protocol.security.settings import SecuritySettings
 from ps_protocol.v1 import common_pb2
 from ps_protocol.wire.convert_errors import by_code, to_detail
 from ps_server.serving import grpc_server
+from ps_server.serving.authorization import Authorization
 from ps_server.serving.rpc_errors import STATUS, trailer, translated
 from tests.support.loops import LoopThread
 
@@ -145,7 +149,8 @@ def test_a_stopping_server_reports_not_serving_until_its_calls_have_ended() -> N
 
 def test_the_address_of_a_wildcard_server_is_one_that_can_be_dialled() -> None:
     async def address() -> str:
-        server = await grpc_server.start("0.0.0.0", 0, [])
+        trusting = Authorization(Security(SecuritySettings(insecure=True), AccessRole.SERVER))
+        server = await grpc_server.start("0.0.0.0", 0, [], authorization=trusting)
         await server.stop(0)
         return server.address
 

@@ -13,8 +13,12 @@ from typing import Any, TypeVar
 
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.view import ClusterView, MemberStatus, Role
+from ps_protocol.security.roles import AccessRole
+from ps_protocol.security.security import OFF
+from ps_server.certs.folder import CertificateFolder
 from ps_server.checkpoint.read.checkpoint import Checkpoint
 from ps_server.cli.options.checkpoint import CheckpointConfig
+from ps_server.coordinator.access import CoordinatorAccess
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs.checkpoints import Checkpoints
 from ps_server.coordinator.service import SERVICE_NAME, CoordinatorService
@@ -25,6 +29,7 @@ from ps_server.shard.process import serve as serve_shard
 from ps_worker import Cluster
 from ps_worker.session.config import WorkerConfig
 from ps_worker.session.session import Session
+from tests.support.certificates import security_of
 from tests.support.loops import LoopThread
 from tests.support.shards import wait_until
 
@@ -50,6 +55,8 @@ class Job:
     checkpoints: Checkpoints
     #: Where shards may write checkpoints and read them from.
     checkpoint_dirs: tuple[Path, ...] = ()
+    #: The certificates and tokens of a job with security.
+    lab: CertificateFolder | None = None
     _shards: list[RunningShard] = field(default_factory=list)
 
     def run_checkpoints(self) -> None:
@@ -73,11 +80,14 @@ class Job:
     def gone(self, rank: int) -> str:
         return self.member(Role.WORKER, rank).gone
 
-    def start_shard(self, index: int) -> None:
-        ready_file = self.folder / f"shard-{index}"
+    def start_shard(self, index: int, name: str = "", **changes: Any) -> None:
+        ready_file = self.folder / (name or f"shard-{index}")
         config = ShardConfig(
             index, self.address, "127.0.0.1", 0, "", 1, 10.0, ready_file, checkpoint_dirs=self.checkpoint_dirs
         )
+        if self.lab:
+            config = replace(config, security=self.lab.settings(f"shard-{index}"))
+        config = replace(config, **changes)
         stop = asyncio.Event()
         served = asyncio.run_coroutine_threadsafe(serve_shard(config, stop), self.loop.loop)
         self._shards.append(RunningShard(stop, served, ready_file))
@@ -103,7 +113,11 @@ class Job:
     def config(
         self, role: Role = Role.WORKER, rank: int | None = None, seconds: float = 10.0, transport: str = "auto"
     ) -> WorkerConfig:
-        return WorkerConfig(self.address, role, rank, "cpu", seconds, seconds, transport)
+        config = WorkerConfig(self.address, role, rank, "cpu", seconds, seconds, transport)
+        if self.lab is None:
+            return config
+        access = AccessRole.WORKER if role is Role.WORKER else AccessRole.READER
+        return replace(config, security=self.lab.settings(access.value, role=access))
 
     def cluster(
         self, role: Role = Role.WORKER, rank: int | None = None, transport: str = "auto", *, take_over: bool = False
@@ -123,29 +137,32 @@ def running_job(
     *,
     checkpoints: CheckpointConfig | None = None,
     saved: Checkpoint | None = None,
+    lab: CertificateFolder | None = None,
     **settings: Any,
 ) -> Iterator[Job]:
     """A coordinator on a free port of 127.0.0.1 with ``start_shards`` (default: all) of its shards."""
     with LoopThread() as loop, ExitStack() as exits:
         cluster = ClusterSettings(shards, workers, **{"heartbeat_seconds": 0.1, "seed": 11, **settings})
-        driver = Driver(cluster, saved=saved)
+        access = CoordinatorAccess.of(security_of(lab, "coordinator") if lab else OFF)
+        driver = Driver(cluster, saved=saved, open_shard=access.open_shard)
 
         async def serving_checkpoints() -> Checkpoints:
             return Checkpoints(driver, checkpoints or CheckpointConfig())
 
         made = loop.run(serving_checkpoints())
-        service = CoordinatorService(driver, made)
-        server = loop.run(grpc_server.start("127.0.0.1", 0, [(SERVICE_NAME, service.register)]))
+        service = CoordinatorService(driver, made, sessions=access.sessions)
+        services = [(SERVICE_NAME, service.register)]
+        server = loop.run(grpc_server.start("127.0.0.1", 0, services, authorization=access.authorization))
 
         async def start() -> None:
             driver.start()
 
         loop.run(start())
-        with CoordinatorClient(server.address) as client:
+        with CoordinatorClient(server.address, security_of(lab, "admin") if lab else OFF) as client:
             folder = Path(exits.enter_context(TemporaryDirectory()))
             used = [checkpoints.directory if checkpoints else None, saved.folder.parent if saved else None]
             roots = tuple(root for root in used if root)
-            job = Job(loop, server.address, client, ExitStack(), folder, made, roots)
+            job = Job(loop, server.address, client, ExitStack(), folder, made, roots, lab)
             exits.callback(lambda: loop.run(server.stop(0.2)))
             exits.callback(lambda: loop.run(driver.close()))
             exits.callback(job.stop_shards)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
 
 from ps_protocol.cluster.address import split_address
-from ps_protocol.errors import Unavailable
+from ps_protocol.errors import PsError, Unauthenticated, Unavailable
 from ps_protocol.rpc.channel import open_channel
 from ps_protocol.rpc.client_errors import translate
 from ps_protocol.rpc.reach import why_unreachable
+from ps_protocol.security.security import OFF, Security
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
 
@@ -28,11 +29,12 @@ _LONGEST_PAUSE_SECONDS = 1.0
 class CoordinatorConnection:
     """Calls by the name of their RPC. Any thread may use it. Errors are ps_protocol.errors."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, security: Security = OFF) -> None:
         self.address = address
+        self._security = security
         #: For messages about the connection.
         self.peer = f"the coordinator at {address}"
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, security)
         #: For calls with a stream of answers.
         self.stub: Any = CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
         self._closed = threading.Event()
@@ -57,7 +59,9 @@ class CoordinatorConnection:
                 if self._closed.is_set():
                     raise
                 passed = time.monotonic() - begin
-                why = why_unreachable("it", self.address)
+                why = self._why("it")
+                if isinstance(why, Unauthenticated):
+                    raise self._why(self.peer) from None
                 if passed >= timeout_seconds:
                     # Without the earlier errors: their tracebacks add nothing.
                     raise Unavailable(
@@ -78,35 +82,55 @@ class CoordinatorConnection:
         try:
             socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except socket.gaierror:
-            raise why_unreachable(self.peer, self.address) from None
+            raise self._why(self.peer) from None
         try:
             self.once("GetStatus", pb.GetStatusRequest(), timeout_seconds)
         except Unavailable:
-            raise why_unreachable(self.peer, self.address) from None
+            raise self._why(self.peer) from None
 
-    def once(self, method: str, request: Any, timeout_seconds: float, *, wait_for_ready: bool = False) -> Any:
+    def _why(self, peer: str) -> PsError:
+        """Why ``peer``, the coordinator, does not answer."""
+        return why_unreachable(peer, self.address, security=self._security)
+
+    def once(
+        self,
+        method: str,
+        request: Any,
+        timeout_seconds: float,
+        *,
+        wait_for_ready: bool = False,
+        metadata: Sequence[tuple[str, str | bytes]] = (),
+    ) -> Any:
         """One try of ``timeout_seconds``. ``wait_for_ready``: it waits that long also while no coordinator is there."""
         if self._closed.is_set():
             raise Unavailable(f"the connection to {self.peer} was closed")
         try:
             return getattr(self.stub, method)(
-                request, timeout=max(timeout_seconds, 0.001), wait_for_ready=wait_for_ready
+                request, timeout=max(timeout_seconds, 0.001), wait_for_ready=wait_for_ready, metadata=metadata
             )
         except grpc.RpcError as error:
-            raise translate(error, self.peer) from error
+            raise self._security.explain(translate(error, self.peer)) from error
         except ValueError as error:
             # gRPC raises this for a call on a channel that another thread closes at the same time.
             if not self._closed.is_set():
                 raise
             raise Unavailable(f"the connection to {self.peer} was closed") from error
 
-    def call(self, method: str, request: Any, timeout_seconds: float) -> Any:
+    def call(
+        self,
+        method: str,
+        request: Any,
+        timeout_seconds: float,
+        *,
+        metadata: Sequence[tuple[str, str | bytes]] = (),
+    ) -> Any:
         """Repeated until it is answered. Raises Unavailable after ``timeout_seconds``."""
         deadline = time.monotonic() + timeout_seconds
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
-                return self.once(method, request, deadline - time.monotonic(), wait_for_ready=True)
+                left = deadline - time.monotonic()
+                return self.once(method, request, left, wait_for_ready=True, metadata=metadata)
             except Unavailable:
                 if time.monotonic() + pause >= deadline or self._closed.wait(pause):
                     raise

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+import grpc
+
 from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.client.connection import CoordinatorConnection
 from ps_protocol.client.coordinator_streams import MoveStream, ViewStream
+from ps_protocol.client.member_sessions import MemberSessions
 from ps_protocol.cluster.history import JobHistory
 from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk
 from ps_protocol.cluster.view import (
@@ -25,6 +28,8 @@ from ps_protocol.cluster.view import (
     SyncWord,
 )
 from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
+from ps_protocol.rpc.channel import open_channel
+from ps_protocol.security.security import OFF, Security
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.wire import convert_cluster as convert
 from ps_protocol.wire.convert_history import history_from_pb
@@ -74,9 +79,11 @@ class CoordinatorClient:
     are ps_protocol.errors.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, security: Security = OFF) -> None:
         self.address = address
-        self._connection = CoordinatorConnection(address)
+        self._security = security
+        self._connection = CoordinatorConnection(address, security)
+        self.sessions = MemberSessions()
 
     def __enter__(self) -> Self:
         return self
@@ -89,6 +96,11 @@ class CoordinatorClient:
     def close(self) -> None:
         """Close the connection; calls in progress fail with Unavailable."""
         self._connection.close()
+
+    def open_shard(self, address: str, member: Member | None = None) -> grpc.Channel:
+        """A channel to the shard at ``address``, for calls by ``member``, or by nobody who joined."""
+        session = self.sessions.of(member) if member else None
+        return open_channel(address, self._security, session, to_shard=True)
 
     def wait_until_reachable(self, timeout_seconds: float, on_wait: Callable[[str], None] = lambda text: None) -> None:
         """See CoordinatorConnection."""
@@ -120,7 +132,12 @@ class CoordinatorClient:
             lineage=os.environ.get(LINEAGE_VARIABLE, ""),
             take_over=spec.take_over,
         )
-        return convert.joined_from_pb(self._connection.call("Join", request, timeout_seconds), spec.role, spec.address)
+        reply = self._connection.call("Join", request, timeout_seconds)
+        joined = convert.joined_from_pb(reply, spec.role, spec.address)
+        if reply.session:
+            self.sessions.public_key = reply.session_key
+            self.sessions.of(joined.member).renew(reply.session)
+        return joined
 
     def heartbeat(
         self,
@@ -138,7 +155,11 @@ class CoordinatorClient:
         come back with an older journal.
         """
         request = _heartbeat(member, stats, keeps_state, sync, journal_mark)
-        mark: bytes = self._connection.once("Heartbeat", request, timeout_seconds).journal_mark
+        proof = self.sessions.metadata(member)
+        reply = self._connection.once("Heartbeat", request, timeout_seconds, metadata=proof)
+        if reply.session:
+            self.sessions.of(member).renew(reply.session)
+        mark: bytes = reply.journal_mark
         return mark
 
     def announce_state(self, member: Member, stats: MemberStats, timeout_seconds: float = CALL_SECONDS) -> None:
@@ -146,18 +167,21 @@ class CoordinatorClient:
 
         Raises Fenced when the place was lost before.
         """
-        self._connection.call("Heartbeat", _heartbeat(member, stats, keeps_state=True), timeout_seconds)
+        request = _heartbeat(member, stats, keeps_state=True)
+        self._connection.call("Heartbeat", request, timeout_seconds, metadata=self.sessions.metadata(member))
 
     def say_sync(self, member: Member, stats: MemberStats, word: SyncWord, timeout_seconds: float) -> None:
         """Return once the coordinator knows ``word`` of shard ``member``. Raises Fenced, Unavailable."""
-        self._connection.call("Heartbeat", _heartbeat(member, stats, keeps_state=True, sync=word), timeout_seconds)
+        request = _heartbeat(member, stats, keeps_state=True, sync=word)
+        self._connection.call("Heartbeat", request, timeout_seconds, metadata=self.sessions.metadata(member))
 
     def leave(self, member: Member, reason: str = "", timeout_seconds: float = CALL_SECONDS) -> None:
         """End the membership of ``member``, tried once. ``reason`` is empty at a clean end. Raises Fenced."""
         request = pb.LeaveRequest(
             role=convert.role_to_pb(member.role), index=member.index, incarnation=member.incarnation, reason=reason
         )
-        self._connection.once("Leave", request, timeout_seconds)
+        self._connection.once("Leave", request, timeout_seconds, metadata=self.sessions.metadata(member))
+        self.sessions.forget(member)
 
     def watch(self, known_revision: int = 0, journal_mark: bytes = b"", member: Member | None = None) -> ViewStream:
         """The cluster as it is, when that is not ``known_revision``, then after every change. Waits to connect.
@@ -169,7 +193,10 @@ class CoordinatorClient:
         if member is not None:
             request.role = convert.role_to_pb(member.role)
             request.index, request.incarnation = member.index, member.incarnation
-        return ViewStream(self._connection.stub.Watch(request, wait_for_ready=True), self._connection.peer)
+        proof = self.sessions.metadata(member) if member else ()
+        return ViewStream(
+            self._connection.stub.Watch(request, wait_for_ready=True, metadata=proof), self._connection.peer
+        )
 
     def declare_model(self, worker: Member, spec: ModelSpec, timeout_seconds: float = CALL_SECONDS) -> ShardMap:
         """Declare a model: the first is placed, a later one must match.
@@ -177,7 +204,8 @@ class CoordinatorClient:
         Raises ModelMismatch, NotReady while shards are missing, InvalidRequest or Fenced.
         """
         request = pb.DeclareModelRequest(rank=worker.index, incarnation=worker.incarnation, spec=spec_to_pb(spec))
-        return shard_map_from_pb(self._connection.call("DeclareModel", request, timeout_seconds))
+        proof = self.sessions.metadata(worker)
+        return shard_map_from_pb(self._connection.call("DeclareModel", request, timeout_seconds, metadata=proof))
 
     def get_shard_map(self, model: str, timeout_seconds: float = CALL_SECONDS) -> ShardMap:
         """The shard map of ``model``. Raises UnknownModel."""
@@ -200,7 +228,8 @@ class CoordinatorClient:
         request = pb.BarrierRequest(
             rank=worker.index, incarnation=worker.incarnation, phase=phase, wait_seconds=wait_seconds
         )
-        return convert.barrier_from_pb(self._connection.call("Barrier", request, wait_seconds + timeout_seconds))
+        seconds, proof = wait_seconds + timeout_seconds, self.sessions.metadata(worker)
+        return convert.barrier_from_pb(self._connection.call("Barrier", request, seconds, metadata=proof))
 
     def lease_data(
         self, worker: Member, ask: LeaseAsk, wait_seconds: float = 0.0, timeout_seconds: float = CALL_SECONDS
@@ -211,7 +240,8 @@ class CoordinatorClient:
         another dataset than the one known by this name.
         """
         request = ask_to_pb(worker, ask, wait_seconds)
-        return answer_from_pb(self._connection.call("LeaseData", request, wait_seconds + timeout_seconds))
+        seconds, proof = wait_seconds + timeout_seconds, self.sessions.metadata(worker)
+        return answer_from_pb(self._connection.call("LeaseData", request, seconds, metadata=proof))
 
     def checkpoint(self, timeout_seconds: float = CHECKPOINT_SECONDS) -> tuple[str, int, float]:
         """Make a checkpoint; returns its folder, its bytes, the seconds it took.

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TypeVar
 
+import grpc
+
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.client.coordinator_streams import ViewStream
 from ps_protocol.cluster.view import ClusterView, Joined, Member, MemberStats, Role, SyncWord
@@ -112,6 +114,10 @@ class Membership:
     def member(self) -> Member:
         """Place and incarnation of this process."""
         return self._joined.member
+
+    def open_shard(self, address: str) -> grpc.Channel:
+        """A channel to the shard at ``address``, for calls by this member."""
+        return self._client.open_shard(address, self.member)
 
     @property
     def seed(self) -> int:

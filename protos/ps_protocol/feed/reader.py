@@ -182,7 +182,8 @@ class TableFeed:
             epoch=shard_map.epoch,
         )
         patience = min(what.patience_seconds, LAST_SECONDS) if last else what.patience_seconds
-        return ShardReader(shard, request, self._address, patience, self._hear, self._say)
+        open_shard = self._client.open_shard
+        return ShardReader(shard, request, self._address, patience, self._hear, self._say, open_shard)
 
     def _hear(self, reader: ShardReader, event: Event) -> None:
         self._events.put((reader, event))

@@ -16,7 +16,6 @@ from google.protobuf.message import DecodeError
 
 from ps_protocol.errors import InternalError, NotReady, PsError, Retryable, Unavailable, UnknownModel
 from ps_protocol.model.tables import Ids
-from ps_protocol.rpc.channel import open_channel
 from ps_protocol.rpc.client_errors import translate
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import FEED_REPLIES, ChunkReceiver
@@ -59,14 +58,19 @@ class ShardReader:
         patience_seconds: float,
         tell: Callable[[ShardReader, Event], None],
         say: Callable[[str], None],
+        open_shard: Callable[[str], grpc.Channel],
     ) -> None:
-        """``address`` gives the present address of a shard; empty: it is not known. The thread calls all three."""
+        """``address`` gives the present address of a shard; empty: it is not known. ``open_shard``: a channel to one.
+
+        The thread calls all four.
+        """
         self.shard = shard
         self._request = request
         self._address = address
         self._patience_seconds = patience_seconds
         self._tell = tell
         self._say = say
+        self._open = open_shard
         self._stopped = threading.Event()
         self._room = threading.Semaphore(_AHEAD)
         self._call: Any = None
@@ -117,7 +121,7 @@ class ShardReader:
         if not (address := self._address(self.shard)):
             raise Unavailable(f"shard {self.shard} is not there", shard=str(self.shard))
         peer = f"shard {self.shard} at {address}"
-        with open_channel(address) as channel:
+        with self._open(address) as channel:
             feed: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(_FEED)
             self._call = replies = feed(self._request.SerializeToString())
             try:

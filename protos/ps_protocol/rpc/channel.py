@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import grpc
@@ -75,6 +75,10 @@ def open_channel(
         return grpc.secure_channel(address, credentials, CLIENT_OPTIONS)
 
     return SecureChannel(open_one, CallCredentials(security, session, to_shard))
+
+
+OpenChannel = Callable[[str], grpc.aio.Channel]
+"""Opens a channel to an address, with the credentials of whoever gave it."""
 
 
 def open_async_channel(

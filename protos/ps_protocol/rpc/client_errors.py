@@ -13,6 +13,7 @@ from ps_protocol.errors import (
     InvalidRequest,
     ProtocolVersionMismatch,
     PsError,
+    Unauthenticated,
     Unavailable,
 )
 from ps_protocol.text import printable
@@ -21,6 +22,8 @@ from ps_protocol.wire.convert_errors import from_detail
 
 _UNREACHED = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
 
+
+_NOT_ACCEPTED = "CERTIFICATE_VERIFY_FAILED"
 
 _UNRESOLVED = ("DNS resolution failed", "errors resolving", "Domain name not found")
 
@@ -42,6 +45,11 @@ def translate(error: grpc.RpcError, peer: str = "the server") -> PsError:
     if (detail := _detail(call)) is not None:
         return from_detail(detail)
     status, text = call.code(), printable(call.details() or "")
+    if _NOT_ACCEPTED in text:
+        return Unauthenticated(
+            f"the certificate of {peer} is not accepted here ({text})",
+            remedy="correct --tls-ca or PS_TLS_CA here, or the certificate there",
+        )
     if status in _UNREACHED:
         return Unavailable(
             f"{peer} does not answer ({status.name}: {text})",

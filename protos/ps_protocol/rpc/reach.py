@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 
 from ps_protocol.cluster.address import split_address
-from ps_protocol.errors import ConfigError, Unavailable
+from ps_protocol.errors import ConfigError, Unauthenticated, Unavailable
+from ps_protocol.rpc.tls_probe import TlsProbe
+from ps_protocol.security.security import OFF, Security
 
 PROBE_SECONDS = 1.0
 """How long one try to connect takes at most."""
@@ -15,12 +17,20 @@ class UnknownHost(Unavailable):
     """No host has this name, as far as this machine can tell."""
 
 
-def why_unreachable(peer: str, address: str, timeout_seconds: float = PROBE_SECONDS) -> Unavailable:
-    """The error to raise about ``peer`` at ``address``, which did not answer a call. Blocks for the time of one try."""
+def why_unreachable(
+    peer: str, address: str, timeout_seconds: float = PROBE_SECONDS, security: Security = OFF
+) -> Unavailable | Unauthenticated:
+    """The error to raise about ``peer`` at ``address``, which did not answer a call. Blocks for the time of one try.
+
+    Unauthenticated where one of the two does not accept the other's certificate, or only one of them speaks TLS.
+    """
     try:
         host, port = split_address(address)
-        with socket.create_connection((host, port), timeout=max(timeout_seconds, 0.01)):
+        seconds = max(timeout_seconds, 0.01)
+        with socket.create_connection((host, port), timeout=seconds):
             pass
+        if refusal := TlsProbe(host, port, seconds, peer, security).why_refused():
+            return refusal
     except ConfigError as error:
         return Unavailable(error.message, expected=error.expected, actual=error.actual, remedy=error.remedy)
     except socket.gaierror as error:

@@ -19,6 +19,7 @@ def caller_of(
     certificate: bytes,
     session: bytes,
     verifier: SessionVerifier | None,
+    job: str,
 ) -> Caller:
     """The caller, with the roles of everything it shows. Raises Unauthenticated where something of it is wrong, or
     nothing is there; Unavailable for a session that cannot be verified yet.
@@ -28,6 +29,10 @@ def caller_of(
     identity: CertificateIdentity | None = None
     claims: SessionClaims | None = None
     if certificate and (identity := identity_in(certificate)) is not None:
+        if identity.job not in ("", job):
+            raise Unauthenticated(
+                "the certificate is of another job", expected=f"job {job}", actual=identity.text, remedy="correct --job"
+            )
         roles.add(identity.role)
         names.append(f"certificate {identity.text}")
     if authorization:
@@ -36,6 +41,7 @@ def caller_of(
             raise Unauthenticated("this server does not know the token", remedy=_REMEDY)
         roles.add(token.role)
         names.append(f"token {token.name}")
+    proven = frozenset(roles)
     if session:
         if verifier is None:
             raise Unavailable("this server has not joined its job yet", remedy="try again")
@@ -45,4 +51,4 @@ def caller_of(
     if not roles:
         shown = "its certificate names no role" if certificate else "the call has no token"
         raise Unauthenticated(f"this server answers callers with a role alone, and {shown}", remedy=_REMEDY)
-    return Caller(frozenset(roles), ", ".join(names), identity, claims)
+    return Caller(frozenset(roles), ", ".join(names), proven, identity, claims)

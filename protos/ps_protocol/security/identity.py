@@ -77,5 +77,7 @@ class Caller:
     roles: frozenset[AccessRole]
     #: For log lines and messages, printable.
     name: str
+    #: The roles of its token and its certificate, without those of its session.
+    proven: frozenset[AccessRole] = frozenset()
     certificate: CertificateIdentity | None = None
     session: SessionClaims | None = None

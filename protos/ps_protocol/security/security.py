@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ps_protocol.security.session import SessionVerifier
     from ps_protocol.security.tls import TlsFiles
 
-EVERYBODY = Caller(frozenset(AccessRole), "anybody")
+EVERYBODY = Caller(frozenset(AccessRole), "anybody", frozenset(AccessRole))
 """The caller where nobody is authenticated."""
 
 
@@ -63,6 +63,11 @@ class Security:
         self._own = OwnTokens(settings, role, self._tokens)
 
     @classmethod
+    def from_environment(cls, environ: Mapping[str, str], role: AccessRole, *, listens: bool = False) -> Security:
+        """From ``PS_TLS_CERT``, ``PS_TOKEN_FILE`` and so on. Raises ConfigError."""
+        return cls(SecuritySettings.from_environment(environ), role, listens=listens)
+
+    @classmethod
     def off(cls) -> Security:
         """Without TLS, without tokens: for loopback."""
         return OFF
@@ -76,6 +81,12 @@ class Security:
     def authenticates(self) -> bool:
         """Whether servers refuse callers who prove nothing."""
         return self.settings.authenticates
+
+    @property
+    def reflects(self) -> bool:
+        """Whether servers describe their services to anybody's tools: unless callers are authenticated, or as told."""
+        told = self.settings.reflection
+        return not self.authenticates if told is None else told
 
     @property
     def sends_nothing(self) -> bool:
@@ -107,9 +118,12 @@ class Security:
         """Of a listener, TLS 1.3; None without TLS. Each handshake uses the files as they are then."""
         return self._files.server_context() if self._files else None
 
-    def client_context(self) -> ssl.SSLContext | None:
-        """Of a connection that is opened now, TLS 1.3; None without TLS. Names of servers are checked."""
-        return self._files.client_context() if self._files else None
+    def client_context(self, *protocols: str) -> ssl.SSLContext | None:
+        """Of a connection that is opened now, TLS 1.3; None without TLS. Names of servers are checked.
+
+        ``protocols``: those of ALPN.
+        """
+        return self._files.client_context(protocols) if self._files else None
 
     def check_bind(self, host: str, what: str) -> None:
         """Raises ConfigError when ``what`` would listen on ``host``, beyond loopback, without TLS or without tokens."""
@@ -173,7 +187,7 @@ class Security:
         # Of what security needs this alone is slow to import.
         from ps_protocol.security.callers import caller_of
 
-        return caller_of(self._tokens, authorization, certificate, session, verifier)
+        return caller_of(self._tokens, authorization, certificate, session, verifier, self.settings.job)
 
     def authorize(self, caller: Caller, roles: frozenset[AccessRole] | None, what: str) -> None:
         """Raises PermissionDenied unless one of the caller's roles is among ``roles``; None: everybody may."""

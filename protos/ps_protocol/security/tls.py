@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,9 +72,13 @@ class TlsFiles:
         material = self.material
         return grpc.ssl_channel_credentials(material.authorities, material.key, material.certificate)
 
-    def client_context(self) -> ssl.SSLContext:
+    def client_context(self, protocols: Sequence[str] = ()) -> ssl.SSLContext:
         """For a connection that is opened now: TLS 1.3, the server's name and authority are checked."""
-        return self._context(server=False)
+        if not protocols:
+            return self._context(server=False)
+        context = self._fresh(server=False)
+        context.set_alpn_protocols(list(protocols))
+        return context
 
     def server_context(self) -> ssl.SSLContext:
         """For a listener, once: every handshake uses the files as they are then."""

@@ -54,7 +54,7 @@ def learning_rates(coordinator: str, model: str | None, as_json: bool) -> None:
         maps = [each for each in shard_maps(client, view, CALL_SECONDS) if model in (None, each.spec.name)]
         if model is not None and not maps:
             raise UnknownModel(f"the job has no model '{model}'", expected=", ".join(sorted(view.models)), actual=model)
-        told = statuses_of(maps, view)
+        told = statuses_of(client, maps, view)
         silent = [each.spec.name for each in maps if each.spec.name not in told]
         if silent:
             raise Unavailable(f"no shard of model '{silent[0]}' answers", remedy="see psctl status")

@@ -12,7 +12,6 @@ from ps_protocol.cluster.model_status import ModelStatus
 from ps_protocol.cluster.view import ClusterView, Role
 from ps_protocol.errors import UnknownModel
 from ps_protocol.model.spec import ShardMap
-from ps_protocol.rpc.channel import open_channel
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1.shard_pb2_grpc import ShardStub
 from ps_protocol.wire.convert_status import model_status_from_pb
@@ -30,14 +29,14 @@ def shard_maps(client: CoordinatorClient, view: ClusterView, timeout_seconds: fl
     return maps
 
 
-def statuses_of(maps: Iterable[ShardMap], view: ClusterView) -> dict[str, list[ModelStatus]]:
+def statuses_of(client: CoordinatorClient, maps: Iterable[ShardMap], view: ClusterView) -> dict[str, list[ModelStatus]]:
     """By model, the answers of its shards that came in time."""
     members = view.live(Role.SHARD)
     told: dict[str, list[ModelStatus]] = {}
     with ExitStack() as channels:
         stubs = {}
         for number in sorted(members.keys() & {number for shard_map in maps for number in shard_map.holders}):
-            channel = channels.enter_context(open_channel(members[number].address))
+            channel = channels.enter_context(client.open_shard(members[number].address))
             stubs[number] = ShardStub(channel)  # type: ignore[no-untyped-call]
         calls = [
             (name, stubs[number].GetModel.future(pb.GetModelRequest(model=name), timeout=ASK_SECONDS))

@@ -17,7 +17,6 @@ from ps_protocol.errors import InvalidRequest, ModelMoved, PsError, Retryable, U
 from ps_protocol.model.ids import split
 from ps_protocol.model.spec import ShardMap
 from ps_protocol.model.tables import TableSpec
-from ps_protocol.rpc.channel import open_channel
 from ps_protocol.rpc.client_errors import translate
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import LOAD_ROWS_REQUESTS
@@ -135,7 +134,7 @@ class RowLoader:
 
     def _stub(self, address: str) -> Any:
         if address not in self._stubs:
-            channel = self._exits.enter_context(open_channel(address))
+            channel = self._exits.enter_context(self._membership.open_shard(address))
             self._stubs[address] = channel.stream_unary(_METHOD, response_deserializer=pb.LoadRowsReply.FromString)
         return self._stubs[address]
 

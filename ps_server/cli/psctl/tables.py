@@ -18,7 +18,7 @@ def table_totals(client: CoordinatorClient, view: ClusterView, timeout_seconds: 
     Blocks; all shards are asked at once, and none in a job without tables.
     """
     maps = shard_maps(client, view, timeout_seconds)
-    told = statuses_of([shard_map for shard_map in maps if shard_map.tables], view)
+    told = statuses_of(client, [shard_map for shard_map in maps if shard_map.tables], view)
     return tuple(
         _total(shard_map, number, told.get(shard_map.spec.name, []))
         for shard_map in maps

@@ -10,6 +10,7 @@ from contextlib import suppress
 from ps_protocol.cluster.view import ClusterView, Member, Role
 from ps_protocol.errors import PsError
 from ps_protocol.model.spec import ShardMap
+from ps_protocol.rpc.channel import OpenChannel, open_async_channel
 from ps_server.coordinator.jobs.shard_control import ShardControl
 
 _ASK_SECONDS = 2.0
@@ -18,7 +19,9 @@ _ASK_SECONDS = 2.0
 TableKey = tuple[str, str]
 
 
-async def bucket_bytes(view: ClusterView, maps: Mapping[str, ShardMap]) -> dict[TableKey, int]:
+async def bucket_bytes(
+    view: ClusterView, maps: Mapping[str, ShardMap], open_channel: OpenChannel = open_async_channel
+) -> dict[TableKey, int]:
     """About how many bytes one bucket of each table takes; ids are spread evenly over a table's buckets.
 
     Runs on the coordinator's loop. A shard that does not answer in time is left out, and so is a table of which no
@@ -28,7 +31,7 @@ async def bucket_bytes(view: ClusterView, maps: Mapping[str, ShardMap]) -> dict[
     members = view.live(Role.SHARD)
     holders = {number for shard_map in with_tables.values() for number in shard_map.holders}
     numbers = sorted(holders & members.keys())
-    told = await asyncio.gather(*(_table_bytes(members[number], with_tables) for number in numbers))
+    told = await asyncio.gather(*(_table_bytes(members[number], with_tables, open_channel) for number in numbers))
     nbytes: Counter[TableKey] = Counter()
     buckets: Counter[TableKey] = Counter()
     for number, sizes in zip(numbers, told, strict=True):
@@ -40,10 +43,10 @@ async def bucket_bytes(view: ClusterView, maps: Mapping[str, ShardMap]) -> dict[
     return {key: nbytes[key] // count for key, count in buckets.items() if count}
 
 
-async def _table_bytes(member: Member, maps: Mapping[str, ShardMap]) -> dict[TableKey, int]:
+async def _table_bytes(member: Member, maps: Mapping[str, ShardMap], open_channel: OpenChannel) -> dict[TableKey, int]:
     """What one shard tells of the tables it holds buckets of."""
     sizes: dict[TableKey, int] = {}
-    shard = ShardControl(member)
+    shard = ShardControl(member, open_channel=open_channel)
     try:
         with suppress(PsError):
             for model in [name for name, shard_map in maps.items() if member.index in shard_map.holders]:

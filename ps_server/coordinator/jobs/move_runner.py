@@ -80,7 +80,7 @@ class MoveRunner:
         self._running = True
         progress = MoveProgress()
         try:
-            sizes = await bucket_bytes(self._driver.view, self._driver.shard_maps)
+            sizes = await bucket_bytes(self._driver.view, self._driver.shard_maps, self._driver.open_shard)
             # Planned again at the end, for models that were declared meanwhile.
             while found := self._plan(goal, sizes, batch_bytes or BATCH_BYTES):
                 total = progress.moved_bytes + sum(batch.nbytes for batch in found)

@@ -63,7 +63,8 @@ async def quiesced(driver: Driver, numbers: Iterable[int], name: str) -> AsyncIt
     if missing := [number for number in wanted if number not in members]:
         raise NotReady("a shard is missing", shard=", ".join(map(str, missing)), remedy="start it, then try again")
     # A shard that has just been replaced has another token: with that of another incarnation it refuses the call.
-    shards = {number: ShardControl(members[number], tokens.get(members[number].incarnation, "")) for number in wanted}
+    tokens_of = {number: tokens.get(members[number].incarnation, "") for number in wanted}
+    shards = {number: ShardControl(members[number], tokens_of[number], driver.open_shard) for number in wanted}
     quiesce = Quiesce(name, shards, {})
     try:
         replies = await all_of(shard.pause(name, PAUSE_SECONDS) for shard in shards.values())

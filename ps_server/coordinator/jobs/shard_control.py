@@ -12,7 +12,7 @@ from ps_protocol.cluster.model_status import ModelStatus
 from ps_protocol.cluster.quiesced import ModelPosition
 from ps_protocol.cluster.view import Member
 from ps_protocol.model.spec import ShardMap
-from ps_protocol.rpc.channel import open_async_channel
+from ps_protocol.rpc.channel import OpenChannel, open_async_channel
 from ps_protocol.rpc.client_errors import translate
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
@@ -35,12 +35,15 @@ _RESUME_SECONDS = 1.0
 class ShardControl:
     """Used on the coordinator's event loop. Every call raises the shard's typed error, or Unavailable."""
 
-    def __init__(self, member: Member, token: str = "") -> None:
-        """``token``: the one the shard joined with; without it the shard answers only calls that change nothing."""
+    def __init__(self, member: Member, token: str = "", open_channel: OpenChannel = open_async_channel) -> None:
+        """``token``: the one the shard joined with; without it the shard answers only calls that change nothing.
+
+        ``open_channel`` opens a channel to an address, with the credentials of the coordinator.
+        """
         self.member = member
         self._metadata = ShardKey(member.incarnation, token).metadata() if token else ()
         self._peer = f"{member} at {member.address}"
-        self._channel = open_async_channel(member.address)
+        self._channel = open_channel(member.address)
         self._stub = shard_pb2_grpc.ShardStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def close(self) -> None:

@@ -12,6 +12,7 @@ from ps_protocol.errors import Fenced, Unavailable
 from ps_protocol.rpc.channel import SHARD_KEY
 from ps_protocol.wire.convert_key import ShardKey
 from ps_server.consistency import WorkerKey
+from ps_server.serving.authorization import check_member
 from ps_server.shard.models import Registry
 
 
@@ -84,7 +85,10 @@ class Fence:
             )
 
     async def admit(self, worker: WorkerKey, revision: int, *roles: Role) -> WorkerKey:
-        """The member that calls, once the view is as new as ``revision``. Raises as ``check``, and Unavailable."""
+        """The member that calls, once the view is as new as ``revision``. Raises as ``check``, and Unavailable;
+        PermissionDenied when the session of the call is another member's.
+        """
+        check_member(roles[0] if roles else Role.WORKER, worker.rank, worker.incarnation, *roles)
         await self._registry.membership(revision)
         self.check(worker, *roles)
         return worker

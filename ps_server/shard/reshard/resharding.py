@@ -79,7 +79,16 @@ class Resharding:
                 self._check(cut)
                 staged = [(await self._standing(shard_map), shard_map) for shard_map in maps]
                 arrived = [
-                    (model, await fetch(model.layout.shard_map, shard_map, self._context.shard, members))
+                    (
+                        model,
+                        await fetch(
+                            model.layout.shard_map,
+                            shard_map,
+                            self._context.shard,
+                            members,
+                            self._context.open_channel,
+                        ),
+                    )
                     for model, shard_map in staged
                 ]
                 self._check(cut)

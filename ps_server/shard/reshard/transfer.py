@@ -14,7 +14,7 @@ from ps_protocol.cluster.view import Member
 from ps_protocol.errors import InternalError, Unavailable
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import ShardMap
-from ps_protocol.rpc.channel import open_async_channel
+from ps_protocol.rpc.channel import OpenChannel
 from ps_protocol.rpc.client_errors import translate
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire import convert_model
@@ -35,8 +35,12 @@ _SAVE = "/ps_protocol.v1.Shard/Save"
 _SAVE_BUCKETS = "/ps_protocol.v1.Shard/SaveBuckets"
 
 
-async def fetch(held: ShardMap, wanted: ShardMap, shard: int, members: Mapping[int, Member]) -> StagedReshard:
+async def fetch(
+    held: ShardMap, wanted: ShardMap, shard: int, members: Mapping[int, Member], open_channel: OpenChannel
+) -> StagedReshard:
     """Everything that comes to ``shard``, from ``members``, the live shards by number; the sources must be paused.
+
+    ``open_channel`` opens a channel to one of them, with the credentials of this shard.
 
     Raises as ``transfer_plan``, and Unavailable, also for a source that is no live shard.
     """
@@ -57,7 +61,7 @@ async def fetch(held: ShardMap, wanted: ShardMap, shard: int, members: Mapping[i
             )
         end = begin + sum(_size(layout, index) for _, index in parcel.slices)
         async with AsyncExitStack() as stack:
-            source = _Source(held, parcel, members[parcel.source].address, stack)
+            source = _Source(held, parcel, members[parcel.source].address, stack, open_channel)
             if parcel.slices:
                 entries += await source.slices(values[begin:end])
             for table, numbers in parcel.buckets:
@@ -75,11 +79,14 @@ def _size(layout: Layout, index: int) -> int:
 class _Source:
     """One shard that things come from, for one ``fetch``. Raises Unavailable, InternalError, what that shard raises."""
 
-    def __init__(self, held: ShardMap, parcel: TransferPlan, address: str, stack: AsyncExitStack) -> None:
+    def __init__(
+        self, held: ShardMap, parcel: TransferPlan, address: str, stack: AsyncExitStack, open_channel: OpenChannel
+    ) -> None:
         self._held = held
         self._parcel = parcel
         self._address = address
         self._stack = stack
+        self._open_channel = open_channel
         #: What it knows of pushes.
         self.tracker: TrackerState | None = None
 
@@ -119,7 +126,7 @@ class _Source:
             self.tracker = pushes_from_pb(message.pushes)
 
     async def _call(self, method: str, request: Any) -> grpc.aio.UnaryStreamCall[bytes, bytes]:
-        channel = await self._stack.enter_async_context(open_async_channel(self._address))
+        channel = await self._stack.enter_async_context(self._open_channel(self._address))
         stub: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(method)
         call = stub(request.SerializeToString(), timeout=FETCH_SECONDS)
         self._stack.callback(call.cancel)

@@ -15,7 +15,7 @@ import grpc
 from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.cluster.view import Member
 from ps_protocol.errors import InternalError, Unavailable
-from ps_protocol.rpc.channel import open_async_channel
+from ps_protocol.rpc.channel import OpenChannel, open_async_channel
 from ps_protocol.rpc.client_errors import translate
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire import convert_model
@@ -56,14 +56,20 @@ class LogFollower:
     copy is under way: then it has nothing.
     """
 
-    def __init__(self, shard: int, storage: Storage, executor: ShardExecutor) -> None:
-        """``storage`` keeps every update. Raises InternalError for one that does not."""
+    def __init__(
+        self, shard: int, storage: Storage, executor: ShardExecutor, open_channel: OpenChannel = open_async_channel
+    ) -> None:
+        """``storage`` keeps every update. Raises InternalError for one that does not.
+
+        ``open_channel`` opens a channel to the shard, with the credentials of this standby.
+        """
         if storage.kept is None:
             raise InternalError("a standby needs a directory for every update")
         self.shard = shard
         self._storage = storage
         self._folder, self._log = storage.kept
         self._executor = executor
+        self._open_channel = open_channel
         self._replay = Replay(shard, storage.recovered)
         #: What it has is of another process's log.
         self.followed = False
@@ -83,7 +89,7 @@ class LogFollower:
     async def follow(self, primary: Member, place: StandbyPlace) -> None:
         """Until cancelled. Raises Unavailable when the stream ends, or the PsError, OSError that prevents it."""
         self._check()
-        async with _stream(primary, self.shard) as call:
+        async with _stream(primary, self.shard, self._open_channel) as call:
             start = pb.FollowStart(
                 shard=self.shard,
                 protocol_version=PROTOCOL_VERSION,
@@ -256,9 +262,9 @@ class LogFollower:
 
 
 @asynccontextmanager
-async def _stream(primary: Member, shard: int) -> AsyncIterator[Call]:
+async def _stream(primary: Member, shard: int, open_channel: OpenChannel) -> AsyncIterator[Call]:
     """A stream to ``primary``; what breaks it raises the PsError it stands for."""
-    async with open_async_channel(primary.address) as channel:
+    async with open_channel(primary.address) as channel:
         call: Call = channel.stream_stream(_METHOD)()
         try:
             yield call

@@ -22,6 +22,7 @@ from ps_server.log.durable import DurableLog
 from ps_server.log.reader import LogReader
 from ps_server.log.row_messages import describe_buckets
 from ps_server.optimizers.state_bytes import describe, tensor_bytes
+from ps_server.serving.authorization import check_member
 from ps_server.shard.durability.replication import Replication, Tell
 from ps_server.shard.models import Registry
 from ps_server.shard.step.model import ShardModel
@@ -143,6 +144,7 @@ class LogFeed:
 
     def _check_standby(self, start: pb.FollowStart) -> None:
         """Raises Fenced unless the follower is the standby that the cluster's view names for this shard."""
+        check_member(Role.STANDBY, self._shard, start.incarnation)
         standby = self._registry.view.live(Role.STANDBY).get(self._shard)
         if standby is None or standby.incarnation != start.incarnation:
             raise Fenced(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
@@ -41,6 +42,8 @@ class Standby:
         self._follower = follower
         self._timeout_seconds = timeout_seconds
         self._stop = stop
+        #: Told of the membership as a standby.
+        self.on_join: Callable[[Membership], None] = lambda membership: None
         #: Told to stop, too, by the end of the job.
         self.exits_with_job = False
         self._view = ClusterView()
@@ -113,6 +116,7 @@ class Standby:
                 await self._news(1.0)
                 continue
             if membership:
+                self.on_join(membership)
                 await asyncio.to_thread(membership.subscribe, *self._callbacks())
             return membership
         return None

@@ -1,0 +1,203 @@
+"""A job with TLS, client certificates and tokens: it trains, moves, is followed and read; strangers are refused."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.membership import Membership
+from ps_protocol.cluster.view import Role
+from ps_protocol.errors import PermissionDenied, Unauthenticated
+from ps_protocol.model.spec import Consistency, Mode
+from ps_protocol.security.roles import AccessRole
+from ps_protocol.security.security import OFF, Security
+from ps_server.certs.authority import Authority
+from ps_server.certs.folder import CertificateFolder
+from ps_server.cli.options.checkpoint import CheckpointConfig
+from ps_server.cli.options.storage import Durability, StorageConfig
+from ps_worker.session.session import Session
+from tests.support.certificates import made_folder, security_of, write_pair
+from tests.support.shards import wait_until
+from tests.worker.jobs import Job, running_job
+
+MODES = (Consistency(Mode.ASYNC), Consistency(Mode.SSP, 1), Consistency(Mode.SYNC))
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> CertificateFolder:
+    return made_folder(tmp_path / "lab")
+
+
+def train(job: Job, steps: int = 3, transport: str = "grpc") -> torch.nn.Module:
+    """One worker that takes ``steps``, and its model."""
+    torch.manual_seed(1)
+    model = torch.nn.Linear(3, 2)
+    with job.cluster(transport=transport) as cluster:
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        for _ in range(steps):
+            model(torch.ones(4, 3)).sum().backward()
+            optimizer.step()
+    return model
+
+
+def test_a_job_with_a_standby_trains_and_is_read(lab, tmp_path):
+    with running_job(shards=2, workers=1, lab=lab) as job:
+        kept = {name: StorageConfig(Durability.DURABLE, tmp_path / name) for name in ("shard-0", "standby-0")}
+        job.stop_shard(0)
+        job.start_shard(0, storage=kept["shard-0"], standby=True)
+        job.wait_for_shards()
+        job.start_shard(0, "standby-0", storage=kept["standby-0"], standby=True)
+        job.wait_for_shards()
+        wait_until(lambda: 0 in job.view.live(Role.STANDBY))
+        trained = train(job)
+        wait_until(lambda: job.member(Role.SHARD, 0).stats.standby_lag == 0)
+        with job.cluster(Role.EVALUATOR) as reader:
+            read = torch.nn.Linear(3, 2)
+            next(reader.follow(read))
+        assert torch.equal(read.weight, trained.weight)
+
+
+def test_slices_move_and_rest_in_a_checkpoint(lab, tmp_path):
+    with running_job(shards=2, workers=1, lab=lab, checkpoints=CheckpointConfig(tmp_path / "kept")) as job:
+        trained = train(job)
+        assert [each.moved_bytes == each.total_bytes for each in job.client.move(drain=[0])][-1]
+        folder, _, _ = job.client.checkpoint()
+        assert job.client.restore_checkpoint(folder)[1] == ["model"]
+        with job.cluster(Role.EVALUATOR) as reader:
+            read = torch.nn.Linear(3, 2)
+            next(reader.follow(read))
+        assert torch.equal(read.weight, trained.weight)
+
+
+def refusal(client: CoordinatorClient, role: Role = Role.WORKER, index: int | None = None) -> str:
+    with pytest.raises((Unauthenticated, PermissionDenied)) as caught:
+        Membership.join(client, JoinSpec(role, index), 20.0)
+    return str(caught.value)
+
+
+def test_strangers_are_refused_with_the_file_the_date_or_the_role(lab, tmp_path):
+    with running_job(shards=1, workers=1, lab=lab) as job:
+        worker = lab.settings("worker", role=AccessRole.WORKER)
+
+        def client(**changes: object) -> CoordinatorClient:
+            security = Security(worker.with_given(**changes), AccessRole.WORKER)
+            return job.exits.enter_context(CoordinatorClient(job.address, security))
+
+        # A certificate alone names its role, too.
+        tokens = tmp_path / "tokens"
+        tokens.touch(0o600)
+        tokens.write_text("worker:night:" + "w" * 20 + "\n")
+        assert str(tokens) in (said := refusal(client(token_file=tokens)))
+        assert "does not know the token" in said
+        assert "speaks TLS" in refusal(job.exits.enter_context(CoordinatorClient(job.address, OFF)))
+        other = Authority.make("other")
+        write_pair(tmp_path, "other", other.own)
+        assert f"authority in {tmp_path}/other.pem" in refusal(client(tls_ca=tmp_path / "other.pem"))
+        certificate, key = write_pair(tmp_path, "stranger", other.issue("worker/stranger"))
+        assert f"actual: {certificate}" in refusal(client(tls_cert=certificate, tls_key=key))
+        bare = replace(worker, tls_cert=None, tls_key=None)
+        assert "does not accept the certificate of this process" in refusal(
+            job.exits.enter_context(CoordinatorClient(job.address, Security(bare, AccessRole.WORKER)))
+        )
+        for role, index, needed in ((Role.SHARD, 0, "server"), (Role.EVALUATOR, 0, None), (Role.STANDBY, 0, "server")):
+            if needed:
+                assert f"needs the role {needed}" in refusal(client(), role, index)
+        shard = job.exits.enter_context(CoordinatorClient(job.address, security_of(lab, "shard-1")))
+        assert "not that of shard 0" in refusal(shard, Role.SHARD, 0)
+        for name in ("viewer", "reader"):
+            lesser = job.exits.enter_context(CoordinatorClient(job.address, security_of(lab, name)))
+            with pytest.raises(PermissionDenied, match="needs the role admin"):
+                lesser.set_consistency(Consistency(Mode.ASYNC))
+            assert lesser.get_status().view.expected_workers == 1
+        train(job)
+
+
+def test_a_server_whose_certificate_has_expired_is_named_with_the_date(lab, monkeypatch):
+    with running_job(shards=0, workers=1, lab=lab) as job:
+        certificate, key = lab.pair("ca")
+        from ps_server.certs.authority import KeyedCertificate
+
+        authority = Authority(KeyedCertificate(certificate.read_bytes(), key.read_bytes()))
+        # Servers take what they are given when it is replaced; so one that expires while they run is made by hand.
+        from ps_protocol.security import certificates, tls
+
+        patch = pytest.MonkeyPatch()
+        patch.setattr(certificates.CertificateFacts, "check_time", lambda *_: None)
+        try:
+            write_pair(lab.path, "coordinator", authority.issue("coordinator/job", ["127.0.0.1"], days=-1))
+            assert tls
+            client = job.exits.enter_context(CoordinatorClient(job.address, security_of(lab, "worker")))
+            assert "certificate has expired on 20" in refusal(client)
+        finally:
+            patch.undo()
+
+
+@pytest.mark.parametrize("consistency", MODES, ids=str)
+def test_certificates_and_tokens_rotate_without_a_failed_step_and_the_old_ones_are_refused(lab, consistency):
+    with running_job(shards=2, workers=1, lab=lab, consistency=consistency) as job:
+        old = lab.settings("worker", role=AccessRole.WORKER)
+        secret = old.token_file.read_text()
+        torch.manual_seed(1)
+        model = torch.nn.Linear(3, 2)
+        with job.cluster(transport="grpc") as cluster:
+            optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+
+            def steps() -> None:
+                for _ in range(3):
+                    model(torch.ones(4, 3)).sum().backward()
+                    optimizer.step()
+
+            steps()
+            lab.renew(2, [])
+            lab.replace_tokens(keep=True)
+            steps()
+            lab.replace_tokens()
+            steps()
+            wait_until(lambda: job.member(Role.WORKER, 0).stats.steps == 9)
+            assert job.member(Role.WORKER, 0).gone == ""
+        kept = lab.path / "old"
+        kept.touch(0o600)
+        kept.write_text(secret)
+        with_old = Security(replace(old, token_file=kept), AccessRole.WORKER)
+        with CoordinatorClient(job.address, with_old) as client:
+            assert f"{kept}" in refusal(client)
+
+
+def test_a_member_speaks_for_itself_alone(lab):
+    with running_job(shards=1, workers=2, lab=lab) as job:
+        client = job.exits.enter_context(CoordinatorClient(job.address, security_of(lab, "worker")))
+        one = job.exits.enter_context(Membership.join(client, JoinSpec(Role.WORKER, 0), 20.0))
+        two = job.exits.enter_context(Membership.join(client, JoinSpec(Role.WORKER, 1), 20.0))
+        stolen = client.sessions.of(one.member).token
+        client.sessions.of(two.member).renew(stolen)
+        with pytest.raises(PermissionDenied, match="names another member than its session"):
+            client.barrier(two.member, 0, 0.0)
+        client.sessions.forget(two.member)
+        with pytest.raises(Unauthenticated, match="no session token"):
+            client.barrier(two.member, 0, 0.0)
+        client.sessions.of(two.member).renew(stolen[:-1] + b"]")
+        with pytest.raises(Unauthenticated, match="not one of this job"):
+            client.barrier(two.member, 0, 0.0)
+
+
+def test_tokens_alone_guard_a_job_on_loopback(lab):
+    """Without TLS: beyond loopback a server refuses to start so."""
+    with running_job(shards=1, workers=1, lab=WithoutTls(lab.path)) as job:
+        train(job, transport="bulk")
+        with CoordinatorClient(job.address) as client:
+            assert "no token" in refusal(client)
+
+
+class WithoutTls(CertificateFolder):
+    def settings(self, name, **named):
+        return replace(super().settings(name, **named), tls_cert=None, tls_key=None, tls_ca=None, require_client=False)
+
+
+def test_a_session_is_left_open_to_nobody(lab):
+    with running_job(shards=1, workers=1, lab=lab) as job:
+        session = Session.join(job.config())
+        session.leave()
+        session.close()
+        wait_until(lambda: job.gone(0) == "left")
