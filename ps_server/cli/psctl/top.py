@@ -1,0 +1,126 @@
+"""The commands psctl top and psctl report: the job at a glance, live in a terminal or as one file."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.cluster.history import JobHistory
+from ps_protocol.errors import ConfigError, Unavailable
+from ps_server.cli.psctl.connection import connected, coordinator_option
+from ps_server.cli.psctl.glance_view import glance_view
+from ps_server.cli.psctl.keys import keys
+from ps_server.cli.status.text import time_text
+from ps_server.glance.job import glance_of
+from ps_server.page.needs import check_libraries
+
+CALL_SECONDS = 5.0
+POINTS = 60
+"""Of each curve that the terminal shows a part of."""
+
+
+@click.command()
+@coordinator_option
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.1),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two looks.",
+)
+@click.option("--count", type=click.IntRange(1), metavar="N", help="End after N looks.  [default: no limit]")
+def top(coordinator: str, interval: float, count: int | None) -> None:
+    """Show the job live: speed, curves, alerts, who waits for whom, what shards hold, the last events.
+
+    q or Ctrl-C ends it, and so does the end of the job. Where the output is no terminal, one table is printed per
+    interval.
+    """
+    console = Console(highlight=False, markup=False, emoji=False)
+    with connected(coordinator) as client:
+        try:
+            if console.is_terminal:
+                _live(client, console, interval, count)
+            else:
+                _print(client, console, interval, count)
+        except KeyboardInterrupt:
+            return
+
+
+def _live(client: CoordinatorClient, console: Console, interval: float, count: int | None) -> None:
+    shown, looks = Group(), 0
+    with keys() as key, Live(console=console, auto_refresh=False, screen=True) as live:
+        while True:
+            try:
+                history = _look(client)
+                shown = glance_view(glance_of(history), history.curves, console.height)
+                live.update(shown, refresh=True)
+            except Unavailable:
+                history = None
+                notice = Text("the coordinator does not answer; trying again (q ends)", style="bold red")
+                live.update(Group(notice, shown), refresh=True)
+            looks += 1
+            if looks == count or (history is not None and history.status.view.finished) or key(interval) in ("q", "Q"):
+                break
+    console.print(shown)
+
+
+def _print(client: CoordinatorClient, console: Console, interval: float, count: int | None) -> None:
+    looks = 0
+    while True:
+        try:
+            history = _look(client)
+            console.print(time_text(history.at_seconds))
+            console.print(glance_view(glance_of(history), history.curves, None), soft_wrap=True)
+            if history.status.view.finished:
+                return
+        except Unavailable as error:
+            click.echo(f"{time_text(time.time())} {error.message}", err=True)
+        looks += 1
+        if looks == count:
+            return
+        time.sleep(interval)
+
+
+def _look(client: CoordinatorClient) -> JobHistory:
+    return client.get_history(CALL_SECONDS, last_points=POINTS)
+
+
+@click.command()
+@click.option(
+    "-o",
+    "--output",
+    "file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("job.html"),
+    show_default=True,
+    help="File to write; one that exists is replaced.",
+)
+@click.option("--title", default="torch-ps job", show_default=True, help="Title of the report.")
+@coordinator_option
+def report(coordinator: str, file: Path, title: str) -> None:
+    """Write the job as one HTML file: curves, events, members, placement, configuration.
+
+    The file opens in any browser, without a network and without this job. Needs torch-ps[page].
+    """
+    with connected(coordinator) as client:
+        check_libraries("psctl report")
+        # Its libraries are an extra of the package.
+        from ps_server.page.report import report_html
+
+        text = report_html(client.get_history(CALL_SECONDS), title)
+        partial = file.with_name(f"{file.name}.{os.getpid()}.part")
+        try:
+            partial.write_text(text)
+            partial.replace(file)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise ConfigError(f"cannot write {file}: {error.strerror or error}") from error
+    click.echo(f"{file}: {len(text) / 1e6:.2f} MB")
