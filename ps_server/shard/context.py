@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ps_protocol.errors import InternalError
 from ps_protocol.model.spec import ShardMap
 from ps_protocol.rpc.channel import OpenChannel, open_async_channel
+from ps_protocol.tracing.tracer import Tracer
 from ps_server.checkpoint.folder.roots import CheckpointRoots
 from ps_server.failpoints import Failpoints
 from ps_server.limits import LimitCounts, ServerLimits
@@ -53,6 +54,8 @@ class ShardContext:
     limit_counts: LimitCounts = field(default_factory=LimitCounts)
     #: Opens a channel to another shard, with the credentials of this one.
     open_channel: OpenChannel = open_async_channel
+    #: Records the pushes that workers trace; None: tracing is off.
+    tracer: Tracer | None = None
 
     async def write(self, entry: Entry, nbytes: int, points: tuple[str, ...] = ()) -> None:
         """Log an entry of about ``nbytes`` bytes, between two failpoints. Raises StorageFull, InternalError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,7 @@ from ps_protocol.rpc.channel import open_async_channel
 from ps_protocol.security.credentials import SessionCredential
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import OFF, Security
+from ps_protocol.tracing.settings import make_tracer
 from ps_server.checkpoint.folder.roots import CheckpointRoots
 from ps_server.limits import LimitCounts
 from ps_server.serving import grpc_server
@@ -115,6 +117,7 @@ class ShardProcess:
     async def _run(self, executor: ShardExecutor) -> None:
         config = self._config
         try:
+            tracer = make_tracer(os.environ, f"shard {config.shard}")
             storage = await Storage.open(config.shard, config.storage, executor)
         except BaseException:
             executor.close()
@@ -137,6 +140,7 @@ class ShardProcess:
                 config.limits,
                 self.limit_counts,
                 self._open_shard,
+                tracer,
             ),
             storage.recovered,
         )
@@ -182,6 +186,8 @@ class ShardProcess:
                 await asyncio.to_thread(self._metrics.close)
             await storage.close(snapshot=self._gently)
             executor.close()
+            if tracer:
+                tracer.close()
 
     def _enter(self, membership: Membership) -> None:
         """From now on this process calls others, and is called, as this member."""

@@ -148,7 +148,14 @@ class ShardService:
                 return
             answers, keeps = self._registry.context.answers, request.keeps_slices
             stream = StepStream(
-                transport, model, worker, self._counters, request.wire, keeps_slices=keeps, answers=answers
+                transport,
+                model,
+                worker,
+                self._counters,
+                request.wire,
+                keeps_slices=keeps,
+                answers=answers,
+                tracer=self._registry.context.tracer,
             )
             # Over shared memory a worker's gradients are in a segment of its own.
             spare = nullcontext() if transport.kind is Transport.SHM else model.pool.reserved()

@@ -25,6 +25,7 @@ from ps_server.shard.counters import StepTimes
 from ps_server.shard.durability.replication import Replication
 from ps_server.shard.step.gate import Gate
 from ps_server.shard.step.push import IncomingPush
+from ps_server.shard.step.push_trace import ServedPush
 from ps_server.shard.step.pushed_rows import combined_rows
 from ps_server.shard.step.working_copy import WorkingCopy
 from ps_server.state.region import Region, RegionPool
@@ -117,11 +118,15 @@ class Applier:
         def work(replica: Replica) -> None:
             infos = tuple(push.info for push in pushes)
             began = time.perf_counter()
+            traces = [push.trace for push in pushes if push.trace is not None]
+            began_ns = time.monotonic_ns() if traces else 0
             try:
                 pool, keep = self.working.pool, self.log.keeps
                 with combined(pushes, scale, live_workers, pool, replica.tables, keep=keep) as step:
-                    self._make(replica, AppliedUpdate(model, version, infos, is_round, step))
+                    self._make(replica, AppliedUpdate(model, version, infos, is_round, step), traces)
             finally:
+                for trace in traces:
+                    trace.applied(began_ns, time.monotonic_ns())
                 self.times.apply.observe(time.perf_counter() - began)
                 for push in pushes:
                     self.free(push)
@@ -137,11 +142,14 @@ class Applier:
         untouched = frozenset.intersection(*(push.absent for push in pushes))
         self.working.change(version, work, cost, untouched=untouched).add_done_callback(done)
 
-    def _make(self, replica: Replica, update: AppliedUpdate) -> None:
+    def _make(self, replica: Replica, update: AppliedUpdate, traces: Sequence[ServedPush]) -> None:
         """In the executor. First the log: what cannot be logged is not applied."""
         if self._failpoints.armed:
             self._failpoints.hit("before_log")
+        began_ns = time.monotonic_ns() if traces else 0
         self.log.append(update)
+        for trace in traces:
+            trace.logged(began_ns, time.monotonic_ns())
         if self._failpoints.armed:
             self._failpoints.hit("after_log_before_apply")
         try:

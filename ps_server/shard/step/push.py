@@ -11,6 +11,7 @@ from ps_server import tables as row_tables
 from ps_server.consistency import PushDecision, PushInfo
 from ps_server.optimizers.finite import first_nonfinite
 from ps_server.shard.executor import ShardExecutor
+from ps_server.shard.step.push_trace import ServedPush
 from ps_server.shard.step.pushed_rows import PushedRows, inspect, nonfinite_rows
 from ps_server.state.region import Region
 
@@ -43,6 +44,8 @@ class IncomingPush:
     decision: PushDecision | None = None
     #: Why it was refused.
     error: PsError | None = None
+    #: What a trace says of it; None: its worker does not trace it.
+    trace: ServedPush | None = None
 
 
 async def must_skip(push: IncomingPush, executor: ShardExecutor, tables: Sequence[row_tables.ShardTable]) -> bool:

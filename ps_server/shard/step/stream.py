@@ -21,6 +21,7 @@ from ps_protocol.cluster.requests import (
 )
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InvalidRequest, NonFiniteGradient, StorageFull, TableFull
+from ps_protocol.tracing.tracer import Tracer
 from ps_protocol.wire.formats import RAW, Wire
 from ps_server.consistency import LIMIT, Position, PushInfo, Verdict, WorkerKey
 from ps_server.shard.answer_budget import AnswerBudget
@@ -29,7 +30,9 @@ from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.payload_codec import StreamCodec
 from ps_server.shard.step.published import Published, UnchangedSlices
 from ps_server.shard.step.push import IncomingPush
+from ps_server.shard.step.push_answers import answer_to, settled_answer, tell_skipped
 from ps_server.shard.step.push_reader import PushReader
+from ps_server.shard.step.push_trace import ServedPush
 from ps_server.shard.step.pushed_rows import WantedRows, wanted
 from ps_server.shard.tasks import run_together
 from ps_server.shard.transport.base import ServerTransport
@@ -43,15 +46,6 @@ PIPELINE_DEPTH = 4
 """Pushes of one stream that may be unanswered before the shard stops reading it."""
 
 _MAX_PHASE = LIMIT - 1
-
-OUTCOMES = {
-    Verdict.APPLY: "APPLIED",
-    Verdict.HOLD: "APPLIED",
-    Verdict.DUPLICATE: "DUPLICATE",
-    Verdict.LATE: "LATE",
-    Verdict.STALE: "STALE",
-    Verdict.SKIP: "SKIPPED",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +76,17 @@ class StepStream:
         *,
         keeps_slices: bool = False,
         answers: AnswerBudget | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         """``wire`` is how payloads are written; raw where they are in memory that both sides map.
 
         ``keeps_slices``: the worker keeps what comes, so that only what has changed need come again. ``answers``: what
-        limits the memory of rows on their way; None: nothing does.
+        limits the memory of rows on their way; None: nothing does. ``tracer`` records the pushes that workers trace.
         """
         self._budget = answers or AnswerBudget()
+        self._tracer = tracer
+        #: Traced pushes without an answer.
+        self._traces: set[ServedPush] = set()
         self._transport = transport
         self._model = model
         self._worker = worker
@@ -114,6 +112,8 @@ class StepStream:
             logger.debug("the stream of %s ended: %s", self._worker, error)
         finally:
             self._reader.discard()
+            for trace in self._traces:
+                trace.end("not answered: the stream ended")
 
     async def push_once(self) -> StepAnswer:
         """Read one push and decide it, without waiting for parameters. Raises PsError, ConnectionError."""
@@ -142,6 +142,8 @@ class StepStream:
     async def _take(self, message: StepRequest) -> IncomingPush | None:
         match message:
             case PushHeader():
+                if self._tracer is not None and message.traceparent:
+                    return await self._traced(self._tracer, message)
                 return await self._reader.read(message)
             case ArriveRequest(phase):
                 self._arrive(phase)
@@ -162,6 +164,14 @@ class StepStream:
                     expected="push, lookup, stage, fetch, arrive or release",
                 )
         return None
+
+    async def _traced(self, tracer: Tracer, header: PushHeader) -> IncomingPush:
+        begin_ns = time.monotonic_ns()
+        push = await self._reader.read(header)
+        layout = self._model.layout
+        push.trace = ServedPush(tracer, header.traceparent, self._worker, self._model.name, layout.shard, begin_ns)
+        self._traces.add(push.trace)
+        return push
 
     def _arrive(self, phase: int) -> None:
         """Raises InvalidRequest for a phase after which there is no other, Fenced."""
@@ -207,11 +217,23 @@ class StepStream:
                 settled = settled_answer(answer, self._model)
                 self._counters.dropped += answer.decision is not None and settled.error is not None
                 await self._transport.send(settled)
+                self._end_trace(answer.trace, settled)
             else:
-                waited_seconds = await self._wait_for_mode(answer.info.position, answer.ahead)
+                if answer.trace is not None:
+                    answer.trace.has_turn()
+                waited_seconds, reason = await self._wait_for_mode(answer.info.position, answer.ahead)
                 result = self._with_differences(answer_to(answer, self._model))
                 result.waited_seconds = waited_seconds
-                await self._reply(result, answer.info)
+                if answer.trace is not None:
+                    answer.trace.may_go(reason)
+                    result.waited_for = reason
+                await self._reply(result, answer.info, answer.trace)
+                self._end_trace(answer.trace, result)
+
+    def _end_trace(self, trace: ServedPush | None, answer: StepAnswer) -> None:
+        if trace is not None:
+            trace.end(answer.outcome)
+            self._traces.remove(trace)
 
     def _with_differences(self, answer: StepAnswer) -> StepAnswer:
         if self._model.differences.known:
@@ -220,25 +242,25 @@ class StepStream:
             self._told = len(found)
         return answer
 
-    async def _wait_for_mode(self, position: Position, ahead: int) -> float:
+    async def _wait_for_mode(self, position: Position, ahead: int) -> tuple[float, str]:
         """Wait until a pull at ``position`` may be answered; sends a Waiting message now and then.
 
-        Returns for how many seconds.
+        Returns for how many seconds, and what it waited for first.
         """
-        tracker, began = self._model.tracker, 0.0
+        tracker, began, first = self._model.tracker, 0.0, ""
         # Asked again each time: the mode may have changed meanwhile.
         while reason := tracker.blocker(tracker.pull_position(position, ahead) if ahead else position):
-            began = began or time.perf_counter()
+            began, first = began or time.perf_counter(), first or reason
             try:
                 async with asyncio.timeout(WAITING_SECONDS):
                     await self._model.may_pull(tracker.pull_position(position, ahead))
             except TimeoutError:
                 await self._transport.send(WaitingAnswer(reason))
         if not began:
-            return 0.0
+            return 0.0, ""
         seconds = time.perf_counter() - began
         self._model.times.wait.observe(seconds)
-        return seconds
+        return seconds, first
 
     async def _rows(self, asked: RequestedLookup) -> None:
         if asked.position is not None:
@@ -254,7 +276,7 @@ class StepStream:
             await self._transport.send_rows(RowsAnswer(asked.number, version), rows, in_room=room is not None)
         self._counters.traffic[self._transport.kind].sent += len(rows)
 
-    async def _reply(self, answer: StepAnswer, info: PushInfo | None = None) -> None:
+    async def _reply(self, answer: StepAnswer, info: PushInfo | None = None, trace: ServedPush | None = None) -> None:
         self._replied.clear()
         began = time.perf_counter()
         # Read first: what is published holds these changes at least.
@@ -264,6 +286,8 @@ class StepStream:
                 if answer.sequence and self._model.failpoints.armed:
                     self._model.failpoints.hit("after_apply_before_reply")
                 answer.version = published.version
+                if trace is not None:
+                    trace.sends()
                 if info:
                     self._counters.dropped += tell_skipped(answer, info, self._model)
                 raw = self._codec is not None and self._codec.needs_raw
@@ -274,37 +298,6 @@ class StepStream:
                 self._model.times.reply.observe(time.perf_counter() - began)
         finally:
             self._replied.set()
-
-
-def answer_to(push: IncomingPush, model: ShardModel) -> StepAnswer:
-    """The answer to one push, without parameters."""
-    info, decision, tracker = push.info, push.decision, model.tracker
-    answer = StepAnswer(info.sequence, "REFUSED", tracker.version, clock=info.position.clock, error=push.error)
-    if decision is None:
-        return answer
-    answer.outcome = OUTCOMES[decision.verdict]
-    answer.staleness = model.staleness.get(info.worker.rank, 0)
-    if decision.verdict is Verdict.HOLD and not tracker.may_pull(info.position):
-        answer.outcome = "PENDING"
-    if decision.verdict is Verdict.LATE:
-        answer.clock = tracker.resume(info.position).clock
-    return answer
-
-
-def settled_answer(push: IncomingPush, model: ShardModel) -> StepAnswer:
-    """The answer to one push once everything decided has been done."""
-    answer = answer_to(push, model)
-    if push.decision is not None:
-        tell_skipped(answer, push.info, model)
-    return answer
-
-
-def tell_skipped(answer: StepAnswer, info: PushInfo, model: ShardModel) -> bool:
-    """Say in ``answer`` that the step of this push raised, if it did; whether it did."""
-    error = model.skipped(info)
-    if error is not None:
-        answer.outcome, answer.error = "SKIPPED", error
-    return error is not None
 
 
 async def send_published(
