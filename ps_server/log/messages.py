@@ -10,6 +10,12 @@ from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import ModelSpec, Options
 from ps_protocol.v1 import common_pb2, log_pb2, shard_pb2
 from ps_protocol.wire import convert_model
+from ps_protocol.wire.convert_headers import (
+    bucket_headers_from_pb,
+    bucket_headers_to_pb,
+    state_headers_from_pb,
+    state_headers_to_pb,
+)
 from ps_protocol.wire.convert_options import changed_options, options_from_json, options_from_pb, options_to_pb
 from ps_server.consistency import Position, PushInfo, TrackerState, WorkerKey
 from ps_server.consistency.messages import pushes_from_pb, pushes_to_pb
@@ -56,7 +62,7 @@ class EntryWriter:
                 load = log_pb2.LoadRecord(
                     model=model,
                     with_region=region is not None,
-                    state=describe(entries or ()),
+                    state=state_headers_to_pb(describe(entries or ())),
                     with_state=entries is not None,
                     pushes=pushes_to_pb(tracker) if tracker else None,
                 )
@@ -99,9 +105,9 @@ def _prepared(entry: StagedReshard) -> tuple[bytes, list[memoryview]]:
     prepare = log_pb2.PrepareRecord(
         shard_map=convert_model.shard_map_to_pb(entry.shard_map),
         incoming=entry.incoming,
-        state=describe(entry.entries),
+        state=state_headers_to_pb(describe(entry.entries)),
         pushes=pushes_to_pb(entry.tracker) if entry.tracker else None,
-        buckets=describe_buckets(entry.buckets),
+        buckets=bucket_headers_to_pb(describe_buckets(entry.buckets)),
     )
     pieces = [entry.values, *(tensor_bytes(tensor) for _, tensor in entry.entries)]
     pieces += [piece for _, contents in entry.buckets for piece in contents.pieces()]
@@ -159,8 +165,8 @@ def decode_prepare(record: log_pb2.PrepareRecord, payload: memoryview, shard: in
     values = memoryview(bytearray(taken(payload, 0, size)))
     tracker = _tracker_of(record)
     rows = len(payload) - sum(bucket.payload_bytes for bucket in record.buckets)
-    buckets = read_buckets(record.buckets, payload[rows:], shard_map.spec)
-    state = read_state(record.state, payload[size:rows])
+    buckets = read_buckets(bucket_headers_from_pb(record.buckets), payload[rows:], shard_map.spec)
+    state = read_state(state_headers_from_pb(record.state), payload[size:rows])
     return StagedReshard(shard_map, tuple(record.incoming), values, state, tracker, buckets)
 
 
@@ -175,7 +181,7 @@ def decode_load(record: log_pb2.LoadRecord, payload: memoryview, layout: Layout)
     if record.with_region:
         region = Region(layout)
         region.bytes[:] = taken(payload, 0, layout.region_bytes)
-    entries = read_state(record.state, payload[layout.region_bytes * record.with_region :])
+    entries = read_state(state_headers_from_pb(record.state), payload[layout.region_bytes * record.with_region :])
     tracker = _tracker_of(record)
     return Loaded(record.model, region, entries if record.with_state else None, tracker)
 

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ps_protocol.model.payload_headers import BucketHeader
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.model.tables import Ids
-from ps_protocol.v1 import log_pb2, shard_pb2
+from ps_protocol.v1 import log_pb2
+from ps_protocol.wire.convert_headers import bucket_headers_from_pb, bucket_headers_to_pb
 from ps_protocol.wire.convert_options import changed_options, options_to_pb, row_options_from_json, row_options_from_pb
 from ps_server.log.entries import BucketsPut, RowsDropped, RowsEntry, RowsLoaded
 from ps_server.optimizers.state_bytes import taken
@@ -38,7 +40,7 @@ def encode_rows(entry: RowsEntry) -> Written:
             )
             return log_pb2.LogRecord(drop_rows=drop), [bytes_of(entry.ids), bytes_of(entry.waiting)]
         case BucketsPut():
-            messages = describe_buckets(entry.contents)
+            messages = bucket_headers_to_pb(describe_buckets(entry.contents))
             pieces = [piece for _, contents in entry.contents for piece in contents.pieces()]
             return log_pb2.LogRecord(buckets=log_pb2.BucketsRecord(model=entry.model, buckets=messages)), pieces
 
@@ -51,7 +53,9 @@ def decode_rows(record: log_pb2.LogRecord, payload: memoryview, spec: ModelSpec)
         case "drop_rows":
             return _decode_drop(record.drop_rows, payload)
         case _:
-            return BucketsPut(record.buckets.model, read_buckets(record.buckets.buckets, payload, spec))
+            return BucketsPut(
+                record.buckets.model, read_buckets(bucket_headers_from_pb(record.buckets.buckets), payload, spec)
+            )
 
 
 def _decode_load(record: log_pb2.LoadRowsRecord, payload: memoryview, spec: ModelSpec) -> RowsLoaded:
@@ -70,20 +74,20 @@ def _decode_drop(record: log_pb2.DropRowsRecord, payload: memoryview) -> RowsDro
     return RowsDropped(record.model, record.table, ids, waiting)
 
 
-def describe_buckets(buckets: Iterable[tuple[int, BucketContents]]) -> list[shard_pb2.Bucket]:
-    """The messages that announce the payloads of ``buckets``."""
-    return [contents.message(table) for table, contents in buckets]
+def describe_buckets(buckets: Iterable[tuple[int, BucketContents]]) -> list[BucketHeader]:
+    """What announces the payloads of ``buckets``."""
+    return [contents.header(table) for table, contents in buckets]
 
 
 def read_buckets(
-    messages: Iterable[shard_pb2.Bucket], payload: memoryview, spec: ModelSpec
+    headers: Iterable[BucketHeader], payload: memoryview, spec: ModelSpec
 ) -> list[tuple[int, BucketContents]]:
-    """What ``payload`` holds, copied. Raises InvalidRequest when it is not what ``messages`` announce."""
+    """What ``payload`` holds, copied. Raises InvalidRequest when it is not what ``headers`` announce."""
     found, at = [], 0
-    for message in messages:
-        piece = taken(payload, at, message.payload_bytes)
-        found.append((message.table, BucketContents.read(spec.tables[message.table], message, piece)))
-        at += message.payload_bytes
+    for header in headers:
+        piece = taken(payload, at, header.payload_bytes)
+        found.append((header.table, BucketContents.read(spec.tables[header.table], header, piece)))
+        at += header.payload_bytes
     taken(payload, at, 0, whole=True)
     return found
 

@@ -16,8 +16,10 @@ import xxhash
 from google.protobuf.message import DecodeError
 
 from ps_protocol.errors import DamagedData, InvalidRequest
+from ps_protocol.model.payload_headers import BucketHeader, StateHeader
 from ps_protocol.sealed import seal, unseal
-from ps_protocol.v1 import log_pb2, shard_pb2
+from ps_protocol.v1 import log_pb2
+from ps_protocol.wire.convert_headers import bucket_headers_from_pb, bucket_headers_to_pb
 from ps_server.log.files import replace_file, sync_folder
 from ps_server.log.manifest import (
     FIRST_SEALED,
@@ -70,7 +72,10 @@ class Snapshot:
         for place in model.groups:
             data = _bytes_of(self.folder, place.part)
             record = log_pb2.BucketsRecord.FromString(bytes(data[: place.message_bytes]))
-            yield place.number, read_buckets(record.buckets, data[place.message_bytes :], model.shard_map.spec)
+            yield (
+                place.number,
+                read_buckets(bucket_headers_from_pb(record.buckets), data[place.message_bytes :], model.shard_map.spec),
+            )
 
 
 class SnapshotWriter:
@@ -115,15 +120,13 @@ class SnapshotWriter:
         pieces = [values, *(tensor_bytes(tensor) for _, tensor in entries)]
         self.write_copy(block, number, pieces, describe(entries))
 
-    def write_copy(
-        self, block: Block, number: int, pieces: Sequence[memoryview], state: Sequence[shard_pb2.StateTensor]
-    ) -> None:
+    def write_copy(self, block: Block, number: int, pieces: Sequence[memoryview], state: Sequence[StateHeader]) -> None:
         """Write a copy of one block that was received: values, then the tensors of ``state``. Raises OSError."""
         self._models[-1].blocks.append(BlockPlace(block, number, self._write(pieces), tuple(state)))
 
-    def write_buckets(self, number: int, buckets: Sequence[shard_pb2.Bucket], pieces: Sequence[memoryview]) -> None:
+    def write_buckets(self, number: int, buckets: Sequence[BucketHeader], pieces: Sequence[memoryview]) -> None:
         """Write some buckets as they are after record ``number``; ``pieces`` are their payloads. Raises OSError."""
-        message = log_pb2.BucketsRecord(buckets=buckets).SerializeToString()
+        message = log_pb2.BucketsRecord(buckets=bucket_headers_to_pb(buckets)).SerializeToString()
         part = self._write([memoryview(message), *pieces])
         self._models[-1].groups.append(GroupPlace(number, part, len(message)))
 

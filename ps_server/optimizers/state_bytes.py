@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from ps_protocol.errors import InvalidRequest
+from ps_protocol.model.payload_headers import StateHeader
 from ps_protocol.model.spec import DType
-from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.wire import convert_model
 from ps_server.optimizers.state import StateEntry, StateKey
 from ps_server.state.region import torch_dtype
 
@@ -21,29 +20,23 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
-def describe(entries: Sequence[StateEntry]) -> list[pb.StateTensor]:
+def describe(entries: Sequence[StateEntry]) -> list[StateHeader]:
     """Names, dtypes and shapes of optimizer state, in payload order."""
     return [
-        pb.StateTensor(
-            slice=key.slice_index,
-            name=key.name,
-            dtype=convert_model.dtype_to_pb(_DTYPES[tensor.dtype]),
-            shape=tensor.shape,
-        )
-        for key, tensor in entries
+        StateHeader(key.slice_index, key.name, _DTYPES[tensor.dtype], tuple(tensor.shape)) for key, tensor in entries
     ]
 
 
-def read_state(state: Iterable[pb.StateTensor], payload: memoryview) -> list[StateEntry]:
+def read_state(state: Iterable[StateHeader], payload: memoryview) -> list[StateEntry]:
     """State tensors, copied out of ``payload`` in order. Raises InvalidRequest when it is not exactly as long."""
     entries: list[StateEntry] = []
     position = 0
     for item in state:
-        tensor = torch.empty(tuple(item.shape), dtype=torch_dtype(convert_model.dtype_from_pb(item.dtype)))
+        tensor = torch.empty(item.shape, dtype=torch_dtype(item.dtype))
         data = tensor_bytes(tensor)
         data[:] = taken(payload, position, len(data))
         position += len(data)
-        entries.append((StateKey(item.slice, item.name), tensor))
+        entries.append((StateKey(item.slice_index, item.name), tensor))
     taken(payload, position, 0, whole=True)
     return entries
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 import torch
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.cluster.answers import OpenedStream, StepAnswer
@@ -22,6 +22,7 @@ from ps_protocol.errors import InvalidRequest, ProtocolVersionMismatch
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire import convert_model
 from ps_protocol.wire.chunks import SAVE_REPLIES
+from ps_protocol.wire.convert_headers import state_headers_from_pb, state_headers_to_pb
 from ps_protocol.wire.convert_quiesced import positions_from_pb, positions_to_pb
 from ps_protocol.wire.convert_status import model_status_to_pb
 from ps_protocol.wire.convert_step import step_answer_to_bytes
@@ -35,7 +36,7 @@ from ps_server.shard.access.fence import ACCESS, Access, Fence
 from ps_server.shard.access.open_checks import OpenChecks
 from ps_server.shard.answer_budget import READERS
 from ps_server.shard.counters import Counters
-from ps_server.shard.durability.load_reader import LoadReader, check_slices, parse_load
+from ps_server.shard.durability.load_reader import LoadReader, check_slices
 from ps_server.shard.model_status import model_status
 from ps_server.shard.models import Registry
 from ps_server.shard.quiesce.quiesce import Quiescence
@@ -216,7 +217,7 @@ class ShardService:
 
     async def load(self, _: AsyncIterator[bytes], context: Context) -> bytes:
         """Write parameters, buffers and optimizer state."""
-        message = parse_load(await read_soon(context) or b"")
+        message = _parse_load(await read_soon(context) or b"")
         if message.WhichOneof("body") != "header":
             raise InvalidRequest("a Load begins with its header", actual=str(message.WhichOneof("body")))
         header = message.header
@@ -230,7 +231,8 @@ class ShardService:
             model.values.require()
         region = model.pool.take() if header.with_region else None
         try:
-            reader = LoadReader(model.layout, header, region)
+            state = state_headers_from_pb(header.state) if header.with_state else None
+            reader = LoadReader(model.layout, state, header.slices, header.checksums, region)
             await reader.payload.receive_async(lambda: read_soon(context))
             written = await model.values.load(
                 region,
@@ -261,7 +263,9 @@ class ShardService:
             pieces = published.region.pieces(ranges)
             pieces += [tensor_bytes(tensor) for _, tensor in entries]
             header = pb.SaveHeader(
-                version=published.version, state=describe(entries), payload_bytes=sum(map(len, pieces))
+                version=published.version,
+                state=state_headers_to_pb(describe(entries)),
+                payload_bytes=sum(map(len, pieces)),
             )
             if slices:
                 header.pushes.CopyFrom(pushes_to_pb(model.known_pushes()))
@@ -324,6 +328,14 @@ class ShardService:
     async def _folder(self, text: str) -> Path:
         """Where a checkpoint is or will be. Raises InvalidRequest for a place that this shard does not use."""
         return await asyncio.to_thread(self._registry.context.checkpoints.confine, text)
+
+
+def _parse_load(data: bytes) -> pb.LoadRequest:
+    """Raises InvalidRequest for bytes that are no LoadRequest."""
+    try:
+        return pb.LoadRequest.FromString(data)
+    except DecodeError as error:
+        raise InvalidRequest("a message is not a LoadRequest", actual=f"{len(data)} bytes") from error
 
 
 def _serialized(message: Message) -> bytes:

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.errors import InvalidRequest
+from ps_protocol.model.payload_headers import BucketHeader
 from ps_protocol.model.tables import Ids, TableSpec
-from ps_protocol.v1 import shard_pb2 as pb
 
 MAX_UPDATES = 1 << 62
 """More updates than any table makes; sums of them still fit an int64."""
@@ -47,30 +47,23 @@ class BucketContents:
         """The payload: views of the bytes of this object, in the order of message Bucket."""
         return [memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data) for array in self._arrays]
 
-    def message(self, table: int) -> pb.Bucket:
-        """The message before the payload; ``table`` is the number of the table in its model."""
-        return pb.Bucket(
-            table=table,
-            bucket=self.bucket,
-            rows=self.ids.size,
-            waiting=self.waiting_ids.size,
-            width=self.rows.shape[1],
-            updates=self.updates,
-            payload_bytes=self.nbytes,
-        )
+    def header(self, table: int) -> BucketHeader:
+        """What announces the payload; ``table`` is the number of the table in its model."""
+        rows, waiting = self.ids.size, self.waiting_ids.size
+        return BucketHeader(table, self.bucket, rows, waiting, self.rows.shape[1], self.updates, self.nbytes)
 
     @classmethod
-    def read(cls, spec: TableSpec, message: pb.Bucket, payload: memoryview) -> BucketContents:
-        """A copy of what ``payload`` holds. Raises InvalidRequest unless it fits ``message``."""
-        rows, waiting = message.rows, message.waiting
+    def read(cls, spec: TableSpec, header: BucketHeader, payload: memoryview) -> BucketContents:
+        """A copy of what ``payload`` holds. Raises InvalidRequest unless it fits ``header``."""
+        rows, waiting = header.rows, header.waiting
         sizes = (8 * rows, 8 * rows, 4 * spec.width * rows, 4 * rows, 8 * waiting, 8 * waiting, 4 * waiting)
-        _check(spec, "row width", spec.width, message.width)
-        _check(spec, "number of payload bytes", sum(sizes), message.payload_bytes)
+        _check(spec, "row width", spec.width, header.width)
+        _check(spec, "number of payload bytes", sum(sizes), header.payload_bytes)
         _check(spec, "payload", sum(sizes), len(payload))
-        if message.updates > MAX_UPDATES:
-            _check(spec, "number of updates", f"at most {MAX_UPDATES}", message.updates)
-        if message.bucket >= spec.buckets:
-            _check(spec, "bucket number", f"below {spec.buckets}", message.bucket)
+        if header.updates > MAX_UPDATES:
+            _check(spec, "number of updates", f"at most {MAX_UPDATES}", header.updates)
+        if header.bucket >= spec.buckets:
+            _check(spec, "bucket number", f"below {spec.buckets}", header.bucket)
         kinds = np.int64, np.int64, np.float32, np.uint32, np.int64, np.int64, np.uint32
         arrays, at = [], 0
         for size, kind in zip(sizes, kinds, strict=True):
@@ -78,7 +71,7 @@ class BucketContents:
             at += size
         ids, touched, values, uses, *others = arrays
         return cls(
-            message.bucket, message.updates, ids, touched, values.reshape(rows, spec.width), uses, *others
+            header.bucket, header.updates, ids, touched, values.reshape(rows, spec.width), uses, *others
         ).checked(spec)
 
     def checked(self, spec: TableSpec) -> BucketContents:

@@ -13,11 +13,11 @@ from google.protobuf.message import DecodeError
 from ps_protocol.cluster.answers import Answer, RowsAnswer, StepAnswer
 from ps_protocol.cluster.model_status import ModelStatus
 from ps_protocol.errors import InternalError
+from ps_protocol.model.payload_headers import StateHeader
 from ps_protocol.model.spec import DType
-from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.wire import convert_model
 from ps_protocol.wire.chunks import LOAD_REQUESTS, LOAD_ROWS_REQUESTS, SAVE_REPLIES
+from ps_protocol.wire.convert_headers import state_headers_from_pb, state_headers_to_pb
 from ps_protocol.wire.convert_status import model_status_from_pb
 from ps_worker.model.optimizer_state import StateEntry, tensor_bytes
 from ps_worker.transport.call_messages import CallMessages, result_of
@@ -131,8 +131,10 @@ class ShardClient:
         header = self._header(writer)
         header.with_state = True
         header.state.extend(
-            pb.StateTensor(slice=e.slice_index, name=e.name, dtype=_dtype(e.tensor), shape=e.tensor.shape)
-            for e in entries
+            state_headers_to_pb(
+                StateHeader(each.slice_index, each.name, _dtype(each.tensor), tuple(each.tensor.shape))
+                for each in entries
+            )
         )
         self._load(header, [tensor_bytes(entry.tensor) for entry in entries])
 
@@ -142,7 +144,7 @@ class ShardClient:
         # No torch optimizer keeps more than four tensors of a variable's size.
         with rpc_errors(self.peer), self._stream("Save", request, 5 * region_bytes) as replies:
             header = self._save_header(read_message(replies, self.peer))
-            entries = [_allocate(state) for state in header.state]
+            entries = [_allocate(state) for state in state_headers_from_pb(header.state)]
             # The payload starts with the parameters and buffers of the same version; they are not asked for here.
             state = [tensor_bytes(entry.tensor) for entry in entries]
             values = memoryview(bytearray(header.payload_bytes - sum(map(len, state))))
@@ -198,10 +200,10 @@ def _ignore(_: str) -> None:
     """A pull outside of the step stream is answered at once and reports no waiting."""
 
 
-def _dtype(tensor: torch.Tensor) -> common_pb2.DType:
-    return convert_model.dtype_to_pb(DType(str(tensor.dtype).removeprefix("torch.")))
+def _dtype(tensor: torch.Tensor) -> DType:
+    return DType(str(tensor.dtype).removeprefix("torch."))
 
 
-def _allocate(state: pb.StateTensor) -> StateEntry:
-    dtype = getattr(torch, convert_model.dtype_from_pb(state.dtype).value)
-    return StateEntry(state.slice, state.name, torch.empty(tuple(state.shape), dtype=dtype))
+def _allocate(state: StateHeader) -> StateEntry:
+    dtype = getattr(torch, state.dtype.value)
+    return StateEntry(state.slice_index, state.name, torch.empty(state.shape, dtype=dtype))

@@ -33,6 +33,5 @@ def served_bits(shard: TestShard, model: ShardModel) -> Bits:
 
 def _bits(contents: Iterable[tuple[int, BucketContents]]) -> Bits:
     return {
-        (table, each.bucket): each.message(table).SerializeToString(deterministic=True) + b"".join(each.pieces())
-        for table, each in contents
+        (table, each.bucket): repr(each.header(table)).encode() + b"".join(each.pieces()) for table, each in contents
     }

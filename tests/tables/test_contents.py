@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.tables import ROW_OPTIMIZERS, Eviction, RowLife, TableSpec
-from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.wire.convert_headers import bucket_headers_from_pb, bucket_headers_to_pb
 from ps_server.tables.bucket_contents import MAX_UPDATES, BucketContents
 from ps_server.tables.table import ShardTable
 from tests.tables.samples import NO_IDS, random_ids, same, spec, table, use, values
@@ -26,8 +28,8 @@ def _trained(declared: TableSpec, seed: int = 1, steps: int = 6) -> ShardTable:
 
 def _sent(held: ShardTable, bucket: int) -> BucketContents:
     contents = held.contents(bucket)
-    message = pb.Bucket.FromString(contents.message(3).SerializeToString())
-    return BucketContents.read(held.spec, message, memoryview(b"".join(contents.pieces())))
+    (header,) = bucket_headers_from_pb(bucket_headers_to_pb([contents.header(3)]))
+    return BucketContents.read(held.spec, header, memoryview(b"".join(contents.pieces())))
 
 
 @pytest.mark.parametrize("name", list(ROW_OPTIMIZERS))
@@ -113,21 +115,19 @@ def test_an_empty_bucket_travels() -> None:
 )
 def test_contents_that_are_not_what_was_announced_are_refused(change: dict[str, int], what: str) -> None:
     contents = _trained(spec(life=_LIFE)).contents(0)
-    message = contents.message(0)
-    for name, value in change.items():
-        setattr(message, name, value)
+    header = replace(contents.header(0), **change)
     with pytest.raises(InvalidRequest, match=what):
-        BucketContents.read(spec(life=_LIFE), message, memoryview(b"".join(contents.pieces())))
+        BucketContents.read(spec(life=_LIFE), header, memoryview(b"".join(contents.pieces())))
 
 
 def test_contents_with_an_id_twice_are_refused() -> None:
     contents = _trained(spec()).contents(0)
     contents.ids[1] = contents.ids[0]
     with pytest.raises(InvalidRequest, match="different ids"):
-        BucketContents.read(spec(), contents.message(0), memoryview(b"".join(contents.pieces())))
+        BucketContents.read(spec(), contents.header(0), memoryview(b"".join(contents.pieces())))
 
 
 def test_a_payload_cut_short_is_refused() -> None:
     contents = _trained(spec()).contents(0)
     with pytest.raises(InvalidRequest, match="payload"):
-        BucketContents.read(spec(), contents.message(0), memoryview(b"".join(contents.pieces()))[:-4])
+        BucketContents.read(spec(), contents.header(0), memoryview(b"".join(contents.pieces()))[:-4])

@@ -6,12 +6,10 @@ import math
 from collections.abc import Sequence
 
 import torch
-from google.protobuf.message import DecodeError
 
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Layout
-from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.wire import convert_model
+from ps_protocol.model.payload_headers import StateHeader
 from ps_protocol.wire.chunks import LOAD_REQUESTS, ChunkReceiver
 from ps_server.optimizers.state import StateEntry, StateKey
 from ps_server.optimizers.state_bytes import tensor_bytes
@@ -21,30 +19,33 @@ from ps_server.state.region import Region, torch_dtype
 class LoadReader:
     """Checks the header of one Load call, and makes room for its payload: a region, and new state tensors."""
 
-    def __init__(self, layout: Layout, header: pb.LoadHeader, region: Region | None) -> None:
-        """``region`` receives the parameters and buffers when the header announces them. Raises InvalidRequest."""
+    def __init__(
+        self,
+        layout: Layout,
+        state: Sequence[StateHeader] | None,
+        slices: Sequence[int],
+        checksums: Sequence[int],
+        region: Region | None,
+    ) -> None:
+        """``region`` receives the parameters and buffers of ``slices``, or of all. Raises InvalidRequest.
+
+        ``state``: the tensors that come behind them; None: the optimizer's state stays. ``checksums``: of each of
+        ``slices``, or none.
+        """
         self.region = region
-        self.entries = [_allocate(layout, state) for state in header.state] if header.with_state else None
-        check_slices(layout, header.slices)
-        if header.checksums and len(header.checksums) != len(header.slices):
+        self.entries = [_allocate(layout, header) for header in state] if state is not None else None
+        check_slices(layout, slices)
+        if checksums and len(checksums) != len(slices):
             raise InvalidRequest(
                 "a Load has not one checksum for each of its slices",
                 shard=str(layout.shard),
-                expected=f"{len(header.slices)}, or none",
-                actual=str(len(header.checksums)),
+                expected=f"{len(slices)}, or none",
+                actual=str(len(checksums)),
             )
-        ranges = [(layout.slices[i].begin, layout.slices[i].end) for i in header.slices] or layout.ranges()
+        ranges = [(layout.slices[i].begin, layout.slices[i].end) for i in slices] or layout.ranges()
         pieces = region.pieces(ranges) if region else []
         pieces += [tensor_bytes(tensor) for _, tensor in self.entries or ()]
         self.payload = ChunkReceiver(LOAD_REQUESTS, pieces, "Load")
-
-
-def parse_load(data: bytes) -> pb.LoadRequest:
-    """Raises InvalidRequest for bytes that are no LoadRequest."""
-    try:
-        return pb.LoadRequest.FromString(data)
-    except DecodeError as error:
-        raise InvalidRequest("a message is not a LoadRequest", actual=f"{len(data)} bytes") from error
 
 
 def check_slices(layout: Layout, slices: Sequence[int]) -> None:
@@ -58,20 +59,20 @@ def check_slices(layout: Layout, slices: Sequence[int]) -> None:
         )
 
 
-def _allocate(layout: Layout, state: pb.StateTensor) -> StateEntry:
+def _allocate(layout: Layout, header: StateHeader) -> StateEntry:
     """An empty tensor for one announced piece of state. Raises InvalidRequest for a size no optimizer has."""
-    if state.slice >= layout.parameter_slices:
+    if header.slice_index >= layout.parameter_slices:
         raise InvalidRequest(
-            f"optimizer state '{state.name}' names a slice that does not exist",
+            f"optimizer state '{header.name}' names a slice that does not exist",
             shard=str(layout.shard),
             expected=f"an index below {layout.parameter_slices}",
-            actual=str(state.slice),
+            actual=str(header.slice_index),
         )
-    span = layout.slices[state.slice]
-    shape = tuple(state.shape)
+    span = layout.slices[header.slice_index]
+    shape = header.shape
     elements = math.prod(span.shape)
     refused = InvalidRequest(
-        f"optimizer state '{state.name}' is larger than its variable",
+        f"optimizer state '{header.name}' is larger than its variable",
         variable=span.variable.name,
         shard=str(layout.shard),
         expected=f"at most {elements} elements",
@@ -79,8 +80,8 @@ def _allocate(layout: Layout, state: pb.StateTensor) -> StateEntry:
     )
     if min(shape, default=1) < 0 or math.prod(shape) > max(1, elements):
         raise refused
-    dtype = torch_dtype(convert_model.dtype_from_pb(state.dtype))
+    dtype = torch_dtype(header.dtype)
     try:
-        return StateKey(state.slice, state.name), torch.empty(shape, dtype=dtype)
+        return StateKey(header.slice_index, header.name), torch.empty(shape, dtype=dtype)
     except RuntimeError as error:  # no elements, and axes beyond what torch can count
         raise refused from error

@@ -16,6 +16,7 @@ from ps_protocol.cluster.view import ClusterView, Role
 from ps_protocol.errors import InternalError, ModelMoved, PsError, Unavailable
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import ShardMap
+from ps_protocol.wire.convert_headers import state_headers_to_pb
 from ps_protocol.wire.convert_model import shard_map_to_pb
 from ps_server.log.entries import Resharded, StagedReshard
 from ps_server.optimizers.state_bytes import describe
@@ -154,7 +155,8 @@ class Resharding:
     async def _log(self, arrived: Sequence[tuple[ShardModel, StagedReshard]]) -> None:
         for _, staged in arrived:
             message = shard_map_to_pb(staged.shard_map).ByteSize()
-            message += sum(tensor.ByteSize() + 8 for tensor in describe(staged.entries)) + 8 * len(staged.incoming)
+            state = state_headers_to_pb(describe(staged.entries))
+            message += sum(tensor.ByteSize() + 8 for tensor in state) + 8 * len(staged.incoming)
             message += _BUCKET_BYTES * len(staged.buckets)
             await self._context.write(staged, staged.nbytes + message, ("before_prepare_log", "after_prepare_log"))
 

@@ -13,12 +13,13 @@ import torch
 from ps_protocol.cluster.view import Member
 from ps_protocol.errors import InternalError, Unavailable
 from ps_protocol.model.layout import Layout
+from ps_protocol.model.payload_headers import StateHeader
 from ps_protocol.model.spec import ShardMap
 from ps_protocol.rpc.channel import OpenChannel
 from ps_protocol.rpc.client_errors import translate
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.wire import convert_model
 from ps_protocol.wire.chunks import SAVE_BUCKETS_REPLIES, SAVE_REPLIES, ChunkedStream, ChunkReceiver
+from ps_protocol.wire.convert_headers import bucket_headers_from_pb, state_headers_from_pb
 from ps_server.consistency import TrackerState
 from ps_server.consistency.messages import pushes_from_pb
 from ps_server.log.entries import StagedReshard
@@ -97,7 +98,7 @@ class _Source:
             _SAVE, pb.SaveRequest(model=self._held.spec.name, epoch=self._held.epoch, slices=slices)
         )
         header = pb.SaveReply.FromString(await self._next(call)).header
-        entries = self._allocate(header.state)
+        entries = self._allocate(state_headers_from_pb(header.state))
         pieces = [into, *(tensor_bytes(tensor) for _, tensor in entries)]
         await self._receive(call, SAVE_REPLIES, pieces, header.payload_bytes)
         self._knows(header)
@@ -113,11 +114,12 @@ class _Source:
         found = []
         for number in numbers:
             reply = pb.SaveBucketsReply.FromString(await self._next(call))
-            if reply.WhichOneof("body") != "bucket" or reply.bucket.bucket != number:
+            (header,) = bucket_headers_from_pb([reply.bucket])
+            if reply.WhichOneof("body") != "bucket" or header.bucket != number:
                 raise self._unexpected(f"bucket {number}", reply.WhichOneof("body") or "nothing")
-            payload = memoryview(bytearray(reply.bucket.payload_bytes))
-            await self._receive(call, SAVE_BUCKETS_REPLIES, [payload], reply.bucket.payload_bytes)
-            found.append(BucketContents.read(held.spec.tables[table], reply.bucket, payload))
+            payload = memoryview(bytearray(header.payload_bytes))
+            await self._receive(call, SAVE_BUCKETS_REPLIES, [payload], header.payload_bytes)
+            found.append(BucketContents.read(held.spec.tables[table], header, payload))
             self._knows(reply)
         return found
 
@@ -153,14 +155,14 @@ class _Source:
         receiver = ChunkReceiver(stream, into, f"shard {self._parcel.source}", InternalError)
         await receiver.receive_async(lambda: self._next(call))
 
-    def _allocate(self, state: Sequence[pb.StateTensor]) -> list[StateEntry]:
+    def _allocate(self, state: Sequence[StateHeader]) -> list[StateEntry]:
         indexes = dict(self._parcel.slices)
         entries: list[StateEntry] = []
         for item in state:
-            if item.slice not in indexes or min(item.shape, default=0) < 0 or math.prod(item.shape) >= 1 << 40:
-                raise self._unexpected("state of the slices asked for", f"'{item.name}' of slice {item.slice}")
-            dtype = torch_dtype(convert_model.dtype_from_pb(item.dtype))
-            entries.append((StateKey(indexes[item.slice], item.name), torch.empty(tuple(item.shape), dtype=dtype)))
+            if item.slice_index not in indexes or min(item.shape, default=0) < 0 or math.prod(item.shape) >= 1 << 40:
+                raise self._unexpected("state of the slices asked for", f"'{item.name}' of slice {item.slice_index}")
+            tensor = torch.empty(item.shape, dtype=torch_dtype(item.dtype))
+            entries.append((StateKey(indexes[item.slice_index], item.name), tensor))
         return entries
 
     def _unexpected(self, expected: str, actual: str) -> InternalError:

@@ -16,6 +16,7 @@ from ps_protocol.errors import Fenced, InvalidRequest, ModelMoved, ProtocolVersi
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire import convert_model
 from ps_protocol.wire.chunks import FOLLOW_REPLIES
+from ps_protocol.wire.convert_headers import bucket_headers_to_pb, state_headers_to_pb
 from ps_protocol.wire.frames import encode_chunk
 from ps_server.consistency.messages import pushes_to_pb
 from ps_server.log.durable import DurableLog
@@ -298,7 +299,7 @@ async def _copy_model(context: Context, model: ShardModel) -> None:
             begin=block.begin,
             end=block.end,
             number=number,
-            state=describe(entries),
+            state=state_headers_to_pb(describe(entries)),
             payload_bytes=sum(map(len, pieces)),
         )
         await _write(context, block=header)
@@ -308,7 +309,9 @@ async def _copy_model(context: Context, model: ShardModel) -> None:
         number, group = await model.copy_buckets(wanted)
         if not group:
             return
-        await _write(context, buckets=pb.BucketsCopy(buckets=describe_buckets(group), number=number))
+        await _write(
+            context, buckets=pb.BucketsCopy(buckets=bucket_headers_to_pb(describe_buckets(group)), number=number)
+        )
         await _write_payload(context, [piece for _, contents in group for piece in contents.pieces()])
 
 

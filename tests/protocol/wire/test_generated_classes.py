@@ -29,7 +29,6 @@ CONVERTS = (
     "ps_server/shard/service.py",
     "ps_server/shard/tables/rows_service.py",
     "ps_server/shard/tables/change_feed.py",
-    "ps_server/shard/durability/load_reader.py",
     "ps_server/shard/standby/log_feed.py",
     "ps_server/shard/standby/follower.py",
     # gRPC's own health service.
@@ -38,8 +37,6 @@ CONVERTS = (
     "ps_server/log/",
     "ps_server/checkpoint/format/messages.py",
     "ps_server/consistency/messages.py",
-    "ps_server/optimizers/state_bytes.py",
-    "ps_server/tables/bucket_contents.py",
 )
 
 
