@@ -5,7 +5,9 @@ nothing but the standard library: loading gRPC costs ten times what the question
 of its headers RFC 7541, the service https://github.com/grpc/grpc/blob/master/doc/health-checking.md.
 """
 
+import os
 import socket
+import ssl
 import sys
 
 TIMEOUT_SECONDS = 3.0
@@ -13,6 +15,8 @@ TIMEOUT_SECONDS = 3.0
 USAGE = """Usage: python -m ps_server.health HOST:PORT [SERVICE]
 
 Ask the server at HOST:PORT whether it serves. SERVICE is a full protobuf name; without it the whole server.
+
+With PS_TLS_CA the server is asked over TLS; PS_TLS_CERT and PS_TLS_KEY are shown to one that requires a certificate.
 
 Exit code 0 when it does, 1 with the reason when it does not."""
 
@@ -35,11 +39,13 @@ def check(address: str, service: str = "", timeout_seconds: float = TIMEOUT_SECO
     """
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_seconds) as connection:
-            connection.sendall(_request(address, service))
-            state = _state(connection)
+        host, number = host.strip("[]"), int(port)
     except ValueError:
         raise NotServing(f"{address!r} is not host:port") from None
+    try:
+        with socket.create_connection((host, number), timeout=timeout_seconds) as plain, _secured(plain, host) as line:
+            line.sendall(_request(address, service))
+            state = _state(line)
     except OSError as error:
         raise NotServing(f"{address} does not answer: {error}") from None
     except EOFError:
@@ -48,6 +54,18 @@ def check(address: str, service: str = "", timeout_seconds: float = TIMEOUT_SECO
         raise NotServing(f"{address} has no service {service}" if service else f"{address} has no health service")
     if state != 1:
         raise NotServing(f"{address} is {_STATES.get(state, state)}")
+
+
+def _secured(connection: socket.socket, host: str) -> socket.socket:
+    """``connection`` with TLS, where the environment says so. Raises OSError, also of TLS and its files."""
+    if not (authorities := os.environ.get("PS_TLS_CA")):
+        return connection
+    context = ssl.create_default_context(cafile=authorities)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.set_alpn_protocols(["h2"])
+    if certificate := os.environ.get("PS_TLS_CERT"):
+        context.load_cert_chain(certificate, os.environ.get("PS_TLS_KEY"))
+    return context.wrap_socket(connection, server_hostname=host)
 
 
 def _request(address: str, service: str) -> bytes:

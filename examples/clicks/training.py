@@ -14,6 +14,8 @@ from torch import nn
 import ps_worker
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.model.ids import unique
+from ps_protocol.security.roles import AccessRole
+from ps_protocol.security.security import Security
 from ps_server.cli.psctl.tables import table_totals
 
 from .auc import auc
@@ -116,7 +118,8 @@ def sizes(model: nn.Module) -> str:
     address = os.environ.get("PS_COORDINATOR")
     if not address:
         return "sizes of tables: see psctl status"
-    with CoordinatorClient(address) as client:
+    security = Security.from_environment(os.environ, AccessRole.READER)
+    with CoordinatorClient(address, security) as client:
         tables = table_totals(client, client.get_status(_ASK_SECONDS).view, _ASK_SECONDS)
     largest = sorted(tables, key=lambda table: -table.rows)[:_LARGEST]
     return (

@@ -59,10 +59,10 @@ class WorkerConfig:
     metrics_port: int | None = None
     security: SecuritySettings = field(default_factory=SecuritySettings)
 
-    def opened_security(self) -> Security:
-        """TLS and tokens from the files that ``security`` names. Raises ConfigError."""
+    def opened_security(self, *, listens: bool = False) -> Security:
+        """TLS and tokens from the files that ``security`` names. ``listens``: for a server. Raises ConfigError."""
         role = AccessRole.WORKER if self.role is Role.WORKER else AccessRole.READER
-        return Security(self.security, role)
+        return Security(self.security, role, listens=listens)
 
     @classmethod
     def from_environment(

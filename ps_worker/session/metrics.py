@@ -50,11 +50,16 @@ def read_worker(progress: Progress) -> Sequence[Sample]:
 
 
 def start_server(config: WorkerConfig, member: Member, progress: Progress) -> MetricsServer:
-    """Serve these numbers where ``config`` says. Raises ConfigError."""
+    """Serve these numbers where ``config`` says. Raises ConfigError, also for an address beyond loopback without TLS
+    and tokens.
+    """
+    security = config.opened_security(listens=True)
+    security.check_bind(config.metrics_bind, "the server of metrics")
     return MetricsServer(
         config.metrics_bind,
         config.metrics_port or 0,
         lambda: read_worker(progress),
         {WORKER.constant: str(member.index)},
+        security=security,
         component=member.role.value,
     )

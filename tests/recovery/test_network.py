@@ -27,9 +27,14 @@ def test_a_process_that_is_cut_off_goes_on_or_is_fenced_and_training_ends_with_t
 ):
     cluster = launch(start=False)
     coordinator = f"{network.address('coordinator')}:{cluster.address.rpartition(':')[2]}"
-    cluster.coordinator.arguments = [*cluster.coordinator.arguments, "--bind", network.address("coordinator")]
+    cluster.coordinator.arguments = [
+        *cluster.coordinator.arguments,
+        "--insecure",
+        "--bind",
+        network.address("coordinator"),
+    ]
     cluster.coordinator.start(**network.inside("coordinator"))
-    shard = cluster.shard(0, "--bind", network.address("shard"), coordinator=coordinator)
+    shard = cluster.shard(0, "--insecure", "--bind", network.address("shard"), coordinator=coordinator)
     shard.start(**network.inside("shard"))
 
     def worker(host="worker", **options):

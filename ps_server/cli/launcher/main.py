@@ -130,6 +130,12 @@ def make_log_folder(path: Path) -> None:
 @click.option("--page", is_flag=True, help="Serve a web page of the job on any free port, and print its address.")
 @page_port_option
 @click.option(
+    "--tls",
+    is_flag=True,
+    help="Encrypt all connections of the job and authenticate its processes, with certificates and tokens made for "
+    "it: in the folder tls of --data-dir, else until the job ends.",
+)
+@click.option(
     "--restart-servers",
     type=click.IntRange(0),
     metavar="N",
@@ -172,6 +178,7 @@ def main(
     /,
     *,
     port: int,
+    tls: bool,
     page: bool,
     page_port: int | None,
     shards: int,
@@ -232,6 +239,7 @@ def main(
         restore=restore,
         coordinator_flags=given_flags(context),
         port=port,
+        tls=tls,
         page_port=0 if page and page_port is None else page_port,
     )
     folder = None
@@ -245,7 +253,9 @@ def main(
     saves = checkpoint_dir is not None
     supervisor = Supervisor(JobPlan(shards, workers, evaluators, restart_workers, restarts, saves))
     runner = Runner(supervisor, programs, screen, os.environ, log_dir, not no_progress, folder)
-    sys.exit(runner.run())
+    with clean_errors():
+        code = runner.run()
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -54,6 +54,8 @@ class Programs:
     port: int = 0
     #: Port of the coordinator's page; 0: any, None: no page.
     page_port: int | None = None
+    #: The job has certificates and tokens of its own.
+    tls: bool = False
     #: Random name of this start of ps-run; for a job with a folder, the lineage of the folder.
     lineage: str = field(default_factory=lambda: secrets.token_hex(8))
     #: Commands of ps-coordinator and ps-server.

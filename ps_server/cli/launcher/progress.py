@@ -7,6 +7,7 @@ import threading
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.view import ClusterStatus
 from ps_protocol.errors import PsError
+from ps_protocol.security.security import OFF, Security
 
 CALL_SECONDS = 2.0
 
@@ -16,8 +17,8 @@ class ProgressPoller:
     answer leaves the last one standing.
     """
 
-    def __init__(self, address: str, interval_seconds: float) -> None:
-        self._client = CoordinatorClient(address)
+    def __init__(self, address: str, interval_seconds: float, security: Security = OFF) -> None:
+        self._client = CoordinatorClient(address, security)
         self._interval_seconds = interval_seconds
         self._closed = threading.Event()
         #: The last answer, None before the first.

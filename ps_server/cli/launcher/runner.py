@@ -10,12 +10,16 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO, assert_never
+from typing import TYPE_CHECKING, BinaryIO, assert_never
 from urllib.parse import urlsplit
 
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.view import ClusterStatus
 from ps_protocol.errors import PsError
+from ps_protocol.security.roles import AccessRole
+from ps_protocol.security.security import OFF, Security
+from ps_protocol.security.settings import SecuritySettings
+from ps_server.cli.launcher.certificates import CERTIFICATES, certificates_in, security_environment
 from ps_server.cli.launcher.child import Child
 from ps_server.cli.launcher.events import (
     SERVERS,
@@ -39,6 +43,9 @@ from ps_server.cli.launcher.signals import SignalPipe
 from ps_server.cli.launcher.summary import Folders, silent_workers, summary
 from ps_server.cli.launcher.supervisor import ENDING, Stage, Supervisor
 from ps_server.private_files import open_private
+
+if TYPE_CHECKING:
+    from ps_server.certs.folder import CertificateFolder
 
 READY_POLL_SECONDS = 0.02
 LIVE_SECONDS = 0.5
@@ -78,6 +85,9 @@ class Runner:
         self._ready_file = Path()
         self._poller: ProgressPoller | None = None
         self._code: int | None = None
+        #: Of this job alone; None: what the environment says.
+        self._certificates: CertificateFolder | None = None
+        self._security = OFF
         #: The status when the servers were told to stop.
         self._final: ClusterStatus | None = None
         self._looked = False
@@ -90,6 +100,7 @@ class Runner:
             stack.callback(self._close)
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ps-run-"))
             self._ready_file = Path(folder) / "coordinator"
+            self._secure(Path(folder))
             signals = stack.enter_context(SignalPipe())
             self._selector.register(signals.fd, selectors.EVENT_READ)
             self._begin = time.monotonic()
@@ -100,6 +111,17 @@ class Runner:
                     self._do(self._supervisor.handle(event, time.monotonic()))
                 self._show_progress()
             return self._code
+
+    def _secure(self, folder: Path) -> None:
+        """Make certificates and tokens where the job is to have its own; those of the environment count else."""
+        if self._programs.tls:
+            kept = self._programs.storage.data_dir if self._programs.keeps_state else None
+            self._certificates = certificates_in((kept or folder) / CERTIFICATES, self._programs.shards)
+            settings = self._certificates.settings(AccessRole.ADMIN.value, role=AccessRole.ADMIN)
+            self._screen.say(f"certificates and tokens of this job are in {self._certificates.path}")
+        else:
+            settings = SecuritySettings.from_environment(self._environment)
+        self._security = Security(settings, AccessRole.ADMIN)
 
     def _do(self, commands: list[Command]) -> None:
         for command in commands:
@@ -124,7 +146,10 @@ class Runner:
         child = Child(
             process,
             self._programs.command(process, self._coordinator, str(self._ready_file)),
-            self._programs.environment(process, self._coordinator, self._environment),
+            {
+                **self._programs.environment(process, self._coordinator, self._environment),
+                **security_environment(process, self._certificates),
+            },
             self._log_of(process),
             self._server_descriptors if process.part in SERVERS else (),
         )
@@ -191,14 +216,14 @@ class Runner:
         """Print the address of the page; a coordinator that is started again serves it there."""
         if self._programs.page_port is None:
             return
-        with suppress(PsError), CoordinatorClient(self._coordinator) as client:
+        with suppress(PsError), CoordinatorClient(self._coordinator, self._security) as client:
             url = client.get_history(LAST_LOOK_SECONDS, last_points=1).configuration["page"]
             self._programs = replace(self._programs, page_port=urlsplit(url).port)
             self._screen.say(f"page at {url}")
 
     def _start_progress(self) -> None:
         if self._progress_seconds is not None:
-            self._poller = ProgressPoller(self._coordinator, self._progress_seconds)
+            self._poller = ProgressPoller(self._coordinator, self._progress_seconds, self._security)
 
     def _show_progress(self) -> None:
         now = time.monotonic()
@@ -216,7 +241,7 @@ class Runner:
         if self._looked:
             return
         self._looked = True
-        with suppress(PsError), CoordinatorClient(self._coordinator) as client:
+        with suppress(PsError), CoordinatorClient(self._coordinator, self._security) as client:
             self._final = client.get_status(LAST_LOOK_SECONDS, once=True)
 
     def _conclude(self, code: int) -> None:

@@ -14,6 +14,9 @@ import click
 from ps_protocol.client.coordinator import CONNECT_SECONDS, CoordinatorClient
 from ps_protocol.cluster.address import split_address
 from ps_protocol.errors import ConfigError
+from ps_protocol.security.roles import AccessRole
+from ps_protocol.security.security import Security
+from ps_protocol.security.settings import SecuritySettings
 from ps_server.cli.options.common import clean_errors
 
 T = TypeVar("T")
@@ -47,7 +50,8 @@ def connected(address: str) -> Iterator[CoordinatorClient]:
 
     The command ends with an error when the coordinator does not answer within CONNECT_SECONDS.
     """
-    with clean_errors(), CoordinatorClient(address) as client:
+    settings = click.get_current_context().find_object(SecuritySettings) or SecuritySettings()
+    with clean_errors(), CoordinatorClient(address, Security(settings, AccessRole.ADMIN)) as client:
         client.connect(CONNECT_SECONDS)
         yield client
 

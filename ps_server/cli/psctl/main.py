@@ -13,11 +13,14 @@ from rich.live import Live
 
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.view import ClusterStatus
+from ps_protocol.security.settings import SecuritySettings
 from ps_server.checkpoint.export.models import export as export_model
 from ps_server.checkpoint.export.tables import RowFormat
 from ps_server.checkpoint.read.checkpoint import Checkpoint
 from ps_server.cli.options.common import clean_errors, version_option
 from ps_server.cli.options.mode import MODES, bound_options, consistency_of
+from ps_server.cli.options.security import security_options
+from ps_server.cli.psctl.certs import certs
 from ps_server.cli.psctl.connection import connected, coordinator_option, patiently
 from ps_server.cli.psctl.facts import output_option, tell
 from ps_server.cli.psctl.feed import feed
@@ -43,13 +46,17 @@ LOG_SECONDS = 2.0
     metavar="HOST:PORT",
     help="Address of the job's coordinator.",
 )
+@security_options
 @version_option
-def main(coordinator: str | None) -> None:
+@click.pass_context
+def main(context: click.Context, /, coordinator: str | None, security: SecuritySettings) -> None:
     """Inspect a running torch-ps job, change its consistency mode, make and restore checkpoints, move slices between
     its shards, and load rows of its tables.
     """
+    context.obj = security
 
 
+main.add_command(certs)
 main.add_command(move)
 main.add_command(drain)
 main.add_command(feed)
