@@ -138,7 +138,7 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
         metrics,
         options["page_port"],
         limits,
-        options["security"],
+        options.get("security") or SecuritySettings(),
     )
 
 

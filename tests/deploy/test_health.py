@@ -9,7 +9,9 @@ import pytest
 
 from ps_server import health
 from ps_server.serving import grpc_server
+from tests.support.certificates import made_folder
 from tests.support.loops import LoopThread
+from tests.worker.jobs import running_job
 
 SERVICE = "some.Service"
 
@@ -134,3 +136,17 @@ def test_help_and_wrong_use(exit_of):
 def test_it_loads_nothing_but_the_standard_library():
     loads = "import sys, ps_server.health; print([name for name in sys.modules if name in ('grpc', 'click', 'google')])"
     assert subprocess.check_output([sys.executable, "-c", loads], text=True) == "[]\n"
+
+
+def test_a_server_with_tls_is_asked_over_tls(tmp_path, monkeypatch):
+    folder = made_folder(tmp_path / "lab", 1)
+    with running_job(shards=0, workers=0, lab=folder) as job:
+        with pytest.raises(health.NotServing):
+            health.check(job.address)
+        certificate, key = folder.pair("viewer")
+        monkeypatch.setenv("PS_TLS_CA", str(folder.authority_file))
+        with pytest.raises(health.NotServing):
+            health.check(job.address)
+        monkeypatch.setenv("PS_TLS_CERT", str(certificate))
+        monkeypatch.setenv("PS_TLS_KEY", str(key))
+        health.check(job.address)

@@ -107,3 +107,14 @@ def test_a_server_that_dies_at_once_every_time_does_not_spin(tmp_path):
     said = [line.partition("; ")[2] for line in done.stderr.splitlines() if "starting it again" in line]
     assert said == waits
     assert "and --restart-servers 3 is used up; stopping the job\n" in done.stderr
+
+
+def test_a_job_with_tls_goes_on_with_its_sessions_when_every_server_was_killed(training):
+    job = training(*KEPT, "--tls")
+    job.says("half-way")
+    job.kill("coordinator")
+    job.kill("shard")
+    job.go_on()
+    assert job.ends() == 0, job.output
+    assert UNDISTURBED in job.output
+    assert "certificates and tokens of this job are in kept/tls" in job.output

@@ -1,0 +1,93 @@
+"""psctl with certificates and tokens: makes them, uses them, and says what is missing."""
+
+import pytest
+from click.testing import CliRunner
+
+from ps_server.certs.folder import CertificateFolder
+from ps_server.cli.psctl import main
+from tests.support.certificates import made_folder
+from tests.worker.jobs import running_job
+
+NOTHING = dict.fromkeys(("PS_COORDINATOR", "PS_TLS_CA", "PS_TLS_CERT", "PS_TLS_KEY", "PS_TOKEN_FILE", "PS_TOKEN"))
+
+
+def psctl(*arguments: str, **environment: str | None):
+    return CliRunner().invoke(main.main, arguments, env={**NOTHING, **environment})
+
+
+def environment(folder: CertificateFolder, name: str) -> dict[str, str]:
+    certificate, key = folder.pair(name)
+    return {
+        "PS_TLS_CA": str(folder.authority_file),
+        "PS_TLS_CERT": str(certificate),
+        "PS_TLS_KEY": str(key),
+        "PS_TOKEN_FILE": str(folder.path / f"{name}.token"),
+    }
+
+
+def test_certs_are_made_renewed_and_tokens_replaced(tmp_path):
+    folder = tmp_path / "lab"
+    made = psctl("certs", "init", str(folder), "--shards", "2", "--host", "example.org", "--host", "192.0.2.1")
+    assert made.exit_code == 0, made.output
+    assert {str(path) for path in folder.iterdir()} == set(made.output.split())
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    again = psctl("certs", "init", str(folder))
+    assert again.exit_code == 2
+    assert "--renew" in again.output
+    renewed = psctl("certs", "init", str(folder), "--renew", "--shards", "2")
+    assert renewed.exit_code == 0, renewed.output
+    kept = {name for name, data in before.items() if (folder / name).read_bytes() == data}
+    assert {"ca.pem", "ca.key", "tokens", "admin.token"} <= kept
+    assert "shard-1.pem" not in kept
+    old = (folder / "tokens").read_text()
+    assert psctl("certs", "init", str(folder), "--new-tokens").exit_code == 0
+    assert old in (folder / "tokens").read_text()
+    assert psctl("certs", "init", str(folder), "--new-tokens", "--drop-old").exit_code == 0
+    assert old not in (folder / "tokens").read_text()
+    assert psctl("certs", "init", str(folder), "--drop-old").exit_code == 2
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory):
+    folder = made_folder(tmp_path_factory.mktemp("lab"), 1)
+    with running_job(shards=1, workers=0, lab=folder) as job:
+        yield job, folder
+
+
+def test_status_is_for_every_role_and_the_mode_for_admins(secured):
+    job, folder = secured
+    at = ("--coordinator", job.address)
+    for role in ("admin", "worker", "reader", "viewer"):
+        seen = psctl("status", *at, **environment(folder, role))
+        assert seen.exit_code == 0, seen.output
+        changed = psctl("mode", "ssp", *at, **environment(folder, role))
+        if role == "admin":
+            assert changed.exit_code == 0, changed.output
+        else:
+            assert changed.exit_code == 1
+            assert "SetConsistency needs the role admin" in changed.output
+
+
+def test_what_is_missing_is_said_in_one_line(secured):
+    job, folder = secured
+    at = ("--coordinator", job.address)
+    bare = psctl("status", *at)
+    assert (bare.exit_code, bare.output.count("\n")) == (1, 1)
+    assert "speaks TLS, and this process does not" in bare.output
+    given = environment(folder, "viewer")
+    without_certificate = psctl("status", *at, **{**given, "PS_TLS_CERT": None, "PS_TLS_KEY": None})
+    assert without_certificate.exit_code == 1
+    assert "does not accept the certificate of this process" in without_certificate.output
+    (folder.path / "viewer.token").chmod(0o644)
+    open_file = psctl("status", *at, **given)
+    (folder.path / "viewer.token").chmod(0o600)
+    assert open_file.exit_code == 2
+    assert f"chmod 600 {folder.path}/viewer.token" in open_file.output
+
+
+def test_flags_go_before_the_environment(secured):
+    job, folder = secured
+    flags = ("--tls-ca", str(folder.authority_file), "--tls-cert", str(folder.pair("admin")[0]))
+    flags += ("--tls-key", str(folder.pair("admin")[1]), "--token-file", str(folder.path / "admin.token"))
+    done = psctl(*flags, "status", "--coordinator", job.address, PS_TLS_CA="/nowhere")
+    assert done.exit_code == 0, done.output
