@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks import floor, memory, ours, overlap
-from benchmarks.peers import gloo, raw_socket, torch_rpc
+from benchmarks import floor, memory, ours, overlap, tls
+from benchmarks.peers import gloo, raw_socket, tls_socket, torch_rpc
 from benchmarks.rows import GB, KB, MB, Group, Key, Subject, size
 from benchmarks.tables import growth, rates, saved, training
 
@@ -52,6 +52,11 @@ def groups(quick: bool) -> list[Group]:
         found.append(Group("overlap", hidden, rounds=8, count=5))
     held = tuple(memory.subject(transport, LARGE, n) for transport in ours.transports() for n in (1, 2))
     found.append(Group("memory of a shard", held, rounds=3, count=10, together=False))
+    found += [
+        Group(f"{size(SMALL)}, tls", _tls(SMALL), rounds=10, count=100, warm_up=20),
+        Group(f"{size(MB)}, tls", _tls(MB), rounds=8, count=20, warm_up=3),
+        Group(f"{size(LARGE)}, tls", _tls(LARGE), rounds=6, count=3),
+    ]
     return found + _tables(TABLE_ROWS, INSERTED_ROWS, rounds=8, count=20)
 
 
@@ -75,6 +80,12 @@ def _every_way(nbytes: int) -> tuple[Subject, ...]:
     mine = [ours.subject(transport, key, ours.STEP, ours.PULL, ours.COPYING) for transport in ours.transports()]
     peers = [torch_rpc.subject(system, nbytes) for system in (torch_rpc.TCP, torch_rpc.SHM)]
     return (raw_socket.subject(nbytes), floor.subject(nbytes), *peers, *mine)
+
+
+def _tls(nbytes: int) -> tuple[Subject, ...]:
+    pairs = [(transport, how) for transport in ours.transports() for how in (tls.WITHOUT, tls.WITH)]
+    mine = [tls.subject(transport, how, nbytes) for transport, how in [*pairs, (ours.BULK, tls.TOKEN_ONLY)]]
+    return (tls_socket.subject(nbytes), *mine)
 
 
 def _tensors(nbytes: int, tensors: int) -> tuple[Subject, ...]:

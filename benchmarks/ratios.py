@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks import catalog, floor, memory, ours, overlap
-from benchmarks.peers import raw_socket, torch_rpc
+from benchmarks import catalog, floor, memory, ours, overlap, tls
+from benchmarks.peers import raw_socket, tls_socket, torch_rpc
 from benchmarks.rows import GB, MB, Key, Rows, size
 from benchmarks.tables import growth, rates, saved, training
 from benchmarks.timing import Figures
@@ -85,6 +85,7 @@ def targets(sizes: list[int]) -> Iterator[Target]:
         yield from _against_tcp(nbytes)
         yield from _against_shared_memory(nbytes)
         yield from _costs(nbytes)
+        yield from _under_tls(nbytes)
 
 
 def _against_tcp(nbytes: int) -> Iterator[Target]:
@@ -141,6 +142,23 @@ def _costs(nbytes: int) -> Iterator[Target]:
             peak, allowed = Term(held, "peak_bytes"), Term(held, "bound_bytes")
             title = f"shard's memory with {transport}: against its bound, {pushers} pushing, {at}"
             yield _cost(title, peak, allowed, 1.0 if large else None)
+
+
+def _under_tls(nbytes: int) -> Iterator[Target]:
+    at, large, small = size(nbytes), nbytes == catalog.LARGE, nbytes <= catalog.SMALL
+    for transport in ours.TRANSPORTS:
+        without, under = (tls.key(transport, how, nbytes) for how in (tls.WITHOUT, tls.WITH))
+        if small:
+            yield _cost(f"step with {transport}: under TLS against in clear, {at}", Term(under), Term(without), 1.3)
+        else:
+            bound = 0.55 if large and transport == ours.GRPC else None
+            yield _faster(f"step with {transport}: rate under TLS against in clear, {at}", without, under, bound)
+    bulk, clear = (tls.key(ours.BULK, how, nbytes) for how in (tls.WITH, tls.TOKEN_ONLY))
+    bare, plain = Key(tls_socket.SYSTEM, raw_socket.BOTH, nbytes), tls.key(ours.BULK, tls.WITHOUT, nbytes)
+    yield _faster(
+        f"step with bulk under TLS: rate against a Python ssl socket, {at}", bare, bulk, 0.85 if large else None
+    )
+    yield _faster(f"step with bulk, token-only: rate against in clear, {at}", plain, clear, 0.97 if large else None)
 
 
 def of_tables(counts: list[int]) -> Iterator[Target]:
