@@ -145,7 +145,7 @@ class ShardProcess:
             storage.recovered,
         )
         feed = LogFeed(config.shard, registry, storage.kept[1], replication) if storage.kept else None
-        side_channels = SideChannels(config.side_channels, counts=self.limit_counts)
+        side_channels = SideChannels(config.side_channels, self._security, self.limit_counts)
         fence = Fence(config.shard, registry)
         service = ShardService(config.shard, registry, self._counters, side_channels, feed, fence)
         metrics = ShardMetrics(self._counters, registry, executor, storage, service, feed)

@@ -20,6 +20,7 @@ from ps_protocol.cluster.view import ClusterView, Member, Role
 from ps_protocol.errors import ConfigError, NotReady, Retryable, Unavailable
 from ps_protocol.logs import describe_process
 from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
+from ps_protocol.security.security import Security
 from ps_protocol.tracing.settings import make_tracer
 from ps_protocol.tracing.tracer import Tracer
 from ps_worker.session.config import TRANSPORTS, WorkerConfig
@@ -294,6 +295,11 @@ class Session:
     def lease_data(self, ask: LeaseAsk, wait_seconds: float, timeout_seconds: float) -> LeaseAnswer:
         """See CoordinatorClient.lease_data. Any thread may call it."""
         return self._client.lease_data(self._membership.member, ask, wait_seconds, timeout_seconds)
+
+    @property
+    def security(self) -> Security:
+        """TLS and tokens of this process."""
+        return self._client.security
 
     @property
     def transports(self) -> Sequence[Transport]:

@@ -124,7 +124,7 @@ class ShardStream:
         ``clock``: this worker's clock on every shard, in ``phase``; None: it has just begun.
         """
         self.drop()
-        link = Link(self.peer, self.layout, self._session.wait_hint)
+        link = Link(self.peer, self.layout, self._session.wait_hint, self._session.security)
         shard_map = self._router.shard_map
         request = OpenRequest(
             shard_map.spec.name,

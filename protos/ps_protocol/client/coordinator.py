@@ -81,7 +81,7 @@ class CoordinatorClient:
 
     def __init__(self, address: str, security: Security = OFF) -> None:
         self.address = address
-        self._security = security
+        self.security = security
         self._connection = CoordinatorConnection(address, security)
         self.sessions = MemberSessions()
 
@@ -100,7 +100,7 @@ class CoordinatorClient:
     def open_shard(self, address: str, member: Member | None = None) -> grpc.Channel:
         """A channel to the shard at ``address``, for calls by ``member``, or by nobody who joined."""
         session = self.sessions.of(member) if member else None
-        return open_channel(address, self._security, session, to_shard=True)
+        return open_channel(address, self.security, session, to_shard=True)
 
     def wait_until_reachable(self, timeout_seconds: float, on_wait: Callable[[str], None] = lambda text: None) -> None:
         """See CoordinatorConnection."""

@@ -1,0 +1,79 @@
+"""What a reader of a job's network sees: nothing of parameters and gradients under TLS, all of them without.
+
+The values are known, so that they can be looked for, and the job without TLS shows that they would be found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from ps_protocol.security.roles import AccessRole
+from ps_protocol.security.settings import BulkSecurity, SecuritySettings
+from tests.end_to_end.captured_job import GRADIENT, PARAMETER, REPEATED, STEPS
+from tests.support.certificates import made_folder
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to read what goes over a device"),
+    pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare, for a network of its own"),
+]
+
+EACH_WAY = REPEATED * PARAMETER.nbytes
+
+
+def captured(folder: Path, transport: str, servers: Mapping[str, str], worker: Mapping[str, str]) -> bytes:
+    """Every byte of a job's network."""
+    for who, variables in (("servers", servers), ("worker", worker)):
+        (folder / f"{who}.json").write_text(json.dumps(dict(variables)))
+    command = ["unshare", "--net", sys.executable, "-m", "tests.end_to_end.captured_job", str(folder), transport]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170, check=False)
+    if "unshare" in ran.stderr and "Operation not permitted" in ran.stderr:
+        pytest.skip("needs a kernel that lets root make networks")
+    assert ran.returncode == 0, ran.stderr[-5000:]
+    assert f"steps use transport {transport} (" in ran.stderr, ran.stderr[-5000:]
+    assert (folder / "lost").read_text() == "0"
+    return (folder / "capture").read_bytes()
+
+
+def found(seen: bytes) -> tuple[bool, bool]:
+    """Whether parameters, and gradients, were seen."""
+    return PARAMETER.numpy().tobytes() in seen, GRADIENT.numpy().tobytes() in seen
+
+
+def tls(folder: Path, **changes: object) -> tuple[SecuritySettings, SecuritySettings]:
+    made = made_folder(folder / "certs", 1)
+    servers = made.settings("shard-0", require_client=False)
+    worker = made.settings("worker", role=AccessRole.WORKER)
+    return servers.with_given(**changes), worker.with_given(**changes)
+
+
+@pytest.mark.parametrize("transport", ["grpc", "bulk"])
+def test_without_tls_everything_is_seen(tmp_path, transport):
+    assert found(captured(tmp_path, transport, {}, {})) == (True, True)
+
+
+@pytest.mark.parametrize("transport", ["grpc", "bulk"])
+def test_under_tls_neither_parameters_nor_gradients_are_seen(tmp_path, transport):
+    servers, worker = tls(tmp_path)
+    seen = captured(tmp_path, transport, servers.environment, worker.environment)
+    assert found(seen) == (False, False)
+    # It did go over this network.
+    assert len(seen) > 2 * STEPS * EACH_WAY
+
+
+def test_token_only_says_what_it_is(tmp_path):
+    servers, worker = tls(tmp_path, bulk=BulkSecurity.TOKEN_ONLY)
+    seen = captured(tmp_path, "bulk", servers.environment, worker.environment)
+    assert found(seen) == (True, True)
+    # What admits to the job is not among it.
+    for line in (tmp_path / "certs" / "tokens").read_text().split():
+        assert line.rpartition(":")[2].encode() not in seen
