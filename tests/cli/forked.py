@@ -66,7 +66,7 @@ class Popen:
         self.pid = os.fork()
         if not self.pid:
             finish(lambda: _become(program, stdout, env, pass_fds))
-        # Both sides ask for it: whoever comes first.
+        # Both sides ask for it: the first one is answered.
         with suppress(ProcessLookupError):
             os.setpgid(self.pid, process_group)
 

@@ -1,4 +1,4 @@
-"""The rules once more, naively: plain lists, everything computed anew at every question."""
+"""The rules once more, naively: plain lists, everything computed again at every question."""
 
 from __future__ import annotations
 

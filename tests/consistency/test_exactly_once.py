@@ -38,7 +38,7 @@ def test_a_repeated_push_is_known_after_the_stream_opened_again(mode: Consistenc
     assert job.tracker.push(push).verdict is Verdict.DUPLICATE
 
 
-def test_gaps_in_the_sequence_are_fine_and_what_lies_in_them_is_a_duplicate_afterwards() -> None:
+def test_gaps_in_the_sequence_are_fine_and_numbers_in_them_are_duplicates_afterwards() -> None:
     job = Job(ASYNC)
     job.tracker.push(replace(job.info(0, 1), sequence=5))
     assert job.tracker.last_sequence(job.key(0)) == 5

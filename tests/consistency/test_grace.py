@@ -50,7 +50,7 @@ def test_the_quorum_is_of_the_workers_that_live() -> None:
     assert (job.rounds(), job.tracker.grace_ends) == ([], GRACE)
 
 
-def test_a_newcomer_that_takes_the_quorum_away_makes_the_grace_time_begin_anew() -> None:
+def test_a_newcomer_that_takes_the_quorum_away_restarts_the_grace_time() -> None:
     job = Job(backup(1, GRACE), workers=2)
     job.push(0, 1)
     assert (job.rounds(), job.tracker.grace_ends) == ([], GRACE)

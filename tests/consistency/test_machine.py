@@ -218,7 +218,7 @@ class JobLife(RuleBasedStateMachine):
         assert owing <= set(workers)
 
     def answer(self, worker: Worker) -> None:
-        """Ho et al.: whoever gets parameters at clock c is at most s ahead of everyone."""
+        """Ho et al.: a worker that gets parameters at clock c is at most s ahead of everyone."""
         assert worker.last is not None
         phase, clock = worker.last.position
         if self.tracker.consistency.mode is Mode.SSP:

@@ -181,7 +181,7 @@ def _write_copy(folder: Path) -> None:
 def _read_copy(folder: Path) -> object:
     for name in ("copy", "cursor"):
         if not (folder / name).exists():
-            # Its reader begins anew, and is right in the end.
+            # Its reader starts over, and is right in the end.
             raise DamagedData(f"{folder / name} is missing")
     copy = TableCopy.load(folder / "copy")
     return copy.rows(np.arange(100)).tobytes(), copy.cursor, load_cursor(folder / "cursor")

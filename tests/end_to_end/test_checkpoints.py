@@ -130,7 +130,7 @@ def test_a_checkpoint_under_training_holds_each_push_on_every_shard_or_on_none(t
         assert len(versions) == 1
 
 
-def test_training_goes_on_when_whoever_wanted_a_cut_has_gone(tmp_path):
+def test_training_goes_on_when_the_caller_of_a_quiesce_has_gone(tmp_path):
     with running_job(1, 1) as job, job.cluster(rank=0) as cluster:
         parameter = torch.nn.Parameter(torch.zeros(4))
         made = cluster.optimizer(torch.optim.SGD, [parameter], lr=1.0)

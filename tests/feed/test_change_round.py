@@ -1,4 +1,4 @@
-"""Whoever applies the batches of a table's rounds has what the table has, whatever happens between two steps of one."""
+"""A reader that applies the batches of a table's rounds has what the table has, also when changes come in between."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def test_rows_come_in_the_order_of_their_last_use_and_the_cursor_names_whole_upd
     assert ends[-1] >= 3
 
 
-def test_a_reader_that_is_behind_by_more_than_is_remembered_begins_anew(monkeypatch):
+def test_a_reader_that_is_behind_by_more_than_is_remembered_starts_over(monkeypatch):
     monkeypatch.setattr("ps_server.tables.changes.KEPT_CHANGES", 32)
     table = ShardTable(SPEC, range(BUCKETS))
     used(table, [range(100)])
@@ -246,7 +246,7 @@ def test_a_reader_that_is_behind_by_more_than_is_remembered_begins_anew(monkeypa
     assert reader.copy == held(table)
 
 
-def test_a_cursor_from_the_future_begins_anew():
+def test_a_cursor_from_the_future_starts_over():
     table = ShardTable(SPEC, range(BUCKETS))
     used(table, [range(10)])
     reader = follow(table)

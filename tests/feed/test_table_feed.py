@@ -127,7 +127,7 @@ def test_a_reader_that_was_away_during_a_move_goes_on_from_its_cursor(made, work
     assert {bucket for change in taken for bucket in change.reset_buckets} == {0, 2}
 
 
-def test_a_reader_says_that_it_waits_for_a_shard_and_begins_anew_there_when_it_is_back(tmp_path):
+def test_a_reader_says_that_it_waits_for_a_shard_and_starts_over_there_when_it_is_back(tmp_path):
     with job(spec(), HERE, path=tmp_path, tables=(ADS, USERS)) as made:
         worker = RowWorker(made)
         worker.train(2)
@@ -221,7 +221,7 @@ def test_a_wrong_cursor_is_refused(made, cursor, part):
         FakeCoordinator(made).feed(cursor=cursor)
 
 
-def test_a_cursor_of_another_life_of_the_shards_begins_anew(made, worker):
+def test_a_cursor_of_an_earlier_process_of_the_shards_starts_over(made, worker):
     worker.train(1)
     coordinator, copy = FakeCoordinator(made), TableCopy()
     until_equal(iter(coordinator.feed()), copy, made)

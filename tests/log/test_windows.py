@@ -61,7 +61,7 @@ def small_segments(monkeypatch):
     monkeypatch.setattr("ps_server.log.durable.SEGMENT_BYTES", 1 << 14)
 
 
-def test_a_shard_killed_in_its_first_snapshot_begins_anew(tmp_path):
+def test_a_shard_killed_in_its_first_snapshot_starts_over(tmp_path):
     shard = Shard(tmp_path)
     for entry in beginning(shard.layout):
         shard.log.append(entry)

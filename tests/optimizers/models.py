@@ -71,7 +71,7 @@ def whole_layout(spec: ModelSpec) -> Layout:
 
 
 def fill(region: Region, generator: torch.Generator) -> None:
-    """Random parameters; padding stays zero, as whoever sends a region leaves it."""
+    """Random parameters; padding stays zero, as the sender of a region leaves it."""
     for index in range(region.layout.parameter_slices):
         values = region.slice(index)
         values.copy_(torch.randn(values.shape, generator=generator))

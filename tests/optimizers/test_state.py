@@ -143,7 +143,7 @@ def test_state_is_tensors_only_and_a_slice_without_a_gradient_has_none(name: str
     assert 1 in fresh or 1 not in {key.slice_index for key, _ in entries}
 
 
-def test_loading_nothing_begins_anew() -> None:
+def test_loading_nothing_resets_the_state() -> None:
     shard = Shard.of(whole_layout(spec_of("Adagrad", (DType.FLOAT32,), [{"initial_accumulator_value": 0.5}])))
     assert shard.optimizer.state() != []
     shard.optimizer.load_state([])

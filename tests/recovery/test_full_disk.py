@@ -19,7 +19,7 @@ STEPS = 50
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A folder that is a file system of 32 MB to whoever is ``inside``."""
+    """A folder that is a file system of 32 MB to processes ``inside``."""
     if os.geteuid() != 0:
         pytest.skip("a small file system can be mounted by root only")
     folder = tmp_path / "small"

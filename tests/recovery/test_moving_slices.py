@@ -1,4 +1,4 @@
-"""Shards come and go while workers train: slices move, each push counts once, whoever is killed meanwhile."""
+"""Shards come and go while workers train: slices move, each push counts once, whichever process is killed meanwhile."""
 
 from __future__ import annotations
 

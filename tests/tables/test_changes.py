@@ -26,7 +26,7 @@ def test_rows_used_after_an_update_are_found_piece_by_piece() -> None:
     assert held.changed(0, 100, 3).size == 0
 
 
-def test_whoever_looks_from_the_last_row_to_the_first_misses_none_that_stays() -> None:
+def test_a_scan_from_the_last_row_to_the_first_misses_none_that_stays() -> None:
     held = table(spec())
     use(held, range(1000))
     random, seen = np.random.default_rng(14), set[int]()

@@ -92,7 +92,7 @@ def test_a_forgotten_bucket_is_empty_and_not_here() -> None:
     held.check_here(contents.ids)
 
 
-def test_an_empty_bucket_travels() -> None:
+def test_an_empty_bucket_is_sent() -> None:
     held = table(spec(life=_LIFE))
     contents = _sent(held, 1)
     assert contents.nbytes == 0

@@ -82,7 +82,7 @@ def test_skipped_buckets_are_left_alone_by_every_change(life: RowLife) -> None:
         assert same(held.contents(bucket), expected)
 
 
-def test_loaded_rows_are_written_with_their_state_or_begin_it_anew() -> None:
+def test_loaded_rows_are_written_with_their_state_or_reset_it() -> None:
     held = table(spec("adagrad", initial=0.5, dim=2, buckets=1))
     use(held, [1, 2], np.ones((2, 2), np.float32))
     assert held.load(np.array([2, 3]), np.full((2, 2), 7, np.float32), with_state=False, only_new=False) == 2
@@ -111,7 +111,7 @@ def test_of_an_id_loaded_twice_the_last_row_holds() -> None:
     assert values(held, [5, 6]).tolist() == [[3], [1]]
 
 
-def test_dropped_rows_begin_anew() -> None:
+def test_dropped_rows_have_initial_values_again() -> None:
     held = table(spec("adagrad"))
     first = values(held, [1, 2])
     use(held, [1, 2], np.ones((2, 4), np.float32))

@@ -76,7 +76,7 @@ def test_a_grace_time_that_cannot_be_kept_is_refused_by_the_coordinator(consiste
         check_consistency(consistency, expected_workers=3)
 
 
-def test_a_grace_time_is_shown_and_travels_with_its_mode() -> None:
+def test_a_grace_time_is_shown_and_sent_with_its_mode() -> None:
     consistency = Consistency(Mode.SYNC, backup=1, grace_seconds=0.25)
     assert str(consistency) == "sync(backup=1, grace 0.25 s)"
     assert consistency_from_pb(consistency_to_pb(consistency)) == consistency

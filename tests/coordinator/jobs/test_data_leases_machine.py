@@ -130,7 +130,7 @@ class Machine(RuleBasedStateMachine):
             assert self.trained.get((plain["epoch"], position))
 
     def teardown(self) -> None:
-        """Whoever lives then finishes the epoch: nothing was lost."""
+        """The workers that live then finish the epoch: nothing was lost."""
         self.leases.members({})
         self.live.clear()
         last = self.join(9)

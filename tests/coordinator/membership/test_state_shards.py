@@ -1,4 +1,4 @@
-"""Who may hold a shard's place: whoever brings state must bring the newest."""
+"""Who may hold a shard's place: a process that brings state must bring the newest."""
 
 import pytest
 
@@ -67,14 +67,14 @@ def test_a_taker_that_has_not_announced_its_state_does_not_lock_the_old_primary_
         c.keep(taker)
 
 
-def test_a_shard_without_state_takes_the_place_and_whoever_wrote_last_may_take_it_back() -> None:
+def test_a_shard_without_state_takes_the_place_and_the_last_writer_may_take_it_back() -> None:
     c = Cluster()
     first = keeping(c)
     c.shard()
     c.shard(state=first.member.incarnation)
 
 
-def test_a_shard_that_began_anew_and_keeps_state_locks_out_what_was_before_it() -> None:
+def test_a_shard_that_began_empty_and_keeps_state_locks_out_what_was_before_it() -> None:
     c = Cluster()
     first = keeping(c)
     keeping(c)

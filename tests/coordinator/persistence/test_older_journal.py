@@ -1,4 +1,4 @@
-"""A coordinator that comes back with an older journal: whoever knows more says so, and it gives up."""
+"""A coordinator that comes back with an older journal: a member that knows more says so, and it gives up."""
 
 import asyncio
 import shutil

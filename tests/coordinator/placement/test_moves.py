@@ -279,7 +279,7 @@ def test_a_wish_that_cannot_be_fulfilled_disturbs_nobody() -> None:
     played(body)
 
 
-def test_a_batch_waits_for_whoever_else_has_the_shards_hold_still() -> None:
+def test_a_batch_waits_for_another_quiesce_of_the_shards() -> None:
     async def body(job: Job) -> None:
         async with job.checkpoints.busy:
             moving = asyncio.create_task(job.reshard(Wish(to=(2,))))

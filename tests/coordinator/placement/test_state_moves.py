@@ -122,7 +122,7 @@ def test_models_need_shards_that_exist(numbers: set[int]) -> None:
         Cluster(expected_shards=3).state.use_shards(numbers)
 
 
-def test_a_move_shows_in_the_view_until_it_is_made_and_models_lie_anew_then() -> None:
+def test_a_move_shows_in_the_view_until_it_is_made_and_models_are_placed_by_it_then() -> None:
     c, shards = two_shards()
     maps = next_maps(c, (0, 1, 2))
     revision = c.state.placement.begin_move("cut").value

@@ -129,7 +129,7 @@ def test_many_tables_of_one_bucket_spread_over_the_shards() -> None:
     assert ([owners[0] for owners in done.tables].count(1), count) == (3, 3)
 
 
-def test_a_restored_model_lies_as_it_did_on_as_many_shards_whatever_their_numbers() -> None:
+def test_a_restored_model_is_placed_as_it_was_on_as_many_shards_whatever_their_numbers() -> None:
     spec = model(table("a", 4), table("b", 4), rows=8)
     known = replace(
         first_map(spec, [0, 2], Balanced()), epoch=9, tables=((0, 2, 2, 2), (2, 0, 0, 0)), restored_from="/old"

@@ -212,7 +212,7 @@ def test_a_subscriber_after_the_loss_is_told_too(coordinator: TestCoordinator) -
         assert len(told) == 1
 
 
-def test_a_coordinator_started_anew_fences_its_old_members(coordinator: TestCoordinator) -> None:
+def test_a_restarted_coordinator_fences_its_old_members(coordinator: TestCoordinator) -> None:
     with member(coordinator.address) as m:
         before = m.view
         coordinator.stop()

@@ -71,7 +71,7 @@ def test_a_scalar_is_one_row():
     assert (layout.slices[0].shape, layout.slices[0].end, layout.region_bytes) == ((), 4, 64)
 
 
-def test_a_model_that_was_placed_before_variables_were_aligned_lies_as_it_did():
+def test_a_model_that_was_placed_before_variables_were_aligned_keeps_its_layout():
     variables = [Variable(f"v{i}", (size,), DType.FLOAT32) for i, size in enumerate((3, 5, 7))]
     spec = ModelSpec("model", "torch.optim.SGD", tuple(variables), ({"lr": 1.0},))
     slices = tuple(Slice(i, 0, v.rows, 0) for i, v in enumerate(variables))

@@ -103,7 +103,7 @@ def test_nobody_else_writes_a_sealed_segment_and_its_owner_goes_on():
         mmap.mmap(fd, SIZE, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     with pytest.raises(PermissionError):
         os.pwrite(fd, b"x", 0)
-    with pytest.raises(PermissionError):  # opened anew it is the same memory
+    with pytest.raises(PermissionError):  # opened again it is the same memory
         os.pwrite(again := os.open(f"/proc/self/fd/{fd}", os.O_RDWR), b"x", 0)
     os.close(again)
     theirs = SharedMemory.attach(fd, SIZE, writable=False)

@@ -1,4 +1,4 @@
-"""Where a shard writes checkpoints and reads them: below the folders it was told of, whoever asks."""
+"""Where a shard writes checkpoints and reads them: below the folders it was told of, for every caller."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ WRONG = (
 )
 
 
-def test_a_folder_elsewhere_is_refused_whoever_asks(shard: TestShard, root: Path) -> None:
+def test_a_folder_elsewhere_is_refused_to_every_caller(shard: TestShard, root: Path) -> None:
     stub = coordinator_stub(shard.channel, 100)
     for name in WRONG:
         folder = name if name.startswith("/") or not name else f"{root}/{name}"

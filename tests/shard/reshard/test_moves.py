@@ -261,7 +261,7 @@ def test_the_memory_of_what_was_there_before_is_given_back():
                 gc.enable()
 
 
-def test_a_shard_that_came_after_the_move_lies_by_the_map_in_force():
+def test_a_shard_that_came_after_the_move_is_placed_by_the_map_in_force():
     """One without slices is not asked, and need not be."""
     with job(spec_of(), HERE) as made:
         made.move([0, 1, 1, 1, 0])

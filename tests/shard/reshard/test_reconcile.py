@@ -17,7 +17,7 @@ HELD = map_of(SPEC, [0, 0, 1, 1, 0])
 NEXT = map_of(SPEC, [0, 1, 2, 0, 2], epoch=2)
 
 
-def test_what_lies_as_it_did_is_kept_whatever_was_prepared():
+def test_what_is_placed_as_it_was_is_kept_whatever_was_prepared():
     assert reconcile(0, HELD, None, HELD) is Reconciliation.KEEP
     assert reconcile(0, HELD, NEXT, HELD) is Reconciliation.KEEP
 
@@ -26,7 +26,7 @@ def test_what_was_prepared_is_switched_to_where_the_cluster_says_so():
     assert reconcile(0, HELD, NEXT, NEXT) is Reconciliation.RESHARD
 
 
-def test_what_has_left_is_begun_anew():
+def test_what_has_left_is_reset():
     assert reconcile(0, HELD, None, map_of(SPEC, [1, 1, 1, 2, 2], epoch=7)) is Reconciliation.RESET
     assert reconcile(0, HELD, NEXT, map_of(SPEC, [1, 1, 1, 2, 2], epoch=2)) is Reconciliation.RESET
 
@@ -72,7 +72,7 @@ def test_nothing_comes_to_a_shard_that_only_loses():
     assert transfer_plan(HELD, map_of(SPEC, [1, 1, 1, 1, 1], epoch=2), 0) == []
 
 
-def test_slices_are_not_cut_anew():
+def test_slices_are_not_cut_again():
     cut = replace(NEXT, slices=(*NEXT.slices[:2], Slice(0, 4, 5, 2), Slice(0, 5, 6, 2), *NEXT.slices[3:]))
     with pytest.raises(InvalidRequest, match="slices only move"):
         transfer_plan(HELD, cut, 2)

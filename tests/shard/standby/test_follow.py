@@ -192,7 +192,7 @@ def test_a_standby_that_has_only_what_its_new_primary_had_goes_on_without_a_copy
         assert not (tmp_path / "a" / "shard-0" / "set-aside").exists()
 
 
-def test_a_copy_that_was_interrupted_leaves_a_directory_that_begins_anew(tmp_path, monkeypatch):
+def test_a_copy_that_was_interrupted_leaves_a_directory_that_starts_over(tmp_path, monkeypatch):
     copying = threading.Event()
     receive = "ps_server.shard.standby.follower.LogFollower._block"
 

@@ -69,7 +69,7 @@ def test_a_standby_that_takes_the_place_before_the_shard_heard_goes_on_as_was_de
         made.reach()
         for number in made.nodes:
             made.prepare(number, wanted)
-        # It is answered when the standby has it: whoever serves shard 0 from now on can do both.
+        # It is answered when the standby has it: the process that serves shard 0 from now on can do both.
         assert following.model().pending.shard_map == wanted
         following.end()
         following.loop.run(following.storage.close(snapshot=False))

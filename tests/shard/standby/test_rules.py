@@ -1,4 +1,4 @@
-"""Who may take the place of a lost shard: whoever surely has every push that was acknowledged."""
+"""Who may take the place of a lost shard: the process that surely has every push that was acknowledged."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_a_restarted_coordinator_knows_who_may_take_the_place() -> None:
     assert c.take("b", primary)
 
 
-def test_whoever_is_promoted_has_everything_acknowledged_whatever_happens() -> None:
+def test_a_promoted_standby_has_everything_acknowledged_whatever_happens() -> None:
     """Random lives of three directories; the model: what each has, and what was acknowledged."""
     seed = random.SystemRandom().randrange(1 << 30)
     print(f"seed {seed}")

@@ -1,4 +1,4 @@
-"""In sync the options of the lowest rank are used; whoever pushed others is told so, once for each."""
+"""In sync the options of the lowest rank are used; a worker that pushed others is told so, once for each."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def ids_of(model) -> list[int]:
     return sorted(int(each) for bucket in range(16) for each in table.contents(bucket).ids)
 
 
-def test_rows_not_used_for_so_many_updates_go_and_begin_anew_when_they_come_back():
+def test_rows_not_used_for_so_many_updates_go_and_have_initial_values_when_they_come_back():
     with running_shard() as shard:
         model = start_with(shard, table_spec(life=RowLife(expire_after_updates=3)))
         stream = RowStream(shard)
