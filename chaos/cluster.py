@@ -11,6 +11,9 @@ from chaos.plan import Targets
 from chaos.processes import Process, free_port
 from chaos.proxy import Proxy
 from chaos.training import read_counter
+from ps_protocol.security.roles import AccessRole
+from ps_protocol.security.settings import SecuritySettings
+from ps_server.certs.folder import CertificateFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,8 @@ class Size:
     lease_seconds: float = 3.0
     #: A step takes at least so long, as if an accelerator computed.
     step_seconds: float = 0.05
+    #: With TLS, client certificates and tokens.
+    secure: bool = True
 
 
 class Cluster:
@@ -33,12 +38,18 @@ class Cluster:
         self.folder = folder
         self.data = data
         self.address = f"127.0.0.1:{free_port()}"
+        self._certificates: CertificateFolder | None = None
+        if size.secure:
+            self._certificates = CertificateFolder(folder / "tls")
+            self._certificates.make(size.shards, [])
         shards = {f"shard {n}": f"127.0.0.1:{free_port()}" for n in range(size.shards)}
         #: What stands between a role and the coordinator, or between all workers and a shard.
         self.links = {f"workers–{name}": Proxy(address) for name, address in shards.items()}
         callers = [*shards, *(f"worker {n}" for n in range(size.workers))]
         self.links |= {f"{name}–coordinator": Proxy(self.address) for name in callers}
-        self.coordinator = self._process("coordinator", lambda life: self._coordinator())
+        self.coordinator = self._process(
+            "coordinator", lambda life: self._coordinator(), **self.settings("coordinator").environment
+        )
         self.shards = [self._shard(n, name, address) for n, (name, address) in enumerate(shards.items())]
         self.workers = [self._worker(n) for n in range(size.workers)]
 
@@ -76,6 +87,10 @@ class Cluster:
         for process in self.processes.values():
             process.stop(signal.SIGKILL)
 
+    def settings(self, name: str, role: AccessRole | None = None) -> SecuritySettings:
+        """What a process shows with the certificate ``name``; ``role``: of a client."""
+        return self._certificates.settings(name, role=role) if self._certificates else SecuritySettings()
+
     def _process(self, name: str, command: Callable[[int], Sequence[str]], **environment: str) -> Process:
         return Process(name, command, self.folder / f"{name.replace(' ', '-')}.log", environment)
 
@@ -92,12 +107,13 @@ class Cluster:
         # Snapshots often enough to be met by faults.
         kept = ("--data-dir", str(self.data), "--snapshot-seconds", "10", "--threads", "1")
         command = ("-m", "ps_server.shard.main", *where, *whom, *kept, "--no-shm", "--bulk-ports", "off")
-        return self._process(name, lambda life: command)
+        return self._process(name, lambda life: command, **self.settings(f"shard-{number}").environment)
 
     def _worker(self, number: int) -> Process:
         name = f"worker {number}"
         told = {"PS_COORDINATOR": self.links[f"{name}–coordinator"].address, "PS_RANK": str(number)}
         told["PS_LINEAGE"] = name
+        told |= self.settings("worker", AccessRole.WORKER).environment
         pace = str(self.size.step_seconds)
         return self._process(name, lambda life: ("-m", "chaos.training", str(self._counter(name, life)), pace), **told)
 

@@ -39,6 +39,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--step-ms", type=float, default=50.0, help="what a step takes at least")
     parser.add_argument("--lease-seconds", type=float, default=3.0)
     parser.add_argument("--least-goodput", type=float, default=0.0, help="fail below this part of undisturbed progress")
+    parser.add_argument("--plain", action="store_true", help="without TLS, certificates and tokens")
     parser.add_argument("--kills-only", action="store_true", help="no other fault than kill -9")
     parser.add_argument("--folder", type=Path, help="keeps the logs of all processes; default: a temporary one")
     return parser.parse_args(words)
@@ -59,7 +60,7 @@ def main(no_mounts: str) -> None:
 
 def run(told: argparse.Namespace, folder: Path, *, own_disk: bool) -> int:
     """All runs and the report; the exit code."""
-    size = Size(told.shards, told.workers, told.lease_seconds, told.step_ms / 1000)
+    size = Size(told.shards, told.workers, told.lease_seconds, told.step_ms / 1000, secure=not told.plain)
     seconds = told.minutes * 60
     calm = seconds if told.undisturbed_minutes is None else told.undisturbed_minutes * 60
     undisturbed = None

@@ -17,6 +17,7 @@ from chaos.disk import Disk
 from chaos.plan import Fault, Kind
 from chaos.replay import replay
 from chaos.training import OPTIMIZER, network, test_loss
+from ps_protocol.security.roles import AccessRole
 
 PATIENCE_SECONDS = 90.0
 """How long a cluster may take to start, and to recover from its last fault."""
@@ -144,7 +145,8 @@ class Run:
     def _served(self) -> torch.nn.Module:
         """What a worker that comes now gets."""
         model = network()
-        with ps_worker.connect(self._cluster.address, device="cpu", transport="grpc") as reader:
+        security = self._cluster.settings("worker", AccessRole.WORKER)
+        with ps_worker.connect(self._cluster.address, device="cpu", transport="grpc", security=security) as reader:
             reader.optimizer(torch.optim.SGD, model, **OPTIMIZER)
         return model
 

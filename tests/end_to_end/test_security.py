@@ -13,6 +13,7 @@ from ps_protocol.errors import PermissionDenied, Unauthenticated
 from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import OFF, Security
+from ps_protocol.security.settings import SecuritySettings
 from ps_server.certs.authority import Authority
 from ps_server.certs.folder import CertificateFolder
 from ps_server.cli.options.checkpoint import CheckpointConfig
@@ -22,6 +23,7 @@ from tests.support.certificates import made_folder, security_of, write_pair
 from tests.support.shards import wait_until
 from tests.worker.jobs import Job, running_job
 
+WORKER = AccessRole.WORKER
 MODES = (Consistency(Mode.ASYNC), Consistency(Mode.SSP, 1), Consistency(Mode.SYNC))
 
 
@@ -163,6 +165,18 @@ def test_certificates_and_tokens_rotate_without_a_failed_step_and_the_old_ones_a
         with_old = Security(replace(old, token_file=kept), AccessRole.WORKER)
         with CoordinatorClient(job.address, with_old) as client:
             assert f"{kept}" in refusal(client)
+
+
+def test_a_member_whose_token_is_withdrawn_loses_its_place(lab):
+    with running_job(shards=0, workers=1, lab=WithoutTls(lab.path), lease_seconds=1.0) as job:
+        client = job.exits.enter_context(
+            CoordinatorClient(job.address, Security(SecuritySettings(token_file=lab.path / "worker.token"), WORKER))
+        )
+        member = job.exits.enter_context(Membership.join(client, JoinSpec(Role.WORKER, 0), 20.0))
+        kept = (lab.path / "worker.token").read_text()
+        (lab.path / "tokens").write_text((lab.path / "tokens").read_text().replace(kept, ""))
+        wait_until(lambda: member.fenced is not None)
+        assert "does not know the token" in str(member.fenced)
 
 
 def test_a_member_speaks_for_itself_alone(lab):

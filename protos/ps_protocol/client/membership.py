@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import threading
 import time
@@ -15,7 +16,7 @@ import grpc
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.client.coordinator_streams import ViewStream
 from ps_protocol.cluster.view import ClusterView, Joined, Member, MemberStats, Role, SyncWord
-from ps_protocol.errors import Fenced, NotReady, PsError, Unavailable
+from ps_protocol.errors import Fenced, NotReady, PermissionDenied, PsError, Unauthenticated, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -236,7 +237,7 @@ class Membership:
             stream.cancel()
 
     def _keep_lease(self) -> None:
-        silent = False
+        silent, refused_since = False, math.inf
         while True:
             self._beat_now.wait(self._joined.heartbeat_seconds)
             self._beat_now.clear()
@@ -260,10 +261,16 @@ class Membership:
                 if not silent and not self._closed.is_set():
                     logger.warning("%s keeps the last view of the cluster: %s", self.member, error)
                 silent = True
+                if not isinstance(error, Unauthenticated | PermissionDenied):
+                    continue
+                refused_since = min(refused_since, time.monotonic())
+                if time.monotonic() - refused_since >= self._joined.lease_seconds:
+                    self._lose_place(Fenced(f"{self.member} is not a member any more: {error}", remedy=error.remedy))
+                    return
             else:
                 if silent:
                     logger.warning("the coordinator at %s answers %s again", self._client.address, self.member)
-                silent = False
+                silent, refused_since = False, math.inf
 
     def _gather_stats(self) -> None:
         while not self._closed.wait(self._joined.heartbeat_seconds):

@@ -29,25 +29,25 @@ class TlsProbe:
         context = self.security.client_context("h2")
         if context is None:
             return self._without_tls()
-        try:
-            with self._connected(context) as connection:
-                # With TLS 1.3 a server refuses a client's certificate after the handshake; else it speaks first.
-                if not connection.recv(1):
-                    return self._not_accepted("it ends the connection")
-        except ssl.SSLCertVerificationError as error:
-            date = self._end_of_certificate() if "expired" in error.verify_message else ""
-            return Unauthenticated(
-                f"the certificate of {self.peer} is not accepted: {error.verify_message}{date}",
-                expected=f"a certificate for {self.host}, signed by an authority in {self.security.settings.tls_ca}",
-                remedy="correct --tls-ca here, or the certificate there",
-            )
-        except ssl.SSLError as error:
-            return self._told(error)
-        except ConnectionResetError:
-            return self._not_accepted("it ends the connection")
-        except OSError:
-            pass
-        return None
+        # A server that is being killed ends one connection, too, but not two.
+        for _ in range(2):
+            try:
+                with self._connected(context) as connection:
+                    if not _ended(connection):
+                        return None
+            except ssl.SSLCertVerificationError as error:
+                date = self._end_of_certificate() if "expired" in error.verify_message else ""
+                authorities = self.security.settings.tls_ca
+                return Unauthenticated(
+                    f"the certificate of {self.peer} is not accepted: {error.verify_message}{date}",
+                    expected=f"a certificate for {self.host}, signed by an authority in {authorities}",
+                    remedy="correct --tls-ca here, or the certificate there",
+                )
+            except ssl.SSLError as error:
+                return self._told(error)
+            except OSError:
+                return None
+        return self._not_accepted("it ends the connection")
 
     def _without_tls(self) -> Unauthenticated | None:
         try:
@@ -99,6 +99,16 @@ class TlsProbe:
             context.wrap_socket(connection, server_hostname=self.host) as wrapped,
         ):
             yield wrapped
+
+
+def _ended(connection: ssl.SSLSocket) -> bool:
+    """Whether the server ends the connection after the handshake, as it does, with TLS 1.3, for a client's certificate
+    that it refuses; else it speaks first. Raises SSLError for an alert.
+    """
+    try:
+        return not connection.recv(1)
+    except ConnectionResetError:
+        return True
 
 
 def _trusting() -> ssl.SSLContext:
