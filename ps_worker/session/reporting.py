@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ps_protocol.cluster.transport import IN_CLEAR
 from ps_protocol.cluster.view import ClusterView, Member, MemberStats, Role
 from ps_worker.session.counters import WorkerCounters
 
@@ -54,7 +55,11 @@ class Progress:
         if text == self._transport:
             return
         self._transport = text
-        level = logging.INFO if wished == "auto" or found == [wished] else logging.WARNING
+        level = (
+            logging.INFO
+            if wished == "auto" or [name.removesuffix(IN_CLEAR) for name in found] == [wished]
+            else logging.WARNING
+        )
         log.log(level, "%s: steps use transport %s (requested: %s)", self._member, text, wished)
 
     def report(self, metrics: Mapping[str, float | torch.Tensor]) -> None:

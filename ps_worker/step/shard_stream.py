@@ -10,6 +10,7 @@ import torch
 
 from ps_protocol.cluster.answers import Answer, RowsAnswer, StepAnswer
 from ps_protocol.cluster.requests import OpenRequest, PushHeader
+from ps_protocol.cluster.transport import IN_CLEAR
 from ps_protocol.errors import InternalError, PsError, Unavailable
 from ps_protocol.model.layout import Range, subtract
 from ps_protocol.model.spec import Options
@@ -95,8 +96,10 @@ class ShardStream:
 
     @property
     def transport(self) -> str:
-        """The name of the stream's transport; empty while there is no stream."""
-        return self._transport.transport.value if self._transport else ""
+        """The name of the stream's transport, and what it lacks; empty while there is no stream."""
+        if self._transport is None:
+            return ""
+        return self._transport.transport.value + (IN_CLEAR if self._transport.in_clear else "")
 
     @property
     def is_open(self) -> bool:

@@ -36,6 +36,11 @@ class ClientTransport(Protocol):
     transport: Transport
 
     @property
+    def in_clear(self) -> bool:
+        """Whether payloads can be read on the network although this process uses TLS."""
+        ...
+
+    @property
     def alive(self) -> bool:
         """Whether the stream has not ended, as far as this side knows."""
         ...

@@ -44,6 +44,7 @@ class GrpcClientTransport:
 
     transport = Transport.GRPC
     gradients = None
+    in_clear = False
 
     def __init__(self, channel: grpc.Channel, link: Link) -> None:
         self._peer = link.peer

@@ -30,7 +30,7 @@ from ps_protocol.cluster.requests import (
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InternalError, Unavailable
 from ps_protocol.model.layout import Range
-from ps_protocol.wire.carrier import Carrier
+from ps_protocol.wire.carrier import Carrier, PlainCarrier
 from ps_protocol.wire.convert_step import request_to_bytes
 from ps_protocol.wire.shared_memory import Recent, SharedMemory
 from ps_protocol.wire.socket_messages import (
@@ -92,6 +92,12 @@ class SocketClientTransport:
         if size := attached.room_bytes:
             self._pushed_room = SharedMemory.attach(self._descriptor(), size, writable=True, whole=False)
             self._rows_room = SharedMemory.attach(self._descriptor(), size, writable=False, whole=False)
+
+    @property
+    def in_clear(self) -> bool:
+        """Whether payloads can be read on the network although this process uses TLS."""
+        plain = isinstance(self._carrier, PlainCarrier)
+        return plain and self.transport is Transport.BULK and self._link.security.tls
 
     @property
     def alive(self) -> bool:

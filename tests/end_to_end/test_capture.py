@@ -30,8 +30,10 @@ pytestmark = [
 EACH_WAY = REPEATED * PARAMETER.nbytes
 
 
-def captured(folder: Path, transport: str, servers: Mapping[str, str], worker: Mapping[str, str]) -> bytes:
-    """Every byte of a job's network."""
+def captured(
+    folder: Path, transport: str, servers: Mapping[str, str], worker: Mapping[str, str], clear: str = ""
+) -> bytes:
+    """Every byte of a job's network; ``clear``: what the worker says of the transport besides its name."""
     for who, variables in (("servers", servers), ("worker", worker)):
         (folder / f"{who}.json").write_text(json.dumps(dict(variables)))
     command = ["unshare", "--net", sys.executable, "-m", "tests.end_to_end.captured_job", str(folder), transport]
@@ -39,7 +41,7 @@ def captured(folder: Path, transport: str, servers: Mapping[str, str], worker: M
     if "unshare" in ran.stderr and "Operation not permitted" in ran.stderr:
         pytest.skip("needs a kernel that lets root make networks")
     assert ran.returncode == 0, ran.stderr[-5000:]
-    assert f"steps use transport {transport} (" in ran.stderr, ran.stderr[-5000:]
+    assert f"steps use transport {transport}{clear} (" in ran.stderr, ran.stderr[-5000:]
     assert (folder / "lost").read_text() == "0"
     return (folder / "capture").read_bytes()
 
@@ -72,7 +74,7 @@ def test_under_tls_neither_parameters_nor_gradients_are_seen(tmp_path, transport
 
 def test_token_only_says_what_it_is(tmp_path):
     servers, worker = tls(tmp_path, bulk=BulkSecurity.TOKEN_ONLY)
-    seen = captured(tmp_path, "bulk", servers.environment, worker.environment)
+    seen = captured(tmp_path, "bulk", servers.environment, worker.environment, " in clear")
     assert found(seen) == (True, True)
     # What admits to the job is not among it.
     for line in (tmp_path / "certs" / "tokens").read_text().split():

@@ -14,3 +14,7 @@ class Transport(enum.Enum):
     SHM = "shm"
     #: On a TCP socket beside the gRPC stream, with the messages.
     BULK = "bulk"
+
+
+IN_CLEAR = " in clear"
+"""Behind the name of a transport whose payloads are not encrypted although the process uses TLS."""

@@ -185,6 +185,7 @@ def test_payloads_in_clear_take_the_word_of_both_sides(caplog, certificates):
     with unharmed(doors=shard) as (running, model):
         line = Line(running, model, "bulk", security=certificates.worker(bulk=TOKEN_ONLY))
         assert line.transport == "bulk"
+        assert line.carrier.in_clear
         assert line.exchange([None] * model.layout.parameter_slices).outcome == "APPLIED"
         line.close()
         line.release()
