@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -93,6 +94,8 @@ class Driver:
         self._timer: asyncio.Task[None] | None = None
         #: What has happened since this process began.
         self.counters = CoordinatorCounters()
+        #: Where this process serves its metrics; empty: nowhere.
+        self.metrics_url = ""
 
     def start(self) -> None:
         """Begin to end leases. Call once, from the loop."""
@@ -254,7 +257,7 @@ class Driver:
 
     def status(self) -> ClusterStatus:
         """See ClusterState.status."""
-        return self._state.status(self._clock())
+        return replace(self._state.status(self._clock()), metrics_url=self.metrics_url)
 
     @property
     def phase(self) -> int:

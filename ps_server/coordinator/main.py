@@ -113,6 +113,7 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
             view.consistency,
         )
         metrics = _serve_metrics(config.metrics, driver, checkpoints, moves, security)
+        driver.metrics_url = metrics.url if metrics else ""
         page = serve_page(config.bind, config.page_port, recorder, security)
         if config.ready_file is not None:
             grpc_server.write_ready_file(config.ready_file, server.address)

@@ -30,16 +30,16 @@ class MetricsConfig:
     advertise: str = ""
 
 
-def metrics_option(*envvars: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add --metrics-port; the command gets ``metrics_port``, for ``parse_port``."""
+def metrics_option(*envvars: str, what: str = "this process") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add --metrics-port; the command gets ``metrics_port``, for ``parse_port``. ``what`` serves them."""
     return click.option(
         "--metrics-port",
         default="0",
         show_default=True,
         metavar="PORT|off",
         envvar=list(envvars),
-        help="Port on which Prometheus reads the metrics of this process, at /metrics. 0: any free port; the log and "
-        "psctl status show it. off: none.",
+        help=f"Port on which Prometheus reads the metrics of {what}, at /metrics. 0: any free port, which is logged. "
+        "off: none.",
     )
 
 

@@ -125,11 +125,13 @@ class ShardMetrics:
 
     def _readers(self) -> Iterator[Sample]:
         lags: dict[tuple[str, str], list[int]] = {}
-        for model, table, lag in self._service.feed_lags:
-            lags.setdefault((model, table), []).append(lag)
-        for (model, table), found in lags.items():
-            yield FEED_READERS.of(len(found), model, table)
-            yield FEED_LAG.of(max(found), model, table)
+        for name, table_name, lag in self._service.feed_lags:
+            lags.setdefault((name, table_name), []).append(lag)
+        for model in self._registry.models:
+            for table in model.tables:
+                found = lags.get((model.name, table.spec.name), [])
+                yield FEED_READERS.of(len(found), model.name, table.spec.name)
+                yield FEED_LAG.of(max(found, default=0), model.name, table.spec.name)
 
     def _durability(self) -> Iterator[Sample]:
         storage = self._storage

@@ -173,3 +173,5 @@ class ClusterStatus:
 
     view: ClusterView
     members: tuple[MemberStatus, ...]
+    #: Where the coordinator serves its metrics; empty: nowhere.
+    metrics_url: str = ""

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.metrics.definition import Catalogue, Sample
+from ps_protocol.security.security import Security
 
 COMMON = Catalogue("process")
 
@@ -20,6 +21,15 @@ START_TIME = COMMON.gauge("start_time_seconds", "Unix time at which the process 
 PROCESS_CPU = COMMON.counter("process_cpu_seconds_total", "CPU time of the process, of all threads.")
 PROCESS_MEMORY = COMMON.gauge("process_peak_memory_bytes", "The most resident memory that the process has had.")
 
+AUTH_FAILURES = COMMON.counter(
+    "auth_failures_total",
+    "Calls refused, by reason: unauthenticated for a missing, wrong or expired proof, permission for a lesser role.",
+    "reason",
+)
+CERTIFICATE_EXPIRY = COMMON.gauge(
+    "certificate_expiry_timestamp_seconds", "Unix time at which the certificate of the process expires."
+)
+
 _STARTED = time.time()
 
 
@@ -29,6 +39,15 @@ def read_common() -> Iterator[Sample]:
     yield START_TIME.of(_STARTED)
     yield PROCESS_CPU.of(time.process_time())
     yield PROCESS_MEMORY.of(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def read_security(security: Security) -> Iterator[Sample]:
+    """Refused calls where callers are authenticated, and the end of the certificate where there is one."""
+    if security.authenticates:
+        for reason, count in security.refused.counts.items():
+            yield AUTH_FAILURES.of(count, reason)
+    if (expiry := security.certificate_expiry) is not None:
+        yield CERTIFICATE_EXPIRY.of(expiry)
 
 
 def _version() -> str:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ps_protocol.errors import ConfigError, PermissionDenied, PsError, Retryable, Unauthenticated
+from ps_protocol.metrics.common import read_security
 from ps_protocol.metrics.definition import Read
 from ps_protocol.metrics.exposition import exposition
 from ps_protocol.security.roles import VIEWING
@@ -151,7 +152,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._admit()
             if path == "/metrics":
                 accept = self.headers.get("Accept", "")
-                self._answer(HTTPStatus.OK, *exposition(self.server.read(), self.server.constant, accept))
+                samples = [*self.server.read(), *read_security(self.server.security)]
+                self._answer(HTTPStatus.OK, *exposition(samples, self.server.constant, accept))
             elif path == "/targets" and self.server.targets is not None:
                 own = Target(self.server.address, self.server.component)
                 self._answer(HTTPStatus.OK, _discovery([own, *self.server.targets()]), _JSON)

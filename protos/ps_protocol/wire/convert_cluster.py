@@ -216,7 +216,7 @@ def status_to_pb(status: ClusterStatus) -> pb.ClusterStatus:
         )
         for m in status.members
     ]
-    return pb.ClusterStatus(view=view_to_pb(status.view), members=members)
+    return pb.ClusterStatus(view=view_to_pb(status.view), members=members, metrics_url=status.metrics_url)
 
 
 def status_from_pb(message: pb.ClusterStatus) -> ClusterStatus:
@@ -232,4 +232,4 @@ def status_from_pb(message: pb.ClusterStatus) -> ClusterStatus:
         )
         for m in message.members
     )
-    return ClusterStatus(view_from_pb(message.view), tuple(members))
+    return ClusterStatus(view_from_pb(message.view), tuple(members), printable(message.metrics_url))

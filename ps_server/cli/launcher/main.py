@@ -29,6 +29,7 @@ from ps_server.cli.options.mode import MODES, bound_options, consistency_of
 from ps_server.cli.options.page import page_port_option
 from ps_server.cli.options.storage import Durability, StorageConfig, storage_config, storage_options
 from ps_server.private_files import make_private_folder
+from ps_server.serving.metrics import metrics_option, parse_port
 
 SERVER_RESTARTS = 10
 """Default of a job that keeps its state on disk."""
@@ -129,6 +130,9 @@ def make_log_folder(path: Path) -> None:
 )
 @click.option("--page", is_flag=True, help="Serve a web page of the job on any free port, and print its address.")
 @page_port_option
+@metrics_option(
+    "PS_RUN_METRICS_PORT", "PS_METRICS_PORT", what="the coordinator; every other process takes any free one"
+)
 @click.option(
     "--tls",
     is_flag=True,
@@ -181,6 +185,7 @@ def main(
     tls: bool,
     page: bool,
     page_port: int | None,
+    metrics_port: str,
     shards: int,
     workers: int,
     evaluators: int,
@@ -220,6 +225,7 @@ def main(
     with clean_errors():
         storage = storage_config(**{name: value for name, value in others.items() if name not in CLUSTER_OPTIONS})
         restarts = server_restarts(restart_servers, storage)
+        serves_metrics = parse_port(metrics_port)
         checkpoints = checkpoint_config(checkpoint_dir, checkpoint_seconds, checkpoint_keep, checkpoint_full_every)
         if log_dir is not None:
             make_log_folder(log_dir)
@@ -241,6 +247,7 @@ def main(
         port=port,
         tls=tls,
         page_port=0 if page and page_port is None else page_port,
+        metrics_port=serves_metrics,
     )
     folder = None
     if programs.keeps_state and storage.data_dir is not None:

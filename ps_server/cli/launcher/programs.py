@@ -17,6 +17,7 @@ from ps_server.cli.options.checkpoint import flags_of as checkpoint_flags
 from ps_server.cli.options.logs import FORMAT_VARIABLE
 from ps_server.cli.options.mode import flags_of
 from ps_server.cli.options.storage import Durability, StorageConfig
+from ps_server.serving.metrics import OFF
 
 # -P: the folder ps-run was called in holds the user's modules, not the servers'.
 SERVER_PROGRAMS = (
@@ -56,6 +57,8 @@ class Programs:
     page_port: int | None = None
     #: The job has certificates and tokens of its own.
     tls: bool = False
+    #: Port of the coordinator's metrics, 0: any; every other process takes any free one. None: no process serves any.
+    metrics_port: int | None = 0
     #: Random name of this start of ps-run; for a job with a folder, the lineage of the folder.
     lineage: str = field(default_factory=lambda: secrets.token_hex(8))
     #: Commands of ps-coordinator and ps-server.
@@ -68,10 +71,12 @@ class Programs:
         if process.part is ProcessRole.COORDINATOR:
             port = coordinator.rpartition(":")[2] or str(self.port)
             place = ["--bind", "127.0.0.1", "--port", port, "--ready-file", ready_file]
+            place += ["--metrics-port", OFF if self.metrics_port is None else str(self.metrics_port)]
             return [*self.servers[0], *place, *self._log_flags(), *self._coordinator_arguments()]
         if process.part is ProcessRole.SHARD:
             threads = [] if self.shard_threads is None else ["--threads", str(self.shard_threads)]
             place = ["--shard", str(process.index), "--coordinator", coordinator, "--bind", "127.0.0.1", "--port", "0"]
+            place += ["--metrics-port", self._any_metrics_port]
             return [
                 *self.servers[1],
                 *place,
@@ -81,6 +86,10 @@ class Programs:
                 *self._shard_checkpoints(),
             ]
         return [*self.script.command, *self.script.arguments]
+
+    @property
+    def _any_metrics_port(self) -> str:
+        return OFF if self.metrics_port is None else "0"
 
     def _log_flags(self) -> list[str]:
         return ["--log-level", self.log_level, "--log-format", self.log_format.value]
@@ -135,6 +144,7 @@ class Programs:
                 "PS_COORDINATOR": coordinator,
                 "PS_ROLE": process.part.value,
                 "PS_RANK": str(process.index),
+                "PS_METRICS_PORT": self._any_metrics_port,
             }
             if self.log_format is LogFormat.JSON:
                 environment[FORMAT_VARIABLE] = self.log_format.value

@@ -90,7 +90,7 @@ class Runner:
         self._security = OFF
         #: The status when the servers were told to stop.
         self._final: ClusterStatus | None = None
-        self._looked = False
+        self._looked = self._said_metrics = False
         self._begin = time.monotonic()
         self._next_progress = 0.0
 
@@ -221,6 +221,13 @@ class Runner:
             self._programs = replace(self._programs, page_port=urlsplit(url).port)
             self._screen.say(f"page at {url}")
 
+    def _say_metrics(self, status: ClusterStatus) -> None:
+        """Say once where Prometheus finds every process of the job."""
+        if status.metrics_url and not self._said_metrics:
+            self._said_metrics = True
+            targets = status.metrics_url.removesuffix("metrics") + "targets"
+            self._screen.say(f"metrics at {status.metrics_url}; {targets} lists every process")
+
     def _start_progress(self) -> None:
         if self._progress_seconds is not None:
             self._poller = ProgressPoller(self._coordinator, self._progress_seconds, self._security)
@@ -234,6 +241,7 @@ class Runner:
             return
         self._next_progress = now + self._progress_seconds
         if (status := self._poller.latest) is not None:
+            self._say_metrics(status)
             self._screen.progress(status, now - self._begin)
 
     def _look_last(self) -> None:

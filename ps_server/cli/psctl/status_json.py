@@ -23,13 +23,19 @@ _SIMPLE = {int: "number", float: "number", str: "string", bool: "boolean"}
 
 def status_json(status: ClusterStatus, tables: Sequence[TableTotals]) -> str:
     """The status as one JSON object, as ``schema_fields`` describes it."""
-    facts = {"schema": SCHEMA, "view": status.view, "members": status.members, "tables": tables}
+    facts = {
+        "schema": SCHEMA,
+        "metrics_url": status.metrics_url,
+        "view": status.view,
+        "members": status.members,
+        "tables": tables,
+    }
     return json.dumps(to_json(facts))
 
 
 def schema_fields() -> dict[str, str]:
     """The type of each field by its path: ``members[].stats.steps`` is a number, ``view.models.*`` too."""
-    found = {"schema": "number"}
+    found = {"schema": "number", "metrics_url": "string"}
     for path, part in _PARTS.items():
         found.update(_fields_of(part, path))
     return found

@@ -1,0 +1,226 @@
+"""deploy/monitoring: queries name metrics that there are, rules pass their tests, and a job has data for all of it."""
+
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ps_protocol.client.coordinator import CoordinatorClient
+from tests.support.metrics_page import CATALOGUES, PAGE, page
+from tests.support.ports import free_port
+
+MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"
+SCRIPT = Path(__file__).with_name("trained_job.py")
+
+needs_prometheus = pytest.mark.skipif(
+    not (shutil.which("prometheus") and shutil.which("promtool")),
+    reason="prometheus and promtool are not installed: Debian's package prometheus has both",
+)
+
+NAMES = {metric.name for catalogue in CATALOGUES for metric in catalogue.own}
+
+
+def dashboard_queries() -> list[str]:
+    panels = json.loads((MONITORING / "dashboard.json").read_text())["panels"]
+    return [target["expr"] for panel in panels for target in panel.get("targets", ())]
+
+
+def rules() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = yaml.safe_load((MONITORING / "rules.yml").read_text())["groups"][0]["rules"]
+    return found
+
+
+def test_the_page_of_metrics_is_that_of_the_definitions():
+    assert PAGE.read_text() == page(), "run make metrics-page"
+
+
+def test_names_are_unique_over_the_roles_and_end_with_base_units():
+    names = [metric.name for catalogue in CATALOGUES for metric in catalogue.own]
+    assert len(names) == len(NAMES)
+    assert not [name for name in names if re.search(r"_(ms|millis|micros|minutes|hours|mb|kb|gb)(_|$)", name)]
+    assert not [metric for each in CATALOGUES for metric in each.own if not metric.help.endswith((".", "1", "0"))]
+
+
+@pytest.mark.parametrize("query", [*dashboard_queries(), *(rule["expr"] for rule in rules())])
+def test_every_query_names_metrics_that_there_are(query):
+    asked = set(re.findall(r"torch_ps_\w+", query))
+    base = {re.sub(r"_(bucket|sum|count)$", "", name) if name not in NAMES else name for name in asked}
+    assert base <= NAMES
+    assert asked or query.startswith("up")
+
+
+def test_every_alert_has_a_case_of_its_own():
+    cases = yaml.safe_load((MONITORING / "rules_test.yml").read_text())["tests"]
+    assert {case["name"] for case in cases} == {rule["alert"] for rule in rules()}
+    for case in cases:
+        before, after = case["alert_rule_test"]
+        assert not before["exp_alerts"]
+        assert after["exp_alerts"]
+
+
+@needs_prometheus
+def test_the_rules_pass_their_tests_and_the_example_is_valid():
+    for arguments in (["check", "rules", "rules.yml"], ["check", "config", "prometheus.yml"]):
+        subprocess.run(["promtool", *arguments], cwd=MONITORING, check=True, capture_output=True)
+    done = subprocess.run(
+        ["promtool", "test", "rules", "rules_test.yml"], cwd=MONITORING, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+class Job:
+    """Coordinator, two shards and two workers, and a Prometheus that scrapes them, each a process."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder = folder
+        self._stack = stack
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.prometheus = ""
+
+    def start(self, name: str, *command: str, **environment: str) -> None:
+        with (self.folder / f"{name}.log").open("wb") as log:
+            child = subprocess.Popen(
+                command, stdout=log, stderr=log, env={**os.environ, **environment}, cwd=self.folder
+            )
+        self.processes[name] = child
+        self._stack.callback(_end, child)
+
+    def wait(self, what: str, holds: Callable[[], Any]) -> Any:
+        """The first true value of ``holds``; fails where a process that should run has ended, or after minutes."""
+        deadline = time.monotonic() + 150
+        while not (found := holds()):
+            ended = [name for name, child in self.processes.items() if child.poll() is not None]
+            logs = {name: (self.folder / f"{name}.log").read_text()[-2000:] for name in ended}
+            assert not ended, f"while waiting for {what}: {logs}"
+            assert time.monotonic() < deadline, f"waited too long for {what}"
+            time.sleep(0.2)
+        return found
+
+    def ask(self, path: str, **parameters: str) -> Any:
+        """A call of Prometheus' API; None while it is not there."""
+        try:
+            with urllib.request.urlopen(
+                f"{self.prometheus}{path}?{urllib.parse.urlencode(parameters)}", timeout=60
+            ) as got:
+                return json.load(got)["data"]
+        except urllib.error.HTTPError as error:
+            if error.code == 503:
+                return None
+            raise AssertionError(error.read().decode()) from error
+        except OSError:
+            return None
+
+    def values(self, query: str) -> list[float]:
+        """The values of an instant query that are numbers."""
+        found = self.ask("/api/v1/query", query=query)
+        return [v for each in (found["result"] if found else ()) if not math.isnan(v := float(each["value"][1]))]
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is None:
+        child.send_signal(signal.SIGTERM)
+        try:
+            child.wait(30)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    folder = tmp_path_factory.mktemp("monitoring")
+    with ExitStack() as stack:
+        running = Job(folder, stack)
+        ready = folder / "ready"
+        module = (sys.executable, "-m")
+        running.start(
+            "coordinator",
+            *(*module, "ps_server.coordinator.main", "--port", "0", "--ready-file", str(ready)),
+            *("--shards", "2", "--workers", "2", "--mode", "sync", "--lease-seconds", "4"),
+            *("--checkpoint-dir", str(folder / "checkpoints"), "--checkpoint-seconds", "2"),
+        )
+        running.wait("the coordinator", ready.exists)
+        address = ready.read_text().strip()
+        for number in range(2):
+            running.start(
+                f"shard-{number}",
+                *(*module, "ps_server.shard.main", "--shard", str(number), "--coordinator", address),
+                *("--data-dir", str(folder / f"data-{number}"), "--snapshot-seconds", "2"),
+                *("--checkpoint-dir", str(folder / "checkpoints")),
+            )
+            running.start(
+                f"worker-{number}",
+                *(sys.executable, str(SCRIPT)),
+                PS_COORDINATOR=address,
+                PS_RANK=str(number),
+                PS_METRICS_PORT="0",
+                TEST_END_FILE=str(folder / "end"),
+                OMP_NUM_THREADS="1",
+            )
+        with CoordinatorClient(address) as client:
+            targets = client.get_status().metrics_url.removesuffix("metrics") + "targets"
+        config = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
+        config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+        config["rule_files"] = [str(MONITORING / "rules.yml")]
+        config["scrape_configs"][0]["http_sd_configs"] = [{"url": targets, "refresh_interval": "1s"}]
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+        port = free_port()
+        running.prometheus = f"http://127.0.0.1:{port}"
+        running.start(
+            "prometheus",
+            *("prometheus", "--config.file", str(folder / "prometheus.yml")),
+            *("--storage.tsdb.path", str(folder / "tsdb"), "--web.listen-address", f"127.0.0.1:{port}"),
+        )
+        running.wait("Prometheus", lambda: running.ask("/api/v1/targets"))
+        yield running
+
+
+@needs_prometheus
+def test_every_process_of_the_job_is_found_and_scraped(job):
+    up = "up == 1"
+    job.wait("five targets", lambda: len(job.values(up)) == 5)
+    found = job.ask("/api/v1/query", query=up)["result"]
+    components = sorted(each["metric"]["component"] for each in found)
+    assert components == ["coordinator", "shard", "shard", "worker", "worker"]
+    for each in found:
+        with urllib.request.urlopen(f"http://{each['metric']['instance']}/metrics", timeout=60) as got:
+            text = got.read()
+        done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True)
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+@needs_prometheus
+@pytest.mark.parametrize("query", dashboard_queries())
+def test_every_query_of_the_dashboard_returns_data(job, query):
+    job.wait(f"data for {query}", lambda: job.values(query.replace("$__rate_interval", "20s")))
+
+
+@needs_prometheus
+def test_a_killed_shard_raises_an_alert(job):
+    def firing() -> set[str]:
+        found = job.ask("/api/v1/alerts")
+        return (
+            {each["labels"]["alertname"] for each in found["alerts"] if each["state"] == "firing"} if found else set()
+        )
+
+    job.wait("two shards", lambda: job.values('torch_ps_members{role="shard", state="live"} == 2'))
+    assert "TorchPsShardMissing" not in firing()
+    killed = job.processes.pop("shard-1")
+    killed.kill()
+    killed.wait()
+    job.wait("the alert", lambda: "TorchPsShardMissing" in firing())
