@@ -106,6 +106,7 @@ class TestShard:
     failpoints: Failpoints
     counters: Counters
     storage: Storage | None = None
+    service: ShardService | None = None
     address: str = ""
     channel: grpc.Channel = field(init=False)
     view: ClusterView = field(default_factory=ClusterView)
@@ -204,7 +205,7 @@ def running_shard(
         fence = Fence(0, registry)
         if joined:
             fence.begin(incarnation, TOKEN)
-        service = ShardService(0, registry, counters, side_channels, fence=fence)
+        service = shard.service = ShardService(0, registry, counters, side_channels, fence=fence)
         server = loop.run(grpc_server.start("127.0.0.1", 0, [(SERVICE, service.register)]))
         closing.callback(lambda: loop.run(server.stop(0.2)))
         shard.address = server.address
