@@ -7,7 +7,6 @@ of its headers RFC 7541, the service https://github.com/grpc/grpc/blob/master/do
 
 import os
 import socket
-import ssl
 import sys
 
 TIMEOUT_SECONDS = 3.0
@@ -60,6 +59,8 @@ def _secured(connection: socket.socket, host: str) -> socket.socket:
     """``connection`` with TLS, where the environment says so. Raises OSError, also of TLS and its files."""
     if not (authorities := os.environ.get("PS_TLS_CA")):
         return connection
+    import ssl  # half as slow to import as all else here
+
     context = ssl.create_default_context(cafile=authorities)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols(["h2"])

@@ -1,0 +1,94 @@
+"""A channel with certificates: new calls use new files, calls in progress go on, old certificates are refused."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from ps_protocol.rpc.channel import open_async_channel, open_channel
+from ps_protocol.security.roles import AccessRole
+from ps_protocol.security.security import Security
+from ps_protocol.security.settings import SecuritySettings
+from ps_server.certs.authority import Authority
+from ps_server.serving import grpc_server
+from ps_server.serving.authorization import Authorization
+from tests.support.certificates import write_pair
+from tests.support.loops import LoopThread
+from tests.support.shards import wait_until
+
+CHECK = health_pb2.HealthCheckRequest()
+SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+class Files:
+    """A server's and a client's certificate of one authority."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.replace(Authority.make("first"))
+
+    def replace(self, authority: Authority) -> None:
+        """The authority last: neither side accepts the new certificates before it."""
+        write_pair(self.folder, "server", authority.issue("coordinator/job", ["127.0.0.1"]))
+        write_pair(self.folder, "client", authority.issue("viewer/me"))
+        write_pair(self.folder, "ca", authority.own)
+
+    def security(self, name: str, role: AccessRole) -> Security:
+        pair = self.folder / f"{name}.pem", self.folder / f"{name}.key"
+        settings = SecuritySettings(*pair, self.folder / "ca.pem", require_client=name == "server")
+        return Security(settings, role, listens=name == "server")
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[str, Files, LoopThread]]:
+    files = Files(tmp_path)
+    with LoopThread() as loop:
+        authorization = Authorization(files.security("server", AccessRole.SERVER))
+        server = loop.run(grpc_server.start("127.0.0.1", 0, [], authorization=authorization))
+        yield server.address, files, loop
+        loop.run(server.stop(0))
+
+
+def test_new_calls_use_new_files_and_calls_in_progress_go_on(served):
+    address, files, _ = served
+    security = files.security("client", AccessRole.VIEWER)
+    before = security.channel_credentials()
+    with open_channel(address, security) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        assert stub.Check(CHECK, timeout=60).status == SERVING
+        watching = stub.Watch(CHECK)
+        assert next(watching).status == SERVING
+        # Nothing of the first authority is accepted any more.
+        files.replace(Authority.make("second"))
+        assert stub.Check(CHECK, timeout=60).status == SERVING
+        assert stub.Check.future(CHECK, timeout=60).result().status == SERVING
+        assert watching.is_active()
+        assert len(channel._before) == 1
+        watching.cancel()
+        wait_until(lambda: stub.Check(CHECK, timeout=60).status == SERVING and not channel._before)
+    with grpc.secure_channel(address, before) as old, pytest.raises(grpc.RpcError) as refused:
+        health_pb2_grpc.HealthStub(old).Check(CHECK, timeout=60)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_closed_channel_opens_no_other(served):
+    address, files, _ = served
+    channel = open_channel(address, files.security("client", AccessRole.VIEWER))
+    stub = health_pb2_grpc.HealthStub(channel)
+    assert stub.Check(CHECK, timeout=60).status == SERVING
+    channel.close()
+    files.replace(Authority.make("second"))
+    with pytest.raises(ValueError, match="closed"):
+        stub.Check(CHECK, timeout=60)
+
+
+def test_an_asynchronous_channel_shows_its_credentials_too(served):
+    address, files, loop = served
+
+    async def check() -> int:
+        async with open_async_channel(address, files.security("client", AccessRole.VIEWER)) as channel:
+            return (await health_pb2_grpc.HealthStub(channel).Check(CHECK, timeout=60)).status
+
+    assert loop.run(check()) == SERVING
