@@ -7,7 +7,7 @@ import pytest
 from ps_protocol.errors import NotReady, PsError, StorageFull, Unavailable
 from ps_worker.session.backoff import Backoff
 from tests.worker.fakes import job
-from tests.worker.step.test_pipeline import Worker
+from tests.worker.step.stepping import Worker
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,117 @@
+"""Programs that set values of their model, and runs of them in one process and on a cluster."""
+
+from __future__ import annotations
+
+import io
+
+import torch
+from torch import nn
+
+from ps_protocol.model.spec import Consistency, Mode
+from tests.end_to_end.training import batches, loss_of, net, run_workers
+from tests.end_to_end.training import values as values_of
+from tests.worker.jobs import running_job
+
+STEPS = [step[0] for step in batches(6)]
+WEIGHTS = net(seed=9).state_dict()
+
+
+def saved(model: nn.Module) -> io.BytesIO:
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    return file
+
+
+def train(model, optimizer, steps=STEPS, after=lambda model: None):
+    for batch in steps:
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        optimizer.step()
+        after(model)
+
+
+def resume(model, optimizer):
+    """As ImageNet's example with --resume, HF's Trainer and Accelerate's load_state: all of it after the optimizer."""
+    model.load_state_dict(WEIGHTS)
+    train(model, optimizer)
+
+
+def load_best(model, optimizer):
+    """As HF's Trainer with load_best_model_at_end, and then trained on."""
+    train(model, optimizer, STEPS[:2])
+    best = saved(model)
+    train(model, optimizer, STEPS[2:4])
+    model.load_state_dict(torch.load(best))
+    train(model, optimizer, STEPS[4:])
+
+
+def clamp_data(model, optimizer):
+    def clamp(model):
+        for p in model.parameters():
+            p.data.clamp_(-0.2, 0.2)
+
+    train(model, optimizer, after=clamp)
+
+
+def clamp_in_place(model, optimizer):
+    @torch.no_grad()
+    def clamp(model):
+        for p in model.parameters():
+            p.clamp_(-0.2, 0.2)
+
+    train(model, optimizer, after=clamp)
+
+
+def renormalise(model, optimizer):
+    def normalise(model):
+        weight = model[0].weight
+        weight.data = weight.data / weight.data.norm(dim=1, keepdim=True)
+
+    train(model, optimizer, after=normalise)
+
+
+def init_late(model, optimizer):
+    generator = torch.Generator().manual_seed(3)
+    nn.init.normal_(model[2].weight, generator=generator)
+    nn.init.zeros_(model[2].bias)
+    train(model, optimizer)
+
+
+def write_through_numpy(model, optimizer):
+    def halve(model):
+        model[0].weight.detach().numpy()[0] *= 0.5
+
+    train(model, optimizer, after=halve)
+
+
+PROGRAMS = [resume, load_best, clamp_data, clamp_in_place, renormalise, init_late, write_through_numpy]
+
+
+def alone(program, steps=STEPS, make=net):
+    model = make()
+    program(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    return values_of(model)
+
+
+def on_cluster(program, mode=Mode.ASYNC, *, make=net, workers=1, **arguments):
+    def work(cluster):
+        model = make()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1, momentum=0.9, **arguments)
+        program(model, optimizer)
+        return values_of(model)
+
+    with running_job(2, workers, consistency=Consistency(mode)) as job:
+        return run_workers(job, workers, work)
+
+
+class Words(nn.Module):
+    """An embedding whose rows are renormalised as they are looked up."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.embedding = nn.Embedding(9, 4, max_norm=1.0, _weight=torch.randn(9, 4, generator=generator) * 3)
+        self.head = nn.Linear(4, 2)
+        nn.init.constant_(self.head.weight, 0.3)
+        nn.init.zeros_(self.head.bias)

@@ -1,0 +1,281 @@
+"""Values that are set while several workers train: the cluster's from then on, or an error that names the variable."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+
+import pytest
+import torch
+from torch.optim.swa_utils import AveragedModel
+
+from ps_protocol.errors import InvalidRequest
+from ps_protocol.model.spec import Consistency, Mode
+from tests.end_to_end.setting import (
+    STEPS,
+    WEIGHTS,
+    Words,
+    on_cluster,
+    train,
+)
+from tests.end_to_end.training import assert_bitwise, assert_close, batches, concatenated, loss_of, net, run_workers
+from tests.end_to_end.training import values as values_of
+from tests.worker.jobs import running_job
+
+
+@pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.SSP, Mode.SYNC])
+def test_values_averaged_over_training_are_everybodys_after_the_barrier(mode):
+    def work(cluster):
+        model = net()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        average = AveragedModel(copy.deepcopy(model))
+        for batch in STEPS:
+            train(model, optimizer, [batch])
+            average.update_parameters(model)
+        cluster.barrier()
+        if cluster.rank == 0:
+            model.load_state_dict(average.module.state_dict())
+        cluster.barrier()
+        return values_of(model), values_of(average.module)
+
+    with running_job(2, 2, consistency=Consistency(mode)) as job:
+        (first, wanted), (second, _) = run_workers(job, 2, work)
+    assert_bitwise(first, wanted)
+    assert_bitwise(second, wanted)
+
+
+def test_assign_sets_the_clusters_values_in_any_mode():
+    def work(cluster):
+        model = net()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        train(model, optimizer, STEPS[:2])
+        cluster.barrier()
+        if cluster.rank == 1:
+            model.load_state_dict(WEIGHTS)
+            optimizer.assign()
+        cluster.barrier()
+        return values_of(model)
+
+    with running_job(2, 2, consistency=Consistency(Mode.ASYNC)) as job:
+        for found in run_workers(job, 2, work):
+            assert_bitwise(found, list(WEIGHTS.values()))
+
+
+def test_what_is_set_while_others_train_in_async_is_one_error_that_names_the_variable():
+    def work(cluster):
+        model = net()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        train(model, optimizer, STEPS[:1])
+        with torch.no_grad():
+            model[2].weight.clamp_(-0.01, 0.01)
+        with pytest.raises(InvalidRequest, match="updates of other workers may be lost") as caught:
+            train(model, optimizer, STEPS[1:2])
+        assert caught.value.variable == "2.weight"
+        assert "optimizer.assign()" in caught.value.remedy
+        optimizer.pull()
+        train(model, optimizer, STEPS[1:2])
+        # Until then neither is alone.
+        cluster.barrier()
+
+    with running_job(2, 2, consistency=Consistency(Mode.ASYNC)) as job:
+        run_workers(job, 2, work)
+
+
+def test_in_sync_what_one_rank_sets_otherwise_than_the_lowest_is_an_error_on_it():
+    def work(cluster):
+        model = net()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        train(model, optimizer, STEPS[:1])
+        if cluster.rank == 1:
+            with torch.no_grad():
+                model[0].bias.fill_(1)
+            with pytest.raises(InvalidRequest, match="lowest rank has set other values, or none") as caught:
+                train(model, optimizer, STEPS[1:2])
+            assert caught.value.variable == "0.bias"
+            optimizer.pull()
+        train(model, optimizer, STEPS[1:2])
+        return values_of(model)
+
+    with running_job(2, 2, consistency=Consistency(Mode.SYNC)) as job:
+        found = run_workers(job, 2, work)
+    assert_bitwise(found[0], found[1])
+
+
+def test_refuse_and_ignore_do_so():
+    def refuse(model, optimizer):
+        model.load_state_dict(WEIGHTS)
+        with pytest.raises(InvalidRequest, match='writes="refuse"'):
+            train(model, optimizer)
+        optimizer.pull()
+        train(model, optimizer)
+
+    def ignore(model, optimizer):
+        model.load_state_dict(WEIGHTS)
+        train(model, optimizer, STEPS[:1])
+
+    on_cluster(refuse, writes="refuse")
+    (found,) = on_cluster(ignore, writes="ignore")
+    assert not torch.equal(found[0], next(iter(WEIGHTS.values())))
+    model = net()
+    gradient_at_what_was_set = net()
+    gradient_at_what_was_set.load_state_dict(WEIGHTS)
+    loss_of(gradient_at_what_was_set, STEPS[0]).backward()
+    wanted = [p - 0.1 * q.grad for p, q in zip(values_of(model), gradient_at_what_was_set.parameters(), strict=True)]
+    assert_close(found, wanted)
+
+
+def test_with_overlap_what_is_set_before_training_counts_and_later_it_is_an_error():
+    def program(model, optimizer):
+        model.load_state_dict(WEIGHTS)
+        train(model, optimizer, STEPS[:1])
+        optimizer.finish()
+        assert_close(values_of(model), wanted)
+        train(model, optimizer, STEPS[1:2])
+        with torch.no_grad():
+            model[0].bias.fill_(1)
+        with pytest.raises(InvalidRequest, match="overlap"):
+            train(model, optimizer, STEPS[2:3])
+
+    other = net()
+    other.load_state_dict(WEIGHTS)
+    train(other, torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9), STEPS[:1])
+    wanted = values_of(other)
+
+    def work(cluster):
+        model = net()
+        program(model, cluster.optimizer(torch.optim.SGD, model, lr=0.1, momentum=0.9, overlap=True))
+
+    with running_job(2, 1, consistency=Consistency(Mode.ASYNC)) as job:
+        run_workers(job, 1, work)
+
+
+def test_a_worker_that_joins_a_trained_model_takes_the_clusters_values_and_says_so(caplog):
+    with running_job(2, 1) as job:
+        with job.cluster(rank=0) as first:
+            model = net()
+            optimizer = first.optimizer(torch.optim.SGD, model, lr=0.1)
+            train(model, optimizer, STEPS[:2])
+            with torch.no_grad():
+                model[2].bias.fill_(2)
+        with job.cluster(rank=0) as again, caplog.at_level(logging.WARNING, "ps_worker"):
+            model = net()
+            optimizer = again.optimizer(torch.optim.SGD, model, lr=0.1)
+            # What was set after the last step of the first.
+            assert bool((model[2].bias == 2).all())
+            before = values_of(model)
+            model.load_state_dict(WEIGHTS)
+            loss_of(model, STEPS[0]).backward()
+            gradients = [p.grad.clone() for p in model.parameters()]
+            optimizer.step()
+            assert_close(values_of(model), [b - 0.1 * g for b, g in zip(before, gradients, strict=True)])
+            assert "has been trained already" in caplog.text
+            assert "'0.weight'" in caplog.text
+
+
+def test_the_mean_of_two_batches_is_taken_at_what_was_set():
+    steps = batches(3, 2)
+
+    def clamp(model):
+        for p in model.parameters():
+            p.data.clamp_(-0.2, 0.2)
+
+    def work(cluster):
+        model = net()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        train(model, optimizer, [step[cluster.rank] for step in steps], clamp)
+        return values_of(model)
+
+    with running_job(2, 2, consistency=Consistency(Mode.SYNC)) as job:
+        found = run_workers(job, 2, work)
+    model = net()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), map(concatenated, steps), clamp)
+    assert_close(found[0], values_of(model))
+
+
+@pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.SSP])
+def test_before_training_a_rank_that_set_other_values_than_the_lowest_takes_those_and_says_so(mode, caplog):
+    """Also where others have trained on them by then; a rank that set the same says nothing."""
+
+    def work(cluster):
+        model = net()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        # Nobody joins a model that has been trained.
+        together.wait(30)
+        model.load_state_dict(WEIGHTS)
+        if cluster.rank == 0:
+            train(model, optimizer, STEPS[:1])
+        elif cluster.rank == 1:
+            with torch.no_grad():
+                model[2].bias.add_(1)
+        together.wait(30)
+        if cluster.rank > 0:
+            train(model, optimizer, STEPS[:1])
+        # The lowest rank is there until then, or another would be it.
+        together.wait(30)
+
+    together = threading.Barrier(3)
+    with (
+        running_job(2, 3, consistency=Consistency(mode, 2 * (mode is Mode.SSP))) as job,
+        caplog.at_level(logging.WARNING, "ps_worker"),
+    ):
+        run_workers(job, 3, work)
+    said = [record.getMessage() for record in caplog.records if "was set on rank" in record.getMessage()]
+    assert len(said) == 1
+    assert "'2.bias' was set on rank 1 before its first step, and not so on the lowest rank" in said[0]
+
+
+@pytest.mark.parametrize("stepped", [True, False])
+def test_what_another_rank_than_the_lowest_sets_last_is_said_at_the_end(stepped, caplog):
+    def work(cluster):
+        model = net()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        train(model, optimizer, STEPS[: 2 * stepped])
+        if cluster.rank == 1:
+            with torch.no_grad():
+                model[0].bias.fill_(7)
+        # Rank 0 is there until the other has left.
+        if cluster.rank == 0:
+            left.wait(30)
+        else:
+            cluster.close()
+            left.set()
+
+    left = threading.Event()
+    with running_job(2, 2, consistency=Consistency(Mode.SYNC)) as job, caplog.at_level(logging.WARNING, "ps_worker"):
+        run_workers(job, 2, work)
+    assert "'0.bias' was set on rank 1 after its last step and is not the cluster's" in caplog.text
+    assert "call cluster.barrier() before the end" in caplog.text
+
+
+def test_in_sync_rows_that_each_rank_renormalises_for_its_own_batch_are_one_error_that_names_the_embedding():
+    def work(cluster):
+        model = Words()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        model.head(model.embedding(torch.tensor([cluster.rank]))).square().sum().backward()
+        if cluster.rank == 0:
+            optimizer.step()
+            return None
+        with pytest.raises(InvalidRequest, match="lowest rank has set other values, or none") as caught:
+            optimizer.step()
+        return caught.value
+
+    with running_job(2, 2, consistency=Consistency(Mode.SYNC)) as job:
+        _, error = run_workers(job, 2, work)
+    assert error.variable == "embedding.weight"
+    assert "max_norm" in error.remedy
+
+
+def test_a_worker_that_joins_a_trained_model_does_not_set_its_values_at_a_barrier_either(caplog):
+    with running_job(2, 1) as job:
+        with job.cluster(rank=0) as first:
+            model = net()
+            train(model, first.optimizer(torch.optim.SGD, model, lr=0.1), STEPS[:2])
+            wanted = values_of(model)
+        with job.cluster(rank=0) as again, caplog.at_level(logging.WARNING, "ps_worker"):
+            model = net()
+            again.optimizer(torch.optim.SGD, model, lr=0.1)
+            model.load_state_dict(WEIGHTS)
+            again.barrier()
+            assert_bitwise(values_of(model), wanted)
+    assert caplog.text.count("has been trained already") == 1

@@ -1,0 +1,15 @@
+"""The session that tests of steps share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.worker.fakes import FakeSession, job
+
+
+@pytest.fixture
+def session() -> Iterator[FakeSession]:
+    with job(shards=2) as session:
+        yield session
