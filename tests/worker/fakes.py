@@ -20,6 +20,7 @@ from ps_protocol.model.ids import buckets_of
 from ps_protocol.model.layout import Layout, aligned
 from ps_protocol.model.spec import ALIGNMENT_BYTES, Consistency, Kind, Mode, ModelSpec, ShardMap, Slice
 from ps_protocol.rpc.channel import open_channel
+from ps_protocol.security.security import OFF
 from ps_protocol.tracing.tracer import Tracer
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire import convert_model
@@ -482,6 +483,7 @@ class FakeSession:
         self.seed = 11
         self.revision = 1
         self.device = torch.device("cpu")
+        self.security = OFF
         self.lowest = rank == 0
         self.lookahead = 0
         self.tracer: Tracer | None = None
