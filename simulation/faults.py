@@ -155,6 +155,10 @@ class Faults:
         self._processes.command("psctl", lambda client: client.set_consistency(mode))
         return True
 
+    def _checkpoint(self) -> bool:
+        self._processes.command("psctl", lambda client: client.checkpoint())
+        return True
+
     def _worker_joins(self) -> bool:
         self._processes.to_finish += 1
         self._processes.start_worker(None)

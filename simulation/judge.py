@@ -233,6 +233,22 @@ class Judge:
         if values != assumed:
             self.fail(f"{member} has parameters of shard {number} that differ from those that the shard assumes")
 
+    def saved(self, parts: Mapping[int, tuple[int, float]]) -> None:
+        """A checkpoint holds, by number, this version with this value: every push is on all shards or on none."""
+        for number, (version, value) in parts.items():
+            truth = self._shards[number]
+            if version > len(truth.history):
+                self.fail(f"a checkpoint has version {version} of shard {number}; {len(truth.history)} were logged")
+            expected = truth.history[version - 1].value if version else truth.initial
+            if not _same(value, expected):
+                self.fail(f"a checkpoint has {value} as version {version} of shard {number} instead of {expected}")
+        for number, (version, _) in parts.items():
+            names = [_name(push) for update in self._shards[number].history[:version] for push in update.pushes]
+            for other, (other_version, _) in parts.items():
+                applied = self._shards[other].applied
+                if later := [name for name in names if applied.get(name, 0) > other_version]:
+                    self.fail(f"a checkpoint has push {later[0]} on shard {number}, not on shard {other}")
+
     def finish(self, finals: Mapping[int, tuple[int, float]]) -> None:
         """At the end: what each shard holds is the sum of its history, which holds everything acknowledged."""
         for number, (version, value) in finals.items():

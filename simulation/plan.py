@@ -24,6 +24,7 @@ ALL_FAULTS = (
     "worker_replaced",
     "old_copy",
     "all_crash",
+    "checkpoint",
 )
 """Kinds of faults. ``calls`` is there, too: calls lost, late and repeated, all the time until faults end."""
 
@@ -92,6 +93,11 @@ class Plan:
     #: Rows of each variable.
     rows: tuple[int, ...]
     faults: tuple[Fault, ...] = field(default=())
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether the coordinator has a folder for checkpoints."""
+        return any(fault.kind == "checkpoint" for fault in self.faults)
 
     @property
     def keeps_acknowledged(self) -> bool:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ps_protocol.client.coordinator import CoordinatorClient
-from ps_protocol.errors import PsError
+from ps_protocol.errors import InternalError, PsError
+from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.coordinator.settings import ClusterSettings
 from simulation.judge import Judge
 from simulation.observers.subjects import Subjects
@@ -35,6 +36,7 @@ class Processes:
         for disk in self.disks:
             disk.sync_seconds = plan.sync_seconds
         self.coordinator_disk = Disk(root, "coordinator")
+        self._checkpoints = CheckpointConfig(self.coordinator_disk.shared if plan.has_checkpoints else None)
         #: Workers that have not done their work.
         self.to_finish = plan.workers
         #: A shard has come back without values, as it may.
@@ -86,7 +88,12 @@ class Processes:
         """Start it on its disk."""
         if self.coordinator is None:
             self.coordinator = CoordinatorProgram(
-                self._kernel, "coordinator", self.coordinator_disk, self._settings, self._coordinator_ended
+                self._kernel,
+                "coordinator",
+                self.coordinator_disk,
+                self._settings,
+                self._checkpoints,
+                self._coordinator_ended,
             )
             self._connect(self.coordinator.process)
 
@@ -122,6 +129,8 @@ class Processes:
             with CoordinatorClient(COORDINATOR) as client:
                 try:
                     action(client)
+                except InternalError as error:
+                    self._kernel.violate(f"{process} was answered with a defect: {error!r}")
                 except PsError as error:
                     self._kernel.say(process, "was refused:", error)
             process.kill()

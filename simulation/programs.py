@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ps_protocol.client.coordinator import LINEAGE_VARIABLE
 from ps_protocol.errors import Fenced, PlaceTaken, PsError, StateLost, Unavailable
+from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.cli.options.storage import Durability, SnapshotRule, StorageConfig
 from ps_server.coordinator import main as coordinator
 from ps_server.coordinator.config import CoordinatorConfig
@@ -67,10 +68,19 @@ class CoordinatorProgram(Program):
 
     POINTS = ("before_write", "after_write")
 
-    def __init__(self, kernel: Kernel, name: str, disk: Disk, settings: ClusterSettings, on_end: Ended) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        name: str,
+        disk: Disk,
+        settings: ClusterSettings,
+        checkpoints: CheckpointConfig,
+        on_end: Ended,
+    ) -> None:
         super().__init__(kernel, name)
         self._disk = disk
         self._settings = settings
+        self._checkpoints = checkpoints
         self.journal: Journal | None = None
         self._armed: dict[str, int] = {}
         self.process.at_end.append(self._died)
@@ -89,7 +99,7 @@ class CoordinatorProgram(Program):
             self._pass("after_write")
 
         journal.write = guarded  # type: ignore[method-assign]
-        config = CoordinatorConfig("coordinator", PORT, None, self._settings)
+        config = CoordinatorConfig("coordinator", PORT, None, self._settings, self._checkpoints)
         await coordinator.serve(config, self.journal, asyncio.Event())
 
     def arm(self, point: str, count: int) -> None:
@@ -151,6 +161,7 @@ class ShardProgram(Program):
             SideChannelConfig(ports=(), shm=False),
             StorageConfig(durability, disk.path, plan.fsync, rule),
             self._failpoints,
+            checkpoint_dirs=(disk.shared,) if plan.has_checkpoints else (),
             standby=plan.standby,
             acknowledge=Acknowledge.AFTER if plan.standby and plan.acknowledged_after else Acknowledge.BEFORE,
             stuck_seconds=0.0,

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from ps_protocol.cluster.view import Member, Role
+from ps_server.checkpoint.format.record import ModelRecord
+from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.checkpoint.read.source import opened
+from ps_server.consistency import TrackerState
 from ps_server.coordinator.data.data_leases import DataLeases
 from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.jobs.checkpoints import Checkpoints
 from ps_server.coordinator.service import CoordinatorService
-from simulation.coordinator_judge import CoordinatorJudge
-from simulation.observers.subjects import Wrappers
+from simulation.observers.subjects import Subjects, Wrappers
 
 
 class CoordinatorObservers:
     """Wrappers around methods of ps-coordinator."""
 
-    def __init__(self, judge: CoordinatorJudge) -> None:
-        self._judge = judge
+    def __init__(self, subjects: Subjects) -> None:
+        self._subjects = subjects
+        self._judge = subjects.judge.coordinator
 
     def wrappers(self) -> Wrappers:
         """All of them."""
@@ -28,6 +34,7 @@ class CoordinatorObservers:
             (Driver, "barrier", self._barrier),
             (Driver, "lease_data", self._lease_data),
             (DataLeases, "lease", self._lease),
+            (Checkpoints, "make", self._make),
             (CoordinatorService, "_message", self._message),
         )
 
@@ -94,3 +101,31 @@ class CoordinatorObservers:
             return original(service, view)
 
         return message
+
+    def _make(self, original: Any) -> Any:
+        async def make(checkpoints: Any) -> Any:
+            made = await original(checkpoints)
+            for name, model in Checkpoint.open(made.folder).manifest.models.items():
+                holders = sorted(model.shard_map.holders)
+                versions = [TrackerState.from_json(facts["tracker"]).version for facts in model.facts]
+                values = self._saved(made.folder, model)
+                parts = zip(holders, versions, strict=True)
+                self._subjects.judge.saved(
+                    {self._subjects.place(shard, name): (version, values[shard]) for shard, version in parts}
+                )
+            return made
+
+        return make
+
+    def _saved(self, folder: Path, model: ModelRecord) -> dict[int, float]:
+        """By shard: the value of its part of ``model`` in the checkpoint ``folder``."""
+        variables = model.shard_map.spec.variables
+        shards = {(variables[each.variable].name, each.row_begin): each.shard for each in model.shard_map.slices}
+        found: dict[int, list[float]] = {}
+        with opened(folder, model) as source:
+            for piece in model.pieces:
+                if not piece.state:
+                    data = bytearray(piece.nbytes)
+                    source.read(piece, 0, piece.nbytes, memoryview(data))
+                    found.setdefault(shards[piece.variable, piece.row_begin], []).extend(memoryview(data).cast("d"))
+        return {shard: self._subjects.one(values) for shard, values in found.items()}

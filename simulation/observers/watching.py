@@ -18,7 +18,7 @@ class Observers:
     def __init__(self, subjects: Subjects) -> None:
         self._shards = ShardObservers(subjects)
         self._workers = WorkerObservers(subjects)
-        self._coordinator = CoordinatorObservers(subjects.judge.coordinator)
+        self._coordinator = CoordinatorObservers(subjects)
 
     @contextmanager
     def watching(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncIterable
 from typing import Any, Self
 
 import grpc
@@ -28,14 +29,24 @@ class AioChannel(BaseChannel):
         ) -> Any:
             made = AioCall(self, method, metadata, timeout, wait_for_ready)
             await made.write((request_serializer or same)(request))
-            await made.done_writing()
-            try:
-                data = await made.read()
-            finally:
-                made.cancel()
-            if data is grpc.aio.EOF:
-                raise CallError(grpc.StatusCode.INTERNAL, "no reply")
-            return (response_deserializer or same)(data)
+            return (response_deserializer or same)(await made.reply())
+
+        return call
+
+    def stream_unary(
+        self, method: str, request_serializer: Codec = None, response_deserializer: Codec = None, **_: Any
+    ) -> Any:
+        """See grpc."""
+
+        async def call(
+            requests: AsyncIterable[Any],
+            timeout: float | None = None,  # noqa: ASYNC109 -- as of grpc
+            metadata: Metadata | None = None,
+        ) -> Any:
+            made = AioCall(self, method, metadata, timeout, None)
+            async for request in requests:
+                await made.write((request_serializer or same)(request))
+            return (response_deserializer or same)(await made.reply())
 
         return call
 
@@ -126,6 +137,17 @@ class AioCall:
     async def done_writing(self) -> None:
         """It was the last."""
         self.send(END)
+
+    async def reply(self) -> bytes:
+        """Send no more, and wait for the one reply. Raises how the call failed."""
+        await self.done_writing()
+        try:
+            data = await self.read()
+        finally:
+            self.cancel()
+        if data is grpc.aio.EOF:
+            raise CallError(grpc.StatusCode.INTERNAL, "no reply")
+        return bytes(data)
 
     def cancel(self) -> bool:
         """Give it up."""

@@ -37,6 +37,11 @@ class Disk:
         """The folder; another one after each process."""
         return self._root / f"{self._folder_name}.{self._generation}"
 
+    @property
+    def shared(self) -> Path:
+        """A folder that every process sees, as on a network file system."""
+        return self._root / "shared"
+
     def attach(self, process: Process) -> None:
         """``process`` uses it from now on, until its end."""
         self.holder = process

@@ -7,6 +7,7 @@ import gc
 import heapq
 import sys
 import traceback
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -83,17 +84,20 @@ class Kernel(EventLoop):
         sys.unraisablehook = unraisable
         gc.disable()
         gc.freeze()
-        try:
-            yield
-        finally:
-            self.process = Process(self, "nobody")
-            self.process.alive = False
-            gc.collect()
-            gc.unfreeze()
-            sys.unraisablehook = hook
-            self.process = None
-            if was_enabled:
-                gc.enable()
+        with warnings.catch_warnings():
+            # What a process was about to await when it died.
+            warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+            try:
+                yield
+            finally:
+                self.process = Process(self, "nobody")
+                self.process.alive = False
+                gc.collect()
+                gc.unfreeze()
+                sys.unraisablehook = hook
+                self.process = None
+                if was_enabled:
+                    gc.enable()
 
     def _run(self, until: float, done: Callable[[], bool]) -> None:
         ready = self._ready

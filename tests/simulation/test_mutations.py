@@ -10,6 +10,8 @@ from ps_server.consistency import Position, Tracker, Verdict
 from ps_server.consistency.modes import Ssp, Sync
 from ps_server.coordinator.data.data_leases import DataLeases
 from ps_server.coordinator.data.interval_set import IntervalSet
+from ps_server.coordinator.jobs import checkpoints
+from ps_server.coordinator.jobs.quiesce import Quiesce
 from ps_server.coordinator.membership import durability_ledger
 from ps_server.coordinator.membership.barrier import Barrier
 from ps_server.coordinator.publisher import Publisher
@@ -249,3 +251,14 @@ def test_a_format_that_forgets_what_it_left_out_is_seen(monkeypatch):
 def test_differences_that_a_worker_does_not_add_are_seen(monkeypatch):
     monkeypatch.setattr(PayloadCodec, "accumulate", lambda self, payload, runs, region: None)
     assert "that the shard assumes" in first_violation(SEEDS, Size(faults=()), wire="int8")
+
+
+def test_a_checkpoint_of_shards_that_have_not_caught_up_is_seen(monkeypatch):
+    def where_they_are(self, maps):
+        return {number: [each for each in parts if each.model in maps] for number, parts in self.paused.items()}
+
+    monkeypatch.setattr(Quiesce, "targets", where_they_are)
+    monkeypatch.setattr(checkpoints, "check_same_position", lambda reports: None)
+    fixed = {"consistency": Consistency(Mode.ASYNC), "think_seconds": 0.1, "delay_seconds": 0.05}
+    found = first_violation(SEEDS, faults=tuple(Fault(2.0 + 0.5 * n, "checkpoint") for n in range(10)), **fixed)
+    assert "a checkpoint has push" in found
