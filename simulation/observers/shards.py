@@ -183,14 +183,14 @@ class ShardObservers:
         return append
 
     def _reply(self, original: Any) -> Any:
-        async def reply(stream: Any, result: Any, info: Any = None) -> None:
+        async def reply(stream: Any, result: Any, info: Any = None, *others: Any) -> None:
             shard = self._subjects.serving()
             if shard is not None and info is not None:
                 place = self._subjects.place(shard.number, stream._model.name)
                 self._judge.answers_pull(place, info)
                 self._answered[stream._transport] = place, info
             try:
-                await original(stream, result, info)
+                await original(stream, result, info, *others)
             finally:
                 self._answered.pop(stream._transport, None)
 

@@ -152,7 +152,7 @@ class _Grpc:
 
 @dataclass
 class Running:
-    """What ``grpc_server.start`` returns."""
+    """What ``grpc_server.start`` returns. Callers are not limited, and not asked who they are."""
 
     address: str
     port: int
@@ -164,15 +164,9 @@ class Running:
 
 
 def _start(network: Network) -> Callable[..., Any]:
-    async def start(
-        bind: str,
-        port: int,
-        services: Sequence[tuple[str, Any]],
-        max_request_bytes: int = 0,
-        authorization: object = None,
-    ) -> Running:
+    async def start(bind: str, port: int, services: Sequence[tuple[str, Any]], *_: Any, **__: Any) -> Running:
         server = Server(network, wait.process(), f"{bind}:{port}")
-        for _, register in services:
+        for _name, register in services:
             register(server)
         return Running(server.address, port, server)
 
