@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,34 +25,38 @@ def run(seed: int, size: Size | None = None, change: Callable[[Plan], Plan] = la
     return World(change(make_plan(seed, size or Size()))).run()
 
 
-def first_violation(seeds: Iterable[int], size: Size | None = None, **fixed: Any) -> str:
-    """What the judge says to the first seed that breaks a promise; empty when none does.
+def shown(texts: str | tuple[str, ...], seeds: Iterable[int], size: Size | None = None, **fixed: Any) -> bool:
+    """Whether the judge says one of ``texts`` to one of ``seeds``, which are tried until it does.
 
     The known seed of the test that calls it comes before ``seeds``, but not under ``make test-long``. One model, no
     standbys and raw payloads, where ``fixed`` does not say otherwise.
     """
     fixed = {"models": 1, "standby": False, "acknowledged_after": True, "wire": "raw"} | fixed
+    wanted = (texts,) if isinstance(texts, str) else texts
 
-    def violations(tried: Iterable[int]) -> Iterator[Outcome]:
-        outcomes = (run(seed, size, lambda plan: replace(plan, **fixed)) for seed in tried)
-        return (outcome for outcome in outcomes if outcome.violation)
+    def showing(tried: Iterable[int]) -> Iterator[Outcome]:
+        for seed in tried:
+            outcome = run(seed, size, lambda plan: replace(plan, **fixed))
+            if any(text in outcome.violation for text in wanted):
+                yield outcome
+            elif outcome.violation:
+                sys.stdout.write(f"seed {seed}: {outcome.violation}\n")
 
     test = os.environ["PYTEST_CURRENT_TEST"].rpartition("::")[2].partition(" ")[0]
-    if wanted := int(os.environ.get(SEARCH, "0")):
-        found = _soonest(violations(seeds), wanted)
-        known = json.loads(KNOWN_SEEDS.read_text()) if KNOWN_SEEDS.exists() else {}
-        known[test] = found.seed if found else None
-        KNOWN_SEEDS.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n")
+    known = json.loads(KNOWN_SEEDS.read_text())
+    if compared := int(os.environ.get(SEARCH, "0")):
+        found = _soonest(showing(seeds), compared)
+        if found is not None:
+            KNOWN_SEEDS.write_text(json.dumps(known | {test: found.seed}, indent=2, sort_keys=True) + "\n")
     else:
-        first = json.loads(KNOWN_SEEDS.read_text()).get(test)
-        tried = [first, *seeds] if first is not None else seeds
-        found = next(violations(choose(seeds, tried)), None)
-    return f"seed {found.seed}: {found.violation}" if found else ""
+        first = [known[test]] if test in known else []
+        found = next(showing(choose(seeds, [*first, *seeds])), None)
+    return found is not None
 
 
-def _soonest(violations: Iterator[Outcome], wanted: int) -> Outcome | None:
+def _soonest(showing: Iterator[Outcome], wanted: int) -> Outcome | None:
     """Of the first ``wanted``, the one with the fewest events."""
-    found = [outcome for _, outcome in zip(range(wanted), violations, strict=False)]
+    found = [outcome for _, outcome in zip(range(wanted), showing, strict=False)]
     return min(found, key=lambda outcome: outcome.events, default=None)
 
 
