@@ -37,7 +37,7 @@ class WorkerGlance:
     phase: int
     clock: int
     steps: int
-    #: Steps behind the first worker.
+    #: Steps behind the first worker, about: heartbeats are of different moments.
     behind: int
     steps_per_second: float
     samples_per_second: float
@@ -61,9 +61,10 @@ def workers_of(history: JobHistory) -> tuple[WorkerGlance, ...]:
     status = history.status
     entries = current_members(status, Role.WORKER)
     live = [entry for entry in entries if not entry.gone]
-    front = max(((entry.stats.phase, entry.stats.clock) for entry in live), default=(0, 0))
+    front = max(((entry.stats.phase, clock_now(entry)) for entry in live), default=(0, 0.0))
     found = [_glance(entry, history, front) for entry in entries]
-    straggler = straggler_of([worker for worker in found if worker.state == "live"], status.view.consistency)
+    running = [worker for worker in found if worker.state == "live"]
+    straggler = straggler_of(running, status.view.consistency, history.wait_shares)
     name = f"worker {straggler}" if straggler is not None else ""
     scripts = tuple(
         replace(
@@ -82,38 +83,44 @@ def is_silent(entry: MemberStatus, history: JobHistory) -> bool:
     return not entry.gone and entry.seconds_since_heartbeat > SILENT_BEATS * max(history.heartbeat_seconds, 1.0)
 
 
-def straggler_of(workers: Sequence[WorkerGlance], consistency: Consistency) -> int | None:
-    """The rank that the others wait for, or that is much slower than they are; None: there is none."""
+def clock_now(entry: MemberStatus) -> float:
+    """About where a live worker is now, in steps of its phase: it has gone on since its last heartbeat."""
+    return entry.stats.clock + entry.stats.steps_per_second * entry.seconds_since_heartbeat
+
+
+def straggler_of(
+    workers: Sequence[WorkerGlance], consistency: Consistency, shares: Mapping[int, Mapping[str, float]]
+) -> int | None:
+    """The rank that the others wait for, or that is much slower than they are; None: there is none.
+
+    ``shares``: the part of its time that each rank waits, by reason.
+    """
     if len(workers) < 2:
         return None
-    if consistency.mode is Mode.SSP and (held := _at_bound(workers, consistency)) is not None:
-        return held
-    if consistency.mode is Mode.SYNC:
-        known = [worker for worker in workers if worker.wait_share is not None]
-        return _least_waiting(known) if len(known) > 1 else None
+    if consistency.mode is not Mode.ASYNC:
+        held = _least_held([worker.index for worker in workers if worker.index in shares], shares)
+        if held is not None or consistency.mode is Mode.SYNC:
+            return held
     slowest = min(workers, key=lambda worker: (worker.steps_per_second, worker.index))
     others = median(worker.steps_per_second for worker in workers if worker is not slowest)
     return slowest.index if slowest.steps_per_second < SLOW * others else None
 
 
-def _at_bound(workers: Sequence[WorkerGlance], consistency: Consistency) -> int | None:
-    """In ssp, the last worker once another is as far ahead of it as it may be."""
-    last = max(workers, key=lambda worker: (worker.behind, -worker.index))
-    return last.index if last.behind >= max(1, consistency.staleness) else None
+def _least_held(ranks: Sequence[int], shares: Mapping[int, Mapping[str, float]]) -> int | None:
+    """Of workers that the mode makes wait for each other, the one that does not wait while the others do."""
+    if len(ranks) < 2:
+        return None
+    held = {rank: sum(shares[rank].get(reason, 0.0) for reason in _FOR_OTHERS) for rank in ranks}
+    least = min(ranks, key=lambda rank: (held[rank], rank))
+    others = median(share for rank, share in held.items() if rank != least)
+    return least if others >= WAITS and held[least] < others / 2 else None
 
 
-def _least_waiting(workers: Sequence[WorkerGlance]) -> int | None:
-    """In lockstep the straggler is the one that does not wait while the others do."""
-    least = min(workers, key=lambda worker: (worker.wait_share or 0.0, worker.index))
-    others = median(worker.wait_share or 0.0 for worker in workers if worker is not least)
-    return least.index if others >= WAITS and (least.wait_share or 0.0) < others / 2 else None
-
-
-def _glance(entry: MemberStatus, history: JobHistory, front: tuple[int, int] | None) -> WorkerGlance:
+def _glance(entry: MemberStatus, history: JobHistory, front: tuple[int, float] | None) -> WorkerGlance:
     stats, member = entry.stats, entry.member
     behind = 0
     if front and not entry.gone:
-        behind = front[1] - stats.clock if stats.phase == front[0] else front[1]
+        behind = round(front[1] - clock_now(entry) if stats.phase == front[0] else front[1])
     shares = history.wait_shares.get(member.index) if front and not entry.gone else None
     return WorkerGlance(
         name=str(member),
@@ -140,6 +147,9 @@ def _glance(entry: MemberStatus, history: JobHistory, front: tuple[int, int] | N
     )
 
 
+_FOR_OTHERS = ("round", "bound")
+"""Reasons of waits that end when another worker has made its step."""
+
 _REASONS = {
     "pull": "parameters",
     "round": "the round",
@@ -158,4 +168,4 @@ def _wait_words(worker: WorkerGlance, history: JobHistory, straggler: str) -> st
     if shares[reason] < WAITS / 4:
         return ""
     words = _REASONS.get(reason, reason)
-    return f"{words}: {straggler}" if straggler and reason in ("round", "bound", "barrier") else words
+    return f"{words}: {straggler}" if straggler and reason in (*_FOR_OTHERS, "barrier") else words

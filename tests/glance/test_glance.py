@@ -55,15 +55,27 @@ def test_in_async_the_straggler_is_much_slower_than_the_others(speeds: tuple[flo
     assert stragglers(job) == found
 
 
-@pytest.mark.parametrize(("clock", "found"), [(7, []), (6, ["worker 1"])])
-def test_in_ssp_the_straggler_holds_another_at_the_bound(clock: int, found: list[str]) -> None:
-    job = history(
-        worker(0, clock=10, steps_per_second=1.0),
-        worker(1, clock=clock, steps_per_second=1.0),
-        shard(0),
-        consistency=SSP,
-    )
-    assert stragglers(job) == found
+@pytest.mark.parametrize(
+    ("speeds", "shares", "found"),
+    [
+        ((1.0, 1.0, 1.0), {0: 0.3, 1: 0.0, 2: 0.3}, ["worker 1"]),
+        ((1.0, 1.0, 1.0), {0: 0.1, 1: 0.0, 2: 0.1}, []),
+        ((1.0, 1.0, 0.5), {}, ["worker 2"]),
+    ],
+)
+def test_in_ssp_the_straggler_holds_the_others_at_the_bound_or_is_much_slower(
+    speeds: tuple[float, ...], shares: dict[int, float], found: list[str]
+) -> None:
+    waits = {rank: {"bound": share, "pull": 0.5} for rank, share in shares.items()}
+    workers = (worker(rank, steps_per_second=speed) for rank, speed in enumerate(speeds))
+    assert stragglers(history(*workers, shard(0), consistency=SSP, wait_shares=waits)) == found
+
+
+def test_positions_are_compared_as_of_now() -> None:
+    """A worker whose last heartbeat is older has gone on since."""
+    early = worker(0, heard=1.0, clock=100, steps_per_second=10.0)
+    late = worker(1, heard=0.0, clock=110, steps_per_second=10.0)
+    assert [each.behind for each in glance_of(history(early, late, shard(0))).workers] == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +94,12 @@ def test_in_sync_the_straggler_does_not_wait_while_the_others_do(shares: dict[in
 
 
 def test_a_worker_says_what_it_waits_for_and_for_whom() -> None:
-    waits = {0: {"round": 0.6, "pull": 0.1}, 1: {"round": 0.01, "pull": 0.2}, 2: {"reconnect": 0.9}, 3: {"pull": 0.001}}
+    waits = {
+        0: {"round": 0.6, "pull": 0.1},
+        1: {"round": 0.3, "pull": 0.5},
+        2: {"round": 0.3, "reconnect": 0.6},
+        3: {"pull": 0.001},
+    }
     job = history(*(worker(rank) for rank in range(4)), shard(0), consistency=SYNC, wait_shares=waits)
     found = {each.index: (each.waits_for, each.wait_share) for each in glance_of(job).workers}
     assert found[0] == ("the round: worker 3", pytest.approx(0.7))

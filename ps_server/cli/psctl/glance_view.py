@@ -178,7 +178,7 @@ _TABLES: Columns[TableGlance] = (
 def _table(what: str, columns: Columns[T], rows: Sequence[T], state: Callable[[T], str]) -> Table:
     """Columns that are empty in all rows are left out; ``state`` of a row gives its colour."""
     cells = [[printable(cell(row)) for _, cell, _ in columns] for row in rows]
-    used = [number for number in range(len(columns)) if not rows or any(row[number] for row in cells)]
+    used = [number for number in range(len(columns)) if number == 0 or any(row[number] for row in cells)]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for number in used:
         title, _, numeric = columns[number]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ps_protocol.cluster.view import ClusterStatus, MemberStatus, Role
 from ps_server.coordinator.history.curve_book import Key, Spread
+from ps_server.glance.workers import clock_now
 
 STEPS, SAMPLES, BYTES = "steps/s", "samples/s", "bytes/s"
 STALENESS, SPREAD, WORKERS = "staleness", "clock spread", "workers"
@@ -36,12 +37,11 @@ def sample(status: ClusterStatus) -> dict[Key, Spread]:
     return found
 
 
-def clock_spread(workers: Iterable[MemberStatus]) -> int:
-    """By how many steps the first worker is ahead of the last, of those in the highest phase."""
-    told = [entry.stats for entry in workers]
-    phase = max((stats.phase for stats in told), default=0)
-    clocks = [stats.clock for stats in told if stats.phase == phase]
-    return max(clocks) - min(clocks) if clocks else 0
+def clock_spread(workers: Sequence[MemberStatus]) -> int:
+    """By about how many steps the first worker is ahead of the last, of those in the highest phase."""
+    phase = max((entry.stats.phase for entry in workers), default=0)
+    clocks = [clock_now(entry) for entry in workers if entry.stats.phase == phase]
+    return round(max(clocks) - min(clocks)) if clocks else 0
 
 
 def spread_of(values: Iterable[float]) -> Spread:
