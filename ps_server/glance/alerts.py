@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ps_protocol.cluster.history import JobHistory
 from ps_server.glance.shards import ShardGlance
 from ps_server.glance.workers import WorkerGlance
+
+NAMED = 3
+"""More workers than this that are wrong in the same way are one alert."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +41,25 @@ def _of_shards(shards: Sequence[ShardGlance]) -> Iterator[Alert]:
             yield Alert(f"{shard.name} silent", f"{shard.name} has not been heard of for {shard.heard_seconds:.0f} s")
 
 
+def _of_state(workers: Sequence[WorkerGlance], key: str, words: str, one: Callable[[WorkerGlance], str]) -> list[Alert]:
+    """An alert for each of ``workers``, or one for all when there are many."""
+    if len(workers) <= NAMED:
+        return [Alert(f"{worker.name} {key}", one(worker)) for worker in workers]
+    names = ", ".join(worker.name for worker in workers[:NAMED])
+    return [Alert(f"workers {key}", f"{len(workers)} workers {words}: {names} and others")]
+
+
+def _silence(worker: WorkerGlance) -> str:
+    return f"{worker.name} has not been heard of for {worker.heard_seconds:.0f} s"
+
+
 def _of_workers(history: JobHistory, workers: Sequence[WorkerGlance]) -> Iterator[Alert]:
     view = history.status.view
+    ended = [worker for worker in workers if worker.state in ("lost", "failed")]
+    silent = [worker for worker in workers if worker.state == "silent"]
+    yield from _of_state(ended, "lost", "are lost or failed", lambda worker: f"{worker.name} is {worker.note}")
+    yield from _of_state(silent, "silent", "have not been heard of for long", _silence)
     for worker in workers:
-        if worker.state in ("lost", "failed"):
-            yield Alert(f"{worker.name} lost", f"{worker.name} is {worker.note}")
-        elif worker.state == "silent":
-            yield Alert(
-                f"{worker.name} silent", f"{worker.name} has not been heard of for {worker.heard_seconds:.0f} s"
-            )
         for name, value in worker.reported.items():
             if worker.state == "live" and not math.isfinite(value):
                 yield Alert(f"{worker.name} {name}", f"{worker.name} reports {name} = {value}")

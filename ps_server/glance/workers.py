@@ -14,7 +14,8 @@ from ps_server.cli.status.columns import note_of, state_of
 from ps_server.cli.status.text import current_members
 
 SILENT_BEATS = 3.0
-"""A member is silent after so many heartbeats have not come."""
+SILENT_LEASES = 0.25
+"""A member is silent after so many heartbeats have not come, and this part of its lease has gone by."""
 
 SLOW = 0.7
 """A worker is slow below this part of the median speed."""
@@ -79,8 +80,9 @@ def workers_of(history: JobHistory) -> tuple[WorkerGlance, ...]:
 
 
 def is_silent(entry: MemberStatus, history: JobHistory) -> bool:
-    """Whether a live member has not been heard of for some heartbeats."""
-    return not entry.gone and entry.seconds_since_heartbeat > SILENT_BEATS * max(history.heartbeat_seconds, 1.0)
+    """Whether a live member has not been heard of for long."""
+    limit = max(SILENT_BEATS * history.heartbeat_seconds, SILENT_LEASES * history.lease_seconds)
+    return not entry.gone and entry.seconds_since_heartbeat > limit
 
 
 def clock_now(entry: MemberStatus) -> float:

@@ -114,7 +114,17 @@ def test_a_worker_says_what_it_waits_for_and_for_whom() -> None:
         ((worker(0),), {"expected_shards": 2}, ["shard 0 is missing", "shard 1 is missing"]),
         ((worker(0), shard(0, gone="lease ended")), {}, ["shard 0 is lost: lease ended"]),
         ((worker(0), shard(0, gone="left: stopped")), {}, ["shard 0 is missing"]),
-        ((worker(0), shard(0, heard=5.0)), {}, ["shard 0 has not been heard of for 5 s"]),
+        ((worker(0), shard(0, heard=6.0)), {}, ["shard 0 has not been heard of for 6 s"]),
+        (
+            (*(worker(rank, heard=9.0) for rank in range(5)), shard(0)),
+            {},
+            ["5 workers have not been heard of for long: worker 0, worker 1, worker 2 and others"],
+        ),
+        (
+            (*(worker(rank, gone="lease ended") for rank in range(4)), worker(4), shard(0)),
+            {},
+            ["4 workers are lost or failed: worker 0, worker 1, worker 2 and others"],
+        ),
         ((worker(0, heard=9.0), shard(0)), {}, ["worker 0 has not been heard of for 9 s"]),
         ((worker(0, gone="left: ValueError: x"), shard(0)), {}, ["worker 0 is failed: ValueError: x"]),
         ((worker(0), shard(0)), {"expected_workers": 2}, ["1 of 2 workers are there"]),
@@ -129,8 +139,11 @@ def test_alerts(members: tuple[Any, ...], more: dict[str, Any], expected: list[s
     assert alerts(history(*members, **more)) == expected
 
 
-def test_a_member_is_not_silent_before_three_of_its_heartbeats() -> None:
-    assert alerts(history(worker(0), shard(0, heard=5.0), heartbeat_seconds=5.0)) == []
+@pytest.mark.parametrize(("heartbeat", "lease"), [(5.0, 20.0), (1.0, 60.0)])
+def test_a_member_is_not_silent_before_three_heartbeats_and_a_quarter_of_its_lease(
+    heartbeat: float, lease: float
+) -> None:
+    assert alerts(history(worker(0), shard(0, heard=14.0), heartbeat_seconds=heartbeat, lease_seconds=lease)) == []
 
 
 def test_shards_with_their_standby_log_and_streams() -> None:

@@ -216,10 +216,14 @@ class Runner:
         """Print the address of the page; a coordinator that is started again serves it there."""
         if self._programs.page_port is None:
             return
-        with suppress(PsError), CoordinatorClient(self._coordinator, self._security) as client:
-            url = client.get_history(LAST_LOOK_SECONDS, last_points=1).configuration["page"]
-            self._programs = replace(self._programs, page_port=urlsplit(url).port)
-            self._screen.say(f"page at {url}")
+        try:
+            with CoordinatorClient(self._coordinator, self._security) as client:
+                url = client.get_history(LAST_LOOK_SECONDS, last_points=1).configuration["page"]
+        except PsError as error:
+            self._screen.say(f"the address of the page is not known: {error.message}")
+            return
+        self._programs = replace(self._programs, page_port=urlsplit(url).port)
+        self._screen.say(f"page at {url}")
 
     def _say_metrics(self, status: ClusterStatus) -> None:
         """Say once where Prometheus finds every process of the job."""

@@ -1,0 +1,45 @@
+"""ps-run --page: the page of the job is served, and its address printed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ps_protocol.model.spec import Consistency
+from ps_server.cli.launcher.events import ProcessName, ProcessRole
+from ps_server.cli.launcher.programs import Programs, Script
+
+ROOT = Path(__file__).parents[2]
+
+LOOKS = """
+import os, sys, urllib.request
+from ps_protocol.client.coordinator import CoordinatorClient
+with CoordinatorClient(os.environ["PS_COORDINATOR"]) as client:
+    url = client.get_history().configuration["page"]
+print("the worker sees", url, urllib.request.urlopen(url).status)
+"""
+
+
+def test_the_address_that_ps_run_prints_is_that_of_the_page(tmp_path: Path) -> None:
+    script = tmp_path / "look.py"
+    script.write_text(LOOKS)
+    command = [sys.executable, "-m", "ps_server.cli.launcher.main", "--page", "--no-progress", str(script)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    printed = re.search(r"page at (\S+)", done.stderr)
+    assert printed, done.stderr
+    assert f"the worker sees {printed[1]} 200" in done.stdout
+
+
+@pytest.mark.parametrize(("port", "flags"), [(None, []), (0, ["--page-port", "0"]), (7080, ["--page-port", "7080"])])
+def test_a_coordinator_that_is_started_again_gets_the_same_port(port: int | None, flags: list[str]) -> None:
+    programs = replace(Programs(Script(("python", "x.py")), Consistency(), 1, 1, 1), page_port=port)
+    command = programs.command(ProcessName(ProcessRole.COORDINATOR), "127.0.0.1:7000", "ready")
+    at = command.index("--page-port") if flags else 0
+    assert command[at : at + len(flags)] == flags
+    assert ("--page-port" in command) == bool(flags)
