@@ -1,0 +1,191 @@
+"""Each metric of the coordinator moves when its cause happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from ps_protocol.cluster.leases import LeaseAsk
+from ps_protocol.cluster.view import Joined, Member, MemberStats, Role
+from ps_protocol.errors import Fenced
+from ps_protocol.metrics.definition import HistogramValue
+from ps_protocol.metrics.server import Target
+from ps_protocol.model.spec import Consistency, Mode
+from ps_server.cli.options.checkpoint import CheckpointConfig
+from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.jobs.checkpoints import Checkpoints
+from ps_server.coordinator.jobs.move_runner import MoveRunner
+from ps_server.coordinator.membership.admission import Application
+from ps_server.coordinator.metrics import CoordinatorMetrics, targets
+from ps_server.coordinator.settings import ClusterSettings
+
+Found = dict[tuple[str, ...], float]
+
+
+class Job:
+    """A driver whose clock the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        settings = ClusterSettings(expected_workers=2, lease_seconds=5.0)
+        self.driver = Driver(settings, lambda: self.now)
+        checkpoints = Checkpoints(self.driver, CheckpointConfig())
+        self.metrics = CoordinatorMetrics(self.driver, checkpoints, MoveRunner(self.driver, checkpoints.busy))
+
+    def read(self) -> Found:
+        """By name without prefix and by labels; of a histogram the sum."""
+        found = {}
+        for sample in self.metrics.read():
+            value = sample.value
+            number = value.sum if isinstance(value, HistogramValue) else float(value)
+            found[sample.metric.name.removeprefix("torch_ps_"), *sample.labels] = number
+        return found
+
+    def join(self, role: Role, index: int, *, take_over: bool = False) -> Joined:
+        address = "host:1" if role is Role.SHARD else ""
+        token = f"{role.value} {index} {self.now}"
+        return self.driver.join(Application(role, index, address, token, take_over=take_over))
+
+    def beat(self, member: Member, stats: MemberStats) -> None:
+        self.driver.heartbeat(member.role, member.index, member.incarnation, stats)
+
+
+async def joins(job: Job) -> None:
+    job.join(Role.SHARD, 0)
+    job.join(Role.WORKER, 0)
+    job.join(Role.WORKER, 1)
+
+
+async def repeats(job: Job) -> None:
+    job.join(Role.WORKER, 0)
+    job.join(Role.WORKER, 0)
+
+
+async def is_silent(job: Job) -> None:
+    job.join(Role.WORKER, 0)
+    job.driver.start()
+    job.now += 6.0
+    async for view in job.driver.views(0):
+        if not view.members:
+            return
+
+
+async def is_fenced(job: Job) -> None:
+    old = job.join(Role.WORKER, 0).member
+    job.now += 1.0
+    job.join(Role.WORKER, 0, take_over=True)
+    with pytest.raises(Fenced):
+        job.beat(old, MemberStats())
+
+
+async def train(job: Job) -> None:
+    for rank, clock in enumerate((7, 4)):
+        job.beat(job.join(Role.WORKER, rank).member, MemberStats(phase=1, clock=clock))
+
+
+async def loads(job: Job) -> None:
+    job.beat(job.join(Role.SHARD, 0).member, MemberStats(activity="placing"))
+
+
+async def meets(job: Job) -> None:
+    await joins(job)
+    first, second = (job.driver.view.live(Role.WORKER)[rank].incarnation for rank in (0, 1))
+    waits = asyncio.create_task(job.driver.barrier(0, first, 0, 30.0))
+    await asyncio.sleep(0)  # it arrives
+    job.now += 3.0
+    assert (await job.driver.barrier(1, second, 0, 30.0)).released
+    assert (await waits).released
+    # A repeated call, whose answer was lost, is not counted again.
+    job.now += 50.0
+    assert (await job.driver.barrier(0, first, 0, 30.0)).released
+
+
+async def changes_mode(job: Job) -> None:
+    job.driver.set_consistency(Consistency(Mode.SYNC))
+    job.driver.set_consistency(Consistency(Mode.SYNC))
+
+
+async def leases(job: Job) -> None:
+    worker = job.join(Role.WORKER, 0).member
+    await job.driver.lease_data(0, worker.incarnation, LeaseAsk("data", 100, 0, lease_items=10, sequence=1), 0.0)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What happens in a job, and what it adds to which metrics."""
+
+    act: Callable[[Job], Coroutine[Any, Any, None]]
+    adds: dict[tuple[str, ...], float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.act.__name__
+
+
+CAUSES = [
+    Cause(
+        joins,
+        {
+            ("incarnations_total", "shard"): 1,
+            ("incarnations_total", "worker"): 2,
+            ("members", "worker", "live"): 2,
+            ("members", "shard", "live"): 1,
+            ("job_started",): 1,
+            ("view_revision",): 3,
+        },
+    ),
+    Cause(repeats, {("incarnations_total", "worker"): 1, ("members", "worker", "live"): 1}),
+    Cause(
+        is_silent,
+        {("lease_expirations_total", "worker"): 1, ("lease_expirations_total", "shard"): 0, ("job_started",): 0},
+    ),
+    Cause(is_fenced, {("fenced_calls_total",): 1, ("incarnations_total", "worker"): 2}),
+    Cause(train, {("worker_clock_least",): 4, ("worker_clock_most",): 7}),
+    Cause(loads, {("members", "shard", "busy"): 1, ("members", "shard", "live"): 0}),
+    Cause(meets, {("phase",): 1, ("barrier_wait_seconds",): 3}),
+    Cause(changes_mode, {("mode_changes_total",): 1}),
+    Cause(leases, {("data_leases",): 1, ("data_leased_items",): 10}),
+]
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=str)
+def test_a_cause_moves_its_metrics(cause: Cause) -> None:
+    async def run() -> None:
+        job = Job()
+        before = job.read()
+        await cause.act(job)
+        after = job.read()
+        await job.driver.close()
+        assert {name: after.get(name, 0.0) - before.get(name, 0.0) for name in cause.adds} == cause.adds
+
+    asyncio.run(run())
+
+
+def test_the_mode_is_a_label_and_heartbeats_have_an_age() -> None:
+    job = Job()
+    assert job.read()["job_info", "async", "async"] == 1
+    job.join(Role.SHARD, 0)
+    job.now += 2.5
+    found = job.read()
+    assert found["heartbeat_age_seconds", "shard"] == 2.5
+    assert (found["members_expected", "shard"], found["members_expected", "worker"]) == (1, 2)
+
+
+def test_targets_are_the_live_members_that_told_an_address() -> None:
+    job = Job()
+    shard = job.join(Role.SHARD, 0).member
+    job.beat(job.join(Role.WORKER, 1).member, MemberStats())
+    job.beat(shard, MemberStats(metrics_address="10.0.0.1:9"))
+    assert targets(job.driver.status()) == [Target("10.0.0.1:9", "shard")]
+    job.driver.leave(shard.role, shard.index, shard.incarnation, "")
+    assert targets(job.driver.status()) == []
+
+
+def test_moves_and_checkpoints_begin_at_zero_and_a_checkpoint_without_a_folder_is_none_made() -> None:
+    found = Job().read()
+    for result in ("done", "failed"):
+        assert (found["moves_total", result], found["checkpoints_total", result]) == (0, 0)
+    assert ("checkpoint_age_seconds",) not in found
