@@ -1,0 +1,122 @@
+"""Each metric of a worker moves when its cause happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from ps_protocol.cluster.view import Member, Role
+from ps_protocol.errors import ConfigError, NonFiniteGradient
+from ps_protocol.metrics.definition import HistogramValue
+from ps_worker.optimizer import PsOptimizer, declare_optimizer
+from ps_worker.session.config import WorkerConfig
+from ps_worker.session.counters import WaitReason, WorkerCounters
+from ps_worker.session.metrics import WORKER, read_worker, start_server
+from ps_worker.session.reporting import Progress
+from tests.worker.fakes import FakeSession, job
+
+
+@pytest.fixture
+def session() -> Iterator[FakeSession]:
+    with job(shards=2) as session:
+        yield session
+
+
+class Training:
+    """A model with one parameter on two fake shards."""
+
+    def __init__(self, session: FakeSession, **policies: str) -> None:
+        self.model = torch.nn.Linear(3, 2)
+        self.optimizer: PsOptimizer = declare_optimizer(
+            session, torch.optim.SGD, self.model, {"lr": 0.1}, name="model", **policies
+        )[0]
+
+    def step(self, value: float = 1.0) -> None:
+        for parameter in self.model.parameters():
+            parameter.grad = torch.full_like(parameter, value)
+        self.optimizer.step()
+
+
+def test_a_step_has_a_duration_and_computing_is_counted_between_two(session: FakeSession) -> None:
+    training, counters = Training(session), session.counters
+    training.step()
+    assert sum(counters.step.value.counts) == 1
+    assert counters.compute_seconds == 0.0
+    assert counters.waits[WaitReason.PULL] > 0
+    training.step()
+    assert sum(counters.step.value.counts) == 2
+    assert counters.compute_seconds > 0
+    assert counters.waits[WaitReason.RECONNECT] == counters.reconnects == counters.nonfinite == 0
+
+
+def test_a_stream_that_breaks_is_a_reconnect_and_its_time_no_pull(session: FakeSession) -> None:
+    training, counters = Training(session), session.counters
+    session.shards[1].faults.lose_push = 1
+    training.step()
+    assert counters.reconnects == 1
+    assert counters.waits[WaitReason.RECONNECT] >= 0.1, "the first pause of a backoff"
+
+
+@pytest.mark.parametrize("policy", ["refuse", "skip"])
+def test_a_gradient_that_is_not_finite_is_counted_refused_or_skipped(session: FakeSession, policy: str) -> None:
+    training = Training(session, nonfinite=policy)
+    if policy == "refuse":
+        with pytest.raises(NonFiniteGradient):
+            training.step(float("nan"))
+    else:
+        training.step(float("nan"))
+    training.step()
+    assert session.counters.nonfinite == 1
+    assert sum(session.counters.step.value.counts) == 2
+
+
+def test_the_time_for_other_workers_is_what_the_shard_says_and_never_more_than_there_is() -> None:
+    counters = WorkerCounters()
+    counters.answered(3.0, 2.0, 0.0, WaitReason.ROUND)
+    counters.answered(1.0, 9.0, 0.25, WaitReason.BOUND)
+    assert counters.waits == {
+        WaitReason.PULL: 1.0,
+        WaitReason.ROUND: 2.0,
+        WaitReason.BOUND: 0.75,
+        WaitReason.RECONNECT: 0.0,
+    }
+
+
+def test_what_is_read_are_the_counters_and_the_same_numbers_as_in_heartbeats() -> None:
+    progress = Progress(Member(Role.WORKER, 3, 7))
+    progress.record_step(1000, 2)
+    progress.record_samples(32)
+    progress.position = (1, 5)
+    progress.counters.waits[WaitReason.ROUND] = 1.5
+    found = {
+        (sample.metric.name.removeprefix("torch_ps_"), *sample.labels): sample.value
+        for sample in read_worker(progress)
+        if not isinstance(sample.value, HistogramValue)
+    }
+    assert (found["steps_total",], found["samples_total",], found["transferred_bytes_total",]) == (1, 32, 1000)
+    assert (found["wait_seconds_total", "round"], found["clock",]) == (1.5, 5)
+    stats = progress.stats()
+    assert (stats.steps, stats.samples, stats.wait_seconds["round"]) == (1, 32, 1.5)
+    missing = {metric.name for metric in WORKER.metrics} - {sample.metric.name for sample in read_worker(progress)}
+    assert missing == {"torch_ps_auth_failures_total", "torch_ps_certificate_expiry_timestamp_seconds"}
+
+
+def test_the_port_is_off_unless_the_environment_names_one() -> None:
+    def port(**environ: str) -> int | None:
+        return WorkerConfig.from_environment({"PS_COORDINATOR": "host:1"} | environ).metrics_port
+
+    assert port() is None
+    assert port(PS_METRICS_PORT="off") is None
+    assert (port(PS_METRICS_PORT="0"), port(PS_METRICS_PORT="9400")) == (0, 9400)
+    for wrong in ("-1", "x", "65536"):
+        with pytest.raises(ConfigError, match="PS_METRICS_PORT"):
+            port(PS_METRICS_PORT=wrong)
+
+
+def test_beyond_loopback_a_worker_needs_tls_and_tokens() -> None:
+    config = WorkerConfig("host:1", metrics_bind="0.0.0.0", metrics_port=0)
+    member = Member(Role.WORKER, 0, 1)
+    with pytest.raises(ConfigError, match="without TLS and tokens"):
+        start_server(config, member, Progress(member))
