@@ -3,7 +3,7 @@
 A cluster and a worker of each tree run at the same time, and make blocks of steps in turn, so that both meet the same
 machine. A row has the medians of both, the median of the ratios of the blocks (this tree / OTHER; below 1: this one is
 faster) with its quartiles, and the peak memory of each worker above what it had before its model, in sizes of the
-model.
+model. With ``--trace`` this tree also traces its steps: ``paired . --trace`` shows the cost of tracing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -39,18 +39,23 @@ def main() -> int:
     parser.add_argument("other", type=Path, help="the checkout to compare with")
     parser.add_argument("--only", choices=SIZES, action="append", help="a size; may be repeated")
     parser.add_argument("--transport", choices=TRANSPORTS, action="append", help="a transport; may be repeated")
+    parser.add_argument("--trace", action="store_true", help="this tree traces its steps, OTHER does not")
     options = parser.parse_args()
     for size in options.only or SIZES:
         for transport in options.transport or TRANSPORTS:
-            print(row(options.other.resolve(), size, transport), flush=True)
+            print(row(options.other.resolve(), size, transport, trace=options.trace), flush=True)
     return 0
 
 
-def row(other: Path, size: str, transport: str) -> str:
-    """Measure one size over one transport."""
+def row(other: Path, size: str, transport: str, *, trace: bool = False) -> str:
+    """Measure one size over one transport; ``trace``: this tree writes a trace file for each process."""
     nbytes, steps, blocks = SIZES[size]
     with ExitStack() as stack:
-        workers = [stack.enter_context(_worker(tree, transport, nbytes)) for tree in (other, ROOT)]
+        traces = stack.enter_context(tempfile.TemporaryDirectory(prefix="ps-paired-")) if trace else ""
+        workers = [
+            stack.enter_context(_worker(tree, transport, nbytes, {"PS_TRACE": folder}))
+            for tree, folder in ((other, ""), (ROOT, traces))
+        ]
         medians: tuple[list[float], list[float]] = ([], [])
         for block in range(blocks):
             for which in (0, 1) if block % 2 == 0 else (1, 0):
@@ -65,20 +70,20 @@ def row(other: Path, size: str, transport: str) -> str:
 
 
 @contextmanager
-def _worker(tree: Path, transport: str, nbytes: int) -> Iterator[subprocess.Popen[str]]:
-    """A worker of ``tree`` that trains on a cluster of its own."""
+def _worker(tree: Path, transport: str, nbytes: int, more: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """A worker of ``tree`` that trains on a cluster of its own, with ``more`` in the environment."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ps-paired-")))
         quiet = ("--log-level", "error", "--port", "0", "--ready-file")
         sizes = ("--shards", "1", "--workers", "1", "--mode", "async")
         coordinator = folder / "coordinator"
-        stack.enter_context(_process(tree, "-m", "ps_server.coordinator.main", *quiet, str(coordinator), *sizes))
+        stack.enter_context(_process(tree, more, "-m", "ps_server.coordinator.main", *quiet, str(coordinator), *sizes))
         address = _written(coordinator)
         shard, place = folder / "shard", ("--shard", "0", "--coordinator", address, "--threads", "1")
-        stack.enter_context(_process(tree, "-m", "ps_server.shard.main", *quiet, str(shard), *place))
+        stack.enter_context(_process(tree, more, "-m", "ps_server.shard.main", *quiet, str(shard), *place))
         _written(shard)
         child = Path(__file__).with_name("paired_worker.py")
-        worker = stack.enter_context(_process(tree, str(child), address, transport, str(nbytes)))
+        worker = stack.enter_context(_process(tree, more, str(child), address, transport, str(nbytes)))
         assert worker.stdout is not None
         if worker.stdout.readline() != "ready\n":
             raise RuntimeError(f"the worker of {tree} did not start")
@@ -86,11 +91,11 @@ def _worker(tree: Path, transport: str, nbytes: int) -> Iterator[subprocess.Pope
 
 
 @contextmanager
-def _process(tree: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def _process(tree: Path, more: Mapping[str, str], *arguments: str) -> Iterator[subprocess.Popen[str]]:
     paths = {"PYTHONPATH": f"{tree}{os.pathsep}{tree / 'protos'}"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     command = [sys.executable, *arguments]
-    process = subprocess.Popen(command, cwd=tree, env={**os.environ, **paths}, text=True, **pipes)
+    process = subprocess.Popen(command, cwd=tree, env={**os.environ, **paths, **more}, text=True, **pipes)
     try:
         yield process
     finally:

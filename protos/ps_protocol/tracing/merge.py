@@ -71,6 +71,7 @@ def merge(paths: Sequence[Path], target: Path) -> list[str]:
     files = [_open(path) for path in paths]
     alignments = align(files)
     unfinished = target.with_name(f".{target.name}.new")
+    unfinished.touch(0o600)
     with unfinished.open("w", encoding="ascii") as out:
         out.write('{"displayTimeUnit":"ms","traceEvents":[\n')
         separator = ""

@@ -17,6 +17,7 @@ from ps_protocol.errors import ConfigError
 from ps_protocol.logs import LEVELS, LogFormat
 from ps_protocol.model.spec import Mode
 from ps_server.cli.launcher.job_folder import JobFolder, lineage_of
+from ps_server.cli.launcher.job_trace import JobTrace
 from ps_server.cli.launcher.programs import Programs, Script
 from ps_server.cli.launcher.runner import Runner
 from ps_server.cli.launcher.screen import Screen
@@ -165,6 +166,16 @@ def make_log_folder(path: Path) -> None:
 )
 @format_option("PS_RUN", " In JSON, what a script prints is a record with the event output.")
 @click.option(
+    "--trace",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for a trace of every step, on workers and shards: trace.json, for Perfetto or chrome://tracing.",
+)
+@click.option(
+    "--tensorboard",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for TensorBoard event files of what cluster.report() tells, in a folder per worker.",
+)
+@click.option(
     "--no-progress",
     is_flag=True,
     help="Do not show the status table of the job, nor status lines where stderr is not a terminal.",
@@ -200,6 +211,8 @@ def main(
     restart_servers: int | None,
     threads: int | None,
     log_dir: Path | None,
+    trace: Path | None,
+    tensorboard: Path | None,
     log_level: str,
     log_format: str,
     no_progress: bool,
@@ -229,6 +242,7 @@ def main(
         checkpoints = checkpoint_config(checkpoint_dir, checkpoint_seconds, checkpoint_keep, checkpoint_full_every)
         if log_dir is not None:
             make_log_folder(log_dir)
+        job_trace = JobTrace(trace) if trace is not None else None
     form = LogFormat(log_format)
     programs = Programs(
         script=find_script(python, script, arguments, module=module),
@@ -248,6 +262,8 @@ def main(
         tls=tls,
         page_port=0 if page and page_port is None else page_port,
         metrics_port=serves_metrics,
+        trace=job_trace.folder if job_trace else None,
+        tensorboard=tensorboard.absolute() if tensorboard else None,
     )
     folder = None
     if programs.keeps_state and storage.data_dir is not None:
@@ -262,6 +278,8 @@ def main(
     runner = Runner(supervisor, programs, screen, os.environ, log_dir, not no_progress, folder)
     with clean_errors():
         code = runner.run()
+    if job_trace is not None:
+        screen.say(job_trace.finish(), event="trace")
     sys.exit(code)
 
 

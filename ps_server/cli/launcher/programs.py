@@ -11,6 +11,7 @@ from pathlib import Path
 from ps_protocol.client.coordinator import LINEAGE_VARIABLE
 from ps_protocol.logs import LogFormat
 from ps_protocol.model.spec import Consistency
+from ps_protocol.tracing.settings import VARIABLE as TRACE_VARIABLE
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.cli.options.checkpoint import flags_of as checkpoint_flags
@@ -18,6 +19,8 @@ from ps_server.cli.options.logs import FORMAT_VARIABLE
 from ps_server.cli.options.mode import flags_of
 from ps_server.cli.options.storage import Durability, StorageConfig
 from ps_server.serving.metrics import OFF
+
+TENSORBOARD_VARIABLE = "PS_TENSORBOARD"
 
 # -P: the folder ps-run was called in holds the user's modules, not the servers'.
 SERVER_PROGRAMS = (
@@ -61,6 +64,9 @@ class Programs:
     metrics_port: int | None = 0
     #: Random name of this start of ps-run; for a job with a folder, the lineage of the folder.
     lineage: str = field(default_factory=lambda: secrets.token_hex(8))
+    #: Folders for traces of all processes, and for event files of TensorBoard.
+    trace: Path | None = None
+    tensorboard: Path | None = None
     #: Commands of ps-coordinator and ps-server.
     servers: tuple[tuple[str, ...], tuple[str, ...]] = SERVER_PROGRAMS
 
@@ -138,6 +144,8 @@ class Programs:
         environment.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         # A process is started only after the end of the previous one in its place.
         environment[LINEAGE_VARIABLE] = f"{self.lineage} {process}"
+        if self.trace is not None:
+            environment[TRACE_VARIABLE] = str(self.trace)
         if process.part in (ProcessRole.WORKER, ProcessRole.EVALUATOR):
             environment.setdefault("OMP_NUM_THREADS", str(max(1, self.cores // self.workers)))
             environment |= {
@@ -148,4 +156,6 @@ class Programs:
             }
             if self.log_format is LogFormat.JSON:
                 environment[FORMAT_VARIABLE] = self.log_format.value
+            if self.tensorboard is not None:
+                environment[TENSORBOARD_VARIABLE] = str(self.tensorboard)
         return environment

@@ -30,6 +30,7 @@ from ps_server.cli.psctl.rows import import_rows
 from ps_server.cli.psctl.status_json import status_json
 from ps_server.cli.psctl.tables import table_totals
 from ps_server.cli.psctl.top import report, top
+from ps_server.cli.psctl.trace import trace
 from ps_server.cli.psctl.wait import UNHEALTHY, ailments, wait
 from ps_server.cli.status.text import TableTotals, status_line, status_tables, time_text
 
@@ -63,6 +64,7 @@ main.add_command(feed)
 main.add_command(import_rows)
 main.add_command(wait)
 main.add_command(learning_rates)
+main.add_command(trace)
 main.add_command(top)
 main.add_command(report)
 
