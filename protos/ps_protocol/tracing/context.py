@@ -6,39 +6,33 @@ import re
 from dataclasses import dataclass
 
 _FORM = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+_NO_TRACE, _NO_SPAN = 32 * "0", 16 * "0"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TraceContext:
-    """The numbers of a trace and of one of its spans, and whether its recorder keeps it."""
+    """The numbers of a trace and of one of its spans, as 32 and 16 hexadecimal digits."""
 
-    trace_id: int
-    span_id: int
+    trace: str
+    span: str
+    #: Whether its recorder keeps the trace.
     sampled: bool = True
 
     @property
     def traceparent(self) -> str:
         """As in the header of this name."""
-        return f"00-{self.trace_id:032x}-{self.span_id:016x}-{self.sampled:02x}"
-
-    @property
-    def key(self) -> str:
-        """The span's number as text."""
-        return f"{self.span_id:016x}"
+        return f"00-{self.trace}-{self.span}-{'01' if self.sampled else '00'}"
 
 
 def parse_traceparent(text: str) -> TraceContext | None:
     """What ``text`` names; None for a text that does not follow version 00 of the W3C recommendation."""
     found = _FORM.fullmatch(text)
-    if found is None:
+    if found is None or found[1] == _NO_TRACE or found[2] == _NO_SPAN:
         return None
-    trace_id, span_id = int(found[1], 16), int(found[2], 16)
-    if not trace_id or not span_id:
-        return None
-    return TraceContext(trace_id, span_id, bool(int(found[3], 16) & 1))
+    return TraceContext(found[1], found[2], bool(int(found[3], 16) & 1))
 
 
 def key_of(traceparent: str) -> str:
     """The key of the span that wrote ``traceparent``; empty for a malformed one."""
     context = parse_traceparent(traceparent)
-    return context.key if context else ""
+    return context.span if context else ""

@@ -11,21 +11,21 @@ import os
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from ps_protocol.errors import DamagedData, InvalidRequest
 from ps_protocol.text import printable
 from ps_protocol.tracing.clock import ClockReading
-from ps_protocol.tracing.trace_events import CLOCK
+from ps_protocol.tracing.trace_events import ProcessEvents
+from ps_protocol.tracing.trace_file import SUFFIX, Part, Record
 
 MERGED = "trace.json"
 """Name of the file that ``merge`` makes in a folder."""
 
 MESSAGES = 10_000
 """As many messages of each file are looked at to align clocks."""
-
-_FLOWS = ('{"ph":"s"', '{"ph":"f"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ class TraceFile:
     """The file of one process: its clock, and the messages it sent and received, in nanoseconds by name."""
 
     path: Path
+    process: str
     clock: ClockReading
     sent: Mapping[str, int]
     received: Mapping[str, int]
@@ -56,11 +57,11 @@ class TraceFile:
 
 def files_in(folder: Path) -> list[Path]:
     """The trace files of single processes in ``folder``."""
-    return sorted(path for path in folder.glob("*.json") if path.name != MERGED)
+    return sorted(folder.glob(f"*{SUFFIX}"))
 
 
 def merge(paths: Sequence[Path], target: Path) -> list[str]:
-    """Write the events of ``paths`` to ``target``; returns a line about each host. Raises DamagedData, OSError.
+    """Write the events of ``paths`` to ``target``; returns a line about each clock. Raises DamagedData, OSError.
 
     InvalidRequest: there is no file.
     """
@@ -76,11 +77,9 @@ def merge(paths: Sequence[Path], target: Path) -> list[str]:
         out.write('{"displayTimeUnit":"ms","traceEvents":[\n')
         separator = ""
         for number, file in enumerate(files, 1):
-            for event in _events(file.path):
-                event["pid"] = number
-                if event["ph"] != "M":
-                    event["ts"] += alignments[file.clock.name].offset_ns / 1000
-                out.write(separator + json.dumps(event, separators=(",", ":")))
+            events = ProcessEvents(file.process, number, alignments[file.clock.name].offset_ns)
+            for line in chain(events.head(), *map(events.of, _records(file.path))):
+                out.write(separator + line)
                 separator = ",\n"
         out.write("\n]}\n")
     os.replace(unfinished, target)  # noqa: PTH105
@@ -124,46 +123,68 @@ def _bounds(files: Sequence[TraceFile]) -> dict[tuple[str, str], int]:
 
 
 def _open(path: Path) -> TraceFile:
-    """Raises DamagedData for a file that is no trace file of torch-ps."""
-    clock: ClockReading | None = None
-    ends: tuple[dict[str, int], dict[str, int]] = ({}, {})
-    for event in _events(path, lambda line: CLOCK in line or line.startswith(_FLOWS)):
-        if event["ph"] == "M":
-            clock = _clock(event.get("args"), path)
-        elif len(messages := ends[event["ph"] == "f"]) < MESSAGES:
-            messages[str(event.get("id"))] = round(event["ts"] * 1000)
-    if clock is None:
-        raise DamagedData(f"{path} is no trace file of torch-ps", remedy="move it out of the folder")
-    return TraceFile(path, clock, *ends)
-
-
-def _clock(args: Any, path: Path) -> ClockReading:
+    """Raises DamagedData for a file that is no trace file."""
+    with path.open("rb") as lines:
+        head = _parsed(lines.readline(), path, 1)
     try:
-        return ClockReading(str(args["name"]), int(args["monotonic_ns"]), int(args["wall_ns"]))
+        process, said = str(head["process"]), head["clock"]
+        clock = ClockReading(str(said["name"]), int(said["monotonic_ns"]), int(said["wall_ns"]))
     except (TypeError, ValueError, LookupError):
-        raise DamagedData(f"{path} does not say which clock its times are of", remedy="remove the file") from None
+        raise DamagedData(f"{path} is no trace file of torch-ps", remedy="move it out of the folder") from None
+    sent: dict[str, int] = {}
+    received: dict[str, int] = {}
+    for record in _records(path):
+        for _, begin, _, _, sends, receives in record[8]:
+            if sends:
+                sent[sends] = begin
+            if receives:
+                received[receives] = begin
+        if len(sent) + len(received) > MESSAGES:
+            break
+    return TraceFile(path, process, clock, sent, received)
 
 
-def _events(path: Path, wanted: Any = None) -> Iterator[dict[str, Any]]:
-    """The events of a file, line by line; a last line that its process did not write whole is left out.
-
-    Raises DamagedData.
-    """
-    with path.open(encoding="ascii", errors="replace") as lines:
+def _records(path: Path) -> Iterator[Record]:
+    """The spans of a file; a last line that its process did not write whole is left out. Raises DamagedData."""
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
-            if not line.startswith("{") or (wanted is not None and not wanted(line)):
+            if number == 1 or not line.endswith(b"\n"):
                 continue
+            batch: Any = _parsed(line, path, number)
             try:
-                event = json.loads(line.rstrip().rstrip(","))
-                event["ph"], event["ts"] + 0, event["pid"]
-            except (ValueError, TypeError, LookupError):
-                if not line.endswith("\n"):
-                    return
-                raise DamagedData(
-                    f"line {number} of {path} is no event", actual=printable(line[:80]), remedy="remove the file"
-                ) from None
-            yield event
+                for name, track, begin, end, said, trace, span, cause, parts in batch:
+                    whole: list[Part] = [
+                        (str(n), int(b), int(e), dict(a or {}), str(s), str(r)) for n, b, e, a, s, r in parts
+                    ]
+                    yield (
+                        str(name),
+                        str(track),
+                        int(begin),
+                        int(end),
+                        dict(said),
+                        str(trace),
+                        str(span),
+                        str(cause),
+                        whole,
+                    )
+            except (TypeError, ValueError):
+                raise _damaged(path, number, line) from None
+
+
+def _parsed(line: bytes, path: Path, number: int) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        raise _damaged(path, number, line) from None
+
+
+def _damaged(path: Path, number: int, line: bytes) -> DamagedData:
+    return DamagedData(
+        f"line {number} of {path} is none of a trace file",
+        actual=printable(line[:80].decode("ascii", "replace")),
+        remedy="move the file out of the folder",
+    )
 
 
 def _processes(files: Sequence[TraceFile], clock: str) -> str:
-    return ", ".join(file.path.stem.rpartition("-")[0] for file in files if file.clock.name == clock)
+    return ", ".join(file.process for file in files if file.clock.name == clock)

@@ -35,7 +35,7 @@ class OpenTelemetryTracer:
         within = None
         if cause:
             flags = TraceFlags(TraceFlags.SAMPLED if cause.sampled else TraceFlags.DEFAULT)
-            remote = SpanContext(cause.trace_id, cause.span_id, is_remote=True, trace_flags=flags)
+            remote = SpanContext(int(cause.trace, 16), int(cause.span, 16), is_remote=True, trace_flags=flags)
             within = trace.set_span_in_context(NonRecordingSpan(remote))
         named = _named({**attributes, "track": track})
         span = self._tracer.start_span(name, within, attributes=named, start_time=begin_ns + self._offset_ns)
@@ -54,7 +54,7 @@ class OpenTelemetryTracer:
 class OpenTelemetrySpan:
     """A ``TraceSpan`` of an ``OpenTelemetryTracer``; its parts are child spans."""
 
-    __slots__ = ("_context", "_offset_ns", "_span", "_tracer", "_within")
+    __slots__ = ("_context", "_is_valid", "_offset_ns", "_span", "_tracer", "_within")
 
     def __init__(self, tracer: trace.Tracer, span: Span, offset_ns: int) -> None:
         self._tracer = tracer
@@ -62,17 +62,18 @@ class OpenTelemetrySpan:
         self._within = trace.set_span_in_context(span)
         self._offset_ns = offset_ns
         found = span.get_span_context()
-        self._context = TraceContext(found.trace_id, found.span_id, found.trace_flags.sampled)
+        self._is_valid = found.is_valid
+        self._context = TraceContext(f"{found.trace_id:032x}", f"{found.span_id:016x}", found.trace_flags.sampled)
 
     @property
     def traceparent(self) -> str:
         """The context of this span; empty where there is no SDK."""
-        return self._context.traceparent if self._context.trace_id else ""
+        return self._context.traceparent if self._is_valid else ""
 
     @property
     def key(self) -> str:
         """The span's number."""
-        return self._context.key
+        return self._context.span
 
     def part(
         self,

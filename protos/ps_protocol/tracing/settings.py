@@ -14,7 +14,7 @@ VARIABLE = "PS_TRACE"
 
 LIMIT_VARIABLE = "PS_TRACE_MB"
 OPENTELEMETRY = "otel"
-LIMIT_MB = 256
+LIMIT_MB = 64
 
 
 def make_tracer(environ: Mapping[str, str], process: str) -> Tracer | None:

@@ -67,12 +67,12 @@ def test_psctl_joins_files_of_programs_started_by_hand(tmp_path):
     assert json.loads(done.output) == {
         "file": f"{tmp_path}/trace.json",
         "processes": 2,
-        "clocks": ["worker-0, worker-1: the clock of the axis"],
+        "clocks": ["worker 0, worker 1: the clock of the axis"],
     }
     again = CliRunner().invoke(psctl, ["trace", str(tmp_path)])
     assert again.output.splitlines() == [
         f"{tmp_path}/trace.json: 2 processes",
-        "worker-0, worker-1: the clock of the axis",
+        "worker 0, worker 1: the clock of the axis",
     ]
 
 

@@ -4,11 +4,12 @@ from ps_protocol.tracing.context import TraceContext, key_of, parse_traceparent
 
 
 def test_a_context_comes_back_from_its_text() -> None:
-    context = TraceContext(0x0AF7651916CD43DD8448EB211C80319C, 0x00F067AA0BA902B7)
+    context = TraceContext("0af7651916cd43dd8448eb211c80319c", "00f067aa0ba902b7")
     assert context.traceparent == "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01"
     assert parse_traceparent(context.traceparent) == context
-    assert key_of(context.traceparent) == "00f067aa0ba902b7" == context.key
-    assert parse_traceparent(TraceContext(1, 2, sampled=False).traceparent) == TraceContext(1, 2, sampled=False)
+    assert key_of(context.traceparent) == "00f067aa0ba902b7" == context.span
+    unsampled = TraceContext(context.trace, context.span, sampled=False)
+    assert parse_traceparent(unsampled.traceparent) == unsampled
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from tests.support.trace_events import check, process_names, read, spans
 
 ROOMY = 1 << 20
 
+HEAD = '{"process":"worker 0","clock":{"name":"c","monotonic_ns":1,"wall_ns":2}}\n'
+
 
 def job(folder: Path, monkeypatch: pytest.MonkeyPatch, ahead_ns: int, name: str = "other host") -> None:
     """A worker, and a shard whose clock is ``ahead_ns`` of the worker's; a step takes 1 ms, 0.1 ms of it each way."""
@@ -39,7 +41,7 @@ def test_clocks_of_two_hosts_are_aligned_by_their_messages(
 ) -> None:
     job(tmp_path, monkeypatch, ahead_ns)
     lines = merge(files_in(tmp_path), tmp_path / MERGED)
-    assert sorted(lines) == ["shard-0: the clock of the axis", "worker-0: aligned by round trips, within 0.100 ms"]
+    assert sorted(lines) == ["shard 0: the clock of the axis", "worker 0: aligned by round trips, within 0.100 ms"]
     events = read(tmp_path / MERGED)
     check(events)
     assert sorted(process_names(events).values()) == ["shard 0", "worker 0"]
@@ -52,14 +54,14 @@ def test_clocks_of_two_hosts_are_aligned_by_their_messages(
 
 def test_processes_of_one_host_need_no_alignment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job(tmp_path, monkeypatch, 0, name="")
-    assert merge(files_in(tmp_path), tmp_path / MERGED) == ["shard-0, worker-0: the clock of the axis"]
+    assert merge(files_in(tmp_path), tmp_path / MERGED) == ["shard 0, worker 0: the clock of the axis"]
     assert min(span["ts"] for span in spans(read(tmp_path / MERGED))) == 0
     # The file made is not one of those it is made of.
     assert len(files_in(tmp_path)) == 2
 
 
 def at(name: str, sent: dict[str, int], received: dict[str, int], wall_ns: int = 0) -> TraceFile:
-    return TraceFile(Path(f"{name}-0-ab.json"), ClockReading(name, 0, wall_ns), sent, received)
+    return TraceFile(Path(f"{name}.trace"), name, ClockReading(name, 0, wall_ns), sent, received)
 
 
 def test_a_clock_is_aligned_over_another_and_by_the_wall_clock_where_no_message_helps() -> None:
@@ -91,26 +93,34 @@ def test_a_last_line_that_was_not_written_whole_is_left_out(tmp_path: Path, monk
     job(tmp_path, monkeypatch, 0)
     path = next(path for path in files_in(tmp_path) if path.name.startswith("worker"))
     text = path.read_text()
-    path.write_text(text[: text.rindex('"dur"')])
+    head, *lines = text.splitlines(keepends=True)
+    path.write_text(head + lines[0] + lines[0][:30])
     merge(files_in(tmp_path), tmp_path / MERGED)
-    check(read(tmp_path / MERGED))
+    events = read(tmp_path / MERGED)
+    check(events)
+    assert len(spans(events, "step")) == len(json.loads(lines[0]))
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ('[\n{"ph":"X","name":"a","ts":0,"dur":1,"pid":1,"tid":1},\n', "no trace file"),
-        ("{broken torch_ps_clock\n", "line 1 of"),
-        ('{"ph":"M","name":"torch_ps_clock","ts":0,"pid":1}\n', "which clock"),
-        ('{"ph":"M","name":"torch_ps_clock","ts":0,"pid":1,"args":{"name":"x"}}\n', "which clock"),
-        ('{"ph":"M","name":"torch_ps_clock","ts":"soon","pid":1}\n', "line 1 of"),
+        ("", "line 1 of"),
+        ("{broken\n", "line 1 of"),
+        ("[]\n", "no trace file"),
+        ('{"process":"worker 0"}\n', "no trace file"),
+        ('{"process":"worker 0","clock":{"name":"x"}}\n', "no trace file"),
+        (HEAD + "{broken\n", "line 2 of"),
+        (HEAD + "7\n", "line 2 of"),
+        (HEAD + "[[1,2,3]]\n", "line 2 of"),
+        (HEAD + '[["step","t",0,"soon",{},"1","2","",[]]]\n', "line 2 of"),
+        (HEAD + '[["step","t",0,1,{},"1","2","",[["wait",0]]]]\n', "line 2 of"),
     ],
 )
 def test_a_file_of_others_is_refused_by_name(tmp_path: Path, text: str, why: str) -> None:
-    (tmp_path / "odd.json").write_text(text)
+    (tmp_path / "odd.trace").write_text(text)
     with pytest.raises(DamagedData, match=why) as caught:
         merge(files_in(tmp_path), tmp_path / MERGED)
-    assert "odd.json" in str(caught.value)
+    assert "odd.trace" in str(caught.value)
 
 
 def test_no_file_is_an_error(tmp_path: Path) -> None:

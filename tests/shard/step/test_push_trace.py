@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ps_protocol.tracing.merge import MERGED, merge
 from ps_protocol.tracing.trace_file import FileTracer
 from ps_server.consistency import WorkerKey
 from ps_server.shard.step.push_trace import ServedPush, cut
@@ -27,6 +28,15 @@ def tracer(tmp_path):
     tracer.close()
 
 
+def picture(tracer):
+    tracer.close()
+    target = tracer.path.with_name(MERGED)
+    merge([tracer.path], target)
+    events = read(target)
+    check(events)
+    return events
+
+
 def served(tracer):
     step = tracer.begin("step", "model m", 0, {})
     return ServedPush(tracer, step.traceparent, WorkerKey(3, 9), "m", 0, 1_000)
@@ -37,9 +47,7 @@ def test_an_update_after_the_answer_is_not_part_of_the_push(tracer):
     push.end("PENDING")
     push.logged(1, 2)
     push.applied(1, 2)
-    tracer.close()
-    events = read(tracer.path)
-    check(events)
+    events = picture(tracer)
     assert [event["name"] for event in spans(events)] == ["push", "receive"]
 
 
@@ -47,7 +55,6 @@ def test_a_push_that_is_never_answered_says_why(tracer):
     push = served(tracer)
     push.has_turn()
     push.end("not answered: the stream ended")
-    tracer.close()
-    (span,) = spans(read(tracer.path), "push")
+    (span,) = spans(picture(tracer), "push")
     assert span["args"]["outcome"] == "not answered: the stream ended"
     assert (span["args"]["rank"], span["args"]["shard"], span["args"]["model"]) == (3, 0, "m")
