@@ -251,7 +251,7 @@ class Cluster:
         self._models.pull()
 
     def report(self, **metrics: float | torch.Tensor) -> None:
-        """Show numbers such as ``loss=loss`` with this worker's progress. A tensor is read once a second at most."""
+        """Show numbers such as ``loss=loss`` with this worker's progress, and in TensorBoard with PS_TENSORBOARD."""
         plain: dict[str, float | torch.Tensor] = {}
         for name, value in metrics.items():
             if isinstance(value, torch.Tensor) and value.numel() == 1:
@@ -265,6 +265,7 @@ class Cluster:
                     actual=repr(value)[:80],
                 )
         self._session.progress.report(plain)
+        self._session.instruments.report(plain)
 
     def follow(self, model: Source, name: str = "model", *, min_interval_seconds: float = 1.0) -> Iterator[int]:
         """Keep ``model`` at the newest parameters: yields the step whenever there are newer ones.

@@ -48,6 +48,7 @@ def follow(session: Session, source: Source, name: str, min_interval_seconds: fl
             session.wait_hint(f"waiting for the initial values of model '{name}'")
         elif versions != seen:
             seen = follower.pull()
+            session.instruments.version = min(seen)
             yield min(seen)
         if finished:
             return

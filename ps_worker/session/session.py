@@ -21,10 +21,9 @@ from ps_protocol.errors import ConfigError, NotReady, Retryable, Unavailable
 from ps_protocol.logs import describe_process
 from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
 from ps_protocol.security.security import Security
-from ps_protocol.tracing.settings import make_tracer
-from ps_protocol.tracing.tracer import Tracer
 from ps_worker.session.config import TRANSPORTS, WorkerConfig
 from ps_worker.session.counters import WorkerCounters
+from ps_worker.session.instruments import Instruments
 from ps_worker.session.reporting import Progress, log, missing
 
 if TYPE_CHECKING:
@@ -63,8 +62,8 @@ class Session:
         self.sequences = itertools.count(1)
         #: Statistics and log messages of this worker.
         self.progress = Progress(membership.member)
-        #: Records the steps of this worker; None: tracing is off.
-        self.tracer: Tracer | None = None
+        #: Traces, and event files of TensorBoard.
+        self.instruments = Instruments()
         self._metrics: MetricsServer | None = None
 
     @classmethod
@@ -91,8 +90,7 @@ class Session:
                 role=config.role.value, worker=membership.member.index, incarnation=membership.member.incarnation
             )
             membership.subscribe(session._on_view)
-            if config.role is Role.WORKER:
-                session.tracer = make_tracer(os.environ, str(membership.member))
+            session.instruments.open(os.environ, membership.member)
             session._wait_until_started(deadline)
         except BaseException as error:
             session.leave(f"{type(error).__name__} while waiting for the cluster to be complete")
@@ -114,8 +112,7 @@ class Session:
             for channel in self._channels.values():
                 channel.close()
             self._client.close()
-            if self.tracer is not None:
-                self.tracer.close()
+            self.instruments.close()
             if self._metrics is not None:
                 self._metrics.close()
 

@@ -201,6 +201,7 @@ class StepPipeline:
             transferred_bytes=sum(answer.transferred_bytes for answer in answers),
             waited_seconds=max(answer.waited_seconds for answer in answers),
         )
+        self._session.instruments.version = summary.version
         self._session.record_step(None, summary.staleness, summary.transferred_bytes, summary.clock)
         return summary
 
@@ -278,6 +279,7 @@ class StepPipeline:
             self.streams.persistently(stream, stream.pull)
         self._flat.publish_parameters()
         self._flat.publish_buffers()
+        self._session.instruments.version = self.version
 
     def publish(self) -> None:
         """Make the parameters that exchanges have brought the model's."""

@@ -138,7 +138,7 @@ class RemoteModel:
             counters.ends(began, perf_counter())
 
     def _step_traced(self) -> None:
-        tracer = self._session.tracer
+        tracer = self._session.instruments.tracer
         if tracer is None:
             self._step(None)
             return

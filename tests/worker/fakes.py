@@ -21,12 +21,12 @@ from ps_protocol.model.layout import Layout, aligned
 from ps_protocol.model.spec import ALIGNMENT_BYTES, Consistency, Kind, Mode, ModelSpec, ShardMap, Slice
 from ps_protocol.rpc.channel import open_channel
 from ps_protocol.security.security import OFF
-from ps_protocol.tracing.tracer import Tracer
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire import convert_model
 from ps_protocol.wire.convert_errors import to_detail
 from ps_protocol.wire.convert_options import options_from_pb, row_options_from_pb
 from ps_worker.session.counters import WorkerCounters
+from ps_worker.session.instruments import Instruments
 
 CHUNK_BYTES = 1000
 
@@ -486,7 +486,7 @@ class FakeSession:
         self.security = OFF
         self.lowest = rank == 0
         self.lookahead = 0
-        self.tracer: Tracer | None = None
+        self.instruments = Instruments()
         self.counters = WorkerCounters()
         self.consistency = Consistency(Mode.SYNC)
         self.workers = [rank]
