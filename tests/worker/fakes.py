@@ -487,7 +487,6 @@ class FakeSession:
         self.lowest = rank == 0
         self.lookahead = 0
         self.instruments = Instruments()
-        self.security = OFF
         self.counters = WorkerCounters()
         self.consistency = Consistency(Mode.SYNC)
         self.workers = [rank]
