@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from ps_protocol.errors import InvalidRequest, PsError, Unauthenticated
+from ps_protocol.errors import InvalidRequest, Unauthenticated
 from ps_protocol.wire.carrier import PlainCarrier
 from ps_protocol.wire.socket_messages import LENGTH, STALL_SECONDS, checked_length, patiently
+from ps_protocol.wire.tls_errors import broken, reason_of, refusal
 
 CHUNK_BYTES = 256 << 10
 """Encrypted at a time, and received at a time: fits a core's cache."""
@@ -105,10 +106,10 @@ class TlsCarrier:
             done = False
         except ssl.SSLError as error:
             self._flush_now()  # the alert, which tells the peer why
-            raise _refusal(error, self._peer) or Unauthenticated(
+            raise refusal(error, self._peer) or Unauthenticated(
                 f"the TLS handshake with {self._peer} failed",
                 expected="TLS 1.3",
-                actual=_reason(error),
+                actual=reason_of(error),
                 remedy="see that both sides have a certificate of the same authority (--tls-ca, PS_TLS_CA)",
             ) from error
         self._flush_now()
@@ -218,7 +219,7 @@ class TlsCarrier:
             except ssl.SSLWantReadError:
                 return at or None
             except ssl.SSLError as error:
-                raise _refusal(error, self._peer) or _broken(error) from error
+                raise refusal(error, self._peer) or broken(error) from error
         return at
 
     def _encrypt(self, chunk: memoryview) -> None:
@@ -227,7 +228,7 @@ class TlsCarrier:
                 while len(chunk):
                     chunk = chunk[self._tls.write(chunk[:RECORD_BYTES]) :]
             except ssl.SSLError as error:
-                raise _broken(error) from error
+                raise broken(error) from error
 
     def _records(self) -> memoryview:
         """What is to be sent: what the socket did not take, else the newest."""
@@ -267,35 +268,3 @@ def _chunks(pieces: Sequence[memoryview | bytes]) -> Iterator[memoryview]:
 
 def _joined(parts: Sequence[memoryview]) -> memoryview:
     return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
-
-
-def _refusal(error: ssl.SSLError, peer: str) -> PsError | None:
-    """What the error says about certificates; None: nothing."""
-    reason = _reason(error)
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return Unauthenticated(
-            f"the certificate of {peer} is not accepted",
-            expected="a valid certificate of the authority in --tls-ca (PS_TLS_CA), for the address that is dialled",
-            actual=error.verify_message,
-            remedy="renew the certificate, or correct --tls-ca",
-        )
-    if "DID_NOT_RETURN_A_CERTIFICATE" in reason:
-        return Unauthenticated(
-            f"{peer} shows no certificate, and this side requires one",
-            remedy="give it --tls-cert and --tls-key (PS_TLS_CERT, PS_TLS_KEY)",
-        )
-    if "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
-        return Unauthenticated(
-            f"{peer} does not accept this side's certificate",
-            actual=reason,
-            remedy="see --tls-cert (PS_TLS_CERT) here and --tls-ca there",
-        )
-    return None
-
-
-def _broken(error: ssl.SSLError) -> ConnectionAbortedError:
-    return ConnectionAbortedError(f"the TLS connection broke: {_reason(error)}")
-
-
-def _reason(error: ssl.SSLError) -> str:
-    return error.reason or str(error)
