@@ -112,7 +112,7 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
             workers,
             view.consistency,
         )
-        metrics = _serve_metrics(config.metrics, driver, checkpoints, moves, security)
+        metrics = _serve_metrics(config.metrics, driver, checkpoints, moves, limit_counts, security)
         driver.metrics_url = metrics.url if metrics else ""
         page = serve_page(config.bind, config.page_port, recorder, security)
         if config.ready_file is not None:
@@ -143,11 +143,16 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
 
 
 def _serve_metrics(
-    config: MetricsConfig, driver: Driver, checkpoints: Checkpoints, moves: MoveRunner, security: Security
+    config: MetricsConfig,
+    driver: Driver,
+    checkpoints: Checkpoints,
+    moves: MoveRunner,
+    limits: LimitCounts,
+    security: Security,
 ) -> MetricsServer | None:
     """Serve the coordinator's metrics, and the addresses of all members' beside them. Raises ConfigError."""
     loop = asyncio.get_running_loop()
-    metrics = CoordinatorMetrics(driver, checkpoints, moves)
+    metrics = CoordinatorMetrics(driver, checkpoints, moves, limits)
     return serve_metrics(
         config,
         COORDINATOR.role,

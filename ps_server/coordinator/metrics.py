@@ -12,8 +12,10 @@ from ps_protocol.metrics.server import Target
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs.checkpoints import Checkpoints
 from ps_server.coordinator.jobs.move_runner import MoveRunner
+from ps_server.limits import LimitCounts
+from ps_server.serving.limit_metrics import SERVER, read_limits
 
-COORDINATOR = Catalogue("coordinator", "", COMMON)
+COORDINATOR = Catalogue("coordinator", "", COMMON, SERVER)
 
 JOB_INFO = COORDINATOR.gauge(
     "job_info", "Consistency mode of the job, and in full with its bounds; always 1.", "mode", "consistency"
@@ -61,7 +63,8 @@ LEASED_ITEMS = COORDINATOR.gauge("data_leased_items", "Items in these ranges.")
 class CoordinatorMetrics:
     """Reads the numbers of the coordinator. Called on its event loop."""
 
-    def __init__(self, driver: Driver, checkpoints: Checkpoints, moves: MoveRunner) -> None:
+    def __init__(self, driver: Driver, checkpoints: Checkpoints, moves: MoveRunner, limits: LimitCounts) -> None:
+        self._limits = limits
         self._driver = driver
         self._checkpoints = checkpoints
         self._moves = moves
@@ -70,6 +73,7 @@ class CoordinatorMetrics:
         """All numbers as they are now."""
         status = self._driver.status()
         yield from read_common()
+        yield from read_limits(self._limits)
         yield from _job(status)
         yield PHASE.of(self._driver.phase)
         yield from _members(status)

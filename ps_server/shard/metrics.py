@@ -8,6 +8,7 @@ from itertools import pairwise
 from ps_protocol.metrics.common import COMMON, read_common
 from ps_protocol.metrics.definition import Catalogue, HistogramValue, Sample
 from ps_server.consistency import FAILED, Verdict
+from ps_server.serving.limit_metrics import SERVER, read_limits
 from ps_server.shard.counters import Counters
 from ps_server.shard.durability.storage import Storage
 from ps_server.shard.executor import ShardExecutor
@@ -16,7 +17,7 @@ from ps_server.shard.service import ShardService
 from ps_server.shard.standby.log_feed import LogFeed
 from ps_server.shard.step.model import ShardModel
 
-SHARD = Catalogue("shard", "shard", COMMON)
+SHARD = Catalogue("shard", "shard", COMMON, SERVER)
 
 _STALENESS = (0.0, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0, 34.0, 62.0)
 
@@ -105,6 +106,7 @@ class ShardMetrics:
     def read(self) -> Iterator[Sample]:
         """All numbers as they are now."""
         yield from read_common()
+        yield from read_limits(self._registry.context.limit_counts)
         yield SERVING.of(self.serving)
         yield from self._traffic()
         for model in self._registry.models:

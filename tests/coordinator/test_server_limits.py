@@ -17,6 +17,7 @@ from ps_protocol.rpc.channel import open_channel
 from ps_protocol.rpc.client_errors import translate
 from ps_server.limits import CALLS, LIMITS, PEER_CALLS, LimitCounts, ServerLimits, SharedLimit, host_of
 from ps_server.serving import grpc_server
+from ps_server.serving.limit_metrics import read_limits
 from tests.support.loops import LoopThread
 from tests.support.shards import wait_until
 
@@ -144,6 +145,13 @@ def test_one_host_gets_its_share_and_no_more():
     share.take("c", "calls", ("--all", "--one"))
     assert dict(counts.counts) == {**dict.fromkeys(LIMITS, 0), CALLS: 1, PEER_CALLS: 1}
     assert share.used == 3
+
+
+def test_the_metric_has_a_sample_of_every_limit():
+    counts = LimitCounts()
+    counts.add(PEER_CALLS)
+    found = {sample.labels: sample.value for sample in read_limits(counts)}
+    assert found == {(limit,): int(limit == PEER_CALLS) for limit in LIMITS}
 
 
 @pytest.mark.parametrize(

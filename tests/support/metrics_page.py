@@ -8,12 +8,13 @@ from pathlib import Path
 from ps_protocol.metrics.common import COMMON
 from ps_protocol.metrics.definition import Catalogue, Metric
 from ps_server.coordinator.metrics import COORDINATOR
+from ps_server.serving.limit_metrics import SERVER
 from ps_server.shard.metrics import SHARD
 from ps_worker.session.metrics import WORKER
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
-CATALOGUES = (COMMON, COORDINATOR, SHARD, WORKER)
+CATALOGUES = (COMMON, SERVER, COORDINATOR, SHARD, WORKER)
 
 _INTRODUCTION = """\
 # Metrics
@@ -53,6 +54,7 @@ This page is written by `make metrics-page` from the definitions in the code.
 
 _TITLES = {
     "process": ("Every process", ""),
+    "server": ("Coordinator and shards", ""),
     "coordinator": ("Coordinator", ""),
     "shard": ("Shards", "Each has the label `shard` as well. A standby has the number of the shard that it follows."),
     "worker": ("Workers and evaluators", "Each has the label `worker` as well: the rank."),
