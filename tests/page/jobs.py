@@ -22,12 +22,12 @@ from tests.support.loops import LoopThread
 
 
 class PagedCoordinator:
-    """``settings`` are those of ClusterSettings. Its members are the test's own."""
+    """``settings`` are those of ClusterSettings. Its members are the test's own, and live without heartbeats."""
 
     def __init__(self, loop: LoopThread, security: Security, **settings: Any) -> None:
         self._loop = loop
         self._security = security
-        self._settings = ClusterSettings(**{"heartbeat_seconds": 0.1, **settings})
+        self._settings = ClusterSettings(**{"heartbeat_seconds": 0.1, "lease_seconds": 600, **settings})
         self._ports = (0, 0)
         self._server: grpc_server.RunningServer | None = None
         self._recording: asyncio.Task[None] | None = None
@@ -73,6 +73,13 @@ class PagedCoordinator:
         with CoordinatorClient(self.address) as client:
             address = f"127.0.0.1:{7000 + index}" if role is Role.SHARD else ""
             return client.join(JoinSpec(role, index, address), f"{role.value} {index} {self.address}")
+
+    def connect_and_vanish(self, joined: Joined) -> None:
+        """The connection of this member begins and ends, as that of a process that is killed."""
+        with CoordinatorClient(self.address) as client:
+            stream = client.watch(member=joined.member)
+            next(iter(stream))
+            stream.cancel()
 
     def set_mode(self, consistency: Consistency) -> None:
         with CoordinatorClient(self.address) as client:
