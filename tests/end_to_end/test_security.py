@@ -75,7 +75,7 @@ def test_slices_move_and_rest_in_a_checkpoint(lab, tmp_path):
 
 def refusal(client: CoordinatorClient, role: Role = Role.WORKER, index: int | None = None) -> str:
     with pytest.raises((Unauthenticated, PermissionDenied)) as caught:
-        Membership.join(client, JoinSpec(role, index), 20.0)
+        Membership.join(client, JoinSpec(role, index), 90.0)
     return str(caught.value)
 
 
@@ -196,17 +196,37 @@ def test_a_member_speaks_for_itself_alone(lab):
             client.barrier(two.member, 0, 0.0)
 
 
-def test_tokens_alone_guard_a_job_on_loopback(lab):
-    """Without TLS: beyond loopback a server refuses to start so."""
-    with running_job(shards=1, workers=1, lab=WithoutTls(lab.path)) as job:
-        train(job, transport="bulk")
-        with CoordinatorClient(job.address) as client:
-            assert "no token" in refusal(client)
-
-
 class WithoutTls(CertificateFolder):
+    """Tokens alone: beyond loopback a server refuses to start so."""
+
     def settings(self, name, **named):
         return replace(super().settings(name, **named), tls_cert=None, tls_key=None, tls_ca=None, require_client=False)
+
+
+class WithoutClientCertificates(CertificateFolder):
+    """Servers show certificates, everybody else tokens."""
+
+    def settings(self, name, **named):
+        settings = replace(super().settings(name, **named), require_client=False)
+        return replace(settings, tls_cert=None, tls_key=None) if named.get("role") else settings
+
+
+class WithoutTokens(CertificateFolder):
+    """Certificates alone."""
+
+    def settings(self, name, **named):
+        return replace(super().settings(name, **named), token_file=None)
+
+
+@pytest.mark.parametrize("kind", [WithoutTls, WithoutClientCertificates, WithoutTokens])
+def test_each_way_to_prove_a_role_is_enough(lab, kind):
+    with running_job(shards=1, workers=1, lab=kind(lab.path)) as job:
+        train(job, transport="bulk")
+        with CoordinatorClient(
+            job.address, OFF if kind is WithoutTls else Security(SecuritySettings(tls_ca=lab.authority_file), WORKER)
+        ) as client:
+            refused = refusal(client)
+        assert "no token" in refused or "does not accept the certificate of this process" in refused
 
 
 def test_a_session_is_left_open_to_nobody(lab):

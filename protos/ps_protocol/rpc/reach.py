@@ -12,6 +12,9 @@ from ps_protocol.security.security import OFF, Security
 PROBE_SECONDS = 1.0
 """How long one try to connect takes at most."""
 
+TLS_SECONDS = 5.0
+"""How long a handshake may take at least, where this process speaks TLS."""
+
 
 class UnknownHost(Unavailable):
     """No host has this name, as far as this machine can tell."""
@@ -29,7 +32,9 @@ def why_unreachable(
         seconds = max(timeout_seconds, 0.01)
         with socket.create_connection((host, port), timeout=seconds):
             pass
-        if refusal := TlsProbe(host, port, seconds, peer, security).why_refused():
+        if refusal := TlsProbe(
+            host, port, max(seconds, TLS_SECONDS) if security.tls else seconds, peer, security
+        ).why_refused():
             return refusal
     except ConfigError as error:
         return Unavailable(error.message, expected=error.expected, actual=error.actual, remedy=error.remedy)

@@ -1,8 +1,12 @@
 """psctl with certificates and tokens: makes them, uses them, and says what is missing."""
 
+from functools import partial
+
 import pytest
 from click.testing import CliRunner
 
+from ps_protocol.client import connection
+from ps_protocol.rpc.reach import why_unreachable
 from ps_server.certs.folder import CertificateFolder
 from ps_server.cli.psctl import main
 from tests.support.certificates import made_folder
@@ -68,7 +72,9 @@ def test_status_is_for_every_role_and_the_mode_for_admins(secured):
             assert "SetConsistency needs the role admin" in changed.output
 
 
-def test_what_is_missing_is_said_in_one_line(secured):
+def test_what_is_missing_is_said_in_one_line(secured, monkeypatch):
+    # A busy machine answers late.
+    monkeypatch.setattr(connection, "why_unreachable", partial(why_unreachable, timeout_seconds=60.0))
     job, folder = secured
     at = ("--coordinator", job.address)
     bare = psctl("status", *at)
