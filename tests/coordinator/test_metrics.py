@@ -22,6 +22,7 @@ from ps_server.coordinator.jobs.move_runner import MoveRunner
 from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.metrics import CoordinatorMetrics, targets
 from ps_server.coordinator.settings import ClusterSettings
+from ps_server.limits import LimitCounts
 
 Found = dict[tuple[str, ...], float]
 
@@ -34,7 +35,9 @@ class Job:
         settings = ClusterSettings(expected_workers=2, lease_seconds=5.0)
         self.driver = Driver(settings, lambda: self.now)
         checkpoints = Checkpoints(self.driver, CheckpointConfig())
-        self.metrics = CoordinatorMetrics(self.driver, checkpoints, MoveRunner(self.driver, checkpoints.busy))
+        moves = MoveRunner(self.driver, checkpoints.busy)
+        self.limits = LimitCounts()
+        self.metrics = CoordinatorMetrics(self.driver, checkpoints, moves, self.limits)
 
     def read(self) -> Found:
         """By name without prefix and by labels; of a histogram the sum."""
