@@ -65,6 +65,8 @@ class Judge:
             self.fail(f"shard {number} restored version {version} with values {value} instead of {expected}")
         self._forget_behind(truth, version)
         self._begin_life(truth)
+        # A snapshot remembers rounds of skipped pushes alone, which are in no log.
+        truth.last_round = max(truth.last_round, min(tracker.applied, truth.furthest_round))
 
     def restored_nothing(self, number: int, disk: str) -> None:
         """An empty disk: nothing was acknowledged before."""
@@ -157,6 +159,7 @@ class Judge:
         if position <= truth.last_round:
             self.fail(f"shard {truth.number}: the round of {position} comes after that of {truth.last_round}")
         truth.last_round = position
+        truth.furthest_round = max(truth.furthest_round, position)
         if truth.mode.mode is Mode.SYNC:
             missing = truth.clocks.below(position)
             if missing > truth.mode.backup:

@@ -77,6 +77,8 @@ class ShardTruth:
     #: No push was accepted, in this life or in what it restored.
     untouched: bool = True
     last_round: Position = START
+    #: The last round that any process of the shard has decided.
+    furthest_round: Position = START
     #: Highest position each life of a worker was ever accepted or placed at.
     reached: dict[tuple[int, int], Position] = field(default_factory=dict)
     verdicts: dict[Name, Verdict] = field(default_factory=dict)
