@@ -6,6 +6,7 @@ import queue
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import grpc
 import numpy as np
 
 from ps_protocol.cluster.view import ClusterStatus, ClusterView, Member, Role
@@ -13,6 +14,7 @@ from ps_protocol.errors import Unavailable, UnknownModel
 from ps_protocol.feed.cursor import Cursor
 from ps_protocol.feed.reader import Change, Following, TableFeed
 from ps_protocol.model.spec import ShardMap
+from ps_protocol.rpc.channel import open_channel
 from ps_worker.table_feed.table_copy import TableCopy
 from tests.shard.reshard.moving import Job
 
@@ -54,6 +56,9 @@ class FakeCoordinator:
         if model not in self.job.maps:
             raise UnknownModel(f"no model '{model}'")
         return self.job.maps[model]
+
+    def open_shard(self, address: str) -> grpc.Channel:
+        return open_channel(address)
 
     def watch(self) -> Views:
         views = Views()
