@@ -99,6 +99,12 @@ TRIGGERS: tuple[tuple[str, dict[str, Option]], ...] = (
 )
 
 
+def test_a_number_whose_square_is_too_large_for_float16_is_refused() -> None:
+    check_model(spec_of("Adafactor", (DType.FLOAT32,), [{"lr": 0.1, "eps": [6e4, 1e-3]}]))
+    with pytest.raises(UnsupportedOptimizer, match="'eps'"):
+        check_model(spec_of("Adafactor", (DType.FLOAT16,), [{"lr": 0.1, "eps": [6e4, 1e-3]}]))
+
+
 @pytest.mark.parametrize(("name", "options"), TRIGGERS, ids=case_id)
 def test_a_value_out_of_range_is_refused_where_a_model_is_declared(name: str, options: dict[str, Option]) -> None:
     fine = spec_of(name, (DType.FLOAT32,), [{"lr": 0.1}, {"lr": 0.1}])

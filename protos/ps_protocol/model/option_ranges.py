@@ -121,7 +121,7 @@ _OWN: Mapping[str, Mapping[str, _Range]] = {
     "Adadelta": {"rho": _SHARE},
     "Adafactor": {
         "beta2_decay": _Number(-LARGEST, 0, scalar=True),
-        "eps": _List((_Or(_POSITIVE), _POSITIVE)),
+        "eps": _List((_Or(_Number(0, half=250)), _POSITIVE)),  # the first is squared
         "d": _Number(1),
     },
     "Adagrad": {"lr_decay": _POSITIVE, "initial_accumulator_value": _POSITIVE},
