@@ -32,11 +32,13 @@ def unknown_process(monkeypatch):
     """A process that has said nothing of itself, and changes to the log that end with the test."""
     monkeypatch.setattr(logs, "_process", dict.fromkeys(FACTS))
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    for name in ("ps_worker", "ps_protocol"):
-        logger = logging.getLogger(name)
-        monkeypatch.setattr(logger, "handlers", list(logger.handlers))
-        monkeypatch.setattr(logger, "propagate", logger.propagate)
-        monkeypatch.setattr(logger, "level", logger.level)
+    loggers = [logging.getLogger(name) for name in ("ps_worker", "ps_protocol")]
+    before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
+    yield
+    for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
+        # Clears what loggers remember of their levels, too.
+        logger.setLevel(level)
 
 
 def record(message, *values, level=logging.INFO, trace=None, **more):
