@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
 
 from ps_protocol.cluster.history import JobHistory
 from ps_server.page.messages import PageState, Viewer
@@ -70,14 +69,18 @@ class Broadcast:
         self._news.set()
 
     async def _look(self) -> None:
+        answers = True
         while True:
             try:
-                history = await asyncio.wait_for(self._source(), ANSWER_SECONDS)
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    history = await self._source()
             except TimeoutError:
-                logger.warning("the coordinator does not answer its page")
-                continue
-            self._state = PageState.of(history)
-            news, self._news = self._news, asyncio.Event()
-            news.set()
-            with suppress(TimeoutError):
-                await asyncio.sleep(TICK_SECONDS)
+                if answers:
+                    logger.warning("the coordinator does not answer its page")
+                answers = False
+            else:
+                answers = True
+                self._state = PageState.of(history)
+                news, self._news = self._news, asyncio.Event()
+                news.set()
+            await asyncio.sleep(TICK_SECONDS)

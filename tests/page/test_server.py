@@ -91,6 +91,24 @@ def test_nothing_is_asked_of_the_coordinator_while_nobody_looks() -> None:
         page.close()
 
 
+def test_a_coordinator_that_does_not_answer_is_asked_again_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[int] = []
+
+    async def source() -> Any:
+        asked.append(1)
+        raise TimeoutError
+
+    page = PageServer("127.0.0.1", 0, source, Security.off())
+    try:
+        with httpx.stream("GET", page.url + "events"):
+            wait_until(lambda: len(asked) > 2)
+    finally:
+        page.close()
+    assert [record.getMessage() for record in caplog.records if "does not answer" in record.getMessage()] == [
+        "the coordinator does not answer its page"
+    ]
+
+
 def test_a_page_of_another_site_cannot_read_this_one_by_a_name_of_its_own() -> None:
     with running_page() as job:
         port = job.url.rstrip("/").rpartition(":")[2]
