@@ -10,7 +10,7 @@ import statistics
 import time
 
 from ps_protocol.metrics.histogram import Histogram
-from ps_worker.session.counters import WaitReason, WorkerCounters
+from ps_worker.session.reporting import WaitReason, WorkerCounters
 
 STEPS = 100_000
 BLOCKS = 9

@@ -22,9 +22,8 @@ from ps_protocol.logs import describe_process
 from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
 from ps_protocol.security.security import Security
 from ps_worker.session.config import TRANSPORTS, WorkerConfig
-from ps_worker.session.counters import WorkerCounters
 from ps_worker.session.instruments import Instruments
-from ps_worker.session.reporting import Progress, log, missing
+from ps_worker.session.reporting import Progress, WorkerCounters, log, missing
 
 if TYPE_CHECKING:
     from ps_protocol.metrics.server import MetricsServer

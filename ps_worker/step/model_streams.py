@@ -18,7 +18,7 @@ from ps_worker.memory.plan import FlatPlan
 from ps_worker.model.optimizer_state import join_state, split_state
 from ps_worker.model.unused_options import UnusedOptions
 from ps_worker.session.backoff import Backoff
-from ps_worker.session.counters import WaitReason
+from ps_worker.session.reporting import WaitReason
 from ps_worker.session.session import Session
 from ps_worker.step.gradients import GradientBuffers
 from ps_worker.step.shard_stream import ShardStream

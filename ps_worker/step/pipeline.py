@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 from ps_protocol.errors import ModelMoved, StorageFull
 from ps_protocol.model.layout import Range
-from ps_protocol.model.spec import ShardMap
+from ps_protocol.model.spec import Mode, ShardMap
 from ps_protocol.tracing.tracer import Attributes
 from ps_worker.memory.flat import FlatModel
 from ps_worker.model.optimizer_state import join_state, split_state
-from ps_worker.session.counters import WaitReason
+from ps_worker.session.reporting import WaitReason
 from ps_worker.session.session import Session
 from ps_worker.step.first_values import INITIAL_TIMEOUT_SECONDS, FirstValues
 from ps_worker.step.gradients import GradientBuffers
@@ -27,6 +27,9 @@ from ps_worker.tables.initial import InitialRows
 from ps_worker.tables.lookup import Lookup, Position
 
 T = TypeVar("T")
+
+_OTHERS = {mode: WaitReason.ROUND if mode.collects else WaitReason.BOUND for mode in Mode}
+"""What a step of each mode waits for when it waits for other workers."""
 
 RECONNECT_TIMEOUT_SECONDS = 60.0
 """How long a shard may be away before a step gives up."""
@@ -161,7 +164,7 @@ class StepPipeline:
             time.perf_counter() - began,
             max(answer.waited_seconds for answer in found),
             counters.waits[WaitReason.RECONNECT] - reconnecting,
-            WaitReason.ROUND if self._session.consistency.mode.collects else WaitReason.BOUND,
+            _OTHERS[self._session.consistency.mode],
         )
         return found
 
@@ -201,7 +204,7 @@ class StepPipeline:
             transferred_bytes=sum(answer.transferred_bytes for answer in answers),
             waited_seconds=max(answer.waited_seconds for answer in answers),
         )
-        self._session.instruments.version = summary.version
+        self._session.instruments.version = self.version
         self._session.record_step(None, summary.staleness, summary.transferred_bytes, summary.clock)
         return summary
 

@@ -11,7 +11,7 @@ from ps_server.shard.access.fence import Fence
 from ps_server.shard.models import Registry
 from ps_server.shard.step import stream as step_stream
 from ps_server.shard.step.model import ShardModel
-from ps_server.shard.step.payload_codec import StreamCodec
+from ps_server.shard.step.push_reader import StreamCodec
 from ps_server.shard.step.stream import StepStream
 from ps_server.shard.step.values import ModelValues
 from ps_server.state.region import Region

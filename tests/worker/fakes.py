@@ -25,8 +25,8 @@ from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire import convert_model
 from ps_protocol.wire.convert_errors import to_detail
 from ps_protocol.wire.convert_options import options_from_pb, row_options_from_pb
-from ps_worker.session.counters import WorkerCounters
 from ps_worker.session.instruments import Instruments
+from ps_worker.session.reporting import WorkerCounters
 
 CHUNK_BYTES = 1000
 

@@ -1,24 +1,28 @@
-"""Reads the pushes of one stream: checks each header, and receives its payload into a region."""
+"""The payloads of one stream: reads its pushes into regions, and encodes and decodes its wire format."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from ps_protocol.cluster.requests import PushHeader, StageRequest
 from ps_protocol.errors import InvalidRequest
-from ps_protocol.model.layout import Range, subtract
+from ps_protocol.model.layout import Indexes, Layout, Range, subtract
 from ps_protocol.model.spec import Options
 from ps_protocol.model.tables import RowOptions
+from ps_protocol.wire.codecs import PayloadCodec, Reference, payload_runs
+from ps_protocol.wire.formats import Wire
 from ps_server.consistency import Position, PushInfo, WorkerKey
 from ps_server.shard.counters import Counters
+from ps_server.shard.executor import INLINE_BYTES
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.options import merge_options, merge_row_options
-from ps_server.shard.step.payload_codec import StreamCodec
 from ps_server.shard.step.push import IncomingPush
 from ps_server.shard.step.pushed_rows import PushedRows, announced
 from ps_server.shard.step.staging import Staging
+from ps_server.shard.tasks import in_thread
 from ps_server.shard.transport.base import ServerTransport, scatter
 from ps_server.state.region import Region
 
@@ -26,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 REPLY_SECONDS = 1.0
 """How long a push waits for the reply before it to be sent."""
+
+_CACHED_PATTERNS = 8
 
 
 class PushReader:
@@ -179,3 +185,61 @@ class PushReader:
         encoded = self._codec.buffer(push.absent, buffers=push.with_buffers)
         await self.receive(inline, [encoded, *rows])
         await self._codec.decode(encoded, region, push.absent, buffers=push.with_buffers)
+
+
+class StreamCodec:
+    """Belongs to one stream, used by its reader and its writer, one of each at a time.
+
+    Large payloads are worked on in threads, small ones at once. Formats that keep errors send parameters as differences
+    to what the worker has; the first payload is raw.
+    """
+
+    def __init__(self, wire: Wire, layout: Layout) -> None:
+        self._is_small = layout.region_bytes < INLINE_BYTES
+        self._incoming = PayloadCodec(wire)
+        self._reference = Reference(PayloadCodec(wire), layout)
+        self._received = memoryview(bytearray())
+        self._sent = memoryview(bytearray())
+        #: By absent slices, and whether with buffers.
+        self._runs = lru_cache(_CACHED_PATTERNS)(lambda absent, buffers: payload_runs(layout, absent, buffers=buffers))
+
+    @property
+    def keeps_error(self) -> bool:
+        """Whether what a payload leaves out of a slice comes with later ones."""
+        return self._reference.payload.keeps_error
+
+    @property
+    def needs_raw(self) -> bool:
+        """Whether the next payload holds all bytes of the region, as they are."""
+        return self._reference.needs_raw
+
+    def buffer(self, absent: Indexes, *, buffers: bool) -> memoryview:
+        """Where the payload of a push without the slices ``absent`` goes; valid until the next call."""
+        size = self._incoming.encoded_bytes(self._runs(absent, buffers))
+        if size > len(self._received):
+            self._received = memoryview(bytearray(size))
+        return self._received[:size]
+
+    async def decode(self, data: memoryview, region: Region, absent: Indexes, *, buffers: bool) -> None:
+        """Write what ``data`` stands for to ``region``. Raises InvalidRequest; nothing has been written then."""
+        runs = self._runs(absent, buffers)
+        await self._do(lambda: self._incoming.decode(data, runs, region.data))
+
+    async def encode(self, absent: Indexes, region: Region, *, buffers: bool) -> memoryview | None:
+        """The parameters without the slices ``absent``, valid until the next call; None: send the region's bytes."""
+        if self._reference.needs_raw:
+            await self._do(lambda: self._reference.reset(region.data))
+            return None
+        runs = self._runs(absent, buffers)
+        size = self._reference.payload.encoded_bytes(runs)
+        if size > len(self._sent):
+            self._sent = memoryview(bytearray(size))
+        data = self._sent[:size]
+        await self._do(lambda: self._reference.encode(region.data, runs, data))
+        return data
+
+    async def _do(self, work: Callable[[], None]) -> None:
+        if self._is_small:
+            work()
+        else:
+            await in_thread(work)

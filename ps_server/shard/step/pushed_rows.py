@@ -13,6 +13,7 @@ from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import NonFinite
 from ps_protocol.model.tables import Ids, RowCount, RowOptions
 from ps_server import tables as row_tables
+from ps_server.consistency import Position
 from ps_server.tables.step import RowStep
 
 MAX_ROWS_BYTES = 1 << 30
@@ -149,6 +150,16 @@ class WantedRows:
     buffer: memoryview
     #: Bytes of the rows.
     rows_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedLookup:
+    """What is still to be sent to a worker that asked for rows."""
+
+    number: int
+    wanted: WantedRows
+    #: Where the worker stands before the push that the rows are for; None: in every mode, at once.
+    position: Position | None
 
 
 def wanted(tables: Iterable[RowCount], layout: Layout) -> WantedRows:

@@ -27,13 +27,11 @@ from ps_server.consistency import LIMIT, Position, PushInfo, Verdict, WorkerKey
 from ps_server.shard.answer_budget import AnswerBudget
 from ps_server.shard.counters import Counters
 from ps_server.shard.step.model import ShardModel
-from ps_server.shard.step.payload_codec import StreamCodec
 from ps_server.shard.step.published import Published, UnchangedSlices
 from ps_server.shard.step.push import IncomingPush
-from ps_server.shard.step.push_answers import answer_to, settled_answer, tell_skipped
-from ps_server.shard.step.push_reader import PushReader
+from ps_server.shard.step.push_reader import PushReader, StreamCodec
 from ps_server.shard.step.push_trace import ServedPush
-from ps_server.shard.step.pushed_rows import WantedRows, wanted
+from ps_server.shard.step.pushed_rows import RequestedLookup, wanted
 from ps_server.shard.tasks import run_together
 from ps_server.shard.transport.base import ServerTransport
 
@@ -47,20 +45,19 @@ PIPELINE_DEPTH = 4
 
 _MAX_PHASE = LIMIT - 1
 
+_OUTCOMES = {
+    Verdict.APPLY: "APPLIED",
+    Verdict.HOLD: "APPLIED",
+    Verdict.DUPLICATE: "DUPLICATE",
+    Verdict.LATE: "LATE",
+    Verdict.STALE: "STALE",
+    Verdict.SKIP: "SKIPPED",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
     """What the writer still has to send to a worker that asked for the newest parameters."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestedLookup:
-    """What the writer still has to send to a worker that asked for rows."""
-
-    number: int
-    wanted: WantedRows
-    #: Where the worker stands before the push that the rows are for; None: in every mode, at once.
-    position: Position | None
 
 
 class StepStream:
@@ -318,3 +315,34 @@ async def send_published(
         ranges = model.layout.ranges_without(absent, buffers)
         await transport.send_parameters(answer, published.region, ranges)
     counters.traffic[transport.kind].sent += answer.payload_bytes
+
+
+def answer_to(push: IncomingPush, model: ShardModel) -> StepAnswer:
+    """The answer to one push, without parameters."""
+    info, decision, tracker = push.info, push.decision, model.tracker
+    answer = StepAnswer(info.sequence, "REFUSED", tracker.version, clock=info.position.clock, error=push.error)
+    if decision is None:
+        return answer
+    answer.outcome = _OUTCOMES[decision.verdict]
+    answer.staleness = model.staleness.get(info.worker.rank, 0)
+    if decision.verdict is Verdict.HOLD and not tracker.may_pull(info.position):
+        answer.outcome = "PENDING"
+    if decision.verdict is Verdict.LATE:
+        answer.clock = tracker.resume(info.position).clock
+    return answer
+
+
+def settled_answer(push: IncomingPush, model: ShardModel) -> StepAnswer:
+    """The answer to one push once everything decided has been done."""
+    answer = answer_to(push, model)
+    if push.decision is not None:
+        tell_skipped(answer, push.info, model)
+    return answer
+
+
+def tell_skipped(answer: StepAnswer, info: PushInfo, model: ShardModel) -> bool:
+    """Say in ``answer`` that the step of this push raised, if it did; whether it did."""
+    error = model.skipped(info)
+    if error is not None:
+        answer.outcome, answer.error = "SKIPPED", error
+    return error is not None

@@ -12,9 +12,8 @@ from ps_protocol.errors import ConfigError, NonFiniteGradient
 from ps_protocol.metrics.definition import HistogramValue
 from ps_worker.optimizer import PsOptimizer, declare_optimizer
 from ps_worker.session.config import WorkerConfig
-from ps_worker.session.counters import WaitReason, WorkerCounters
 from ps_worker.session.metrics import WORKER, read_worker, start_server
-from ps_worker.session.reporting import Progress
+from ps_worker.session.reporting import Progress, WaitReason, WorkerCounters
 from tests.worker.fakes import FakeSession, job
 
 
