@@ -147,15 +147,14 @@ class ShardService:
                 transport = await until(ended, offer.chosen(anchor))
             except ConnectionError:
                 return
-            answers, keeps = self._registry.context.answers, request.keeps_slices
             stream = StepStream(
                 transport,
                 model,
                 worker,
                 self._counters,
                 request.wire,
-                keeps_slices=keeps,
-                answers=answers,
+                keeps_slices=request.keeps_slices,
+                answers=self._registry.context.answers,
                 tracer=self._registry.context.tracer,
             )
             # Over shared memory a worker's gradients are in a segment of its own.
