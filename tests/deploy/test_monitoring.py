@@ -151,7 +151,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
         running.start(
             "coordinator",
             *(*module, "ps_server.coordinator.main", "--port", "0", "--ready-file", str(ready)),
-            *("--shards", "2", "--workers", "2", "--mode", "sync", "--lease-seconds", "4"),
+            *("--shards", "2", "--workers", "2", "--mode", "sync", "--lease-seconds", "10"),
             *("--checkpoint-dir", str(folder / "checkpoints"), "--checkpoint-seconds", "2"),
         )
         running.wait("the coordinator", ready.exists)
