@@ -108,7 +108,7 @@ class Files:
         return os.fdopen(descriptor, *arguments, **keywords)
 
     def memfd_create(self, name: str, flags: int = 0) -> int:
-        """As ``os.memfd_create``; what it returns is closed whoever lives."""
+        """As ``os.memfd_create``; what it returns is closed also after its process has ended."""
         descriptor = os.memfd_create(name, flags)
         self._memory.add(descriptor)
         return descriptor

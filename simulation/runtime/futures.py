@@ -45,7 +45,7 @@ def _call(future: Future, function: Callable[..., Any], arguments: tuple[Any, ..
         return
     try:
         result = function(*arguments)
-    except Exception as error:  # noqa: BLE001 -- it belongs to whoever waits
+    except Exception as error:  # noqa: BLE001 -- it is raised where it is waited for
         future.set_exception(error)
     else:
         future.set_result(result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -28,7 +29,7 @@ class _Future(asyncio.Future[Any]):
         return self._number
 
 
-class EventLoop:
+class EventLoop(abc.ABC):
     """The methods that tasks, futures and coroutines call; callbacks stay in the process that scheduled them."""
 
     def __init__(self) -> None:
@@ -38,15 +39,15 @@ class EventLoop:
         self._ready: deque[Handle] = deque()
         self._numbered = 0
 
+    @abc.abstractmethod
     def schedule(
         self, seconds: float, process: Process | None, callback: Callable[..., object], *arguments: Any
     ) -> Handle:
         """See Kernel."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def say(self, *parts: Any) -> None:
         """See Kernel."""
-        raise NotImplementedError
 
     def time(self) -> float:
         """Virtual seconds."""

@@ -43,7 +43,7 @@ def test_a_tracker_that_forgets_sequences_at_a_restart_applies_a_push_twice(monk
     assert shown("twice", SEEDS, consistency=Consistency(Mode.ASYNC), faults=faults, **fixed)
 
 
-def test_a_memento_with_held_pushes_loses_them(monkeypatch):
+def test_persisted_state_that_counts_held_pushes_loses_them(monkeypatch):
     push = Tracker.push
 
     def keeping(self, info):

@@ -142,7 +142,7 @@ def test_a_stream_that_may_not_open_says_so_whatever_the_transport(transport):
             Line(shard, model, transport, rank=7)
 
 
-def test_a_stream_falls_back_anew_each_time_it_is_opened(monkeypatch):
+def test_a_stream_falls_back_each_time_it_is_opened(monkeypatch):
     with running_shard() as shard:
         model, _ = begin(shard, *LARGE)
         for attempt in range(3):

@@ -78,7 +78,7 @@ def open_channel(
 
 
 OpenChannel = Callable[[str], grpc.aio.Channel]
-"""Opens a channel to an address, with the credentials of whoever gave it."""
+"""Opens a channel to an address, with the credentials of the process that made this."""
 
 
 def open_async_channel(

@@ -38,7 +38,7 @@ def check_bind(settings: SecuritySettings, host: str, what: str) -> None:
         return
     if settings.insecure:
         logger.warning(
-            "%s listens on %s without %s: whoever reaches it may join, read and change the job (--insecure)",
+            "%s listens on %s without %s: everybody who reaches it may join, read and change the job (--insecure)",
             what,
             host or "all addresses",
             " and ".join(missing),

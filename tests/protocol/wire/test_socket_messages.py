@@ -372,7 +372,7 @@ def test_a_peer_that_closes_instead_of_a_head_is_noticed(sent: int, text: str):
 
 
 @both_kinds
-def test_whoever_sends_to_a_peer_that_is_gone_is_told(kind: str):
+def test_a_sender_to_a_peer_that_is_gone_is_told(kind: str):
     with pair(kind=kind) as (one, other):
         other.close()
         with pytest.raises(ConnectionError):
