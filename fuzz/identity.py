@@ -10,8 +10,8 @@ import grpc
 from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.model.layout import Layout
 from ps_protocol.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc, shard_pb2, shard_pb2_grpc
-from ps_protocol.wire.convert_model import shard_map_from_pb
-from ps_protocol.wire.convert_options import options_to_pb
+from ps_protocol.wire.convert.model import shard_map_from_pb
+from ps_protocol.wire.convert.options import options_to_pb
 
 MODEL = "target"
 TABLE = "attacked-rows"

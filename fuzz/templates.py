@@ -11,7 +11,7 @@ from fuzz.identity import MODEL, Identity, spec
 from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.v1 import coordinator_pb2 as control
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.wire.convert_options import options_to_pb
+from ps_protocol.wire.convert.options import options_to_pb
 
 _IDS = np.arange(5, dtype=np.int64).tobytes()
 _ROWS = np.ones((5, 4), np.float32).tobytes()

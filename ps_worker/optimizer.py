@@ -12,7 +12,7 @@ import torch
 
 from ps_protocol.errors import ConfigError, UnsupportedOptimizer
 from ps_protocol.model.spec import Buffers, Options
-from ps_protocol.wire.convert_options import changed_options
+from ps_protocol.wire.convert.options import changed_options
 from ps_worker.model.bindings import Source
 from ps_worker.model.declare import Declaration, build_spec, group_options
 from ps_worker.model.remote_state import StateOnShards

@@ -15,10 +15,10 @@ from ps_protocol.errors import InvalidRequest
 from ps_protocol.text import printable
 from ps_protocol.v1 import common_pb2, coordinator_pb2_grpc
 from ps_protocol.v1 import coordinator_pb2 as pb
-from ps_protocol.wire import convert_cluster as convert
-from ps_protocol.wire.convert_history import history_to_pb
-from ps_protocol.wire.convert_leases import answer_to_pb, ask_from_pb
-from ps_protocol.wire.convert_model import consistency_from_pb
+from ps_protocol.wire.convert import cluster as convert
+from ps_protocol.wire.convert.history import history_to_pb
+from ps_protocol.wire.convert.leases import answer_to_pb, ask_from_pb
+from ps_protocol.wire.convert.model import consistency_from_pb
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.history.recorder import JobRecorder

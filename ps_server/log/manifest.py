@@ -14,8 +14,8 @@ from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.payload_headers import StateHeader
 from ps_protocol.model.spec import ShardMap
 from ps_protocol.v1 import shard_pb2
-from ps_protocol.wire import convert_model
-from ps_protocol.wire.convert_headers import state_headers_from_pb, state_headers_to_pb
+from ps_protocol.wire.convert import model as convert_model
+from ps_protocol.wire.convert.headers import state_headers_from_pb, state_headers_to_pb
 from ps_server.consistency import TrackerState
 from ps_server.state.blocks import Block
 

@@ -9,14 +9,14 @@ from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import ModelSpec, Options
 from ps_protocol.v1 import common_pb2, log_pb2, shard_pb2
-from ps_protocol.wire import convert_model
-from ps_protocol.wire.convert_headers import (
+from ps_protocol.wire.convert import model as convert_model
+from ps_protocol.wire.convert.headers import (
     bucket_headers_from_pb,
     bucket_headers_to_pb,
     state_headers_from_pb,
     state_headers_to_pb,
 )
-from ps_protocol.wire.convert_options import changed_options, options_from_json, options_from_pb, options_to_pb
+from ps_protocol.wire.convert.options import changed_options, options_from_json, options_from_pb, options_to_pb
 from ps_server.consistency import Position, PushInfo, TrackerState, WorkerKey
 from ps_server.consistency.messages import pushes_from_pb, pushes_to_pb
 from ps_server.log.entries import (

@@ -11,8 +11,8 @@ from ps_protocol.model.payload_headers import BucketHeader
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.model.tables import Ids
 from ps_protocol.v1 import log_pb2
-from ps_protocol.wire.convert_headers import bucket_headers_from_pb, bucket_headers_to_pb
-from ps_protocol.wire.convert_options import changed_options, options_to_pb, row_options_from_json, row_options_from_pb
+from ps_protocol.wire.convert.headers import bucket_headers_from_pb, bucket_headers_to_pb
+from ps_protocol.wire.convert.options import changed_options, options_to_pb, row_options_from_json, row_options_from_pb
 from ps_server.log.entries import BucketsPut, RowsDropped, RowsEntry, RowsLoaded
 from ps_server.optimizers.state_bytes import taken
 from ps_server.state.replica import Replica, Skipped

@@ -19,7 +19,7 @@ from ps_protocol.errors import DamagedData, InvalidRequest
 from ps_protocol.model.payload_headers import BucketHeader, StateHeader
 from ps_protocol.sealed import seal, unseal
 from ps_protocol.v1 import log_pb2
-from ps_protocol.wire.convert_headers import bucket_headers_from_pb, bucket_headers_to_pb
+from ps_protocol.wire.convert.headers import bucket_headers_from_pb, bucket_headers_to_pb
 from ps_server.log.files import replace_file, sync_folder
 from ps_server.log.manifest import (
     FIRST_SEALED,

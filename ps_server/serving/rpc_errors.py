@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from ps_protocol.errors import ERROR_TRAILER, ConfigError, ErrorCode, InternalError, InvalidRequest, PsError
-from ps_protocol.wire.convert_errors import to_detail
+from ps_protocol.wire.convert.errors import to_detail
 from ps_server.serving.log_limit import LogLimit
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from ps_protocol.errors import NotReady
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import ModelSpec, ShardMap
-from ps_protocol.wire.convert_model import shard_map_to_pb
+from ps_protocol.wire.convert.model import shard_map_to_pb
 from ps_server import tables
 from ps_server.checkpoint.read.checkpoint import Checkpoint
 from ps_server.log.entries import Placed, Resharded

@@ -20,12 +20,12 @@ from ps_protocol.cluster.transport import Transport
 from ps_protocol.cluster.view import Role
 from ps_protocol.errors import InvalidRequest, ProtocolVersionMismatch
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.wire import convert_model
 from ps_protocol.wire.chunks import SAVE_REPLIES
-from ps_protocol.wire.convert_headers import state_headers_from_pb, state_headers_to_pb
-from ps_protocol.wire.convert_quiesced import positions_from_pb, positions_to_pb
-from ps_protocol.wire.convert_status import model_status_to_pb
-from ps_protocol.wire.convert_step import step_answer_to_bytes
+from ps_protocol.wire.convert import model as convert_model
+from ps_protocol.wire.convert.headers import state_headers_from_pb, state_headers_to_pb
+from ps_protocol.wire.convert.quiesced import positions_from_pb, positions_to_pb
+from ps_protocol.wire.convert.status import model_status_to_pb
+from ps_protocol.wire.convert.step import step_answer_to_bytes
 from ps_server.checkpoint.format.messages import part_to_pb
 from ps_server.consistency import WorkerKey
 from ps_server.consistency.messages import pushes_to_pb, worker_from_pb

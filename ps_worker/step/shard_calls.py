@@ -17,8 +17,8 @@ from ps_protocol.model.payload_headers import StateHeader
 from ps_protocol.model.spec import DType
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import LOAD_REQUESTS, LOAD_ROWS_REQUESTS, SAVE_REPLIES
-from ps_protocol.wire.convert_headers import state_headers_from_pb, state_headers_to_pb
-from ps_protocol.wire.convert_status import model_status_from_pb
+from ps_protocol.wire.convert.headers import state_headers_from_pb, state_headers_to_pb
+from ps_protocol.wire.convert.status import model_status_from_pb
 from ps_worker.model.optimizer_state import StateEntry, tensor_bytes
 from ps_worker.transport.call_messages import CallMessages, result_of
 from ps_worker.transport.replies import GrpcReplies, Peer, read_answer, read_message, read_payload, rpc_errors

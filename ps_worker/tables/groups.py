@@ -10,7 +10,7 @@ import torch
 
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.tables import RowOptions
-from ps_protocol.wire.convert_options import changed_options
+from ps_protocol.wire.convert.options import changed_options
 from ps_worker.tables.binding import TableBinding
 from ps_worker.tables.row_gradients import RowTensors
 

@@ -23,7 +23,7 @@ from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InternalError, PsError
 from ps_protocol.model.layout import Range
 from ps_protocol.wire.chunks import STEP_REQUESTS
-from ps_protocol.wire.convert_step import request_to_bytes
+from ps_protocol.wire.convert.step import request_to_bytes
 from ps_protocol.wire.socket_messages import INLINE_BYTES
 from ps_worker.transport.base import Link
 from ps_worker.transport.call_messages import CallMessages

@@ -16,7 +16,7 @@ from ps_protocol.cluster.requests import LookupHeader, PushHeader
 from ps_protocol.errors import InternalError, PsError, Unavailable
 from ps_protocol.rpc.client_errors import translate
 from ps_protocol.wire.chunks import STEP_REPLIES, ChunkedStream, ChunkReceiver
-from ps_protocol.wire.convert_step import reply_from_bytes
+from ps_protocol.wire.convert.step import reply_from_bytes
 from ps_protocol.wire.socket_messages import INLINE_BYTES
 
 #: Gives the memory for the payload of an answer, as consecutive pieces.

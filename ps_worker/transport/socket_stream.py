@@ -31,7 +31,7 @@ from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InternalError, Unavailable
 from ps_protocol.model.layout import Range
 from ps_protocol.wire.carrier import Carrier, PlainCarrier
-from ps_protocol.wire.convert_step import request_to_bytes
+from ps_protocol.wire.convert.step import request_to_bytes
 from ps_protocol.wire.shared_memory import Recent, SharedMemory
 from ps_protocol.wire.socket_messages import (
     INLINE_BYTES,

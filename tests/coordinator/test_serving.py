@@ -17,7 +17,7 @@ from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
 from ps_protocol.v1 import common_pb2
-from ps_protocol.wire.convert_errors import by_code, to_detail
+from ps_protocol.wire.convert.errors import by_code, to_detail
 from ps_server.serving import grpc_server
 from ps_server.serving.authorization import Authorization
 from ps_server.serving.rpc_errors import STATUS, trailer, translated

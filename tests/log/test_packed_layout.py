@@ -10,7 +10,7 @@ from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import PACKED_BYTES
 from ps_protocol.v1 import common_pb2, log_pb2
-from ps_protocol.wire import convert_model
+from ps_protocol.wire.convert import model as convert_model
 from ps_server.log.messages import LoggedOptions, decode_load, decode_place, decode_update
 from ps_server.state.region import Region
 from ps_server.state.replica import Replica

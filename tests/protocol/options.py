@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ps_protocol.model.spec import Option
 from ps_protocol.v1 import common_pb2 as pb
-from ps_protocol.wire.convert_options import option_to_pb
+from ps_protocol.wire.convert.options import option_to_pb
 
 INTEGERS = st.integers(-(1 << 63), (1 << 63) - 1)
 #: What an option may be.

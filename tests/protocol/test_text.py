@@ -11,8 +11,8 @@ from ps_protocol.errors import InvalidRequest
 from ps_protocol.logs import LineFormatter
 from ps_protocol.text import printable
 from ps_protocol.v1 import coordinator_pb2 as pb
-from ps_protocol.wire import convert_cluster as convert
-from ps_protocol.wire.convert_errors import from_detail, to_detail
+from ps_protocol.wire.convert import cluster as convert
+from ps_protocol.wire.convert.errors import from_detail, to_detail
 
 CLEARS_SCREEN = "loss\x1b[2J"
 

@@ -12,7 +12,7 @@ import pytest
 
 from ps_protocol.errors import Fenced, InvalidRequest, PsError, Unavailable
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.wire.convert_options import options_to_pb
+from ps_protocol.wire.convert.options import options_to_pb
 from ps_server.limits import ServerLimits
 from ps_server.serving import grpc_server
 from ps_server.shard.config import SideChannelConfig

@@ -22,9 +22,9 @@ from ps_protocol.model.spec import ALIGNMENT_BYTES, Consistency, Kind, Mode, Mod
 from ps_protocol.rpc.channel import open_channel
 from ps_protocol.security.security import OFF
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.wire import convert_model
-from ps_protocol.wire.convert_errors import to_detail
-from ps_protocol.wire.convert_options import options_from_pb, row_options_from_pb
+from ps_protocol.wire.convert import model as convert_model
+from ps_protocol.wire.convert.errors import to_detail
+from ps_protocol.wire.convert.options import options_from_pb, row_options_from_pb
 from ps_worker.session.instruments import Instruments
 from ps_worker.session.reporting import WorkerCounters
 

@@ -31,10 +31,10 @@ from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
 from ps_protocol.rpc.channel import open_channel
 from ps_protocol.security.security import OFF, Security
 from ps_protocol.v1 import coordinator_pb2 as pb
-from ps_protocol.wire import convert_cluster as convert
-from ps_protocol.wire.convert_history import history_from_pb
-from ps_protocol.wire.convert_leases import answer_from_pb, ask_to_pb
-from ps_protocol.wire.convert_model import consistency_to_pb, shard_map_from_pb, spec_to_pb
+from ps_protocol.wire.convert import cluster as convert
+from ps_protocol.wire.convert.history import history_from_pb
+from ps_protocol.wire.convert.leases import answer_from_pb, ask_to_pb
+from ps_protocol.wire.convert.model import consistency_to_pb, shard_map_from_pb, spec_to_pb
 
 CONNECT_SECONDS = 5.0
 """How long a command that a person waits for tries to reach the coordinator."""

@@ -11,7 +11,7 @@ import grpc
 
 from ps_protocol.cluster.view import ClusterView, MoveProgress
 from ps_protocol.rpc.client_errors import translate
-from ps_protocol.wire import convert_cluster as convert
+from ps_protocol.wire.convert import cluster as convert
 
 
 class ViewStream:

@@ -18,7 +18,7 @@ from ps_protocol.errors import (
 )
 from ps_protocol.text import printable
 from ps_protocol.v1 import common_pb2 as pb
-from ps_protocol.wire.convert_errors import from_detail
+from ps_protocol.wire.convert.errors import from_detail
 
 _UNREACHED = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
 

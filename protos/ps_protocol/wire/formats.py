@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_protocol.v1 import common_pb2 as pb
-from ps_protocol.wire.enums import enum_member
+from ps_protocol.wire.convert.enums import enum_member
 
 DEFAULT_RATIO = 0.01
 """Share of the elements that top-k sends when nothing else is said."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.wire.convert_model import dtype_from_pb, dtype_to_pb
+from ps_protocol.wire.convert.model import dtype_from_pb, dtype_to_pb
 from ps_server.checkpoint.format.pieces import FileRecord, Piece
 from ps_server.checkpoint.format.record import ShardPart
 from ps_server.checkpoint.format.table_part import Base, TablePart

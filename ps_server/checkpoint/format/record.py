@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ps_protocol.model.spec import ShardMap
-from ps_protocol.wire.convert_model import shard_map_from_json, shard_map_to_json
+from ps_protocol.wire.convert.model import shard_map_from_json, shard_map_to_json
 from ps_server.checkpoint.format.pieces import FileRecord, Piece, piece_from_json, piece_to_json
 from ps_server.checkpoint.format.table_part import Base, TablePart
 

@@ -7,7 +7,7 @@ import asyncio
 from ps_protocol.cluster.view import Role
 from ps_protocol.model.spec import ShardMap
 from ps_protocol.v1 import common_pb2
-from ps_protocol.wire.convert_model import shard_map_to_pb, spec_from_pb
+from ps_protocol.wire.convert.model import shard_map_to_pb, spec_from_pb
 from ps_server.coordinator.driver import Driver
 
 

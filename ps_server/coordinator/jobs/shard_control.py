@@ -16,10 +16,10 @@ from ps_protocol.rpc.channel import OpenChannel, open_async_channel
 from ps_protocol.rpc.client_errors import translate
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
-from ps_protocol.wire.convert_key import ShardKey
-from ps_protocol.wire.convert_model import shard_map_to_pb
-from ps_protocol.wire.convert_quiesced import positions_from_pb, positions_to_pb
-from ps_protocol.wire.convert_status import model_status_from_pb
+from ps_protocol.wire.convert.key import ShardKey
+from ps_protocol.wire.convert.model import shard_map_to_pb
+from ps_protocol.wire.convert.quiesced import positions_from_pb, positions_to_pb
+from ps_protocol.wire.convert.status import model_status_from_pb
 from ps_server.checkpoint.format.messages import part_from_pb
 from ps_server.checkpoint.format.record import ShardPart
 

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from ps_protocol.cluster.view import Joined, Member, MemberStats, MemberStatus, Role
 from ps_protocol.errors import DamagedData, InvalidRequest
 from ps_protocol.model.spec import Consistency, Mode, ShardMap, StalePolicy
-from ps_protocol.wire.convert_model import shard_map_from_bytes, shard_map_to_bytes
+from ps_protocol.wire.convert.model import shard_map_from_bytes, shard_map_to_bytes
 from ps_server.coordinator.membership.admission import Application, StateCopies
 from ps_server.coordinator.membership.members import Key, SavedMember
 from ps_server.coordinator.membership.state import MembershipRecords

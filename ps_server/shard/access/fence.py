@@ -10,7 +10,7 @@ from types import MappingProxyType
 from ps_protocol.cluster.view import Role
 from ps_protocol.errors import Fenced, Unavailable
 from ps_protocol.rpc.channel import SHARD_KEY
-from ps_protocol.wire.convert_key import ShardKey
+from ps_protocol.wire.convert.key import ShardKey
 from ps_server.consistency import WorkerKey
 from ps_server.serving.authorization import check_member
 from ps_server.shard.models import Registry

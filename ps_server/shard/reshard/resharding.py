@@ -16,8 +16,8 @@ from ps_protocol.cluster.view import ClusterView, Role
 from ps_protocol.errors import InternalError, ModelMoved, PsError, Unavailable
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import ShardMap
-from ps_protocol.wire.convert_headers import state_headers_to_pb
-from ps_protocol.wire.convert_model import shard_map_to_pb
+from ps_protocol.wire.convert.headers import state_headers_to_pb
+from ps_protocol.wire.convert.model import shard_map_to_pb
 from ps_server.log.entries import Resharded, StagedReshard
 from ps_server.optimizers.state_bytes import describe
 from ps_server.shard.executor import INLINE_BYTES

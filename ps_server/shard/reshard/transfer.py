@@ -19,7 +19,7 @@ from ps_protocol.rpc.channel import OpenChannel
 from ps_protocol.rpc.client_errors import translate
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import SAVE_BUCKETS_REPLIES, SAVE_REPLIES, ChunkedStream, ChunkReceiver
-from ps_protocol.wire.convert_headers import bucket_headers_from_pb, state_headers_from_pb
+from ps_protocol.wire.convert.headers import bucket_headers_from_pb, state_headers_from_pb
 from ps_server.consistency import TrackerState
 from ps_server.consistency.messages import pushes_from_pb
 from ps_server.log.entries import StagedReshard

@@ -18,9 +18,9 @@ from ps_protocol.errors import InternalError, Unavailable
 from ps_protocol.rpc.channel import OpenChannel, open_async_channel
 from ps_protocol.rpc.client_errors import translate
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.wire import convert_model
 from ps_protocol.wire.chunks import FOLLOW_REPLIES, ChunkReceiver
-from ps_protocol.wire.convert_headers import bucket_headers_from_pb, state_headers_from_pb
+from ps_protocol.wire.convert import model as convert_model
+from ps_protocol.wire.convert.headers import bucket_headers_from_pb, state_headers_from_pb
 from ps_server.consistency.messages import pushes_from_pb
 from ps_server.log.manifest import ModelPart
 from ps_server.log.reader import RecordParser

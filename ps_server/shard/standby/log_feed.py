@@ -14,9 +14,9 @@ from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.cluster.view import ClusterView, Role
 from ps_protocol.errors import Fenced, InvalidRequest, ModelMoved, ProtocolVersionMismatch, PsError, Unavailable
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.wire import convert_model
 from ps_protocol.wire.chunks import FOLLOW_REPLIES
-from ps_protocol.wire.convert_headers import bucket_headers_to_pb, state_headers_to_pb
+from ps_protocol.wire.convert import model as convert_model
+from ps_protocol.wire.convert.headers import bucket_headers_to_pb, state_headers_to_pb
 from ps_protocol.wire.frames import encode_chunk
 from ps_server.consistency.messages import pushes_to_pb
 from ps_server.log.durable import DurableLog

@@ -15,7 +15,7 @@ from ps_protocol.model.layout import Layout
 from ps_protocol.model.tables import Ids, RowCount
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import LOAD_ROWS_REQUESTS, SAVE_BUCKETS_REPLIES, ChunkReceiver
-from ps_protocol.wire.convert_headers import bucket_headers_to_pb
+from ps_protocol.wire.convert.headers import bucket_headers_to_pb
 from ps_server.consistency.messages import pushes_to_pb, worker_from_pb
 from ps_server.log.entries import RowsLoaded
 from ps_server.log.row_messages import bytes_of

@@ -12,7 +12,7 @@ from ps_protocol.cluster.requests import StepRequest, UnknownRequest
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Range
-from ps_protocol.wire.convert_step import request_from_bytes
+from ps_protocol.wire.convert.step import request_from_bytes
 from ps_protocol.wire.socket_messages import INLINE_BYTES
 from ps_server.state.region import Region
 

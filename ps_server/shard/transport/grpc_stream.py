@@ -15,7 +15,7 @@ from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import Unavailable
 from ps_protocol.model.layout import Range
 from ps_protocol.wire.chunks import STEP_REPLIES, STEP_REQUESTS, ChunkReceiver
-from ps_protocol.wire.convert_step import reply_to_bytes
+from ps_protocol.wire.convert.step import reply_to_bytes
 from ps_protocol.wire.socket_messages import STALL_SECONDS
 from ps_server.shard.transport.base import no_segments, parse_request, put_inline
 from ps_server.state.region import Region

@@ -13,7 +13,7 @@ from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Range
 from ps_protocol.wire.carrier import Carrier
-from ps_protocol.wire.convert_step import reply_to_bytes
+from ps_protocol.wire.convert.step import reply_to_bytes
 from ps_protocol.wire.shared_memory import Recent, SharedMemory
 from ps_protocol.wire.socket_messages import (
     ATTACH_BYTES,

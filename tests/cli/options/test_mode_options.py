@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.spec import DEFAULT_STALENESS, Consistency, Mode, StalePolicy
-from ps_protocol.wire.convert_model import consistency_from_pb, consistency_to_pb
+from ps_protocol.wire.convert.model import consistency_from_pb, consistency_to_pb
 from ps_server.cli.options.mode import MODES, bound_options, consistency_of, flags_of
 from ps_server.coordinator.settings import check_consistency
 

@@ -13,7 +13,7 @@ from ps_protocol.cluster.held import TableCounts
 from ps_protocol.cluster.history import JobHistory
 from ps_protocol.cluster.view import Joined, MemberStats, Role
 from ps_protocol.model.spec import Consistency, Mode
-from ps_protocol.wire.convert_history import history_from_pb, history_to_pb
+from ps_protocol.wire.convert.history import history_from_pb, history_to_pb
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.history.recorder import JobRecorder
 from ps_server.coordinator.membership.admission import Application

@@ -11,7 +11,7 @@ from ps_protocol.cluster.view import Member, MemberStats, Role
 from ps_protocol.errors import Fenced, InvalidRequest
 from ps_protocol.model.spec import DType, ModelSpec, Variable
 from ps_protocol.model.tables import ROW_OPTIMIZERS, RowInit, TableSpec
-from ps_protocol.wire.convert_model import spec_to_pb
+from ps_protocol.wire.convert.model import spec_to_pb
 from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.placement import declaration
 from ps_server.coordinator.placement.variables import (

@@ -4,7 +4,7 @@ import pytest
 from ps_protocol import errors
 from ps_protocol.errors import ERROR_TRAILER, PsError
 from ps_protocol.rpc.client_errors import translate
-from ps_protocol.wire.convert_errors import by_code, to_detail
+from ps_protocol.wire.convert.errors import by_code, to_detail
 
 
 class Failed(grpc.RpcError):

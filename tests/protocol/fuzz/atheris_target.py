@@ -14,7 +14,7 @@ with atheris.instrument_imports(include=["ps_protocol", "ps_server"]):
     from ps_protocol.v1 import common_pb2
     from ps_protocol.v1 import shard_pb2 as pb
     from ps_protocol.wire.chunks import STEP_REQUESTS
-    from ps_protocol.wire.convert_step import request_to_bytes
+    from ps_protocol.wire.convert.step import request_to_bytes
     from ps_protocol.wire.formats import Wire, wire_from_pb
     from ps_protocol.wire.frames import Scatter, parse_chunk
     from ps_protocol.wire.socket_messages import LENGTH, MAX_MESSAGE_BYTES, checked_length

@@ -19,8 +19,8 @@ from ps_protocol.errors import InternalError, InvalidRequest, UnsupportedOptimiz
 from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import STEP_REQUESTS
-from ps_protocol.wire.convert_options import options_from_json, options_from_pb, options_to_pb
-from ps_protocol.wire.convert_step import request_to_bytes
+from ps_protocol.wire.convert.options import options_from_json, options_from_pb, options_to_pb
+from ps_protocol.wire.convert.step import request_to_bytes
 from ps_protocol.wire.formats import wire_from_pb
 from ps_protocol.wire.frames import Scatter, parse_chunk
 from ps_protocol.wire.socket_messages import LENGTH, framed

@@ -17,8 +17,8 @@ from ps_protocol.model.optimizers import ELEMENTWISE
 from ps_protocol.model.spec import Consistency, Mode, NonFinite
 from ps_protocol.v1 import common_pb2, shard_pb2_grpc
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.wire.convert_errors import from_detail
-from ps_protocol.wire.convert_options import options_to_pb
+from ps_protocol.wire.convert.errors import from_detail
+from ps_protocol.wire.convert.options import options_to_pb
 from ps_server.log.entries import Loaded
 from ps_server.optimizers.shard_optimizer import ShardOptimizer
 from ps_server.optimizers.state import StateKey

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ps_protocol.model.spec import OptionDifference
-from ps_protocol.wire.convert_options import differences_from_pb, differences_to_pb
+from ps_protocol.wire.convert.options import differences_from_pb, differences_to_pb
 from ps_server.consistency import Position, PushInfo, WorkerKey
 from ps_server.shard.step.options import OptionDifferences
 from ps_server.shard.step.push import IncomingPush

@@ -14,7 +14,7 @@ from ps_protocol.errors import (
 from ps_protocol.model.spec import Consistency, Mode, NonFinite, StalePolicy
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
-from ps_protocol.wire.convert_options import options_to_pb
+from ps_protocol.wire.convert.options import options_to_pb
 from tests.support.shards import (
     StubStream,
     assert_equal,

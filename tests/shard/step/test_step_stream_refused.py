@@ -13,7 +13,7 @@ from ps_protocol.errors import (
 )
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1.common_pb2 import Option, Options, OptionValue
-from ps_protocol.wire.convert_options import options_to_pb
+from ps_protocol.wire.convert.options import options_to_pb
 from tests.support.shards import (
     StubStream,
     error_of,

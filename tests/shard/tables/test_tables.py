@@ -10,7 +10,7 @@ from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.model.tables import RowInit, RowLife
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
-from ps_protocol.wire.convert_options import options_to_pb
+from ps_protocol.wire.convert.options import options_to_pb
 from tests.support.shards import RecordingLog, running_shard
 from tests.support.tables import (
     RowStream,

@@ -13,8 +13,8 @@ from ps_protocol.model.ids import buckets_of
 from ps_protocol.model.spec import NonFinite
 from ps_protocol.model.tables import RowLife
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.wire.convert_errors import from_detail
-from ps_protocol.wire.convert_options import options_to_pb
+from ps_protocol.wire.convert.errors import from_detail
+from ps_protocol.wire.convert.options import options_to_pb
 from tests.support.shards import error_of, load, running_shard
 from tests.support.tables import RowStream, array, load_rows, spec_with, start_with, table_spec, whole_table_map
 

@@ -16,7 +16,7 @@ import pytest
 from ps_protocol.errors import InvalidRequest, PermissionDenied, Unauthenticated
 from ps_protocol.security.settings import BulkSecurity
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.wire.convert_errors import from_detail
+from ps_protocol.wire.convert.errors import from_detail
 from ps_protocol.wire.socket_messages import framed
 from ps_server.certs.authority import Authority
 from ps_server.shard.config import SideChannelConfig

@@ -8,7 +8,7 @@ import pytest
 
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.wire.convert_errors import from_detail
+from ps_protocol.wire.convert.errors import from_detail
 from ps_protocol.wire.socket_messages import LENGTH, MAX_MESSAGE_BYTES, framed
 from tests.support.shards import (
     StubStream,

@@ -13,7 +13,7 @@ import pytest
 
 import ps_worker
 from ps_protocol import errors
-from ps_protocol.wire.convert_errors import by_code
+from ps_protocol.wire.convert.errors import by_code
 
 ERRORS_PAGE = (Path(__file__).parents[3] / "docs" / "errors.md").read_text()
 BRANCHES = {errors.PsError, errors.Retryable, errors.Refused}

@@ -15,7 +15,7 @@ from ps_protocol.errors import (
     UnsupportedOptimizer,
 )
 from ps_protocol.model.spec import Options
-from ps_protocol.wire.convert_options import options_from_pb
+from ps_protocol.wire.convert.options import options_from_pb
 from ps_worker.step.summary import Outcome
 from tests.worker.fakes import FakeSession
 from tests.worker.step.stepping import started

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ps_protocol.errors import ConfigError, InvalidRequest, ModelMismatch, NonFiniteGradient, TableFull
-from ps_protocol.wire.convert_options import options_from_pb
+from ps_protocol.wire.convert.options import options_from_pb
 from ps_worker import rows
 from ps_worker.step.summary import Style
 from ps_worker.tables import Embedding, EmbeddingBag, EmbeddingBags, Table

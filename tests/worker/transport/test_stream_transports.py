@@ -25,7 +25,7 @@ from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire import socket_messages
 from ps_protocol.wire.carrier import PlainCarrier
-from ps_protocol.wire.convert_errors import to_detail
+from ps_protocol.wire.convert.errors import to_detail
 from ps_protocol.wire.frames import pieces_of
 from ps_protocol.wire.shared_memory import SharedMemory
 from ps_protocol.wire.socket_messages import LENGTH, MAX_MESSAGE_BYTES, framed, prepare

@@ -19,14 +19,14 @@ from ps_protocol.cluster.view import (
 )
 from ps_protocol.text import printable
 from ps_protocol.v1 import coordinator_pb2 as pb
-from ps_protocol.wire.convert_held import (
+from ps_protocol.wire.convert.enums import enum_member
+from ps_protocol.wire.convert.held import (
     log_counts_from_pb,
     log_counts_to_pb,
     table_counts_from_pb,
     table_counts_to_pb,
 )
-from ps_protocol.wire.convert_model import consistency_from_pb, consistency_to_pb
-from ps_protocol.wire.enums import enum_member
+from ps_protocol.wire.convert.model import consistency_from_pb, consistency_to_pb
 
 #: What is kept of a member's statistics, so that no member crowds out the others.
 _MAX_NAMED = 64

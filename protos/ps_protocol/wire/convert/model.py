@@ -23,9 +23,9 @@ from ps_protocol.model.spec import (
     Variable,
 )
 from ps_protocol.v1 import common_pb2 as pb
-from ps_protocol.wire.convert_options import options_from_json, options_from_pb, options_to_pb
-from ps_protocol.wire.convert_tables import table_from_pb, table_to_pb
-from ps_protocol.wire.enums import enum_member
+from ps_protocol.wire.convert.enums import enum_member
+from ps_protocol.wire.convert.options import options_from_json, options_from_pb, options_to_pb
+from ps_protocol.wire.convert.tables import table_from_pb, table_to_pb
 
 # Both sides of each enum list the same names; the wire's have a prefix and a zero for "unspecified".
 _DTYPES: dict[DType, pb.DType] = {d: getattr(pb, f"DTYPE_{d.name}") for d in DType}

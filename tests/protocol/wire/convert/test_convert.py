@@ -24,9 +24,9 @@ from ps_protocol.model.spec import (
 )
 from ps_protocol.model.tables import Eviction, RowInit, RowLife, TableSpec
 from ps_protocol.v1 import common_pb2 as pb
-from ps_protocol.wire import convert_model
-from ps_protocol.wire.convert_errors import by_code, from_detail, to_detail
-from ps_protocol.wire.convert_options import changed_options, options_from_json, options_from_pb, options_to_pb
+from ps_protocol.wire.convert import model as convert_model
+from ps_protocol.wire.convert.errors import by_code, from_detail, to_detail
+from ps_protocol.wire.convert.options import changed_options, options_from_json, options_from_pb, options_to_pb
 from tests.protocol.options import INTEGERS, VALUES
 
 OPTIONS = st.dictionaries(

@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from ps_protocol.model.payload_headers import BucketHeader, StateHeader
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.wire.convert_model import dtype_from_pb, dtype_to_pb
+from ps_protocol.wire.convert.model import dtype_from_pb, dtype_to_pb
 
 #: Fields of BucketHeader, which those of the message are named as.
 _BUCKET_FIELDS = [field.name for field in fields(BucketHeader)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ps_protocol.model.tables import Eviction, RowInit, RowLife, TableSpec
 from ps_protocol.v1 import common_pb2 as pb
-from ps_protocol.wire.convert_options import options_to_pb, row_options_from_json, row_options_from_pb
-from ps_protocol.wire.enums import enum_member
+from ps_protocol.wire.convert.enums import enum_member
+from ps_protocol.wire.convert.options import options_to_pb, row_options_from_json, row_options_from_pb
 
 _EVICTIONS: dict[Eviction, pb.Eviction] = {e: getattr(pb, f"EVICTION_{e.name}") for e in Eviction}
 

@@ -9,7 +9,7 @@ from ps_protocol.errors import InvalidRequest, ModelMoved
 from ps_protocol.model.spec import OptionDifference
 from ps_protocol.model.tables import RowCount
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.wire.convert_step import reply_from_bytes, reply_to_bytes, request_from_bytes, request_to_bytes
+from ps_protocol.wire.convert.step import reply_from_bytes, reply_to_bytes, request_from_bytes, request_to_bytes
 from ps_protocol.wire.formats import Wire
 
 COUNTS = [RowCount(0, 3), RowCount(2, 1)]

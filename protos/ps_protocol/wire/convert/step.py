@@ -9,15 +9,15 @@ from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.cluster import answers, requests
 from ps_protocol.model.tables import RowCount
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.wire.convert_errors import from_detail, to_detail
-from ps_protocol.wire.convert_options import (
+from ps_protocol.wire.convert.errors import from_detail, to_detail
+from ps_protocol.wire.convert.options import (
     differences_from_pb,
     differences_to_pb,
     options_from_pb,
     options_to_pb,
     row_options_from_pb,
 )
-from ps_protocol.wire.convert_transport import transport_from_pb, transport_to_pb
+from ps_protocol.wire.convert.transport import transport_from_pb, transport_to_pb
 from ps_protocol.wire.formats import wire_from_pb, wire_to_pb
 
 _OUTCOMES = {number: name.removeprefix("OUTCOME_") for name, number in pb.Outcome.items()}

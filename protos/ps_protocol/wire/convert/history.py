@@ -5,7 +5,7 @@ from __future__ import annotations
 from ps_protocol.cluster.history import CheckpointFacts, Curve, Curves, JobEvent, JobHistory, PlacedVariable
 from ps_protocol.text import printable
 from ps_protocol.v1 import coordinator_pb2 as pb
-from ps_protocol.wire.convert_cluster import status_from_pb, status_to_pb
+from ps_protocol.wire.convert.cluster import status_from_pb, status_to_pb
 
 
 def history_to_pb(history: JobHistory) -> pb.JobHistory:
