@@ -40,7 +40,8 @@ from ps_protocol.errors import (
     UnsupportedOptimizer,
 )
 from ps_worker import rows, tables
-from ps_worker.cluster import Cluster, connect
+from ps_worker.cluster import Cluster
+from ps_worker.connection import connect
 from ps_worker.optimizer import PsOptimizer as Optimizer
 from ps_worker.step.summary import Outcome, StepSummary
 

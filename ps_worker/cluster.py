@@ -1,8 +1,7 @@
-"""``connect``, and the ``Cluster`` that a training script uses."""
+"""``Cluster``: what a training script does in its job."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from types import TracebackType
@@ -14,7 +13,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from ps_protocol.cluster.view import Role
 from ps_protocol.errors import ConfigError
 from ps_protocol.model.spec import Consistency, Mode, StalePolicy
-from ps_protocol.security.settings import SecuritySettings
 from ps_protocol.wire.formats import Wire
 from ps_worker.data.datasets import Datasets
 from ps_worker.evaluator.evaluator import follow
@@ -22,8 +20,6 @@ from ps_worker.model.bindings import Source
 from ps_worker.model.declare import choice, named_arguments
 from ps_worker.multi_model.trained_models import TrainedModels
 from ps_worker.optimizer import PsOptimizer, declare_optimizer
-from ps_worker.session import logs, uncaught
-from ps_worker.session.config import WorkerConfig
 from ps_worker.session.reporting import log
 from ps_worker.session.session import Session
 from ps_worker.session.terminate import TerminationGuard
@@ -34,52 +30,6 @@ from ps_worker.tables.prefetch import BatchIds, Prefetch
 T = TypeVar("T")
 
 _REASON_CHARACTERS = 200
-
-
-def connect(
-    coordinator: str | None = None,
-    *,
-    role: str | None = None,
-    rank: int | None = None,
-    device: str | None = None,
-    transport: str | None = None,
-    connect_timeout_seconds: float | None = None,
-    reconnect_timeout_seconds: float | None = None,
-    security: SecuritySettings | None = None,
-) -> Cluster:
-    """Join the cluster as a worker (or evaluator) and wait until it is complete.
-
-    What is not given comes from ``PS_COORDINATOR``, ``PS_ROLE``, ``PS_RANK``, ``PS_DEVICE``, ``PS_TRANSPORT``,
-    ``PS_CONNECT_TIMEOUT`` and ``PS_RECONNECT_TIMEOUT``, then from ``TF_CONFIG``. ``ps-run`` sets what its workers need.
-
-    ``transport`` is the transport of steps: "shm" (shared memory with shards on this host), "bulk" (TCP sockets beside
-    gRPC) or "grpc" alone. Where one is not available, the next is used; "auto", the default, begins with the first.
-
-    ``security`` names the files of TLS and tokens (``ps_protocol.security.settings``); without it they come from
-    ``PS_TLS_CA``, ``PS_TLS_CERT``, ``PS_TLS_KEY``, ``PS_TOKEN_FILE`` and ``PS_TOKEN`` (docs/security.md).
-
-    Raises ConfigError for settings that are missing or wrong; Unauthenticated and PermissionDenied when the job does
-    not accept this process, or not in this role; PlaceTaken when another process has this rank (with
-    ``PS_TAKE_OVER=1`` in the environment that one is fenced) or the job has all its workers; InvalidRequest for a rank
-    that the job does not have; Unavailable when coordinator, shards or other workers do not come within
-    ``connect_timeout_seconds`` (default 60). Errors of torch-ps that the script does not catch are shown without
-    torch-ps's own frames; ``PS_TRACEBACK=full`` shows all frames. ``PS_LOG_FORMAT`` (text, json) and ``PS_LOG_LEVEL``
-    have torch-ps write its log to stderr; without them its records go to the script's own logging.
-    """
-    logs.install(os.environ)
-    uncaught.install()
-    config = WorkerConfig.from_environment(
-        os.environ,
-        coordinator=coordinator,
-        role=role,
-        rank=rank,
-        device=device,
-        transport=transport,
-        connect_timeout_seconds=connect_timeout_seconds,
-        reconnect_timeout_seconds=reconnect_timeout_seconds,
-        security=security,
-    )
-    return Cluster(Session.join(config))
 
 
 class Cluster:
