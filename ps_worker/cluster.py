@@ -15,6 +15,7 @@ from ps_protocol.errors import ConfigError
 from ps_protocol.model.spec import Consistency, Mode, StalePolicy
 from ps_protocol.wire.formats import Wire
 from ps_worker.data.datasets import Datasets
+from ps_worker.embedded import EmbeddedCluster
 from ps_worker.evaluator.evaluator import follow
 from ps_worker.model.bindings import Source
 from ps_worker.model.declare import choice, named_arguments
@@ -44,8 +45,10 @@ class Cluster:
     embedding_bags = staticmethod(factories.embedding_bags)
     convert_embeddings = staticmethod(factories.convert_embeddings)
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, embedded: EmbeddedCluster | None = None) -> None:
+        """``embedded``: the servers of this script alone, which end with this object."""
         self._session = session
+        self._embedded = embedded
         self._models = TrainedModels(session)
         self._datasets = Datasets(session, self._models.idle)
         self._guard = TerminationGuard()
@@ -286,6 +289,8 @@ class Cluster:
                 self._models.close()
         finally:
             self._session.close()
+            if self._embedded is not None:
+                self._embedded.close()
 
     def _workers_only(self, call: str, remedy: str) -> None:
         if self._session.config.role is not Role.WORKER:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from ps_protocol.security.settings import SecuritySettings
 from ps_worker.cluster import Cluster
+from ps_worker.embedded import EmbeddedCluster
 from ps_worker.session import logs, uncaught
-from ps_worker.session.config import WorkerConfig
+from ps_worker.session.config import WorkerConfig, connect_timeout, runs_alone
 from ps_worker.session.session import Session
 
 
@@ -21,11 +23,15 @@ def connect(
     connect_timeout_seconds: float | None = None,
     reconnect_timeout_seconds: float | None = None,
     security: SecuritySettings | None = None,
+    local: bool = True,
 ) -> Cluster:
     """Join the cluster as a worker (or evaluator) and wait until it is complete.
 
     What is not given comes from ``PS_COORDINATOR``, ``PS_ROLE``, ``PS_RANK``, ``PS_DEVICE``, ``PS_TRANSPORT``,
     ``PS_CONNECT_TIMEOUT`` and ``PS_RECONNECT_TIMEOUT``, then from ``TF_CONFIG``. ``ps-run`` sets what its workers need.
+
+    A worker without any address starts a cluster of its own: a coordinator and one shard, as processes of this machine
+    that end with it. It says so on stderr. ``local=False`` makes a missing address an error instead.
 
     ``transport`` is the transport of steps: "shm" (shared memory with shards on this host), "bulk" (TCP sockets beside
     gRPC) or "grpc" alone. Where one is not available, the next is used; "auto", the default, begins with the first.
@@ -43,6 +49,11 @@ def connect(
     """
     logs.install(os.environ)
     uncaught.install()
+    embedded = None
+    if local and coordinator is None and runs_alone(os.environ, role, rank, security):
+        print("torch-ps: no coordinator is named; this script runs with a cluster of its own", file=sys.stderr)  # noqa: T201
+        embedded = EmbeddedCluster.start(connect_timeout(os.environ, connect_timeout_seconds))
+        coordinator = embedded.address
     config = WorkerConfig.from_environment(
         os.environ,
         coordinator=coordinator,
@@ -54,4 +65,9 @@ def connect(
         reconnect_timeout_seconds=reconnect_timeout_seconds,
         security=security,
     )
-    return Cluster(Session.join(config))
+    try:
+        return Cluster(Session.join(config), embedded)
+    except BaseException:
+        if embedded is not None:
+            embedded.close()
+        raise

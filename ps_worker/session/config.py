@@ -94,14 +94,28 @@ class WorkerConfig:
             metrics_bind=environ.get("PS_METRICS_BIND", "127.0.0.1"),
             metrics_port=_metrics_port(environ.get("PS_METRICS_PORT", METRICS_OFF)),
             transport=_transport(transport or environ.get("PS_TRANSPORT") or "auto"),
-            connect_timeout_seconds=_seconds(
-                environ, "PS_CONNECT_TIMEOUT", connect_timeout_seconds, CONNECT_TIMEOUT_SECONDS
-            ),
+            connect_timeout_seconds=connect_timeout(environ, connect_timeout_seconds),
             reconnect_timeout_seconds=_seconds(
                 environ, "PS_RECONNECT_TIMEOUT", reconnect_timeout_seconds, RECONNECT_TIMEOUT_SECONDS
             ),
             security=security or SecuritySettings.from_environment(environ),
         )
+
+
+def runs_alone(
+    environ: Mapping[str, str], role: str | None, rank: int | None, security: SecuritySettings | None
+) -> bool:
+    """Whether nothing says that this worker is one of a job: no address, role, rank, certificate or token."""
+    named = ("PS_COORDINATOR", "TF_CONFIG", "PS_ROLE", "PS_RANK")
+    if any(environ.get(name) for name in named) or (role, rank, security) != (None, None, None):
+        return False
+    return SecuritySettings.from_environment(environ) == SecuritySettings()
+
+
+def connect_timeout(environ: Mapping[str, str], argument: float | None) -> float:
+    """Seconds to wait for the cluster to be complete. Raises ConfigError."""
+    given = {name: value for name, value in environ.items() if value}
+    return _seconds(given, "PS_CONNECT_TIMEOUT", argument, CONNECT_TIMEOUT_SECONDS)
 
 
 def _first(*values: T | None) -> T | None:

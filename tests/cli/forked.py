@@ -17,9 +17,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from types import SimpleNamespace
 
+from ps_protocol.shim import PR_SET_PDEATHSIG
 from ps_server.cli.launcher import child
 from ps_server.cli.launcher import main as entry
-from ps_server.cli.launcher.shim import PR_SET_PDEATHSIG
 from tests.recovery.zygote import PS_RUN, finish, python, shared
 
 RUN_SECONDS = 150.0

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import BinaryIO
 
+from ps_protocol import shim
 from ps_server.cli.launcher.events import ProcessName
 from ps_server.cli.launcher.lines import LineSplitter
 
-SHIM = str(Path(__file__).with_name("shim.py"))
 READ_BYTES = 1 << 16
 
 
@@ -43,7 +41,7 @@ class Child:
         self._splitter = LineSplitter()
         try:
             self._popen = subprocess.Popen(
-                [sys.executable, "-I", "-S", SHIM, str(os.getpid()), *command],
+                shim.command(command),
                 stdin=subprocess.DEVNULL,
                 stdout=theirs,
                 stderr=theirs,

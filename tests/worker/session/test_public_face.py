@@ -100,7 +100,7 @@ def test_connecting_without_any_setting_tells_what_to_set(monkeypatch: pytest.Mo
     for name in ("PS_COORDINATOR", "TF_CONFIG"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match="ps-run"):
-        ps_worker.connect()
+        ps_worker.connect(local=False)
 
 
 IMPORTS = """
