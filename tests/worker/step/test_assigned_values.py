@@ -176,7 +176,7 @@ def test_in_async_before_training_what_the_lowest_rank_has_not_set_is_an_error()
         optimizer = optimizer_of(other, module)
         nn.init.zeros_(module.bias)
         for shard in session.shards:
-            shard.clocks = {0: (0, 1)}
+            shard.model.clocks = {0: (0, 1)}
         with pytest.raises(InvalidRequest, match="lowest rank has not set it") as caught:
             step(module, optimizer)
         assert caught.value.variable == "bias"

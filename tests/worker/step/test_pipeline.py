@@ -114,7 +114,7 @@ def test_a_refusal_is_raised_after_all_shards_answered_and_the_streams_go_on(ses
     with pytest.raises(InvalidRequest, match="no") as caught:
         worker.step()
     assert caught.value.variable == "v"
-    assert session.shards[1].version == 1
+    assert session.shards[1].model.version == 1
     assert worker.step().versions == (1, 2)
     assert [len(s.opens) for s in session.shards] == [1, 1]
 
@@ -132,7 +132,7 @@ def test_a_step_that_raised_is_told_and_the_worker_goes_on_from_its_version(sess
 def test_refusals_of_several_shards_are_told_together(session: FakeSession) -> None:
     worker = started(session)
     for shard in session.shards:
-        shard.faults.refuse = [InvalidRequest("no", shard=str(shard.layout.shard))]
+        shard.faults.refuse = [InvalidRequest("no", shard=str(shard.model.layout.shard))]
     with pytest.raises(InvalidRequest) as caught:
         worker.step()
     assert caught.value.__notes__ == ["and from another shard: no; shard: 1"]

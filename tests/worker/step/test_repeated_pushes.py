@@ -121,7 +121,7 @@ def test_a_shard_that_comes_back_empty_is_a_loss_of_state(session: FakeSession) 
     worker = started(session)
     worker.step()
     session.shards[1].stop()
-    session.shards[1].forget()
+    session.shards[1].model.forget()
     session.shards[1].serve()
     with pytest.raises(StateLost, match="came back without the parameters of model 'model'") as caught:
         worker.step()
@@ -167,7 +167,7 @@ def test_a_shard_restarted_after_it_answered_is_told_where_the_worker_stands_whi
     told = threading.Event()
 
     def restart() -> None:
-        wait_until(lambda: bool(answered.last_sequence))
+        wait_until(lambda: bool(answered.model.last_sequence))
         answered.stop()
         answered.faults.on_open = told.set
         answered.serve()

@@ -1,0 +1,16 @@
+"""Short limits, for every test here waits for one."""
+
+from __future__ import annotations
+
+import pytest
+
+from ps_protocol.wire.carrier import PlainCarrier
+from ps_protocol.wire.socket_messages import prepare
+from ps_worker.transport import grpc_stream, negotiate
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(negotiate, "CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(grpc_stream, "_END_SECONDS", 0.1)
+    monkeypatch.setattr(PlainCarrier, "prepare", lambda self, seconds=0.3: prepare(self.socket, seconds))
