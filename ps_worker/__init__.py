@@ -6,6 +6,9 @@ import os
 # DataLoader(num_workers=…) forks in the middle of training; the child itself never calls gRPC (grpc/grpc#32992).
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
+# Without a setting gRPC writes a line to stderr for every handshake that fails; the typed error says more.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
 import importlib
 import importlib.util
 from importlib.metadata import PackageNotFoundError, version

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, TextIO
 
+from ps_protocol.log_events import event_of
 from ps_protocol.text import printable
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -76,8 +77,7 @@ class JsonFormatter(logging.Formatter):
     """Formats a record as one line with one JSON object.
 
     Fields: ``time`` (UTC, RFC 3339), ``level``, those of ``FACTS``, ``event``, ``message``, ``logger``; ``exception``
-    has the lines of a traceback. ``event`` is the same for all messages of one kind: the name that the call gives as
-    ``extra={"event": …}``, the class of the error where a message is one, else the message without its values.
+    has the lines of a traceback. ``event`` is one of ``log_events.EVENTS`` or the class of a PsError.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -86,7 +86,7 @@ class JsonFormatter(logging.Formatter):
             "time": time_text(record.created),
             "level": record.levelname.lower(),
             **_process,
-            "event": _event_of(record),
+            "event": event_of(record),
             "message": record.getMessage(),
             "logger": record.name,
         }
@@ -109,14 +109,6 @@ def time_text(seconds: float) -> str:
 def logs_json() -> bool:
     """Whether the records of this process are JSON."""
     return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.root.handlers)
-
-
-def _event_of(record: logging.LogRecord) -> str:
-    if (event := getattr(record, "event", None)) is not None:
-        return str(event)
-    if record.msg == "%s" and isinstance(record.args, tuple) and isinstance(record.args[0], Exception):
-        return type(record.args[0]).__name__
-    return str(record.msg)
 
 
 def _safe(value: Any) -> Any:

@@ -6,6 +6,8 @@ import logging
 import time
 from collections.abc import Callable
 
+from ps_protocol.log_events import event_of
+
 BURST = 10
 """Records of one kind that are written within one period."""
 
@@ -47,6 +49,8 @@ class LogLimit(logging.Filter):
         self._periods[kind] = begin, seen + 1
         if seen >= self._burst:
             return False
+        # Its text changes below; its event does not.
+        record.event = event_of(record)
         if left_out:
             record.msg = f"{record.msg} (and {left_out} more like this before)"
         elif seen + 1 == self._burst:

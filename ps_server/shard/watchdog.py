@@ -24,12 +24,13 @@ STUCK_SECONDS = 60.0
 _BYTES_PER_SECOND = 10e6
 _LOOK_SECONDS = 1.0
 _SAY_SECONDS = 5.0
+_EVENT = {"extra": {"event": "server.stuck"}}
 
 
 def end_process(report: str) -> None:
     """Log why, and end: nothing is saved and nothing is waited for, because anything may hang."""
     # The reader of the log may hang, too.
-    saying = threading.Thread(target=logger.error, args=("%s", report), daemon=True)
+    saying = threading.Thread(target=logger.error, args=("%s", report), kwargs=_EVENT, daemon=True)
     saying.start()
     saying.join(_SAY_SECONDS)
     os._exit(EXIT_STUCK)

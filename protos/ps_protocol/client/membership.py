@@ -34,6 +34,11 @@ OnView = Callable[[ClusterView], None]
 OnFenced = Callable[[Fenced], None]
 
 
+def log_waiting(text: str) -> None:
+    """Log for what a process waits at its start."""
+    logger.warning("%s", text, extra={"event": "waiting"})
+
+
 class Membership:
     """One membership of this process. Any thread may use it.
 
@@ -81,7 +86,7 @@ class Membership:
         client: CoordinatorClient,
         spec: JoinSpec,
         timeout_seconds: float = JOIN_SECONDS,
-        on_wait: Callable[[str], None] = logger.warning,
+        on_wait: Callable[[str], None] = log_waiting,
     ) -> Membership:
         """Join as ``spec`` and return once the first view is here.
 

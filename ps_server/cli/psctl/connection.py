@@ -18,6 +18,7 @@ from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
 from ps_server.cli.options.common import clean_errors
+from ps_server.cli.psctl.notes import note
 
 T = TypeVar("T")
 
@@ -76,4 +77,4 @@ def patiently(what: str, call: Callable[[], T]) -> T:
         thread.join(PATIENCE_SECONDS)
         if not thread.is_alive():
             return result.result()
-        click.echo(f"{what} for {time.monotonic() - begin:.0f} s", err=True)
+        note(f"{what} for {time.monotonic() - begin:.0f} s")

@@ -12,6 +12,7 @@ from ps_protocol.feed.cursor import load_cursor, save_cursor
 from ps_protocol.feed.reader import Change, Following, TableFeed
 from ps_server.cli.psctl.connection import connected, coordinator_option
 from ps_server.cli.psctl.facts import output_option
+from ps_server.cli.psctl.notes import note
 
 _INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended, as shells report it."""
@@ -47,7 +48,7 @@ def feed(
     what = Following(table, model, with_state, follow=not once)
     show = to_line if as_json else to_text
     with connected(coordinator) as client:
-        changes = TableFeed(client, what, load_cursor(cursor) if cursor else None, _say)
+        changes = TableFeed(client, what, load_cursor(cursor) if cursor else None, note)
         try:
             for change in changes:
                 click.echo(show(change))
@@ -55,10 +56,6 @@ def feed(
                     save_cursor(cursor, change.cursor)
         except KeyboardInterrupt:
             sys.exit(_INTERRUPTED)
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)
 
 
 def to_line(change: Change) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -13,11 +15,13 @@ from rich.live import Live
 
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.view import ClusterStatus
-from ps_protocol.security.settings import SecuritySettings
+from ps_protocol.logs import LEVELS, LogFormat
+from ps_protocol.security.settings import VARIABLES, SecuritySettings
 from ps_server.checkpoint.export.models import export as export_model
 from ps_server.checkpoint.export.tables import RowFormat
 from ps_server.checkpoint.read.checkpoint import Checkpoint
 from ps_server.cli.options.common import clean_errors, version_option
+from ps_server.cli.options.logs import LEVEL_VARIABLE, format_option
 from ps_server.cli.options.mode import MODES, bound_options, consistency_of
 from ps_server.cli.options.security import security_options
 from ps_server.cli.psctl.certs import certs
@@ -26,6 +30,7 @@ from ps_server.cli.psctl.facts import output_option, tell
 from ps_server.cli.psctl.feed import feed
 from ps_server.cli.psctl.learning_rates import learning_rates
 from ps_server.cli.psctl.moves import drain, move
+from ps_server.cli.psctl.notes import log_as, note
 from ps_server.cli.psctl.rows import import_rows
 from ps_server.cli.psctl.status_json import status_json
 from ps_server.cli.psctl.tables import table_totals
@@ -48,12 +53,27 @@ LOG_SECONDS = 2.0
     help="Address of the job's coordinator.",
 )
 @security_options
+@click.option(
+    "--log-level",
+    type=click.Choice(LEVELS, case_sensitive=False),
+    envvar=LEVEL_VARIABLE,
+    help="Lowest level that is logged to stderr. PS_LOG_LEVEL.  [default: warning]",
+)
+@format_option("PSCTL", " In JSON, errors and progress are records, too. PS_LOG_FORMAT.")
 @version_option
 @click.pass_context
-def main(context: click.Context, /, coordinator: str | None, security: SecuritySettings) -> None:
+def main(
+    context: click.Context,
+    /,
+    coordinator: str | None,
+    security: SecuritySettings,
+    log_level: str | None,
+    log_format: str,
+) -> None:
     """Inspect a running torch-ps job, change its consistency mode, make and restore checkpoints, move slices between
     its shards, and load rows of its tables.
     """
+    log_as(log_level, LogFormat(log_format), os.environ.get(VARIABLES["job"]))
     context.obj = security
 
 
@@ -94,7 +114,7 @@ def status(coordinator: str, watch: bool, as_json: bool, check: bool) -> None:
             for seen, tables in looks:
                 console.print(status_tables(seen, console.width, tables=tables))
     if check and (found := ailments(seen)):
-        click.echo("not healthy: " + "; ".join(found), err=True)
+        note("not healthy: " + "; ".join(found), logging.WARNING)
         sys.exit(UNHEALTHY)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from ps_protocol.client.coordinator_streams import MoveStream
 from ps_protocol.cluster.view import MoveProgress
 from ps_server.cli.psctl.connection import connected, coordinator_option
 from ps_server.cli.psctl.facts import output_option, tell
+from ps_server.cli.psctl.notes import note
 
 MB = 1 << 20
 
@@ -123,10 +125,10 @@ def _run(
                         err=as_json,
                     )
         except KeyboardInterrupt:
-            click.echo(
+            note(
                 f"stopped: {_moved(last)} of {decimal(last.total_bytes)}; the current batch may still complete. "
                 "Run the same command again to move the rest",
-                err=True,
+                logging.WARNING,
             )
             sys.exit(_INTERRUPTED)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from ps_protocol.errors import ConfigError, Unavailable
 from ps_server.cli.psctl.connection import connected, coordinator_option
 from ps_server.cli.psctl.glance_view import glance_view
 from ps_server.cli.psctl.keys import keys
+from ps_server.cli.psctl.notes import note
 from ps_server.cli.status.text import time_text
 from ps_server.glance.job import glance_of
 from ps_server.page.needs import check_libraries
@@ -82,7 +84,7 @@ def _print(client: CoordinatorClient, console: Console, interval: float, count: 
             if history.status.view.finished:
                 return
         except Unavailable as error:
-            click.echo(f"{time_text(time.time())} {error.message}", err=True)
+            note(f"{time_text(time.time())} {error.message}", logging.WARNING)
         looks += 1
         if looks == count:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 import time
@@ -11,6 +12,7 @@ import click
 
 from ps_protocol.cluster.view import ClusterStatus, ClusterView, Role
 from ps_server.cli.psctl.connection import connected, coordinator_option
+from ps_server.cli.psctl.notes import note
 from ps_server.cli.status.columns import note_of
 from ps_server.cli.status.text import current_members, headline
 
@@ -69,7 +71,7 @@ def wait(coordinator: str, state: tuple[str, Awaited], timeout: float | None) ->
             over = timeout is not None and time.monotonic() - begin >= timeout
             if over or seen.view.finished:
                 why = f"after {timeout:g} s" if over else "and the job has finished"
-                click.echo(f"not '{name}' {why}: {headline(seen)}", err=True)
+                note(f"not '{name}' {why}: {headline(seen)}", logging.WARNING)
                 sys.exit(TIMED_OUT)
             time.sleep(LOOK_SECONDS)
 

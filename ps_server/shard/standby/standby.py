@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
-from ps_protocol.client.membership import Membership, OnFenced, OnView
+from ps_protocol.client.membership import Membership, OnFenced, OnView, log_waiting
 from ps_protocol.cluster.view import ClusterView, Member, Role
 from ps_protocol.errors import Fenced, InternalError, NotReady, StorageFull, Unavailable
 from ps_server.shard.standby.follower import LogFollower, StandbyPlace
@@ -183,7 +183,7 @@ async def joined(
     client: CoordinatorClient, spec: JoinSpec, timeout_seconds: float, stop: asyncio.Event
 ) -> Membership | None:
     """Become a member; None when told to stop while the coordinator is not there yet. Raises as Membership.join."""
-    joining = asyncio.ensure_future(asyncio.to_thread(Membership.join, client, spec, timeout_seconds, logger.warning))
+    joining = asyncio.ensure_future(asyncio.to_thread(Membership.join, client, spec, timeout_seconds, log_waiting))
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait([joining, stopping], return_when=asyncio.FIRST_COMPLETED)
     if joining.done():

@@ -107,38 +107,40 @@ IMPORTS = """
 import json, logging, os, sys, torch
 for given in sys.argv[1:]:
     if not os.fork():
-        os.environ.pop("GRPC_ENABLE_FORK_SUPPORT", None)
+        for name in ("GRPC_ENABLE_FORK_SUPPORT", "GRPC_VERBOSITY"):
+            os.environ.pop(name, None)
         os.environ |= json.loads(given)
         import ps_worker
         handlers = logging.root.handlers + logging.getLogger("ps_worker").handlers
-        said = [os.environ["GRPC_ENABLE_FORK_SUPPORT"], len(handlers), "numba" in sys.modules]
+        grpc_settings = [os.environ["GRPC_ENABLE_FORK_SUPPORT"], os.environ["GRPC_VERBOSITY"]]
+        said = [grpc_settings, len(handlers), "numba" in sys.modules]
         print(json.dumps([given, *said]), flush=True)
         os._exit(0)
     os.wait()
 """
 """Imports the SDK once per argument, an environment, each time in a process that has imported nothing but torch."""
 
-UNSET, WANTED = "{}", '{"GRPC_ENABLE_FORK_SUPPORT": "1"}'
+UNSET, WANTED = "{}", '{"GRPC_ENABLE_FORK_SUPPORT": "1", "GRPC_VERBOSITY": "DEBUG"}'
 
 
 @pytest.fixture(scope="module")
-def imported() -> dict[str, tuple[str, int, bool]]:
-    """By environment, after the import: the setting of gRPC's fork handlers, the log handlers, and numba's presence."""
+def imported() -> dict[str, tuple[list[str], int, bool]]:
+    """By environment, after the import: gRPC's settings, the number of log handlers, and numba's presence."""
     said = subprocess.check_output([sys.executable, "-c", IMPORTS, UNSET, WANTED], text=True)
     return {given: tuple(rest) for given, *rest in map(json.loads, said.splitlines())}
 
 
-def test_importing_the_sdk_configures_no_logging(imported: dict[str, tuple[str, int, bool]]) -> None:
+def test_importing_the_sdk_configures_no_logging(imported: dict[str, tuple[list[str], int, bool]]) -> None:
     assert imported[UNSET][1] == 0
     assert logging.getLogger("ps_worker").propagate
 
 
-def test_the_compiler_is_loaded_when_the_first_table_is_used(imported: dict[str, tuple[str, int, bool]]) -> None:
+def test_the_compiler_is_loaded_when_the_first_table_is_used(imported: dict[str, tuple[list[str], int, bool]]) -> None:
     assert not imported[UNSET][2]
 
 
-@pytest.mark.parametrize(("given", "kept"), [(UNSET, "0"), (WANTED, "1")])
-def test_grpc_fork_handlers_are_off_unless_the_user_wants_them(
-    imported: dict[str, tuple[str, int, bool]], given: str, kept: str
+@pytest.mark.parametrize(("given", "kept"), [(UNSET, ["0", "ERROR"]), (WANTED, ["1", "DEBUG"])])
+def test_grpc_has_no_fork_handlers_and_logs_errors_alone_unless_the_user_wants_otherwise(
+    imported: dict[str, tuple[list[str], int, bool]], given: str, kept: list[str]
 ) -> None:
     assert imported[given][0] == kept
