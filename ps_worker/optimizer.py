@@ -19,7 +19,7 @@ from ps_worker.model.remote_state import StateOnShards
 from ps_worker.session.session import Session
 from ps_worker.step.pipeline import RECONNECT_TIMEOUT_SECONDS
 from ps_worker.step.remote_model import RemoteModel, StepOptions
-from ps_worker.step.summary import PLAIN, StepSummary, Style
+from ps_worker.step.summary import PLAIN, StepSummary, Style, checked_weight
 from ps_worker.tables.binding import TableBinding
 from ps_worker.tables.groups import TableGroups
 
@@ -83,8 +83,14 @@ class PsOptimizer(torch.optim.Optimizer):
         return self._model.last
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None, *, weight: float | None = None
+    ) -> float | None:
         """Push gradients, of rows too, and receive parameters. Returns what ``closure`` returned.
+
+        ``weight``: in sync, what these gradients weigh in the mean of the step, such as the number of samples in the
+        batch; a push without one weighs 1. In async and ssp it has no effect: a push is applied alone. Raises
+        InvalidRequest, with nothing sent, unless it is positive and finite.
 
         Raises NonFiniteGradient, with nothing sent, when a gradient holds NaN or infinity and the policy is "refuse".
         Raises Unavailable when a shard did not answer in time, StateLost, Fenced. Where exchanges overlap, the next
@@ -98,7 +104,7 @@ class PsOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._model.step()
+        self._model.step(checked_weight(weight) if weight is not None else 0.0)
         return loss
 
     def finish(self) -> None:

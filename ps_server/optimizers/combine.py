@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -17,12 +18,29 @@ from ps_server.state.region import Region
 _BLOCK_ELEMENTS = 1 << 17
 
 
-def average(into: Region, parts: Sequence[Region], absent: Sequence[frozenset[int]]) -> frozenset[int]:
+def shares(weights: Sequence[float]) -> list[float] | None:
+    """What part of their mean each of ``weights``, positive and finite, has; None where they are equal."""
+    largest = max(weights)
+    if min(weights) == largest:
+        return None
+    # Divided first: the sum of large weights would overflow.
+    scaled = [weight / largest for weight in weights]
+    total = math.fsum(scaled)
+    return [weight / total for weight in scaled]
+
+
+def average(
+    into: Region,
+    parts: Sequence[Region],
+    absent: Sequence[frozenset[int]],
+    weights: Sequence[float] | None = None,
+) -> frozenset[int]:
     """Write the mean of the gradients of ``parts`` to ``into``; returns the slices that none of them has.
 
     ``into`` may be the first part. ``absent`` holds the missing slice indexes of each part; a missing slice counts as
-    zeros. The sum is taken in the order given, so the result is bitwise repeatable. float16 and bfloat16 are summed in
-    float32 and rounded once. Slices that no part has keep the bytes they had.
+    zeros. ``weights`` are shares of the mean, one for each part; None: all parts weigh the same. The sum is taken in
+    the order given, so the result is bitwise repeatable. float16 and bfloat16 are summed in float32 and rounded once.
+    Slices that no part has keep the bytes they had.
 
     Raises InvalidRequest when ``absent`` does not match the parts or there is none.
     """
@@ -38,8 +56,11 @@ def average(into: Region, parts: Sequence[Region], absent: Sequence[frozenset[in
             for region, missing in zip(parts, run.absent, strict=True)
             if not missing
         ]
-        if present:
+        if present and weights is None:
             _mean(into.tensor(run.begin, run.end, run.dtype), present, len(parts))
+        elif present and weights is not None:
+            own = [weight for weight, missing in zip(weights, run.absent, strict=True) if not missing]
+            _weighted_sum(into.tensor(run.begin, run.end, run.dtype), present, own)
     return frozenset.intersection(*absent)
 
 
@@ -74,6 +95,19 @@ def blend_buffers(region: Region, values: Region, weight: float) -> None:
 
 def _buffer_arenas(layout: Layout) -> Iterator[ArenaSpan]:
     return (span for span in layout.arenas if span.key.kind is Kind.BUFFER and span.begin < span.end)
+
+
+def _weighted_sum(into: Tensor, parts: Sequence[Tensor], weights: Sequence[float]) -> None:
+    """Sum ``parts`` times ``weights`` in order. ``into`` may be the first part, none of the others."""
+    widen = into.dtype in (torch.float16, torch.bfloat16)
+    for begin in range(0, into.numel(), _BLOCK_ELEMENTS):
+        first, *rest = (part[begin : begin + _BLOCK_ELEMENTS] for part in parts)
+        target = into[begin : begin + _BLOCK_ELEMENTS]
+        total = first.float().mul_(weights[0]) if widen else torch.mul(first, weights[0], out=target)
+        for part, weight in zip(rest, weights[1:], strict=True):
+            total.add_(part, alpha=weight)
+        if widen:
+            target.copy_(total)
 
 
 def _mean(into: Tensor, parts: Sequence[Tensor], count: int) -> None:

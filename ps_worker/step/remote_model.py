@@ -128,30 +128,33 @@ class RemoteModel:
 
     # -- steps
 
-    def step(self) -> None:
-        """Push gradients, of rows too, and receive parameters. Raises as the optimizer's ``step``."""
+    def step(self, weight: float = 0.0) -> None:
+        """Push gradients, of rows too, and receive parameters. Raises as the optimizer's ``step``.
+
+        ``weight``: see StepPush.
+        """
         counters, began = self._session.counters, perf_counter()
         counters.begins(began)
         try:
-            self._step_traced()
+            self._step_traced(weight)
         finally:
             counters.ends(began, perf_counter())
 
-    def _step_traced(self) -> None:
+    def _step_traced(self, weight: float) -> None:
         tracer = self._session.instruments.tracer
         if tracer is None:
-            self._step(None)
+            self._step(None, weight)
             return
         said: Attributes = {"model": self.name, "rank": self._session.rank, "step": self._session.steps + 1}
         trace = tracer.begin("step", f"model {self.name}", monotonic_ns(), said)
         handed_on = False
         try:
-            handed_on = self._step(trace)
+            handed_on = self._step(trace, weight)
         finally:
             if not handed_on:
                 trace.end(monotonic_ns())
 
-    def _step(self, trace: TraceSpan | None) -> bool:
+    def _step(self, trace: TraceSpan | None, weight: float) -> bool:
         """As ``step``; returns whether the exchange goes on beside the training thread, and ends ``trace``."""
         if written := self._flat.written():
             with self.around():
@@ -181,6 +184,7 @@ class RemoteModel:
             rows=self._tables.collect() if self._has_tables else None,
             table_options=options.tables,
             trace=trace,
+            weight=weight,
         )
         if trace is not None:
             trace.part("collect", begin_ns, monotonic_ns())

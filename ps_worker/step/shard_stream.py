@@ -220,6 +220,7 @@ class ShardStream:
             staged=[position for span in staged for position in span],
             tables=rows.tables,
             traceparent=trace.traceparent if trace is not None else "",
+            weight=push.weight,
         )
         self.is_pushing, self._staged, self._sequence = True, [], push.sequence
         if self._encoder and ranges and transport.gradients is None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ps_protocol.errors import PsError
+from ps_protocol.errors import InvalidRequest, PsError
 from ps_protocol.model.layout import Range
 from ps_protocol.model.spec import Options
 from ps_protocol.model.tables import RowOptions
@@ -92,6 +93,8 @@ class StepPush:
     clock: int = 0
     #: The trace of the step; None: it is not traced.
     trace: TraceSpan | None = None
+    #: sync: what the gradients weigh in the mean of their step; 0: 1.
+    weight: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +125,19 @@ class StepSummary:
     def version(self) -> int:
         """The lowest version received."""
         return min(self.versions)
+
+
+def checked_weight(weight: object) -> float:
+    """``weight`` of a push as a number. Raises InvalidRequest unless it is positive and finite."""
+    try:
+        number = float(weight)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        number = math.nan
+    if not 0.0 < number < math.inf:
+        raise InvalidRequest(
+            "step() has a weight that no mean can be taken with; nothing was sent",
+            expected="a positive finite number, such as the number of samples in the batch",
+            actual=repr(weight)[:80],
+            remedy="make no step for a batch without samples",
+        )
+    return number

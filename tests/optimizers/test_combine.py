@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import DType, Kind, ModelSpec, ShardMap, Slice, Variable
-from ps_server.optimizers.combine import assign_buffers, average, average_buffers, blend_buffers
+from ps_server.optimizers.combine import assign_buffers, average, average_buffers, blend_buffers, shares
 from ps_server.state.region import Region
 from tests.support.length import examples
 
@@ -56,6 +56,45 @@ def test_a_mean_of_more_elements_than_one_block_is_exact_everywhere() -> None:
     expected = ((regions[0].slice(0).float() + regions[1].slice(0) + regions[2].slice(0)) / 3).bfloat16()
     average(regions[0], regions, [frozenset()] * 3)
     assert torch.equal(regions[0].slice(0), expected)
+
+
+@examples(40)
+@given(
+    parts=st.lists(st.tuples(ABSENT, st.floats(1e-300, 1e300)), min_size=2, max_size=4),
+    apart=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_a_weighed_mean_gives_each_part_its_share_with_zeros_for_what_is_absent(
+    parts: list[tuple[frozenset[int], float]], apart: bool, seed: int
+) -> None:
+    layout = whole_layout(spec_of("SGD", FLOATS, [{"lr": 0.1}]))
+    regions = contributions(layout, len(parts), seed)
+    into = Region(layout) if apart else regions[0]
+    absent = [missing for missing, _ in parts]
+    weights = shares([weight for _, weight in parts])
+    if weights is None:
+        return
+    assert sum(weights) == pytest.approx(1)
+    expected = {}
+    for index in range(len(layout.slices)):
+        wide = [
+            region.slice(index).double() * weight
+            for region, missing, weight in zip(regions, absent, weights, strict=True)
+            if index not in missing
+        ]
+        if wide:
+            expected[index] = torch.stack(wide).sum(0)
+    nobody = average(into, regions, absent, weights)
+    assert nobody == frozenset.intersection(*absent)
+    for index, tensor in expected.items():
+        found = into.slice(index)
+        rough = {torch.float16: 2e-3, torch.bfloat16: 2e-2}.get(found.dtype, 1e-5)
+        torch.testing.assert_close(found.double(), tensor, rtol=rough, atol=rough)
+
+
+def test_equal_weights_are_none_and_the_largest_ones_have_shares() -> None:
+    assert shares([32.0, 32.0, 32.0]) is None
+    assert shares([1e308, 1e308, 5e307]) == pytest.approx([0.4, 0.4, 0.2])
 
 
 @pytest.mark.parametrize(("parts", "absent"), [(2, [frozenset[int]()]), (0, [])])

@@ -76,6 +76,8 @@ class PushHeader:
     tables: Sequence[RowCount] = ()
     #: W3C trace context of the worker's step; empty: the step is not traced.
     traceparent: str = ""
+    #: sync: what the gradients weigh in the mean of their step; 0: 1.
+    weight: float = 0.0
     #: A small payload, whole.
     payload: bytes = b""
     #: shm: number of the segment with the gradients; 0: the payload has them.

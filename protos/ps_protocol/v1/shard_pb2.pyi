@@ -191,7 +191,7 @@ class Stage(_message.Message):
     def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("sequence", "phase", "clock", "pulled_version", "absent", "groups", "with_buffers", "skipped", "push_only", "finite", "payload", "segment", "ahead", "staged", "tables", "table_arguments", "rows_in_room", "traceparent")
+    __slots__ = ("sequence", "phase", "clock", "pulled_version", "absent", "groups", "with_buffers", "skipped", "push_only", "finite", "payload", "segment", "ahead", "staged", "tables", "table_arguments", "rows_in_room", "traceparent", "weight")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -210,6 +210,7 @@ class PushHeader(_message.Message):
     TABLE_ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     ROWS_IN_ROOM_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     phase: int
     clock: int
@@ -228,7 +229,8 @@ class PushHeader(_message.Message):
     table_arguments: _containers.RepeatedCompositeFieldContainer[_common_pb2.Options]
     rows_in_room: bool
     traceparent: str
-    def __init__(self, sequence: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., pulled_version: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., groups: _Optional[_Iterable[_Union[_common_pb2.Options, _Mapping]]] = ..., with_buffers: bool = ..., skipped: bool = ..., push_only: bool = ..., finite: bool = ..., payload: _Optional[bytes] = ..., segment: _Optional[int] = ..., ahead: _Optional[int] = ..., staged: _Optional[_Iterable[int]] = ..., tables: _Optional[_Iterable[_Union[TableRows, _Mapping]]] = ..., table_arguments: _Optional[_Iterable[_Union[_common_pb2.Options, _Mapping]]] = ..., rows_in_room: bool = ..., traceparent: _Optional[str] = ...) -> None: ...
+    weight: float
+    def __init__(self, sequence: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., pulled_version: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., groups: _Optional[_Iterable[_Union[_common_pb2.Options, _Mapping]]] = ..., with_buffers: bool = ..., skipped: bool = ..., push_only: bool = ..., finite: bool = ..., payload: _Optional[bytes] = ..., segment: _Optional[int] = ..., ahead: _Optional[int] = ..., staged: _Optional[_Iterable[int]] = ..., tables: _Optional[_Iterable[_Union[TableRows, _Mapping]]] = ..., table_arguments: _Optional[_Iterable[_Union[_common_pb2.Options, _Mapping]]] = ..., rows_in_room: bool = ..., traceparent: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class Lookup(_message.Message):
     __slots__ = ("number", "tables", "phase", "clock", "now", "payload")

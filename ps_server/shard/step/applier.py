@@ -19,7 +19,7 @@ from ps_server.consistency import FAILED, PushInfo, Tracker, WorkerKey
 from ps_server.failpoints import Failpoints
 from ps_server.log.entries import AppliedUpdate, Loaded, RowsDropped, RowsEntry, UpdateLog
 from ps_server.log.row_messages import apply_rows
-from ps_server.optimizers.combine import assign_buffers, average, average_buffers
+from ps_server.optimizers.combine import assign_buffers, average, average_buffers, shares
 from ps_server.optimizers.undo import StepSkipped, require_counters
 from ps_server.shard.counters import StepTimes
 from ps_server.shard.durability.replication import Replication
@@ -294,14 +294,15 @@ def combined(
     if not owned:
         into = pool.take()
     try:
-        absent = pushes[0].absent
+        absent, weights = pushes[0].absent, None
         if len(pushes) == 1 and not owned:
             copy_region(regions[0], into)
         if len(pushes) > 1:
-            absent = average(into, regions, [push.absent for push in pushes])
+            weights = shares([push.weight for push in pushes])
+            absent = average(into, regions, [push.absent for push in pushes], weights)
         with_buffers = [push for push in pushes if push.with_buffers]
         weight = _combine_buffers(into, with_buffers, live_workers) if with_buffers else 0.0
-        rows = combined_rows([push.rows for push in pushes], tables, len(pushes), keep=keep) if tables else ()
+        rows = combined_rows([push.rows for push in pushes], tables, weights, keep=keep) if tables else ()
         yield Step(into, absent, pushes[0].options, scale, weight, rows)
     finally:
         if not owned:

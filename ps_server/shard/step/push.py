@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ps_protocol.errors import NonFiniteGradient, PsError
+from ps_protocol.errors import InvalidRequest, NonFiniteGradient, PsError
 from ps_protocol.model.spec import NonFinite, Options
 from ps_server import tables as row_tables
 from ps_server.consistency import PushDecision, PushInfo
@@ -35,6 +36,8 @@ class IncomingPush:
     push_only: bool = False
     #: The worker has looked: there is no NaN or infinity in it.
     finite: bool = False
+    #: sync: what its gradients weigh in the mean of their step.
+    weight: float = 1.0
     #: Steps that the parameters wanted back are used later than usual.
     ahead: int = 0
     #: None: no table takes part.
@@ -46,6 +49,17 @@ class IncomingPush:
     error: PsError | None = None
     #: What a trace says of it; None: its worker does not trace it.
     trace: ServedPush | None = None
+
+
+def require_weight(weight: float, rank: int) -> None:
+    """Raises InvalidRequest for a weight with which there is no mean."""
+    if not 0.0 < weight < math.inf:
+        raise InvalidRequest(
+            f"a push of worker {rank} has a weight that no mean can be taken with",
+            expected="a positive finite number",
+            actual=str(weight),
+            remedy="weigh a push with the number of its samples, and make no step for a batch without any",
+        )
 
 
 async def must_skip(push: IncomingPush, executor: ShardExecutor, tables: Sequence[row_tables.ShardTable]) -> bool:

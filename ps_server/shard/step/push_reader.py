@@ -19,7 +19,7 @@ from ps_server.shard.counters import Counters
 from ps_server.shard.executor import INLINE_BYTES
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.options import merge_options, merge_row_options
-from ps_server.shard.step.push import IncomingPush
+from ps_server.shard.step.push import IncomingPush, require_weight
 from ps_server.shard.step.pushed_rows import PushedRows, announced
 from ps_server.shard.step.staging import Staging
 from ps_server.shard.tasks import in_thread
@@ -126,6 +126,8 @@ class PushReader:
                 expected=f"indexes below {self._slices}",
                 actual=str(max(absent)),
             )
+        if header.weight:
+            require_weight(header.weight, self._worker.rank)
         spec = self._model.layout.shard_map.spec
         if header.options:
             self._options = merge_options(spec, header.options)
@@ -147,6 +149,7 @@ class PushReader:
             push_only=header.push_only,
             finite=header.finite,
             ahead=header.ahead,
+            weight=header.weight or 1.0,
             rows=self._announced(header) if header.tables and not header.skipped else None,
         )
 

@@ -176,18 +176,30 @@ def wanted(tables: Iterable[RowCount], layout: Layout) -> WantedRows:
 
 
 def combined_rows(
-    pushes: Sequence[PushedRows | None], tables: Sequence[row_tables.ShardTable], count: int, *, keep: bool = False
+    pushes: Sequence[PushedRows | None],
+    tables: Sequence[row_tables.ShardTable],
+    weights: Sequence[float] | None = None,
+    *,
+    keep: bool = False,
 ) -> list[RowStep]:
-    """In the executor: the rows in the step that ``pushes`` make, in rank order; ``count`` pushes share in it.
+    """In the executor: the rows in the step that ``pushes`` make, in rank order.
 
-    ``keep``: none of it is in memory that a worker can change.
+    ``weights``: the share of each push in the mean; None: equal ones. ``keep``: none of it is in memory that a worker
+    can change.
     """
-    present = [pushed for pushed in pushes if pushed is not None]
+    count = len(pushes)
+    present = [(pushed, at) for at, pushed in enumerate(pushes) if pushed is not None]
     steps = []
-    for number in sorted({part.table for pushed in present for part in pushed.parts}):
-        parts = [(part.ids, part.gradients) for each in present for part in each.parts if part.table == number]
-        ids, gradients = parts[0] if count == 1 else row_tables.merge_rows(parts, count)
-        if keep and count == 1 and present[0].lent:
+    for number in sorted({part.table for pushed, _ in present for part in pushed.parts}):
+        found = [(part, at) for each, at in present for part in each.parts if part.table == number]
+        if count == 1:
+            ids, gradients = found[0][0].ids, found[0][0].gradients
+        elif weights is None:
+            ids, gradients = row_tables.merge_rows([(part.ids, part.gradients) for part, _ in found], count)
+        else:
+            weighed = [(part.ids, part.gradients * np.float32(weights[at])) for part, at in found]
+            ids, gradients = row_tables.merge_rows(weighed, 1)
+        if keep and count == 1 and present[0][0].lent:
             gradients = gradients.copy()
-        steps.append(RowStep(number, ids, gradients, tables[number].updates + 1, present[0].options[number]))
+        steps.append(RowStep(number, ids, gradients, tables[number].updates + 1, present[0][0].options[number]))
     return steps

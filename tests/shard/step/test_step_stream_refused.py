@@ -59,6 +59,9 @@ BAD_MESSAGES = {
         [{"push": pb.PushHeader(sequence=1, clock=1, groups=[Options(options=TWICE)])}],
         "given twice",
     ),
+    "a negative weight": ([{"push": pb.PushHeader(sequence=1, clock=1, weight=-1.0)}], "positive finite"),
+    "an infinite weight": ([{"push": pb.PushHeader(sequence=1, clock=1, weight=float("inf"))}], "positive finite"),
+    "a weight that is no number": ([{"push": pb.PushHeader(sequence=1, clock=1, weight=float("nan"))}], "positive"),
     "no sequence": ([{"push": pb.PushHeader(clock=1)}], "sequence"),
     "a second Open": ([{"open": pb.Open(model="model")}], "step stream"),
 }
