@@ -18,7 +18,7 @@ from ps_server.checkpoint.read.checkpoint import Checkpoint
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.cli.psctl.main import main
 from ps_worker import Cluster, rows
-from tests.end_to_end.test_tables import DIM, TOP, Model, loss_of, on_shards, read, steps_of, with_ids
+from tests.end_to_end.table_training import DIM, TOP, Model, loss_of, on_shards, read, steps_of, with_ids
 from tests.end_to_end.training import run_workers
 from tests.worker.jobs import Job, running_job
 
