@@ -74,12 +74,22 @@ LOG_BYTES = SHARD.counter("log_bytes_total", "Bytes written to the log.")
 LOG_RECORDS = SHARD.gauge("log_records", "Number of the last record of the log.")
 LOG_FSYNC = SHARD.histogram("log_fsync_seconds", "How long the disk took to have a record, where it is waited for.")
 LOG_LAG = SHARD.gauge("log_lag_records", "Records that no snapshot holds: a restart replays them.")
+LOG_LAG_SECONDS = SHARD.gauge(
+    "log_lag_seconds",
+    "Age of the oldest record that no snapshot holds, 0 without one: with --durability snapshot what a kill now would "
+    "lose, with durable what a restart replays.",
+)
 SNAPSHOT = SHARD.histogram("snapshot_seconds", "Duration of snapshots.")
 SNAPSHOT_BYTES = SHARD.counter("snapshot_bytes_total", "Bytes of all snapshots.")
 SNAPSHOT_FAILURES = SHARD.counter("snapshot_failures_total", "Snapshots that failed and were tried again.")
 RECOVERY = SHARD.gauge("recovery_seconds", "How long reading the data directory took at the start.")
 STANDBY = SHARD.gauge("standby_connected", "Whether a standby follows the log: 1 or 0.")
 STANDBY_LAG = SHARD.gauge("standby_lag_records", "Records of the log that the standby does not have yet.")
+STANDBY_LAG_SECONDS = SHARD.gauge(
+    "standby_lag_seconds",
+    "Age of the oldest record that the standby does not have yet, 0 without one: with --acknowledge before what the "
+    "loss of this shard now would lose.",
+)
 
 
 class ShardMetrics:
@@ -144,14 +154,16 @@ class ShardMetrics:
             yield RECOVERY.of(storage.recovery_seconds)
         if (snapshotter := storage.snapshotter) is not None:
             yield LOG_LAG.of(snapshotter.unsaved_records)
+            yield LOG_LAG_SECONDS.of(storage.age_seconds(snapshotter.saved_number))
             yield SNAPSHOT.of(snapshotter.times.value)
             yield SNAPSHOT_BYTES.of(snapshotter.written_bytes)
             yield SNAPSHOT_FAILURES.of(snapshotter.failures)
         if self._feed is not None:
-            lag = self._feed.lag
+            lag, held = self._feed.lag, self._feed.held_number
             yield STANDBY.of(lag is not None)
-            if lag is not None:
+            if lag is not None and held is not None:
                 yield STANDBY_LAG.of(lag)
+                yield STANDBY_LAG_SECONDS.of(storage.age_seconds(held))
 
 
 def _model(model: ShardModel) -> Iterator[Sample]:

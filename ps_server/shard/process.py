@@ -194,6 +194,14 @@ class ShardProcess:
         self._session = self._client.sessions.of(membership.member)
         self._authorization.trust(self._client.sessions.public_key)
 
+    def _enter_standby(self, membership: Membership) -> None:
+        self._enter(membership)
+        membership.set_stats(lambda: MemberStats(metrics_address=self._metrics_address))
+
+    @property
+    def _metrics_address(self) -> str:
+        return self._metrics.address if self._metrics else ""
+
     def _open_shard(self, address: str) -> grpc.aio.Channel:
         return open_async_channel(address, self._security, self._session)
 
@@ -228,7 +236,7 @@ class ShardProcess:
         follower = LogFollower(config.shard, storage, executor, self._open_shard)
         standby = Standby(self._client, spec, follower, config.connect_timeout_seconds, self._stop)
         standby.exits_with_job = config.exit_when_finished
-        standby.on_join = self._enter
+        standby.on_join = self._enter_standby
         taking = asyncio.create_task(standby.take_place())
         waits = asyncio.create_task(standby.waits.wait())
         await asyncio.wait([taking, waits], return_when=asyncio.FIRST_COMPLETED)
@@ -301,7 +309,7 @@ class ShardProcess:
                 shard_stats(self._counters, registry),
                 standby_lag=feed.lag if feed else None,
                 log=storage.counts,
-                metrics_address=self._metrics.address if self._metrics else "",
+                metrics_address=self._metrics_address,
             )
 
         membership.set_stats(stats)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ps_protocol.cluster.leases import LeaseAsk
 from ps_protocol.cluster.view import Joined, Member, MemberStats, Role
-from ps_protocol.errors import Fenced
+from ps_protocol.errors import Fenced, NotReady, PsError, StorageFull
 from ps_protocol.metrics.definition import HistogramValue
 from ps_protocol.metrics.server import Target
 from ps_protocol.model.spec import Consistency, Mode
@@ -21,8 +23,13 @@ from ps_server.coordinator.jobs.checkpoints import Checkpoints
 from ps_server.coordinator.jobs.move_runner import MoveRunner
 from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.metrics import CoordinatorMetrics, targets
+from ps_server.coordinator.placement.move_plan import Wish
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.limits import LimitCounts
+from tests.coordinator.placement.test_moves import SLICE_BYTES, played
+from tests.coordinator.placement.test_moves import Job as MovingJob
+from tests.support.shards import wait_until
+from tests.worker.jobs import running_job
 
 Found = dict[tuple[str, ...], float]
 
@@ -117,6 +124,12 @@ async def leases(job: Job) -> None:
     await job.driver.lease_data(0, worker.incarnation, LeaseAsk("data", 100, 0, lease_items=10, sequence=1), 0.0)
 
 
+async def finishes(job: Job) -> None:
+    await joins(job)
+    for member in list(job.driver.view.live(Role.WORKER).values()):
+        job.driver.leave(member.role, member.index, member.incarnation, "")
+
+
 @dataclass(frozen=True)
 class Cause:
     """What happens in a job, and what it adds to which metrics."""
@@ -150,6 +163,7 @@ CAUSES = [
     Cause(loads, {("members", "shard", "busy"): 1, ("members", "shard", "live"): 0}),
     Cause(meets, {("phase",): 1, ("barrier_wait_seconds",): 3}),
     Cause(changes_mode, {("mode_changes_total",): 1}),
+    Cause(finishes, {("job_finished",): 1, ("lease_expirations_total", "worker"): 0}),
     Cause(leases, {("data_leases",): 1, ("data_leased_items",): 10}),
 ]
 
@@ -174,6 +188,7 @@ def test_the_mode_is_a_label_and_heartbeats_have_an_age() -> None:
     job.now += 2.5
     found = job.read()
     assert found["heartbeat_age_seconds", "shard"] == 2.5
+    assert found["job_finished",] == 0
     assert (found["members_expected", "shard"], found["members_expected", "worker"]) == (1, 2)
 
 
@@ -185,6 +200,73 @@ def test_targets_are_the_live_members_that_told_an_address() -> None:
     assert targets(job.driver.status()) == [Target("10.0.0.1:9", "shard")]
     job.driver.leave(shard.role, shard.index, shard.incarnation, "")
     assert targets(job.driver.status()) == []
+
+
+def read_of(driver: Driver, checkpoints: Checkpoints, moves: MoveRunner) -> Found:
+    """As ``Job.read``, of histograms how many values they have."""
+    found = {}
+    for sample in CoordinatorMetrics(driver, checkpoints, moves, LimitCounts()).read():
+        value = sample.value
+        number = float(sum(value.counts)) if isinstance(value, HistogramValue) else float(value)
+        found[sample.metric.name.removeprefix("torch_ps_"), *sample.labels] = number
+    return found
+
+
+def added(before: Found, after: Found) -> Found:
+    """What moves and checkpoints have added."""
+    names = ("moves_total", "move_pause_seconds", "checkpoints_total", "checkpoint_seconds")
+    return {
+        name: number - before[name] for name, number in after.items() if name[0] in names and number != before[name]
+    }
+
+
+def test_batches_that_were_moved_and_one_that_was_given_up_are_counted() -> None:
+    async def body(job: MovingJob) -> None:
+        before = read_of(job.driver, job.checkpoints, job.moves)
+        await job.reshard(Wish(to=(2,)), SLICE_BYTES)
+        moved = read_of(job.driver, job.checkpoints, job.moves)
+        assert added(before, moved) == {("moves_total", "done"): 2, ("move_pause_seconds",): 2}
+        job.shards[0].fails["Pause"].append(StorageFull("the disk is full", shard="0"))
+        with pytest.raises(StorageFull):
+            await job.reshard(Wish(drain=(2,)))
+        failed = read_of(job.driver, job.checkpoints, job.moves)
+        assert added(moved, failed) == {("moves_total", "failed"): 1}
+
+    played(body)
+
+
+def test_checkpoints_are_counted_by_result_and_have_a_duration_and_an_age(tmp_path: Path) -> None:
+    """With one real shard and worker in this process: about a second."""
+    with running_job(checkpoints=CheckpointConfig(tmp_path / "checkpoints")) as job:
+        with pytest.raises(NotReady):
+            job.loop.run(job.checkpoints.make())
+        weights = [torch.nn.Parameter(torch.zeros(3))]
+        job.cluster().optimizer(torch.optim.SGD, weights, lr=1.0)
+        driver, checkpoints = job.checkpoints._driver, job.checkpoints
+        moves = MoveRunner(driver, checkpoints.busy)
+
+        def found() -> Found:
+            async def on_loop() -> Found:
+                return read_of(driver, checkpoints, moves)
+
+            return job.loop.run(on_loop())
+
+        before = found()
+        assert before["checkpoints_total", "failed"] == 1
+        assert ("checkpoint_age_seconds",) not in before
+        job.loop.run(checkpoints.make())
+        made = found()
+        assert added(before, made) == {("checkpoints_total", "done"): 1, ("checkpoint_seconds",): 1}
+        assert 0 <= made["checkpoint_age_seconds",] < 60
+        wait_until(lambda: found()["checkpoint_age_seconds",] > made["checkpoint_age_seconds",])
+        # A file where the folder should be: nothing can be begun there.
+        (tmp_path / "file").touch()
+        checkpoints._config = CheckpointConfig(tmp_path / "file")
+        with pytest.raises(PsError):
+            job.loop.run(checkpoints.make())
+        failed = found()
+        assert added(made, failed) == {("checkpoints_total", "failed"): 1}
+        assert failed["checkpoint_age_seconds",] > made["checkpoint_age_seconds",], "that of the last complete one"
 
 
 def test_moves_and_checkpoints_begin_at_zero_and_a_checkpoint_without_a_folder_is_none_made() -> None:

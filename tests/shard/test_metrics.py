@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,11 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ps_protocol.errors import Unavailable
 from ps_protocol.metrics.definition import HistogramValue
 from ps_protocol.model.spec import Consistency, Mode, StalePolicy
 from ps_protocol.model.tables import RowLife
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.wire.convert.options import options_to_pb
 from ps_server.cli.options.storage import Durability, StorageConfig
+from ps_server.limits import ServerLimits
 from ps_server.shard.metrics import SHARD, ShardMetrics, staleness_value
+from ps_server.shard.standby.log_feed import LogFeed
+from tests.optimizers.test_option_ranges import _defaults
+from tests.shard.step.test_failing_steps import RAISING
 from tests.shard.tables.test_expiry import age
 from tests.support.shards import StubStream, TestShard, flat, gradients, running_shard, start, wait_until
 from tests.support.tables import RowStream, array, start_with, table_spec
@@ -24,12 +34,12 @@ SYNC = Consistency(Mode.SYNC)
 Found = dict[tuple[str, ...], float]
 
 
-def read(shard: TestShard) -> Found:
+def read(shard: TestShard, feed: LogFeed | None = None) -> Found:
     """By name without prefix and by labels; of a histogram the number of values."""
     assert shard.storage
     assert shard.service
     executor = shard.registry.context.executor
-    metrics = ShardMetrics(shard.counters, shard.registry, executor, shard.storage, shard.service, None)
+    metrics = ShardMetrics(shard.counters, shard.registry, executor, shard.storage, shard.service, feed)
 
     async def on_loop() -> Found:
         found = {}
@@ -196,13 +206,15 @@ def test_log_fsync_and_snapshots(tmp_path: Any) -> None:
         before = read(shard)
         one_step(shard)
         after = read(shard)
-        for name in ("log_bytes_total", "log_fsync_seconds", "log_lag_records"):
-            assert after[name,] > before[name,]
+        assert after["log_bytes_total",] > before["log_bytes_total",]
+        assert after["log_fsync_seconds",] > before["log_fsync_seconds",]
+        assert after["log_lag_records",] > before["log_lag_records",]
+        wait_until(lambda: read(shard)["log_lag_seconds",] > 0.3)
         assert shard.storage
         assert shard.storage.snapshotter
         shard.loop.run(shard.storage.snapshotter.take())
         done = read(shard)
-        assert done["log_lag_records",] == 0
+        assert (done["log_lag_records",], done["log_lag_seconds",]) == (0, 0)
         assert done["snapshot_seconds",] - after["snapshot_seconds",] == 1
         assert done["snapshot_bytes_total",] > after["snapshot_bytes_total",]
         assert done["recovery_seconds",] > 0
@@ -234,6 +246,113 @@ def test_rows_of_tables_their_admission_and_their_end() -> None:
         stream.end()
 
 
+class StuckReader:
+    """The context of a Feed call whose client does not read while ``held``."""
+
+    def __init__(self) -> None:
+        self.free = asyncio.Event()
+        self.free.set()
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    async def write(self, data: bytes) -> None:
+        await self.free.wait()
+
+
+def test_a_reader_of_changes_that_does_not_read_lags_by_the_updates_it_lacks() -> None:
+    lag, limit = ("feed_lag_updates", "model", "ads"), ("limit_refusals_total", "feeds")
+    with running_shard(limits=ServerLimits(max_feeds=1)) as shard:
+        start_with(shard, table_spec())
+        stream, rows = RowStream(shard), (array(1, 2), np.ones((2, 4), np.float32))
+        dense = bytes(shard.model().layout.region_bytes)
+        request = pb.FeedRequest(model="model", table=0, follow=True)
+        assert shard.service
+        changes = shard.service._changes
+
+        async def follow() -> tuple[StuckReader, asyncio.Task[None]]:
+            reader = StuckReader()
+            return reader, asyncio.create_task(changes.serve(request, reader))  # type: ignore[arg-type]
+
+        async def hold() -> None:
+            reader.free.clear()
+
+        async def go_on() -> None:
+            reader.free.set()
+
+        async def end() -> None:
+            reading.cancel()
+            await asyncio.wait([reading])
+
+        stream.exchange_rows(dense, {0: rows})
+        reader, reading = shard.loop.run(follow())
+        wait_until(lambda: read(shard)[lag] == 0)
+        assert read(shard)["feed_readers", "model", "ads"] == 1
+        shard.loop.run(hold())
+        for _ in range(3):
+            stream.exchange_rows(dense, {0: rows})
+        assert read(shard)[lag] == 3
+        before = read(shard)
+        refused = shard.loop.run(follow())[1]
+        wait_until(refused.done)
+        assert isinstance(refused.exception(), Unavailable)
+        assert read(shard)[limit] - before.get(limit, 0) == 1
+        shard.loop.run(go_on())
+        wait_until(lambda: read(shard)[lag] == 0)
+        shard.loop.run(end())
+        assert read(shard)["feed_readers", "model", "ads"] == 0
+        stream.end()
+
+
+def test_a_step_that_raises_is_counted_as_failed_and_as_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ps_server.shard.step.options.require_in_range", lambda spec, options: None)
+    name, options = RAISING[0]
+    with running_shard() as shard:
+        model, _ = start(shard, optimizer=f"torch.optim.{name}", **_defaults(name))
+        before = read(shard)
+        payload = flat(model.layout, *gradients(model, 1))
+        StubStream(shard).exchange(payload, groups=[options_to_pb(options)])
+        after = read(shard)
+        for moved in (("pushes_failed_total", "model"), ("pushes_total", "model", "applied")):
+            assert after[moved] - before.get(moved, 0) == 1
+
+
+def test_work_that_waits_for_the_executor_is_its_queue() -> None:
+    free = threading.Event()
+    with running_shard() as shard:
+        executor = shard.registry.context.executor
+
+        async def queue() -> None:
+            for _ in range(3):
+                executor.submit(lambda: free.wait(60), 1 << 62)
+
+        assert read(shard)["queue_depth",] == 0
+        shard.loop.run(queue())
+        try:
+            assert read(shard)["queue_depth",] == 3
+        finally:
+            free.set()
+        wait_until(lambda: read(shard)["queue_depth",] == 0)
+
+
+def test_a_snapshot_that_cannot_be_written_is_a_failure(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        def __init__(self, *_: Any) -> None:
+            raise OSError(errno.ENOSPC, "the disk is full")
+
+    with running_shard(storage_config=StorageConfig(Durability.DURABLE, tmp_path)) as shard:
+        start(shard)
+        one_step(shard)
+        assert shard.storage
+        assert shard.storage.snapshotter
+        with monkeypatch.context() as patched:
+            patched.setattr("ps_server.shard.durability.snapshotter.SnapshotWriter", Full)
+            patched.setattr("ps_server.shard.durability.snapshotter._RETRY_SECONDS", 0.01)
+            shard.loop.run(shard.storage.snapshotter._try())
+        assert read(shard)["snapshot_failures_total",] == 1
+        assert read(shard)["snapshot_seconds",] == 0
+
+
 def test_staleness_in_buckets_has_every_push_once() -> None:
     seed = random.randrange(1 << 32)
     print("seed", seed)
@@ -253,5 +372,10 @@ def test_a_process_serves_every_metric_without_a_standby_or_a_reader(tmp_path: A
         read_names = {name for name, *_ in read(shard)}
         missing = {metric.name.removeprefix("torch_ps_") for metric in SHARD.metrics} - read_names
         security = {"auth_failures_total", "certificate_expiry_timestamp_seconds"}
-        assert missing == security | {"pushes_refused_total", "standby_connected", "standby_lag_records"}
+        assert missing == security | {
+            "pushes_refused_total",
+            "standby_connected",
+            "standby_lag_records",
+            "standby_lag_seconds",
+        }
         one.end()

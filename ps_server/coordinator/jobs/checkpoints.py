@@ -106,28 +106,35 @@ class Checkpoints:
         directory = self._directory()
         async with self.busy:
             self._taken_at = began = time.monotonic()
-            for left in reversed(range(_TRIES)):
-                folder = await asyncio.to_thread(begin, directory)
-                try:
-                    size = await self._write(folder)
-                except BaseException as error:
-                    with suppress(ConfigError):  # it is complete: only its caller was cancelled
-                        await asyncio.to_thread(discard, folder)
-                    if left and isinstance(error, QuiesceLost):
-                        continue
-                    self.failed += 1
+            try:
+                folder, size = await self._tried(directory)
+            except BaseException:
+                self.failed += 1
+                raise
+            self._complete_at = began
+            self.done += 1
+            # It is complete, whatever becomes of older ones.
+            await asyncio.to_thread(prune, directory, self._config.keep)
+            made = CheckpointMade(folder, size, time.monotonic() - began)
+            self.times.observe(made.seconds)
+            logger.info("checkpoint %s: %.1f MB in %.1f s", made.folder, made.size_bytes / 1e6, made.seconds)
+            self._driver.events.add(f"checkpoint: {made.size_bytes / 1e6:.1f} MB in {made.seconds:.1f} s")
+            if self._on_made:
+                self._on_made(made)
+            return made
+
+    async def _tried(self, directory: Path) -> tuple[Path, int]:
+        """The folder of a complete checkpoint and its bytes; another try where a shard was lost meanwhile."""
+        left = _TRIES
+        while True:
+            folder, left = await asyncio.to_thread(begin, directory), left - 1
+            try:
+                return folder, await self._write(folder)
+            except BaseException as error:
+                with suppress(ConfigError):  # it is complete: only its caller was cancelled
+                    await asyncio.to_thread(discard, folder)
+                if not left or not isinstance(error, QuiesceLost):
                     raise
-                await asyncio.to_thread(prune, directory, self._config.keep)
-                made = CheckpointMade(folder, size, time.monotonic() - began)
-                self._complete_at = began
-                self.done += 1
-                self.times.observe(made.seconds)
-                logger.info("checkpoint %s: %.1f MB in %.1f s", made.folder, made.size_bytes / 1e6, made.seconds)
-                self._driver.events.add(f"checkpoint: {made.size_bytes / 1e6:.1f} MB in {made.seconds:.1f} s")
-                if self._on_made:
-                    self._on_made(made)
-                return made
-        raise AssertionError("the last try returns or raises")
 
     async def restore(self, folder: Path | None) -> tuple[Path, list[str]]:
         """Put ``folder``, else the newest checkpoint, into the running job. Returns it and the models it held.

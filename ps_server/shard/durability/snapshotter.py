@@ -113,6 +113,11 @@ class Snapshotter:
                 await self._try()
 
     @property
+    def saved_number(self) -> int:
+        """The last record that a snapshot holds."""
+        return self._taken_number
+
+    @property
     def unsaved_records(self) -> int:
         """Records of the log that no snapshot holds: a restart replays them."""
         return self._log.number - self._taken_number

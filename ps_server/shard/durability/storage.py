@@ -15,6 +15,7 @@ from ps_server.log.durable import DurableLog
 from ps_server.log.entries import MemoryLog, UpdateLog
 from ps_server.log.folder import DataFolder
 from ps_server.log.recovery import recover
+from ps_server.shard.durability.record_ages import SAMPLE_SECONDS, RecordAges
 from ps_server.shard.durability.snapshotter import SnapshotSource, Snapshotter
 from ps_server.shard.executor import ShardExecutor
 from ps_server.state.model_state import ModelState
@@ -32,6 +33,8 @@ class Storage:
         self._durable: DurableLog | None = None
         self._snapshotter: Snapshotter | None = None
         self._running: asyncio.Task[None] | None = None
+        self._ages = RecordAges()
+        self._sampling: asyncio.Task[None] | None = None
         #: The last snapshot that was asked for.
         self._keeping: asyncio.Task[None] | None = None
         #: Every push that was acknowledged before this process must be in what was recovered, or followed.
@@ -62,6 +65,7 @@ class Storage:
                 bound_bytes=rule.log_bytes if rule.strict else None,
             )
             storage._durable.last_writer = found.writer
+            storage._sampling = asyncio.create_task(storage._sample(storage._durable), name="record-ages")
         except BaseException:
             folder.close()
             raise
@@ -84,6 +88,23 @@ class Storage:
     def snapshotter(self) -> Snapshotter | None:
         """What takes snapshots now; None where nothing does."""
         return self._snapshotter
+
+    def age_seconds(self, after: int) -> float:
+        """How old the oldest record of the log behind record ``after`` is; 0 when there is none.
+
+        Within a quarter of a second. Records that were there when this process began count from then.
+        """
+        log = self._durable
+        if log is None or log.number <= after:
+            return 0.0
+        return self._ages.age_seconds(after + 1, time.monotonic())
+
+    async def _sample(self, log: DurableLog) -> None:
+        while True:
+            self._ages.sample(log.number, time.monotonic())
+            saved = self._snapshotter.saved_number if self._snapshotter else 0
+            self._ages.forget(saved if log.read_from is None else min(saved, log.read_from - 1))
+            await asyncio.sleep(SAMPLE_SECONDS)
 
     @property
     def directory(self) -> str:
@@ -162,6 +183,9 @@ class Storage:
                 await self._snapshotter.take()
             except (OSError, PsError) as error:
                 logger.error("no snapshot at the end, the log has everything: %s", error)
+        if self._sampling:
+            self._sampling.cancel()
+            await asyncio.wait([self._sampling])
         if self._durable:
             await self._executor.submit(self._durable.close, 0)
         if self._folder:

@@ -108,7 +108,13 @@ class LogFeed:
     @property
     def lag(self) -> int | None:
         """Records of the log that the standby does not have yet; None without one. Any thread may ask."""
-        return max(0, self._log.number - self._replication.acknowledged) if self.followed else None
+        held = self.held_number
+        return None if held is None else max(0, self._log.number - held)
+
+    @property
+    def held_number(self) -> int | None:
+        """The last record that the standby has; None without one. Any thread may ask."""
+        return self._replication.acknowledged if self.followed else None
 
     async def hand_over(self) -> None:
         """Returns when the standby has the whole log, or is lost, or some time has passed; nothing is appended now."""

@@ -146,10 +146,12 @@ class _Reader:
             if batch is _END:
                 return last.current
             if batch is not None:
-                self._since, last = batch.reached, batch
+                last = batch
                 if not batch.empty or (batch.current and not self._told):
                     await self._send(batch)
                     self._told = batch.current
+                # Only now: a reader that does not read has not got it.
+                self._since = batch.reached
 
 
 _END = ChangeBatch(None)

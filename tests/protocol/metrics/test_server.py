@@ -3,6 +3,7 @@
 import http.client
 import socket
 import ssl
+import time
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -177,6 +178,14 @@ def test_another_caller_is_refused_and_counted(guarded, headers, status, reason,
     assert says in text
     assert security.refused.counts[reason] == 1
     assert "torch_ps" not in text
+    page = get(server, context=context, Authorization="Bearer viewerviewerviewer1")[2]
+    found = {
+        (sample.name.removeprefix("torch_ps_"), sample.labels.get("reason")): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    }
+    assert found["auth_failures_total", reason] == 1
+    assert found["certificate_expiry_timestamp_seconds", None] == security.certificate_expiry > time.time()
 
 
 def test_plain_http_to_a_tls_port_gets_no_answer(guarded):

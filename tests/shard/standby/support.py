@@ -99,7 +99,7 @@ def primary(
         closing.callback(lambda: loop.run(side_channels.close()))
         fence = Fence(0, registry)
         fence.begin(incarnation, TOKEN)
-        service = ShardService(0, registry, counters, side_channels, shard.feed, fence)
+        service = shard.service = ShardService(0, registry, counters, side_channels, shard.feed, fence)
         server = loop.run(grpc_server.start("127.0.0.1", 0, [(SERVICE, service.register)]))
         closing.callback(lambda: loop.run(server.stop(0.2)))
         closing.callback(lambda: loop.run(shard.feed.close(Unavailable("closing"))))

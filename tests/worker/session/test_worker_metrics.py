@@ -38,15 +38,28 @@ class Training:
         self.optimizer.step()
 
 
+def moved(session: FakeSession) -> dict[tuple[str, ...], float]:
+    """What a scrape of the process shows, by name without prefix and by labels; of a histogram the number of values."""
+    progress = Progress(Member(Role.WORKER, 0, 1))
+    progress.counters = session.counters
+    found = {}
+    for sample in read_worker(progress):
+        value = sample.value
+        number = float(sum(value.counts)) if isinstance(value, HistogramValue) else float(value)
+        found[sample.metric.name.removeprefix("torch_ps_"), *sample.labels] = number
+    return found
+
+
 def test_a_step_has_a_duration_and_computing_is_counted_between_two(session: FakeSession) -> None:
     training, counters = Training(session), session.counters
     training.step()
-    assert sum(counters.step.value.counts) == 1
-    assert counters.compute_seconds == 0.0
-    assert counters.waits[WaitReason.PULL] > 0
+    first = moved(session)
+    assert (first["step_seconds",], first["compute_seconds_total",]) == (1, 0)
+    assert first["wait_seconds_total", "pull"] > 0
     training.step()
-    assert sum(counters.step.value.counts) == 2
-    assert counters.compute_seconds > 0
+    second = moved(session)
+    assert second["step_seconds",] == 2
+    assert second["compute_seconds_total",] > 0
     assert counters.waits[WaitReason.RECONNECT] == counters.reconnects == counters.nonfinite == 0
 
 
@@ -54,8 +67,8 @@ def test_a_stream_that_breaks_is_a_reconnect_and_its_time_no_pull(session: FakeS
     training, counters = Training(session), session.counters
     session.shards[1].faults.lose_push = 1
     training.step()
-    assert counters.reconnects == 1
-    assert counters.waits[WaitReason.RECONNECT] >= 0.1, "the first pause of a backoff"
+    assert moved(session)["reconnects_total",] == counters.reconnects == 1
+    assert moved(session)["wait_seconds_total", "reconnect"] >= 0.1, "the first pause of a backoff"
 
 
 @pytest.mark.parametrize("policy", ["refuse", "skip"])
@@ -67,8 +80,8 @@ def test_a_gradient_that_is_not_finite_is_counted_refused_or_skipped(session: Fa
     else:
         training.step(float("nan"))
     training.step()
-    assert session.counters.nonfinite == 1
-    assert sum(session.counters.step.value.counts) == 2
+    assert moved(session)["nonfinite_steps_total",] == 1
+    assert moved(session)["step_seconds",] == 2
 
 
 def test_the_time_for_other_workers_is_what_the_shard_says_and_never_more_than_there_is() -> None:
