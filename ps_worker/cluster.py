@@ -14,6 +14,7 @@ from ps_protocol.cluster.view import Role
 from ps_protocol.errors import ConfigError
 from ps_protocol.model.spec import Consistency, Mode, StalePolicy
 from ps_protocol.wire.formats import Wire
+from ps_worker.adopt import adopt_optimizer
 from ps_worker.data.datasets import Datasets
 from ps_worker.embedded import EmbeddedCluster
 from ps_worker.evaluator.evaluator import follow
@@ -154,6 +155,48 @@ class Cluster:
         )
         self._models.add(declared)
         return optimizer
+
+    def adopt(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module,
+        schedulers: Iterable[torch.optim.lr_scheduler.LRScheduler] = (),
+        *,
+        name: str | None = None,
+        nonfinite: str = "refuse",
+        buffers: str = "rank0",
+        wire: str | None = None,
+        overlap: bool = False,
+        writes: str = "assign",
+        tables: Iterable[torch.nn.Module] = (),
+    ) -> PsOptimizer:
+        """Have the shards run ``optimizer``, one of torch that has been built on parameters of ``model``.
+
+        Returns the same object, whose ``step`` is the cluster's from now on: its groups, their options, its hooks and
+        the schedulers built on it stay as they are. Where the job has no values yet, the shards begin with the state
+        in the worker of the lowest rank, too. ``schedulers`` are checked to be the optimizer's. Parameters of ``model``
+        that are in no group stay this worker's own. The other arguments are those of ``optimizer()``.
+
+        Raises UnsupportedOptimizer for what shards cannot run and for one that was adopted before, InvalidRequest where
+        a parameter is not the model's, ConfigError for another optimizer's scheduler, ModelMismatch when workers
+        declare different models. The optimizer is then as it was.
+        """
+        self._workers_only("adopt()", "call cluster.follow(model): an evaluator reads parameters and pushes nothing")
+        adopted, declared = adopt_optimizer(
+            self._session,
+            optimizer,
+            model,
+            tuple(schedulers),
+            name=self._models.free_name(name),
+            nonfinite=nonfinite,
+            buffers=buffers,
+            style=Style(Wire.parse(wire), overlap, choice(Writes, writes, "writes")),
+            tables=tables,
+            held=self._models.held,
+            reconnect_timeout_seconds=self._session.config.reconnect_timeout_seconds,
+        )
+        self._models.add(declared)
+        return adopted
 
     def prefetch(self, loader: Iterable[T], ids_of: Callable[[T], BatchIds]) -> Prefetch[T]:
         """Iterate over ``loader`` and request the rows of each batch early, of all tables in one message per shard.

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from operator import is_
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 
@@ -19,12 +19,15 @@ from ps_worker.model.remote_state import StateOnShards
 from ps_worker.session.session import Session
 from ps_worker.step.pipeline import RECONNECT_TIMEOUT_SECONDS
 from ps_worker.step.remote_model import RemoteModel, StepOptions
-from ps_worker.step.summary import PLAIN, StepSummary, Style, checked_weight
+from ps_worker.step.summary import PLAIN, Outcome, StepSummary, Style, checked_weight
 from ps_worker.tables.binding import TableBinding
 from ps_worker.tables.groups import TableGroups
 
 _RESIDUALS = "ps_residuals"
 """Key in a ``state_dict``: what this worker's wire format has left out of gradients. It belongs to one rank."""
+
+_OF_TORCH = ("step", "_step_supports_amp_scaling", "_need_device_dtype_check_for_fused")
+"""Attributes of an instance that tell how torch runs its step: the scheduler's wrapper, and how it is fused."""
 
 
 class PsOptimizer(torch.optim.Optimizer):
@@ -37,21 +40,33 @@ class PsOptimizer(torch.optim.Optimizer):
     Each table has a group at the end, with the options of its row optimizer and its name under "table". Its parameters
     are the rows that have got gradients since the last step; ``step`` pushes these and forgets them. ``state_dict`` has
     the options of tables; rows and their state are in checkpoints of the cluster alone.
+
+    An instance is also one of the torch class (``on_shards``), so that ``isinstance`` tells what it computes; nothing
+    of that class runs here.
     """
 
+    #: The class that shards run; set by ``on_shards``.
+    _torch_class: type[torch.optim.Optimizer]
     _sealed = False
+    #: Accelerate leaves a prepared optimizer as it is; else it reads and writes all state once.
+    _is_accelerate_prepared = True
 
     def __init__(
-        self,
-        session: Session,
-        torch_class: type[torch.optim.Optimizer],
-        declaration: Declaration,
-        style: Style,
-        reconnect_timeout_seconds: float,
+        self, session: Session, declaration: Declaration, style: Style, reconnect_timeout_seconds: float
     ) -> None:
-        """Raises PsError: ModelMismatch when another worker declared this model differently, Unavailable, Fenced."""
-        self._torch_class = torch_class
-        super().__init__(declaration.groups, declaration.defaults)
+        """Raises as ``_attach``."""
+        torch.optim.Optimizer.__init__(self, declaration.groups, declaration.defaults)
+        self._attach(session, declaration, style, reconnect_timeout_seconds)
+
+    def _attach(
+        self, session: Session, declaration: Declaration, style: Style, reconnect_timeout_seconds: float
+    ) -> None:
+        """Declare the model of the present groups, and return when it holds the cluster's parameters; called once.
+
+        Raises PsError: ModelMismatch when another worker declared this model differently, Unavailable, Fenced.
+        """
+        # torch's hooks around ``step`` are a matter of the class.
+        self._patch_step_function()
         tables = TableBinding(declaration.tables, lambda: self._model.pipeline, trains=True)
         self._table_groups = TableGroups(self, tables)
         self._sealed = True
@@ -82,6 +97,11 @@ class PsOptimizer(torch.optim.Optimizer):
         """The result of the last step; None before the first."""
         return self._model.last
 
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the last step was skipped because a gradient held NaN or infinity (``nonfinite="skip"``)."""
+        return self.last is not None and self.last.outcome is Outcome.SKIPPED
+
     @torch.no_grad()
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None, *, weight: float | None = None
@@ -100,12 +120,16 @@ class PsOptimizer(torch.optim.Optimizer):
         step is applied, depending on ``writes`` (docs/guarantees.md). Raises InvalidRequest where updates of other
         workers would be lost.
         """
+        self._opt_called = True
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._model.step(checked_weight(weight) if weight is not None else 0.0)
         return loss
+
+    # Schedulers of torch wrap ``step`` to see that it is called before theirs; this one tells them by itself.
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
     def finish(self) -> None:
         """With ``overlap``: wait for the exchange under way and take its parameters. Without it, does nothing.
@@ -182,6 +206,13 @@ class PsOptimizer(torch.optim.Optimizer):
             )
         super().add_param_group(param_group)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # ``load_state_dict`` ends here. The list stays the same one: schedulers and other optimizers may share it.
+        groups = self.param_groups
+        torch.optim.Optimizer.__setstate__(self, state)
+        groups[:] = self.param_groups
+        self.param_groups = groups
+
     def __getstate__(self) -> NoReturn:
         raise UnsupportedOptimizer(
             "an optimizer that runs on shards can be neither copied nor pickled",
@@ -209,6 +240,12 @@ class PsOptimizer(torch.optim.Optimizer):
 
     def _parameters(self) -> list[torch.Tensor]:
         return [p for group in self._table_groups.others(self.param_groups) for p in group["params"]]
+
+
+def on_shards(torch_class: type[torch.optim.Optimizer]) -> type[PsOptimizer]:
+    """The class of optimizers that run ``torch_class`` on shards: a PsOptimizer that is one of ``torch_class``, too."""
+    members = {"_torch_class": torch_class, "__doc__": PsOptimizer.__doc__, "__module__": __name__}
+    return cast(type[PsOptimizer], type(torch_class.__name__, (PsOptimizer, torch_class), members))
 
 
 def _is_immutable(value: object) -> bool:
@@ -247,14 +284,46 @@ def declare_optimizer(
         module=module,
         held=held,
     )
+    check_style(style, declaration)
+    optimizer = on_shards(torch_class)(session, declaration, style, reconnect_timeout_seconds)
+    model = optimizer._model
+    if not isinstance(source, torch.nn.Module) and module is None and declaration.spec.buffers is not Buffers.LOCAL:
+        model.watch_stray_buffers()
+    return optimizer, model
+
+
+def take_over(
+    given: torch.optim.Optimizer,
+    session: Session,
+    declaration: Declaration,
+    style: Style,
+    reconnect_timeout_seconds: float,
+) -> tuple[PsOptimizer, RemoteModel]:
+    """``given``, an optimizer of torch, becomes one on shards: whoever has it, such as a scheduler, has that one.
+
+    After an error it is as it was. Raises what PsOptimizer raises.
+    """
+    before, attributes, groups = type(given), dict(vars(given)), len(given.param_groups)
+    given.__class__ = on_shards(before)
+    adopted = cast(PsOptimizer, given)
+    try:
+        for name in _OF_TORCH:
+            vars(adopted).pop(name, None)
+        adopted._attach(session, declaration, style, reconnect_timeout_seconds)
+    except BaseException:
+        given.__class__ = before
+        vars(given).clear()
+        vars(given).update(attributes)
+        del given.param_groups[groups:]
+        raise
+    return adopted, adopted._model
+
+
+def check_style(style: Style, declaration: Declaration) -> None:
+    """Raises ConfigError for overlap with tables."""
     if style.overlap and declaration.tables.specs:
         raise ConfigError(
             "overlap=True is not possible with tables",
             actual=", ".join(table.name for table in declaration.tables.specs),
             remedy="leave it out, and look rows up ahead with cluster.prefetch(...)",
         )
-    optimizer = PsOptimizer(session, torch_class, declaration, style, reconnect_timeout_seconds)
-    model = optimizer._model
-    if not isinstance(source, torch.nn.Module) and module is None and declaration.spec.buffers is not Buffers.LOCAL:
-        model.watch_stray_buffers()
-    return optimizer, model

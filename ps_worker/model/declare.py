@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -15,9 +15,14 @@ from ps_protocol.errors import ConfigError, UnsupportedOptimizer
 from ps_protocol.model.optimizers import ELEMENTWISE, EXECUTION_HINTS, REFUSED, SHAPED
 from ps_protocol.model.spec import Buffers, ModelSpec, NonFinite, Option, Options
 from ps_worker.model.bindings import Bindings, ParameterGroup, Source, bind, check_free, named_as_in, read_groups
+from ps_worker.model.optimizer_state import StateByNumber
+from ps_worker.model.plain import plain_module
 from ps_worker.tables.table import NO_TABLES, DeclaredTables, declared, modules_in
 
 E = TypeVar("E", bound=Enum)
+
+_KNOWN = ELEMENTWISE | SHAPED
+_KNOWN_TEXT = ", ".join(sorted(_KNOWN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,8 @@ class Declaration:
     groups: list[dict[str, Any]]
     defaults: dict[str, Any]
     tables: DeclaredTables = NO_TABLES
+    #: State that a new job begins with.
+    state: StateByNumber = field(default_factory=dict)
 
 
 def build_spec(
@@ -54,7 +61,8 @@ def build_spec(
     """
     qualified = qualified_name(torch_class)
     kept = choice(Buffers, buffers, "buffers")
-    whole = _module_of(source, module)
+    source = plain_module(source) if isinstance(source, torch.nn.Module) else source
+    whole = _module_of(source, plain_module(module) if isinstance(module, torch.nn.Module) else module)
     found = declared([*(whole.modules() if whole is not None else ()), *modules_in(tables)], seed)
     groups = read_groups(source, may_be_empty=bool(found.specs))
     if whole is not None:
@@ -82,12 +90,13 @@ def qualified_name(torch_class: type[torch.optim.Optimizer]) -> str:
     short = getattr(torch_class, "__name__", repr(torch_class))
     qualified = f"torch.optim.{short}"
     if qualified in REFUSED:
-        raise UnsupportedOptimizer(f"{qualified} cannot run on shards: {REFUSED[qualified]}")
-    known = ELEMENTWISE | SHAPED
-    if qualified not in known or getattr(torch.optim, short, None) is not torch_class:
+        raise UnsupportedOptimizer(
+            f"{qualified} cannot run on shards: {REFUSED[qualified]}", remedy=f"choose another one: {_KNOWN_TEXT}"
+        )
+    if qualified not in _KNOWN or getattr(torch.optim, short, None) is not torch_class:
         raise UnsupportedOptimizer(
             f"{short} is not an optimizer that shards run",
-            expected=", ".join(sorted(known)),
+            expected=_KNOWN_TEXT,
             remedy="pass one of torch.optim's own classes, not an instance and not a subclass",
         )
     return qualified

@@ -11,6 +11,9 @@ import torch
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Layout, SliceSpan
 
+#: Optimizer state by number of the variable and name, as torch has it.
+StateByNumber = Mapping[int, Mapping[str, Any]]
+
 
 @dataclass(frozen=True, slots=True)
 class StateEntry:
@@ -55,7 +58,7 @@ def _join(slices: list[tuple[SliceSpan, torch.Tensor]]) -> torch.Tensor:
     return torch.cat([tensor for _, tensor in ordered])
 
 
-def split_state(layout: Layout, state: Mapping[int, Mapping[str, Any]]) -> list[StateEntry]:
+def split_state(layout: Layout, state: StateByNumber) -> list[StateEntry]:
     """The entries of one shard, from state by number of the variable and name.
 
     Tensors of the variable's shape are narrowed to the slice's rows, without a copy where they are on the CPU;

@@ -1,10 +1,29 @@
-"""Refuses tensors that another library has sharded, flattened or wrapped."""
+"""Refuses modules and tensors that another library has sharded, flattened or wrapped."""
 
 from __future__ import annotations
 
 import torch
 
-from ps_protocol.errors import InvalidRequest
+from ps_protocol.errors import InvalidRequest, UnsupportedOptimizer
+
+_WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"})
+"""Classes that exchange gradients or parameters between processes by themselves."""
+
+
+def plain_module(module: torch.nn.Module) -> torch.nn.Module:
+    """``module`` itself, or what ``torch.compile`` has compiled: the names of its parameters are those of the model.
+
+    Raises UnsupportedOptimizer for a module that another library exchanges between processes.
+    """
+    if wrapper := _WRAPPERS.intersection(each.__name__ for each in type(module).__mro__):
+        raise UnsupportedOptimizer(
+            f"the model is wrapped in {min(wrapper)}, which exchanges it between processes by itself",
+            expected="the model without a wrapper",
+            actual=type(module).__name__,
+            remedy="leave the wrapper out, or give the model inside it: the cluster averages gradients",
+        )
+    inside = getattr(module, "_orig_mod", None)
+    return plain_module(inside) if isinstance(inside, torch.nn.Module) else module
 
 
 def check_plain(name: str, tensor: torch.Tensor, *, otherwise: str = "") -> None:

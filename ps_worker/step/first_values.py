@@ -9,6 +9,7 @@ from typing import Any
 
 from ps_protocol.errors import NotReady
 from ps_worker.memory.flat import FlatModel
+from ps_worker.model.optimizer_state import StateByNumber, split_state
 from ps_worker.session.session import Session
 from ps_worker.step.shard_stream import ShardStream
 from ps_worker.tables.initial import InitialRows, uploads
@@ -26,11 +27,17 @@ Persistently = Callable[[ShardStream, Callable[[], Any]], Any]
 class FirstValues:
     """Used by the thread that starts a pipeline."""
 
-    def __init__(self, session: Session, flat: FlatModel, rows: InitialRows, timeout_seconds: float) -> None:
+    def __init__(
+        self, session: Session, flat: FlatModel, rows: InitialRows, state: StateByNumber, timeout_seconds: float
+    ) -> None:
+        """``state``: of the optimizer; forgotten when it has been uploaded, or is not needed."""
         self._session = session
         self._flat = flat
         self._rows = rows
+        self._state = state
         self._timeout_seconds = timeout_seconds
+        #: Whether this worker's values became those of a shard.
+        self.uploaded = False
 
     def bring(self, empty: Sequence[ShardStream], router: RowRouter, persistently: Persistently) -> None:
         """Upload the first values of the ``empty`` shards if this worker has the lowest rank, else wait until it has.
@@ -42,7 +49,7 @@ class FirstValues:
         while empty:
             if self._session.initialiser():
                 self._upload({stream.shard: stream for stream in empty}, router, persistently)
-                return
+                break
             empty = [s for s in empty if not persistently(s, s.values.initialised)]
             if empty and time.monotonic() > deadline:
                 raise NotReady(
@@ -53,6 +60,7 @@ class FirstValues:
             if empty:
                 self._session.wait_hint(f"waiting for the initial values of model '{name}' from the lowest rank")
                 time.sleep(_POLL_SECONDS)
+        self._state = {}
 
     def _upload(self, empty: Mapping[int, ShardStream], router: RowRouter, persistently: Persistently) -> None:
         # Rows first: once a shard has its region, it counts as complete and training may begin.
@@ -61,4 +69,7 @@ class FirstValues:
                 persistently(empty[call.shard], partial(empty[call.shard].values.load_rows, call))
         self._flat.collect_values()
         for stream in empty.values():
-            persistently(stream, stream.values.load_region)
+            # Together: training may begin when a shard has its region.
+            state = split_state(stream.layout, self._state) if self._state else ()
+            persistently(stream, partial(stream.values.load_region, state))
+        self.uploaded = True

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ps_protocol.errors import ModelMoved, StorageFull
 from ps_protocol.model.layout import Range
 from ps_protocol.model.spec import Mode, ShardMap
 from ps_protocol.tracing.tracer import Attributes
 from ps_worker.memory.flat import FlatModel
-from ps_worker.model.optimizer_state import join_state, split_state
+from ps_worker.model.optimizer_state import StateByNumber, join_state, split_state
 from ps_worker.session.reporting import WaitReason
 from ps_worker.session.session import Session
 from ps_worker.step.first_values import INITIAL_TIMEOUT_SECONDS, FirstValues
@@ -54,6 +53,7 @@ class StepPipeline:
         style: Style = PLAIN,
         *,
         initial_rows: InitialRows = MappingProxyType({}),
+        initial_state: StateByNumber = MappingProxyType({}),
         reconnect_timeout_seconds: float = RECONNECT_TIMEOUT_SECONDS,
         initial_timeout_seconds: float = INITIAL_TIMEOUT_SECONDS,
     ) -> None:
@@ -62,7 +62,7 @@ class StepPipeline:
         self.joined_running = False
         self._session = session
         self._flat = flat
-        self._first_values = FirstValues(session, flat, initial_rows, initial_timeout_seconds)
+        self._first_values = FirstValues(session, flat, initial_rows, initial_state, initial_timeout_seconds)
         #: The model's streams to its shards.
         self.streams = ModelStreams(session, shard_map, flat, gradients, style, reconnect_timeout_seconds)
         self._owner = os.getpid()
@@ -72,6 +72,11 @@ class StepPipeline:
     def version(self) -> int:
         """The lowest version of the parameters held, over the shards."""
         return min(stream.version for stream in self.streams.all)
+
+    @property
+    def uploaded(self) -> bool:
+        """Whether the first values of the model were this worker's."""
+        return self._first_values.uploaded
 
     def start(self) -> None:
         """Open all streams, see that every shard has values, and take them into flat memory. Raises PsError."""
@@ -295,7 +300,7 @@ class StepPipeline:
         found = self.streams.on_each(lambda stream: (stream.layout, stream.values.save_state()))
         return join_state([layout for layout, _ in found], [entries for _, entries in found])
 
-    def load_state(self, state: Mapping[int, Mapping[str, Any]]) -> None:
+    def load_state(self, state: StateByNumber) -> None:
         """Replace the optimizer state of every shard. Raises PsError."""
         self.streams.on_each(lambda stream: stream.values.load_state(split_state(stream.layout, state)))
 

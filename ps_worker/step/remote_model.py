@@ -78,6 +78,7 @@ class RemoteModel:
             self._gradients,
             style,
             initial_rows=declaration.tables.initial_rows(),
+            initial_state=declaration.state,
             reconnect_timeout_seconds=reconnect_timeout_seconds,
         )
         self._assigning = AssignedValues(session, self.pipeline, self._flat, style.writes)
@@ -94,6 +95,8 @@ class RemoteModel:
         #: Entered around calls that may wait for other workers.
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         self.pipeline.start()
+        if declaration.state and session.initialiser() and not self.pipeline.uploaded:
+            self._keep_state()
         declaration.tables.forget_initial_rows()
         tables.bind()
 
@@ -292,9 +295,12 @@ class RemoteModel:
         if not self._session.initialiser():
             return
         if self.pipeline.joined_running and self.last is None:
-            logger.warning("model '%s' has been trained already: the shards keep their optimizer state", self.name)
+            self._keep_state()
             return
         self.pipeline.load_state(state)
+
+    def _keep_state(self) -> None:
+        logger.warning("model '%s' has been trained already: the shards keep their optimizer state", self.name)
 
     # -- barriers, no-op steps
 

@@ -110,11 +110,14 @@ class ShardClient:
 
         return pb.LoadRowsReply.FromString(self._send("LoadRows", requests(), sum(map(len, pieces)))).written
 
-    def load_region(self, writer: Writer, pieces: Sequence[memoryview]) -> bool:
-        """Upload the whole region unless the shard holds values already; returns whether it took them."""
+    def load_region(self, writer: Writer, pieces: Sequence[memoryview], state: Sequence[StateEntry] = ()) -> bool:
+        """Upload the whole region unless the shard holds values already; returns whether it took them.
+
+        ``state``: optimizer state that the shard takes with them, or not at all.
+        """
         header = self._header(writer)
         header.only_if_uninitialised = header.with_region = True
-        return self._load(header, pieces).written
+        return self._load(header, [*pieces, *_state_pieces(header, state)] if state else pieces).written
 
     def assign(
         self, writer: Writer, slices: Sequence[int], pieces: Sequence[memoryview], checksums: Sequence[int]
@@ -129,14 +132,7 @@ class ShardClient:
     def load_state(self, writer: Writer, entries: Sequence[StateEntry]) -> None:
         """Replace all optimizer state of this shard. Safe to repeat."""
         header = self._header(writer)
-        header.with_state = True
-        header.state.extend(
-            state_headers_to_pb(
-                StateHeader(each.slice_index, each.name, _dtype(each.tensor), tuple(each.tensor.shape))
-                for each in entries
-            )
-        )
-        self._load(header, [tensor_bytes(entry.tensor) for entry in entries])
+        self._load(header, _state_pieces(header, entries))
 
     def save(self, region_bytes: int) -> list[StateEntry]:
         """The optimizer state of one version. Safe to repeat."""
@@ -190,6 +186,17 @@ class ShardClient:
             yield CallMessages(replies)
         finally:
             replies.cancel()
+
+
+def _state_pieces(header: pb.LoadHeader, entries: Sequence[StateEntry]) -> list[memoryview]:
+    """The bytes of ``entries``, announced in ``header``."""
+    header.with_state = True
+    header.state.extend(
+        state_headers_to_pb(
+            StateHeader(each.slice_index, each.name, _dtype(each.tensor), tuple(each.tensor.shape)) for each in entries
+        )
+    )
+    return [tensor_bytes(entry.tensor) for entry in entries]
 
 
 def _seconds(transfer_bytes: int) -> float:

@@ -40,10 +40,10 @@ class ShardValues:
         """Receive the newest parameters and buffers into ``place``; returns their version."""
         return self._calls().pull(place, self._layout.region_bytes)
 
-    def load_region(self) -> None:
-        """Upload parameters and buffers from flat memory; the first values of a model win."""
+    def load_region(self, state: Sequence[StateEntry] = ()) -> None:
+        """Upload parameters and buffers from flat memory, and optimizer state; the first values of a model win."""
         pieces = self._flat.parameters.pieces(self._flat.plan.ranges(self._shard))
-        self._calls().load_region(self._writer(), pieces)
+        self._calls().load_region(self._writer(), pieces, state)
 
     def load_rows(self, call: RowsCall) -> None:
         """Upload first values of rows."""

@@ -1,0 +1,88 @@
+"""``cluster.adopt``: a torch optimizer that the user has built becomes one that runs on the shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import torch
+
+from ps_protocol.errors import ConfigError, UnsupportedOptimizer
+from ps_worker.model.built_optimizer import (
+    check_built,
+    constructor_arguments,
+    groups_to_declare,
+    has_scheduler,
+    state_of,
+)
+from ps_worker.model.declare import Declaration, build_spec
+from ps_worker.model.plain import plain_module
+from ps_worker.optimizer import PsOptimizer, check_style, take_over
+from ps_worker.session.session import Session
+from ps_worker.step.pipeline import RECONNECT_TIMEOUT_SECONDS
+from ps_worker.step.remote_model import RemoteModel
+from ps_worker.step.summary import PLAIN, Style
+
+
+def adopt_optimizer(
+    session: Session,
+    given: object,
+    module: torch.nn.Module,
+    schedulers: Iterable[object] = (),
+    *,
+    name: str,
+    nonfinite: str = "refuse",
+    buffers: str = "rank0",
+    style: Style = PLAIN,
+    tables: Iterable[object] = (),
+    held: Mapping[int, str] = MappingProxyType({}),
+    reconnect_timeout_seconds: float = RECONNECT_TIMEOUT_SECONDS,
+) -> tuple[PsOptimizer, RemoteModel]:
+    """``given`` itself, which runs on the shards from now on, and the model for the cluster.
+
+    After an error ``given`` is as it was. Raises what ``check_built``, ``build_spec`` and ``PsOptimizer`` raise,
+    UnsupportedOptimizer for one that has been adopted already.
+    """
+    if isinstance(given, PsOptimizer):
+        raise UnsupportedOptimizer(
+            f"this optimizer runs on the shards already, as that of model '{given.name}'",
+            expected="an optimizer of torch",
+            actual="one of the cluster",
+            remedy="use it as it is",
+        )
+    if not isinstance(module, torch.nn.Module):
+        raise ConfigError(
+            "adopt() takes the model whose parameters the optimizer has",
+            expected="an nn.Module",
+            actual=type(module).__name__,
+            remedy="call cluster.adopt(optimizer, model)",
+        )
+    module = plain_module(module)
+    optimizer = check_built(given, module, schedulers)
+    declaration = build_spec(
+        type(optimizer),
+        groups_to_declare(optimizer),
+        constructor_arguments(optimizer),
+        name=name,
+        nonfinite=nonfinite,
+        buffers=buffers,
+        tables=tables,
+        seed=lambda: session.seed,
+        module=module,
+        held=held,
+    )
+    check_style(style, declaration)
+    _check_tables(declaration, scheduled=has_scheduler(optimizer) or any(True for _ in schedulers))
+    declaration = replace(declaration, state=state_of(optimizer))
+    return take_over(optimizer, session, declaration, style, reconnect_timeout_seconds)
+
+
+def _check_tables(declaration: Declaration, *, scheduled: bool) -> None:
+    if declaration.tables.specs and scheduled:
+        raise ConfigError(
+            "a scheduler was built on the optimizer before its tables had groups",
+            expected="one learning rate for each parameter group and each table",
+            actual=", ".join(table.name for table in declaration.tables.specs),
+            remedy="build the scheduler after cluster.adopt(...)",
+        )
