@@ -27,6 +27,7 @@ EVENTS = MappingProxyType(
         "job": "ps-run: what it does, and what ended",
         "status": "ps-run: the progress of the job",
         "trace": "ps-run: where the trace is",
+        "metrics": "ps-run: where Prometheus finds every process of the job",
         "output": "ps-run: a line that a script or process printed",
         "psctl.note": "psctl: progress, or why the answer is no",
         # By their beginning.

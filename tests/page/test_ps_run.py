@@ -1,4 +1,4 @@
-"""ps-run --page: the page of the job is served, and its address printed."""
+"""ps-run --page: the page of the job is served, and its address printed; that of the metrics in any case."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ LOOKS = """
 import os, sys, urllib.request
 from ps_protocol.client.coordinator import CoordinatorClient
 with CoordinatorClient(os.environ["PS_COORDINATOR"]) as client:
-    url = client.get_history().configuration["page"]
+    url, metrics = client.get_history().configuration["page"], client.get_status().metrics_url
 print("the worker sees", url, urllib.request.urlopen(url).status)
+print("the worker scrapes", metrics, urllib.request.urlopen(metrics).status)
 """
 
 
@@ -34,6 +35,8 @@ def test_the_address_that_ps_run_prints_is_that_of_the_page(tmp_path: Path) -> N
     printed = re.search(r"page at (\S+)", done.stderr)
     assert printed, done.stderr
     assert f"the worker sees {printed[1]} 200" in done.stdout
+    (metrics,) = re.findall(r"metrics at (\S+); \S+/targets lists every process", done.stderr)
+    assert f"the worker scrapes {metrics} 200" in done.stdout
 
 
 @pytest.mark.parametrize(("port", "flags"), [(None, []), (0, ["--page-port", "0"]), (7080, ["--page-port", "7080"])])

@@ -27,8 +27,9 @@ Every process of a job serves its numbers for [Prometheus](https://prometheus.io
 | workers, evaluators | `PS_METRICS_PORT`, on the address of `PS_METRICS_BIND` (127.0.0.1) | `off` |
 | `ps-run` | `--metrics-port` for the coordinator; every other process takes any free port | `0` |
 
-A process logs the address when it starts. The coordinator lists the addresses of all live members at `/targets`, in the
-format of Prometheus' HTTP service discovery, so that Prometheus needs to know the coordinator alone:
+A process logs the address when it starts, and `ps-run` prints that of the coordinator. The coordinator lists the
+addresses of all live members at `/targets`, in the format of Prometheus' HTTP service discovery, so that Prometheus
+needs to know the coordinator alone:
 
 ```yaml
 scrape_configs:

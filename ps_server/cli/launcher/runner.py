@@ -90,7 +90,7 @@ class Runner:
         self._security = OFF
         #: The status when the servers were told to stop.
         self._final: ClusterStatus | None = None
-        self._looked = self._said_metrics = False
+        self._looked = False
         self._begin = time.monotonic()
         self._next_progress = 0.0
 
@@ -195,6 +195,7 @@ class Runner:
             summary = self._programs.summary(goes_on=self._goes_on)
             self._screen.say(f"coordinator at {self._coordinator}: {summary}")
             self._show_page()
+            self._show_metrics()
             self._start_progress()
             events.append(CoordinatorReady())
         for child in list(self._children.values()):
@@ -225,12 +226,18 @@ class Runner:
         self._programs = replace(self._programs, page_port=urlsplit(url).port)
         self._screen.say(f"page at {url}")
 
-    def _say_metrics(self, status: ClusterStatus) -> None:
-        """Say once where Prometheus finds every process of the job."""
-        if status.metrics_url and not self._said_metrics:
-            self._said_metrics = True
-            targets = status.metrics_url.removesuffix("metrics") + "targets"
-            self._screen.say(f"metrics at {status.metrics_url}; {targets} lists every process")
+    def _show_metrics(self) -> None:
+        """Say where Prometheus finds every process of the job."""
+        if self._programs.metrics_port is None:
+            return
+        try:
+            with CoordinatorClient(self._coordinator, self._security) as client:
+                url = client.get_status(LAST_LOOK_SECONDS, once=True).metrics_url
+        except PsError as error:
+            self._screen.say(f"the address of the metrics is not known: {error.message}", event="metrics")
+            return
+        targets = url.removesuffix("metrics") + "targets"
+        self._screen.say(f"metrics at {url}; {targets} lists every process", event="metrics")
 
     def _start_progress(self) -> None:
         if self._progress_seconds is not None:
@@ -245,7 +252,6 @@ class Runner:
             return
         self._next_progress = now + self._progress_seconds
         if (status := self._poller.latest) is not None:
-            self._say_metrics(status)
             self._screen.progress(status, now - self._begin)
 
     def _look_last(self) -> None:

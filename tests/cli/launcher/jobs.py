@@ -46,7 +46,8 @@ class Job:
         note += "(P / R).write_text(str(os.getpid()))\n"
         path.write_text(note + script)
         run = str(SCRIPTS / "ps_run_with_fake_servers.py")
-        return [sys.executable, run, "--no-progress", *flags, str(path), *arguments]
+        # The fake coordinator has no metrics to ask for.
+        return [sys.executable, run, "--no-progress", "--metrics-port", "off", *flags, str(path), *arguments]
 
     def environment(self) -> dict[str, str]:
         paths = os.pathsep.join((str(ROOT), str(ROOT / "protos")))

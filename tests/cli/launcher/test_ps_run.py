@@ -65,6 +65,13 @@ print('format', os.environ['PS_LOG_FORMAT'])
     assert own[-1].startswith("finished in")
 
 
+def test_an_address_of_metrics_that_the_coordinator_does_not_tell_is_said_and_the_job_goes_on(job):
+    done = job.run("--log-format", "json", "--metrics-port", "0", script="print('trained')")
+    assert done.returncode == 0
+    (said,) = [line for line in map(json.loads, done.stderr.splitlines()) if line["event"] == "metrics"]
+    assert said["message"].startswith("the address of the metrics is not known: ")
+
+
 def test_the_first_failing_workers_code_is_the_jobs_and_its_last_words_come_before_the_verdict(job):
     script = f"if R == 'worker1':\n    print('dying'); raise SystemExit(7)\n{WAITS}"
     done = job.run("--workers", "2", script=script)
