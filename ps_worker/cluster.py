@@ -15,6 +15,7 @@ from ps_protocol.errors import ConfigError
 from ps_protocol.model.spec import Consistency, Mode, StalePolicy
 from ps_protocol.wire.formats import Wire
 from ps_worker.adopt import adopt_optimizer
+from ps_worker.collectives.collectives import Collectives
 from ps_worker.data.datasets import Datasets
 from ps_worker.embedded import EmbeddedCluster
 from ps_worker.evaluator.evaluator import follow
@@ -34,7 +35,7 @@ T = TypeVar("T")
 _REASON_CHARACTERS = 200
 
 
-class Cluster:
+class Cluster(Collectives):
     """A worker's or evaluator's connection to its job. Used from one thread, best as ``with connect() as cluster``.
 
     At the end of the ``with`` block it leaves the job within seconds, so that no other member waits for it, without
@@ -51,6 +52,7 @@ class Cluster:
         self._session = session
         self._embedded = embedded
         self._models = TrainedModels(session)
+        super().__init__(session, self._models)
         self._datasets = Datasets(session, self._models.idle)
         self._guard = TerminationGuard()
         self._left = False

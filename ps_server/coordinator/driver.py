@@ -11,32 +11,35 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from ps_protocol.cluster.exchange import ExchangeKey, ExchangeState
 from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk
-from ps_protocol.cluster.view import BarrierState, ClusterStatus, ClusterView, Joined, MemberStats, Role, SyncWord
-from ps_protocol.errors import DamagedData, PlaceTaken, Unavailable
+from ps_protocol.cluster.view import (
+    BarrierState,
+    ClusterStatus,
+    ClusterView,
+    Joined,
+    Member,
+    MemberStats,
+    Role,
+    SyncWord,
+)
+from ps_protocol.errors import PlaceTaken, Unavailable
 from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
 from ps_protocol.rpc.channel import OpenChannel, open_async_channel
 from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.coordinator.beginning import begin
 from ps_server.coordinator.changes import StateChange
 from ps_server.coordinator.counters import CoordinatorCounters
-from ps_server.coordinator.data.data_leases import DataLeases
 from ps_server.coordinator.event_log import EventLog
+from ps_server.coordinator.lease_timer import LeaseTimer
 from ps_server.coordinator.membership.admission import Application
-from ps_server.coordinator.persistence.cluster_records import from_rows
 from ps_server.coordinator.persistence.journal import Journal
-from ps_server.coordinator.persistence.saved_facts import place_as_saved, saved_data, saved_phase
+from ps_server.coordinator.persistence.saved_facts import place_as_saved
 from ps_server.coordinator.placement.declaration import PlacementPlan
 from ps_server.coordinator.publisher import Publisher
 from ps_server.coordinator.settings import ClusterSettings
-from ps_server.coordinator.state import ClusterState
 
 logger = logging.getLogger(__name__)
-
-BARRIER_WAIT_SECONDS = 30.0
-"""The longest time that one barrier call waits; the caller repeats it."""
-
-RECONNECT_SECONDS = 3.0
-"""Added to the leases after a restart: gRPC tries an address again about once a second."""
 
 T = TypeVar("T")
 
@@ -44,9 +47,7 @@ T = TypeVar("T")
 class Driver:
     """The thin shell around ClusterState. Called by the service, on one event loop; a commit of the journal blocks it.
 
-    A member's loss shows at the end of its lease. Whenever the loop's own timer comes late (a busy machine, a stopped
-    process, a laptop asleep), all leases are extended by that time: no heartbeat could have arrived. Methods raise what
-    those of ClusterState raise.
+    A member's loss shows at the end of its lease. Methods raise what those of ClusterState raise.
 
     With a journal nothing is told, in an answer or in a view, before it is on disk: an incarnation is never handed out
     twice, a model never placed twice. While the disk refuses, calls that would tell something new raise Unavailable,
@@ -78,20 +79,14 @@ class Driver:
         #: What has happened in the job, in words.
         self.events = EventLog()
         self._as_saved = partial(place_as_saved, saved) if saved else None
-        records = from_rows(journal.read(), str(journal.path)) if journal else None
-        if journal is None or records is None:
-            self._state = ClusterState(settings, saved_phase(saved) if saved else 0)
-            self._data = saved_data(saved) if saved else DataLeases()
-        else:
-            self._state = ClusterState.restore(settings, records, clock())
-            self._state.membership.extend_leases(RECONNECT_SECONDS)
-            self._data = DataLeases.restore(records.data)
-            view = self._state.view
-            logger.info("continues from %s: revision %d, %d members", journal.path, view.revision, len(view.members))
-            self.events.add(f"the coordinator continues from its journal, with {len(view.members)} members")
-        self._release_lost_leases()
-        self._publisher = Publisher(self._state, self._data, journal, records)
-        self._timer: asyncio.Task[None] | None = None
+        begun = begin(settings, journal, saved, clock())
+        self._state, self._data, self._exchanges = begun.state, begun.data, begun.exchanges
+        if begun.records:
+            members = len(begun.state.view.members)
+            self.events.add(f"the coordinator continues from its journal, with {members} members")
+        self._tell_of_members()
+        self._publisher = Publisher(begun, journal, clock)
+        self._timer = LeaseTimer(self._state.membership, settings.heartbeat_seconds, clock, self._settle_expired)
         #: What has happened since this process began.
         self.counters = CoordinatorCounters()
         #: Where this process serves its metrics; empty: nowhere.
@@ -99,15 +94,12 @@ class Driver:
 
     def start(self) -> None:
         """Begin to end leases. Call once, from the loop."""
-        self._timer = asyncio.create_task(self._end_leases(), name="coordinator-leases")
+        self._timer.start()
 
     async def close(self) -> None:
         """End the timer, every watch stream and every waiting call."""
         self._publisher.close()
-        if self._timer is not None:
-            self._timer.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._timer
+        await self._timer.close()
 
     # Members
 
@@ -125,23 +117,18 @@ class Driver:
         one beside a live one is refused at the holder's next heartbeat. Raises PlaceTaken after ``wait_seconds``.
         """
         deadline = self._clock() + wait_seconds
-        begin = self._state.membership.heard(ask.role)
+        membership = self._state.membership
+        begin = membership.heard(ask.role)
         while True:
             self._publisher.check_open()
             try:
                 return self.join(ask)
             except PlaceTaken as refusal:
-                if not self._silent(ask, begin) or self._clock() >= deadline:
+                if not membership.is_silent(ask, begin) or self._clock() >= deadline:
                     logger.warning("refused another process: %s", refusal)
                     raise
             seconds = min(self._settings.heartbeat_seconds / 2, max(0.0, deadline - self._clock()))
             await self._publisher.wait_for_change(seconds)
-
-    def _silent(self, ask: Application, begin: Mapping[tuple[int, int], int]) -> bool:
-        """Whether the holder of the place, or of any place of the role, has not been heard of since ``begin``."""
-        now = self._state.membership.heard(ask.role)
-        holders = {key: beats for key, beats in now.items() if ask.index in (None, key[0])}
-        return any(begin.get(key) == beats for key, beats in holders.items())
 
     def heartbeat(
         self,
@@ -185,18 +172,31 @@ class Driver:
 
     async def barrier(self, rank: int, incarnation: int, phase: int, wait_seconds: float) -> BarrierState:
         """Arrive, and wait up to ``wait_seconds`` (30 s at most) for the barrier to open."""
-        deadline = self._clock() + min(wait_seconds, BARRIER_WAIT_SECONDS)
-        while True:
-            self._publisher.check_open()
+
+        def arrive() -> BarrierState:
             decision = self._state.membership.arrive(rank, incarnation, phase)
             self.counters.arrives(rank, incarnation, phase, self._clock())
             state = self._settle(decision)
-            left = deadline - self._clock()
             if state.released:
                 self.counters.passes(rank, self._clock())
-            if state.released or left <= 0:
-                return state
-            await self._publisher.wait_for_change(left)
+            return state
+
+        return await self._publisher.repeat(arrive, lambda state: state.released, wait_seconds)
+
+    async def exchange(
+        self, rank: int, incarnation: int, key: ExchangeKey, payload: bytes, wait_seconds: float
+    ) -> ExchangeState:
+        """See Exchanges.give; waits up to ``wait_seconds`` (30 s at most) until it is complete. Raises Fenced."""
+
+        def give() -> ExchangeState:
+            self._state.membership.find(Role.WORKER, rank, incarnation)
+            before = self._exchanges.newest
+            state = self._exchanges.give(rank, incarnation, key, payload)
+            # Results are not logged, and yet they must be on disk before anybody is told.
+            self._publisher.publish(changed=self._exchanges.newest > before)
+            return state
+
+        return await self._publisher.repeat(give, lambda state: state.complete, wait_seconds)
 
     # Models
 
@@ -295,18 +295,18 @@ class Driver:
 
     async def lease_data(self, rank: int, incarnation: int, ask: LeaseAsk, wait_seconds: float) -> LeaseAnswer:
         """See DataLeases.lease; waits up to ``wait_seconds`` (30 s at most) while others hold all there is."""
-        deadline = self._clock() + min(wait_seconds, BARRIER_WAIT_SECONDS)
-        while True:
-            self._publisher.check_open()
+
+        def lease() -> LeaseAnswer:
             decision = self._data.lease(rank, incarnation, ask)
             if not decision.reason and (ask.trained or decision.value.span is not None):
                 # No reason is logged for a lease, and yet it must never be handed out twice.
                 self._publisher.write()
-            answer = self._settle(decision)
-            left = deadline - self._clock()
-            if answer.span is not None or answer.done or not ask.lease_items or left <= 0:
-                return answer
-            await self._publisher.wait_for_change(left)
+            return self._settle(decision)
+
+        def answered(answer: LeaseAnswer) -> bool:
+            return answer.span is not None or answer.done or not ask.lease_items
+
+        return await self._publisher.repeat(lease, answered, wait_seconds)
 
     # The journal
 
@@ -333,37 +333,17 @@ class Driver:
             level, event = (logging.WARNING, "cluster.loss") if decision.loss else (logging.INFO, "cluster.change")
             logger.log(level, "%s", decision.reason, extra={"event": event})
             self.events.add(decision.reason, warning=decision.loss)
-            self._release_lost_leases()
+            self._tell_of_members()
         self._publisher.publish(changed=bool(decision.reason))
         return decision.value
 
-    def _release_lost_leases(self) -> None:
+    def _settle_expired(self, decision: StateChange[tuple[Member, ...]]) -> None:
+        self.counters.lease_expirations.update(member.role for member in decision.value)
+        self._settle(decision)
+
+    def _tell_of_members(self) -> None:
+        """What workers had is free, and others do not wait for them, once they are not members any more."""
         live = {rank: member.incarnation for rank, member in self._state.view.live(Role.WORKER).items()}
+        self._exchanges.members(live, self._state.membership.expected)
         if released := self._data.members(live).reason:
             logger.info("%s", released, extra={"event": "barrier.released"})
-
-    async def _end_leases(self) -> None:
-        heartbeat, refused = self._settings.heartbeat_seconds, False
-        while True:
-            now = self._clock()
-            expiry = self._state.membership.next_expiry()
-            # At least once per heartbeat, so that a pause of the whole process shows.
-            wait = heartbeat if expiry is None else min(heartbeat, max(0.0, expiry - now))
-            await asyncio.sleep(wait)
-            overslept = self._clock() - now - wait
-            if overslept > 0:
-                self._state.membership.extend_leases(overslept)
-            if overslept > heartbeat / 2:
-                logger.warning("stood still for %.1f s: all leases are extended by that", overslept)
-            decision = self._state.membership.expire(self._clock())
-            self.counters.lease_expirations.update(member.role for member in decision.value)
-            try:
-                self._settle(decision)
-            except DamagedData:
-                return
-            except Unavailable as error:
-                if not refused:
-                    logger.warning("nothing new is told until the journal can be written: %s", error)
-                refused = True
-            else:
-                refused = False

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import replace
+from typing import TypeVar
 
 from ps_protocol.cluster.view import ClusterView
 from ps_protocol.errors import DamagedData, Unavailable
-from ps_server.coordinator.data.data_leases import DataLeases
-from ps_server.coordinator.persistence.cluster_records import ClusterRecords, changed_rows
+from ps_server.coordinator.beginning import Beginning
+from ps_server.coordinator.persistence.cluster_records import changed_rows
 from ps_server.coordinator.persistence.journal import Journal
-from ps_server.coordinator.state import ClusterState
+
+LONGEST_WAIT_SECONDS = 30.0
+"""The longest time that one call waits for other workers; the caller repeats it."""
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -21,14 +26,14 @@ logger = logging.getLogger(__name__)
 class Publisher:
     """Used by the driver, on its event loop; a commit of the journal blocks the loop."""
 
-    def __init__(
-        self, state: ClusterState, data: DataLeases, journal: Journal | None, saved: ClusterRecords | None
-    ) -> None:
-        """``saved`` is what ``journal`` says. Raises Unavailable when it cannot be written."""
-        self._state = state
-        self._data = data
+    def __init__(self, begun: Beginning, journal: Journal | None, clock: Callable[[], float]) -> None:
+        """``begun`` with ``journal``. Raises Unavailable when it cannot be written."""
+        self._state = begun.state
+        self._data = begun.data
+        self._exchanges = begun.exchanges
         self._journal = journal
-        self._saved = saved
+        self._clock = clock
+        self._saved = begun.records
         #: Something was decided that is not on disk yet, or not in ``view``.
         self._pending = False
         #: Set, and replaced by a new one, at every change of the state.
@@ -63,7 +68,11 @@ class Publisher:
         """Commit what has changed since the last commit. Raises Unavailable."""
         if self._journal is None:
             return
-        now = replace(self._state.persisted_state(), data=self._data.persisted_state())
+        now = replace(
+            self._state.persisted_state(),
+            data=self._data.persisted_state(),
+            exchanges=self._exchanges.persisted_state(),
+        )
         if rows := changed_rows(self._saved, now):
             self._journal.write(rows)
             self._saved = now
@@ -106,6 +115,20 @@ class Publisher:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
+
+    async def repeat(self, attempt: Callable[[], T], answered: Callable[[T], bool], wait_seconds: float) -> T:
+        """``attempt()`` now and after every change, until it is ``answered`` or the time is over: its last result.
+
+        The time is ``wait_seconds``, and at most 30 s. Raises what ``attempt`` and ``check_open`` raise.
+        """
+        deadline = self._clock() + min(wait_seconds, LONGEST_WAIT_SECONDS)
+        while True:
+            self.check_open()
+            answer = attempt()
+            left = deadline - self._clock()
+            if answered(answer) or left <= 0:
+                return answer
+            await self.wait_for_change(left)
 
     async def views(self, known_revision: int, journal_mark: bytes = b"") -> AsyncIterator[ClusterView]:
         """The present view unless it is ``known_revision``, then the newest one after every change.

@@ -10,12 +10,14 @@ from typing import Any
 
 import grpc
 
+from ps_protocol.cluster.exchange import ExchangeKey
 from ps_protocol.cluster.view import ClusterView, Member, Role, SyncWord
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.text import printable
 from ps_protocol.v1 import common_pb2, coordinator_pb2_grpc
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.wire.convert import cluster as convert
+from ps_protocol.wire.convert.exchange import exchange_state_to_pb
 from ps_protocol.wire.convert.history import history_to_pb
 from ps_protocol.wire.convert.leases import answer_to_pb, ask_from_pb
 from ps_protocol.wire.convert.model import consistency_from_pb
@@ -175,6 +177,14 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             wait = _wait_seconds(request.wait_seconds, context)
             state = await self._driver.barrier(request.rank, request.incarnation, request.phase, wait)
             return convert.barrier_to_pb(state)
+
+    async def Exchange(self, request: pb.ExchangeRequest, context: Context) -> pb.ExchangeReply:  # noqa: N802
+        """The payloads of an exchange, after waiting for them."""
+        async with translated(context):
+            check_member(Role.WORKER, request.rank, request.incarnation)
+            key, wait = ExchangeKey(request.name, request.ordinal), _wait_seconds(request.wait_seconds, context)
+            state = await self._driver.exchange(request.rank, request.incarnation, key, request.payload, wait)
+            return exchange_state_to_pb(state)
 
     async def LeaseData(self, request: pb.LeaseDataRequest, context: Context) -> pb.LeaseDataReply:  # noqa: N802
         """A range of a dataset, after waiting for one."""

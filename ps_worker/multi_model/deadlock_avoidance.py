@@ -52,13 +52,15 @@ def is_blocked(rank: int, shards: Iterable[WorkerClocks], consistency: Consisten
     return False
 
 
-def is_needed(rank: int, shards: Iterable[WorkerClocks], consistency: Consistency) -> bool:
+def is_needed(rank: int, shards: Iterable[WorkerClocks], consistency: Consistency, *, by_older: bool = True) -> bool:
     """Whether, on any of the ``shards``, an older worker has stepped further than it may without worker ``rank``.
+
+    Without ``by_older``: whether any other worker has.
 
     A worker in a later phase has entered the barrier and waits for no step.
     """
     return any(
-        other.incarnation < own.incarnation
+        (other.incarnation < own.incarnation or not by_older)
         and other.phase == own.phase
         and other.clock > own.clock + _bound(consistency)
         for clocks in shards

@@ -14,16 +14,19 @@ import torch
 
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.client.membership import Membership
+from ps_protocol.cluster.exchange import ExchangeKey, ExchangeState
 from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.cluster.view import ClusterView, Member, Role
-from ps_protocol.errors import ConfigError, NotReady, Retryable, Unavailable
+from ps_protocol.errors import NotReady, Retryable, Unavailable
 from ps_protocol.logs import describe_process
 from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
 from ps_protocol.security.security import Security
 from ps_worker.session.config import TRANSPORTS, WorkerConfig
+from ps_worker.session.device import check_device, device_of
 from ps_worker.session.instruments import Instruments
-from ps_worker.session.reporting import Progress, WorkerCounters, log, missing
+from ps_worker.session.reporting import Progress, WorkerCounters, log
+from ps_worker.session.start import wait_until_started
 
 if TYPE_CHECKING:
     from ps_protocol.metrics.server import MetricsServer
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _CALL_SECONDS = 5.0
-_BARRIER_WAIT_SECONDS = 1.0
+_BARRIER_SECONDS = 1.0
 _RETRY_SECONDS = 0.2
 
 
@@ -85,12 +88,11 @@ class Session:
         try:
             session._serve_metrics()
             membership.set_stats(session.progress.stats)
-            describe_process(
-                role=config.role.value, worker=membership.member.index, incarnation=membership.member.incarnation
-            )
+            member = membership.member
+            describe_process(role=config.role.value, worker=member.index, incarnation=member.incarnation)
             membership.subscribe(session._on_view)
-            session.instruments.open(os.environ, membership.member)
-            session._wait_until_started(deadline)
+            session.instruments.open(os.environ, member)
+            wait_until_started(membership, config, session.wait_hint, deadline)
         except BaseException as error:
             session.leave(f"{type(error).__name__} while waiting for the cluster to be complete")
             session.close()
@@ -174,10 +176,7 @@ class Session:
     @property
     def device(self) -> torch.device:
         """The device of the user's model: as configured, else a GPU where there is one."""
-        if self._config.device is not None:
-            return torch.device(self._config.device)
-        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        return torch.device("cuda", self.rank % gpus) if gpus else torch.device("cpu")
+        return device_of(self._config.device, self.rank)
 
     def check(self) -> None:
         """Raises Fenced when this worker lost its place."""
@@ -252,13 +251,16 @@ class Session:
             self.check()
             # The shards first: from now on no step of the ending phase waits for this worker.
             announce()
-            reply = self._persist(
-                lambda seconds: self._client.barrier(member, self._phase, _BARRIER_WAIT_SECONDS, seconds)
-            )
+            reply = self._persist(lambda seconds: self._client.barrier(member, self._phase, _BARRIER_SECONDS, seconds))
             if reply.released:
                 break
             self.wait_hint("waiting at the barrier for worker " + ", ".join(map(str, reply.missing_ranks)))
         self._phase += 1
+
+    def exchange(self, key: ExchangeKey, payload: bytes, wait_seconds: float) -> ExchangeState:
+        """See CoordinatorClient.exchange; repeated while the coordinator is away."""
+        member = self._membership.member
+        return self._persist(lambda seconds: self._client.exchange(member, key, payload, wait_seconds, seconds))
 
     def record_step(self, samples: int | None, staleness: int, bytes: int, clock: int = 0) -> None:
         """Count one push; ``bytes`` were transferred in both directions. ``clock``: of this phase, with the push."""
@@ -333,17 +335,6 @@ class Session:
             return False
         return True
 
-    def _wait_until_started(self, deadline: float) -> None:
-        while not self.wait_for(lambda view: view.started, min(1.0, max(0.0, deadline - time.monotonic()))):
-            lacking = missing(self.view)
-            if time.monotonic() >= deadline:
-                raise Unavailable(
-                    f"the cluster is not complete after {self._config.connect_timeout_seconds:g} s: {lacking} missing",
-                    expected=f"{self.view.expected_shards} shards and {self.view.expected_workers} workers",
-                    remedy="start what is missing, or wait longer with PS_CONNECT_TIMEOUT",
-                )
-            self.wait_hint(f"waiting for {lacking}")
-
     def _persist(self, call: Callable[[float], T]) -> T:
         """``call(timeout_seconds)``, repeated while coordinator or shards are away, up to the reconnect timeout."""
         deadline = time.monotonic() + self._config.reconnect_timeout_seconds
@@ -356,16 +347,3 @@ class Session:
                 self.check()
                 self.wait_hint(f"waiting: {error.message}")
             self._closed.wait(_RETRY_SECONDS)
-
-
-def check_device(name: str | None) -> None:
-    """Raises ConfigError when torch has no device of this name."""
-    try:
-        torch.device(name or "cpu")
-    except RuntimeError as error:
-        raise ConfigError(
-            "unknown device",
-            expected='"cpu", "cuda:0" and the like',
-            actual=repr(name),
-            remedy="correct the device argument of connect() or PS_DEVICE",
-        ) from error

@@ -15,6 +15,7 @@ from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.client.connection import CoordinatorConnection
 from ps_protocol.client.coordinator_streams import MoveStream, ViewStream
 from ps_protocol.client.member_sessions import MemberSessions
+from ps_protocol.cluster.exchange import ExchangeKey, ExchangeState
 from ps_protocol.cluster.history import JobHistory
 from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk
 from ps_protocol.cluster.view import (
@@ -32,6 +33,7 @@ from ps_protocol.rpc.channel import open_channel
 from ps_protocol.security.security import OFF, Security
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.wire.convert import cluster as convert
+from ps_protocol.wire.convert.exchange import exchange_state_from_pb, exchange_to_pb
 from ps_protocol.wire.convert.history import history_from_pb
 from ps_protocol.wire.convert.leases import answer_from_pb, ask_to_pb
 from ps_protocol.wire.convert.model import consistency_to_pb, shard_map_from_pb, spec_to_pb
@@ -230,6 +232,23 @@ class CoordinatorClient:
         )
         seconds, proof = wait_seconds + timeout_seconds, self.sessions.metadata(worker)
         return convert.barrier_from_pb(self._connection.call("Barrier", request, seconds, metadata=proof))
+
+    def exchange(
+        self,
+        worker: Member,
+        key: ExchangeKey,
+        payload: bytes,
+        wait_seconds: float = 0.0,
+        timeout_seconds: float = CALL_SECONDS,
+    ) -> ExchangeState:
+        """Give ``payload`` for the exchange ``key`` and wait up to ``wait_seconds``; ask again if not complete.
+
+        ``timeout_seconds``: as for ``barrier``. Raises Fenced, or InvalidRequest for what is above a limit and for a
+        result that is not kept any more.
+        """
+        request = exchange_to_pb(worker, key, payload, wait_seconds)
+        seconds, proof = wait_seconds + timeout_seconds, self.sessions.metadata(worker)
+        return exchange_state_from_pb(self._connection.call("Exchange", request, seconds, metadata=proof))
 
     def lease_data(
         self, worker: Member, ask: LeaseAsk, wait_seconds: float = 0.0, timeout_seconds: float = CALL_SECONDS

@@ -43,6 +43,7 @@ _COORDINATOR: Mapping[str, frozenset[AccessRole]] = {
     "GetShardMap": _EVERY_ROLE,
     "SetConsistency": frozenset({_ADMIN}),
     "Barrier": frozenset({_WORKER}),
+    "Exchange": frozenset({_WORKER}),
     "LeaseData": frozenset({_WORKER}),
     "Checkpoint": frozenset({_ADMIN}),
     "RestoreCheckpoint": frozenset({_ADMIN}),

@@ -335,6 +335,68 @@ class BarrierReply(_message.Message):
     missing_ranks: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, released: bool = ..., missing_ranks: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class ExchangeRequest(_message.Message):
+    __slots__ = ("rank", "incarnation", "name", "ordinal", "payload", "wait_seconds")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ORDINAL_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    incarnation: int
+    name: str
+    ordinal: int
+    payload: bytes
+    wait_seconds: float
+    def __init__(self, rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., ordinal: _Optional[int] = ..., payload: _Optional[bytes] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+
+class ExchangeReply(_message.Message):
+    __slots__ = ("complete", "contributions", "missing_ranks")
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_RANKS_FIELD_NUMBER: _ClassVar[int]
+    complete: bool
+    contributions: _containers.RepeatedCompositeFieldContainer[Contribution]
+    missing_ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, complete: bool = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., missing_ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Contribution(_message.Message):
+    __slots__ = ("rank", "payload")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    payload: bytes
+    def __init__(self, rank: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class ExchangeRecord(_message.Message):
+    __slots__ = ("number", "contributions")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    contributions: _containers.RepeatedCompositeFieldContainer[Contribution]
+    def __init__(self, number: _Optional[int] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ...) -> None: ...
+
+class ExchangeValue(_message.Message):
+    __slots__ = ("call", "tensor", "json")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    call: str
+    tensor: TensorValue
+    json: str
+    def __init__(self, call: _Optional[str] = ..., tensor: _Optional[_Union[TensorValue, _Mapping]] = ..., json: _Optional[str] = ...) -> None: ...
+
+class TensorValue(_message.Message):
+    __slots__ = ("dtype", "shape", "elements")
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    dtype: _common_pb2.DType
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    elements: bytes
+    def __init__(self, dtype: _Optional[_Union[_common_pb2.DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., elements: _Optional[bytes] = ...) -> None: ...
+
 class ItemSpan(_message.Message):
     __slots__ = ("begin", "end")
     BEGIN_FIELD_NUMBER: _ClassVar[int]

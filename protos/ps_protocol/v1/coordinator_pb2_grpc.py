@@ -75,6 +75,11 @@ class CoordinatorStub(object):
                 request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.BarrierRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.BarrierReply.FromString,
                 _registered_method=True)
+        self.Exchange = channel.unary_unary(
+                '/ps_protocol.v1.Coordinator/Exchange',
+                request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.ExchangeRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.ExchangeReply.FromString,
+                _registered_method=True)
         self.LeaseData = channel.unary_unary(
                 '/ps_protocol.v1.Coordinator/LeaseData',
                 request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.LeaseDataRequest.SerializeToString,
@@ -161,6 +166,14 @@ class CoordinatorServicer(object):
 
     def Barrier(self, request, context):
         """Wait for every live worker. Answers after at most wait_seconds; ask again while released is false.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Exchange(self, request, context):
+        """Give a payload for an exchange among workers, and wait for those of the others. Answers after at most wait_seconds; ask
+        again while complete is false. Safe to repeat: the first payloads of a complete exchange are its result.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -253,6 +266,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Barrier,
                     request_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.BarrierRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.BarrierReply.SerializeToString,
+            ),
+            'Exchange': grpc.unary_unary_rpc_method_handler(
+                    servicer.Exchange,
+                    request_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.ExchangeRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.ExchangeReply.SerializeToString,
             ),
             'LeaseData': grpc.unary_unary_rpc_method_handler(
                     servicer.LeaseData,
@@ -501,6 +519,33 @@ class Coordinator(object):
             '/ps_protocol.v1.Coordinator/Barrier',
             ps__protocol_dot_v1_dot_coordinator__pb2.BarrierRequest.SerializeToString,
             ps__protocol_dot_v1_dot_coordinator__pb2.BarrierReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Exchange(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.Coordinator/Exchange',
+            ps__protocol_dot_v1_dot_coordinator__pb2.ExchangeRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_coordinator__pb2.ExchangeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -104,6 +104,11 @@ class MembershipState:
         return self._barrier.phase
 
     @property
+    def expected(self) -> frozenset[int]:
+        """Ranks that the start of the job waits for; empty once it has started."""
+        return frozenset() if self._view.now.started else frozenset(self._quorum.missing)
+
+    @property
     def shard_tokens(self) -> Mapping[int, str]:
         """The token that each live shard joined with, by its incarnation."""
         places = self._members.places.values()
@@ -122,6 +127,11 @@ class MembershipState:
     def heard(self, role: Role) -> Mapping[tuple[int, int], int]:
         """How often each member of ``role`` was heard of, by number and incarnation."""
         return self._members.beats(role)
+
+    def is_silent(self, ask: Application, begin: Mapping[tuple[int, int], int]) -> bool:
+        """Whether the holder of the place, or of any place of the role, has not been heard of since ``begin``."""
+        holders = {key: beats for key, beats in self.heard(ask.role).items() if ask.index in (None, key[0])}
+        return any(begin.get(key) == beats for key, beats in holders.items())
 
     def statuses(self, now: float) -> tuple[MemberStatus, ...]:
         """The live members with their statistics, then the last ones that left or were lost."""
@@ -302,7 +312,7 @@ class MembershipState:
 
     def _awaited(self) -> set[int]:
         """The ranks that a barrier waits for."""
-        return self._members.ranks | (set() if self._view.now.started else self._quorum.missing)
+        return self._members.ranks | self.expected
 
     def _open_barrier(self) -> Iterable[str]:
         """Open the barrier if no worker is missing; returns the reason."""

@@ -9,15 +9,20 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from ps_protocol.cluster.exchange import ExchangeKey
 from ps_protocol.cluster.view import Joined, Member, MemberStats, MemberStatus, Role
 from ps_protocol.errors import DamagedData, InvalidRequest
 from ps_protocol.model.spec import Consistency, Mode, ShardMap, StalePolicy
+from ps_protocol.wire.convert.exchange import exchange_record_from_bytes, exchange_record_to_bytes
 from ps_protocol.wire.convert.model import shard_map_from_bytes, shard_map_to_bytes
+from ps_server.coordinator.exchanges.records import CompleteExchange, ExchangeRecords
 from ps_server.coordinator.membership.admission import Application, StateCopies
 from ps_server.coordinator.membership.members import Key, SavedMember
 from ps_server.coordinator.membership.state import MembershipRecords
 from ps_server.coordinator.placement.variables import Balanced, FixedShards, MaxSize, MinSize
 from ps_server.coordinator.settings import JobIdentity
+
+_NO_EXCHANGES = ExchangeRecords()
 
 _PARTITIONS = (Balanced, FixedShards, MinSize, MaxSize)
 
@@ -39,6 +44,7 @@ class ClusterRecords:
     maps: Mapping[str, ShardMap]
     #: From DataLeases.persisted_state: numbers, texts, lists and dicts.
     data: Mapping[str, Any] = field(default_factory=dict)
+    exchanges: ExchangeRecords = field(default_factory=ExchangeRecords)
     #: The number of shards: those the job began with, and those added.
     shards: int = 1
     #: Those of them that hold no slices.
@@ -73,7 +79,7 @@ def from_rows(rows: Mapping[str, bytes], where: str) -> ClusterRecords | None:
         gone = tuple(_status_from(each) for each in json.loads(rows["gone"]))
         reading = "data"
         data = json.loads(rows["data"])
-        places, maps = {}, {}
+        places, maps, complete = {}, {}, {}
         for reading in rows:
             kind, _, name = reading.partition("/")
             if kind == "place":
@@ -81,8 +87,13 @@ def from_rows(rows: Mapping[str, bytes], where: str) -> ClusterRecords | None:
                 places[place.joined.member.role, place.joined.member.index] = place
             elif kind == "map":
                 maps[name] = shard_map_from_bytes(rows[reading])
+            elif kind == "exchange":
+                ordinal, _, name = name.partition("/")
+                complete[ExchangeKey(name, int(ordinal))] = CompleteExchange(*exchange_record_from_bytes(rows[reading]))
+        reading = "exchanges"
+        exchanges = _exchanges_from(json.loads(rows.get("exchanges", b"{}")), complete)
         reading = "cluster"
-        return _cluster_from(cluster, identity, places, maps, gone, data)
+        return replace(_cluster_from(cluster, identity, places, maps, gone, data), exchanges=exchanges)
     except (LookupError, ValueError, TypeError, AttributeError, InvalidRequest, DecodeError) as error:
         raise DamagedData(
             f"the journal {where} is damaged: its row '{reading}' cannot be read",
@@ -96,11 +107,15 @@ def _parts(records: ClusterRecords) -> dict[str, Any]:
     membership = records.membership
     parts: dict[str, Any] = {
         "identity": records.identity,
-        "cluster": replace(records, membership=replace(membership, places={}, gone=()), maps={}, data={}),
+        "cluster": replace(
+            records, membership=replace(membership, places={}, gone=()), maps={}, data={}, exchanges=_NO_EXCHANGES
+        ),
+        "exchanges": replace(records.exchanges, complete={}),
         "gone": membership.gone,
         "data": records.data,
     }
     parts |= {f"place/{role.value}/{index}": place for (role, index), place in membership.places.items()}
+    parts |= {f"exchange/{key.ordinal}/{key.name}": each for key, each in records.exchanges.complete.items()}
     parts |= {f"map/{name}": shard_map for name, shard_map in records.maps.items()}
     return parts
 
@@ -109,8 +124,12 @@ def _encode(part: Any) -> bytes:
     match part:
         case ShardMap():
             return shard_map_to_bytes(part)
+        case CompleteExchange():
+            return exchange_record_to_bytes(part.number, part.payloads)
+        case ExchangeRecords():
+            plain: Any = {"dropped": dict(part.dropped), "live": list(part.live.items()), "late": sorted(part.late)}
         case JobIdentity():
-            plain: Any = asdict(part) | {"partition": [type(part.partition).__name__, asdict(part.partition)]}
+            plain = asdict(part) | {"partition": [type(part.partition).__name__, asdict(part.partition)]}
         case ClusterRecords():
             plain = _cluster_to(part)
         case SavedMember():
@@ -120,6 +139,11 @@ def _encode(part: Any) -> bytes:
         case _:
             plain = part
     return json.dumps(plain, separators=(",", ":")).encode()
+
+
+def _exchanges_from(plain: dict[str, Any], complete: dict[ExchangeKey, CompleteExchange]) -> ExchangeRecords:
+    live = dict(plain.get("live", ()))
+    return ExchangeRecords(complete, plain.get("dropped", {}), live, frozenset(plain.get("late", ())))
 
 
 def _identity_from(plain: dict[str, Any]) -> JobIdentity:

@@ -74,7 +74,10 @@ def test_what_users_hold_has_users_methods_only() -> None:
         }
         assert sorted(public(cluster)) == [
             "adopt",
+            "all_gather",
+            "all_reduce",
             "barrier",
+            "broadcast",
             "close",
             "convert_embeddings",
             "device",
@@ -82,6 +85,7 @@ def test_what_users_hold_has_users_methods_only() -> None:
             "embedding_bag",
             "embedding_bags",
             "follow",
+            "gather_values",
             "optimizer",
             "prefetch",
             "rank",

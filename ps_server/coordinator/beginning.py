@@ -1,0 +1,46 @@
+"""What a coordinator begins with: nothing, a checkpoint, or what its journal says."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.coordinator.data.data_leases import DataLeases
+from ps_server.coordinator.exchanges.exchanges import Exchanges
+from ps_server.coordinator.persistence.cluster_records import ClusterRecords, from_rows
+from ps_server.coordinator.persistence.journal import Journal
+from ps_server.coordinator.persistence.saved_facts import saved_data, saved_phase
+from ps_server.coordinator.settings import ClusterSettings
+from ps_server.coordinator.state import ClusterState
+
+logger = logging.getLogger(__name__)
+
+RECONNECT_SECONDS = 3.0
+"""Added to the leases after a restart: gRPC tries an address again about once a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """The parts that the driver owns, and the records of the journal they come from; None: they come from none."""
+
+    state: ClusterState
+    data: DataLeases
+    exchanges: Exchanges
+    records: ClusterRecords | None = None
+
+
+def begin(settings: ClusterSettings, journal: Journal | None, saved: Checkpoint | None, now: float) -> Beginning:
+    """Continue where ``journal`` ends; in a new job take phase and data positions from ``saved``.
+
+    Raises InvalidRequest for a mode that cannot work, ConfigError for settings that contradict it, DamagedData.
+    """
+    records = from_rows(journal.read(), str(journal.path)) if journal else None
+    if journal is None or records is None:
+        state = ClusterState(settings, saved_phase(saved) if saved else 0)
+        return Beginning(state, saved_data(saved) if saved else DataLeases(), Exchanges())
+    state = ClusterState.restore(settings, records, now)
+    state.membership.extend_leases(RECONNECT_SECONDS)
+    view = state.view
+    logger.info("continues from %s: revision %d, %d members", journal.path, view.revision, len(view.members))
+    return Beginning(state, DataLeases.restore(records.data), Exchanges.restore(records.exchanges), records)

@@ -1,0 +1,72 @@
+"""Ends the leases of members that are not heard of, while the coordinator runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+from ps_protocol.cluster.view import Member
+from ps_protocol.errors import DamagedData, Unavailable
+from ps_server.coordinator.changes import StateChange
+from ps_server.coordinator.membership.state import MembershipState
+
+logger = logging.getLogger(__name__)
+
+
+class LeaseTimer:
+    """A task on the driver's loop, which also tries again to write what the journal has refused.
+
+    Whenever it comes late (a busy machine, a stopped process, a laptop asleep), all leases are extended by that time:
+    no heartbeat could have arrived.
+    """
+
+    def __init__(
+        self,
+        membership: MembershipState,
+        heartbeat_seconds: float,
+        clock: Callable[[], float],
+        settle: Callable[[StateChange[tuple[Member, ...]]], None],
+    ) -> None:
+        """``settle`` publishes members whose leases have ended; it is called with none, too."""
+        self._membership = membership
+        self._heartbeat_seconds = heartbeat_seconds
+        self._clock = clock
+        self._settle = settle
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin. Call once, from the loop."""
+        self._task = asyncio.create_task(self._run(), name="coordinator-leases")
+
+    async def close(self) -> None:
+        """End the task, if it was started."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _run(self) -> None:
+        heartbeat, refused = self._heartbeat_seconds, False
+        while True:
+            now = self._clock()
+            expiry = self._membership.next_expiry()
+            # At least once per heartbeat, so that a pause of the whole process shows.
+            wait = heartbeat if expiry is None else min(heartbeat, max(0.0, expiry - now))
+            await asyncio.sleep(wait)
+            overslept = self._clock() - now - wait
+            if overslept > 0:
+                self._membership.extend_leases(overslept)
+            if overslept > heartbeat / 2:
+                logger.warning("stood still for %.1f s: all leases are extended by that", overslept)
+            try:
+                self._settle(self._membership.expire(self._clock()))
+            except DamagedData:
+                return
+            except Unavailable as error:
+                if not refused:
+                    logger.warning("nothing new is told until the journal can be written: %s", error)
+                refused = True
+            else:
+                refused = False

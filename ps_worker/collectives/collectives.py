@@ -1,0 +1,132 @@
+"""Collective calls of workers on small tensors and values."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from ps_protocol.cluster.exchange import MAX_PAYLOAD_BYTES, ExchangeKey
+from ps_protocol.cluster.view import Role
+from ps_protocol.errors import ConfigError, InvalidRequest
+from ps_worker.collectives.values import decode_value, encode_value
+from ps_worker.collectives.waiting import wait_for_exchange
+from ps_worker.session.session import Session
+from ps_worker.step.remote_model import RemoteModel
+
+_REDUCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
+    {
+        "mean": lambda stacked: stacked.mean(0),
+        "sum": lambda stacked: stacked.sum(0, dtype=stacked.dtype),
+        "min": lambda stacked: stacked.amin(0),
+        "max": lambda stacked: stacked.amax(0),
+    }
+)
+
+_SECTION_BITS = 32
+
+
+class Collectives:
+    """Calls that all workers make, in the same order, with payloads of 64 KiB at most. Used from the training thread.
+
+    A call returns when every live worker has made it; it does not wait for workers that leave or die. Calls are matched
+    by ``name`` and by how many of that name a worker has made. The coordinator keeps the results of the last 4096
+    calls, of 8 MiB at most. So a worker that was started again, and runs its script from the beginning, gets the
+    results of calls that others have made long before, without waiting. While no worker is live, they are forgotten.
+
+    Each call costs a message to the coordinator and, with a journal, a commit there. Gradients and parameters do not
+    travel this way. All calls raise ConfigError for an evaluator, InvalidRequest for payloads that are too large, calls
+    of other workers that do not match, and results that are not kept any more; Fenced, Unavailable.
+    """
+
+    def __init__(self, session: Session, models: Iterable[RemoteModel]) -> None:
+        self._session = session
+        self._trained = models
+        self._ordinals: defaultdict[tuple[str, int], Iterator[int]] = defaultdict(itertools.count)
+
+    def all_gather(self, tensor: torch.Tensor, *, name: str = "default") -> list[torch.Tensor]:
+        """The tensors of all workers that took part, by rank, on the device of ``tensor``. Shapes may differ."""
+        _check_tensor(tensor, "all_gather")
+        return [each.to(tensor.device) for each in self._gather("all_gather", tensor, name).values()]
+
+    def all_reduce(self, tensor: torch.Tensor, reduction: str = "mean", *, name: str = "default") -> torch.Tensor:
+        """The element-wise "mean", "sum", "min" or "max" over the workers that took part; a new tensor.
+
+        Raises InvalidRequest where shapes or dtypes differ between workers.
+        """
+        _check_tensor(tensor, "all_reduce")
+        if reduction not in _REDUCTIONS:
+            raise ConfigError(
+                "unknown reduction", expected=", ".join(_REDUCTIONS), actual=repr(reduction), remedy="name one of these"
+            )
+        if reduction == "mean" and not tensor.is_floating_point():
+            raise ConfigError(
+                "all_reduce() cannot make the mean of integers",
+                expected="a floating-point tensor",
+                actual=str(tensor.dtype),
+                remedy="give tensor.float(), or reduce with 'sum'",
+            )
+        parts = self._gather(f"all_reduce {reduction}", tensor, name)
+        for rank, part in parts.items():
+            if (part.shape, part.dtype) != (tensor.shape, tensor.dtype):
+                raise InvalidRequest(
+                    "all_reduce() of tensors that differ between workers",
+                    expected=f"{tuple(tensor.shape)} of {tensor.dtype}, as this worker's",
+                    actual=f"{tuple(part.shape)} of {part.dtype} from worker {rank}",
+                )
+        return _REDUCTIONS[reduction](torch.stack(list(parts.values()))).to(tensor.device)
+
+    def broadcast(self, value: Any, source: int = 0, *, name: str = "default") -> Any:
+        """The ``value`` of worker ``source``: a tensor, on the CPU, or what JSON has. What others give is not sent.
+
+        Raises InvalidRequest where that worker did not take part, since it had left or was lost.
+        """
+        sent = encode_value("broadcast", value) if self._session.rank == source else encode_value("broadcast", None)
+        payloads = self._exchange(sent, name)
+        if source not in payloads:
+            raise InvalidRequest(
+                f"worker {source} did not take part in broadcast()",
+                expected=f"worker {source} among those that called it",
+                actual="worker " + ", ".join(map(str, payloads)),
+                remedy="name a source that lives, or begin again with all workers",
+            )
+        return decode_value(payloads[source], "broadcast", source)
+
+    def gather_values(self, value: Any, *, name: str = "default", section: int = 0) -> dict[int, Any]:
+        """Tensors or JSON values of all workers that took part, by rank; ``None`` makes it a barrier.
+
+        Within a name, calls are counted per ``section``. A worker in a later section is not waited for by one in an
+        earlier section, so a script that begins at a checkpoint names the section where it is.
+        """
+        return self._gather("gather_values", value, name, section)
+
+    def _gather(self, call: str, value: Any, name: str, section: int = 0) -> dict[int, Any]:
+        payloads = self._exchange(encode_value(call, value), name, section)
+        return {rank: decode_value(payload, call, rank) for rank, payload in payloads.items()}
+
+    def _exchange(self, payload: bytes, name: str, section: int = 0) -> Mapping[int, bytes]:
+        if self._session.config.role is not Role.WORKER:
+            raise ConfigError(
+                "an evaluator made a collective call",
+                expected="worker",
+                actual=self._session.config.role.value,
+                remedy="leave it out: workers do not wait for evaluators",
+            )
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            raise InvalidRequest(
+                "the value for a collective call is too large",
+                expected=f"at most {MAX_PAYLOAD_BYTES} bytes",
+                actual=f"{len(payload)} bytes",
+                remedy="reduce it before, or write it to storage that all workers read",
+            )
+        ordinal = (section << _SECTION_BITS) + next(self._ordinals[name, section])
+        return wait_for_exchange(self._session, self._trained, ExchangeKey(name, ordinal), payload).payloads
+
+
+def _check_tensor(value: object, call: str) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise ConfigError(f"{call}() needs a tensor", actual=repr(value)[:80], remedy="torch.tensor(…) makes one")
