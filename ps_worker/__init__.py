@@ -47,6 +47,8 @@ from ps_worker.cluster import Cluster
 from ps_worker.connection import connect
 from ps_worker.optimizer import PsOptimizer as Optimizer
 from ps_worker.step.summary import Outcome, StepSummary
+from ps_worker.strategies.base import Strategy
+from ps_worker.strategies.registry import strategy
 
 if TYPE_CHECKING:
     from ps_worker import feed
@@ -78,6 +80,7 @@ __all__ = [
     "StateLost",
     "StepSummary",
     "StorageFull",
+    "Strategy",
     "TableFull",
     "Unauthenticated",
     "Unavailable",
@@ -87,6 +90,7 @@ __all__ = [
     "connect",
     "feed",
     "rows",
+    "strategy",
     "tables",
 ]
 

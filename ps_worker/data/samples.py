@@ -188,8 +188,8 @@ def rebuilt(
     """
     if iterates_by_itself(loader):
         raise own_iteration_refused(loader)
-    _refuse_split_data(loader)
-    arguments = _kept_arguments(loader) | changes
+    refuse_split_data(loader)
+    arguments = kept_arguments(loader) | changes
     if loader.batch_size is None and loader.batch_sampler is not None:
         return kind(loader.dataset, batch_sampler=sampler_of(loader.batch_sampler), **arguments)
     sampler = sampler_of(loader.sampler)
@@ -219,7 +219,7 @@ def own_iteration_refused(loader: DataLoader[Any]) -> ConfigError:
 
 def with_own_iteration(loader: DataLoader[Any], share: Share, epochs: Iterator[int]) -> OwnIteration:
     """A copy of ``loader``, of its own class, over this worker's part. Raises ConfigError for data split already."""
-    _refuse_split_data(loader)
+    refuse_split_data(loader)
     own: OwnIteration = copy.copy(loader)  # type: ignore[assignment]
     object.__setattr__(own, "__class__", type(type(loader).__name__, (OwnIteration, type(loader)), {}))
     # torch forbids these changes after the constructor; this copy is still being made.
@@ -242,19 +242,21 @@ def _shard_loader(loader: DataLoader[Any], share: Share, epochs: Iterator[int]) 
         return with_own_iteration(loader, share, epochs)
     if isinstance(loader.dataset, IterableDataset):
         dataset: Dataset[Any] = ShareIterable(loader.dataset, share)
-        arguments = _kept_arguments(loader)
+        arguments = kept_arguments(loader)
         return ShareLoader(dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, **arguments)
     return rebuilt(ShareLoader, loader, lambda source: ShareSampler(source, share, epochs))
 
 
-def _kept_arguments(loader: DataLoader[Any]) -> dict[str, Any]:
+def kept_arguments(loader: DataLoader[Any]) -> dict[str, Any]:
+    """The arguments of ``loader`` that do not depend on what it samples."""
     arguments: dict[str, Any] = {name: getattr(loader, name) for name in _KEPT_ARGUMENTS}
     if loader.pin_memory_device:
         arguments["pin_memory_device"] = loader.pin_memory_device
     return arguments
 
 
-def _refuse_split_data(loader: DataLoader[Any]) -> None:
+def refuse_split_data(loader: DataLoader[Any]) -> None:
+    """Raises ConfigError for data that ``DistributedSampler`` has split already."""
     for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
         if isinstance(sampler, DistributedSampler):
             raise ConfigError(

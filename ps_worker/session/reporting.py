@@ -114,6 +114,11 @@ class Progress:
         )
         log.log(level, "%s: steps use transport %s (requested: %s)", self._member, text, wished)
 
+    @property
+    def transport(self) -> str:
+        """What ``record_transport`` recorded last."""
+        return self._transport
+
     def report(self, metrics: Mapping[str, float | torch.Tensor]) -> None:
         """Keep the newest value of each metric; a tensor is read only when a heartbeat sends it."""
         with self._lock:

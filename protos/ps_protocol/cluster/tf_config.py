@@ -35,8 +35,11 @@ class TfConfig:
     task_index: int
 
     @classmethod
-    def parse(cls, text: str) -> TfConfig:
-        """Read ``text``. Raises ConfigError saying which key is wrong, what it should be, and an example."""
+    def parse(cls, text: str, *, needs_ps: bool = True) -> TfConfig:
+        """Read ``text``. Raises ConfigError saying which key is wrong, what it should be, and an example.
+
+        Without ``needs_ps`` the cluster may be one of workers alone, of whom a chief is the first.
+        """
         try:
             config = json.loads(text)
         except ValueError as error:
@@ -46,7 +49,7 @@ class TfConfig:
             str(kind): _addresses(str(kind), listed)
             for kind, listed in _object(_key(config, "cluster"), "cluster").items()
         }
-        _check_cluster(cluster)
+        _check_cluster(cluster, needs_ps=needs_ps)
         task = _object(_key(config, "task"), "task")
         kind, index = _task(cluster, _key(task, "type", "task."), _key(task, "index", "task."))
         return cls(MappingProxyType(cluster), kind, index)
@@ -105,10 +108,10 @@ def _addresses(kind: str, listed: object) -> tuple[str, ...]:
     return tuple(listed)
 
 
-def _check_cluster(cluster: Mapping[str, tuple[str, ...]]) -> None:
-    if not cluster.get("ps"):
+def _check_cluster(cluster: Mapping[str, tuple[str, ...]], *, needs_ps: bool) -> None:
+    if needs_ps and not cluster.get("ps"):
         raise _error("TF_CONFIG's cluster has no ps", expected="at least one", actual="none")
-    if not cluster.get("worker"):
+    if not cluster.get("worker") and (needs_ps or not cluster.get("chief")):
         raise _error("TF_CONFIG's cluster has no worker", expected="at least one", actual="none")
     chiefs = len(cluster.get("chief", ()))
     if chiefs > 1:

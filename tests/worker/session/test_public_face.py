@@ -39,6 +39,7 @@ def test_the_public_names_are_exactly_these() -> None:
         "StateLost",
         "StepSummary",
         "StorageFull",
+        "Strategy",
         "TableFull",
         "Unauthenticated",
         "Unavailable",
@@ -48,6 +49,7 @@ def test_the_public_names_are_exactly_these() -> None:
         "connect",
         "feed",
         "rows",
+        "strategy",
         "tables",
     ]
     assert all(getattr(ps_worker, name) is not None for name in ps_worker.__all__)

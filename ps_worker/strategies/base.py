@@ -1,0 +1,186 @@
+"""The interface of every strategy, and what is the same in all of them."""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Any, ClassVar, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ps_protocol.errors import ConfigError
+from ps_worker.strategies.prepared import check_model, check_optimizer
+from ps_worker.strategies.structures import mapped
+
+T = TypeVar("T")
+
+REDUCTIONS = ("mean", "sum")
+
+
+class Strategy(ABC):
+    """How one script trains: on one device, on replicas, or on parameter servers. Made by ``ps_worker.strategy``.
+
+    Each process of the job runs the script and is one replica. The loss is the mean over the replica's batch, and
+    gradients are averaged over the replicas: nothing is divided by the global batch. A scheduler is stepped once per
+    optimizer step. Used from one thread, best as ``with ps_worker.strategy() as s``.
+    """
+
+    #: As in ``ps_worker.strategy(name)``.
+    name: ClassVar[str]
+
+    def __init__(self) -> None:
+        #: The optimizer that belongs to a prepared model, for ``fit``.
+        self._optimizers: weakref.WeakKeyDictionary[nn.Module, torch.optim.Optimizer] = weakref.WeakKeyDictionary()
+        #: Loaders that ``distribute`` has made.
+        self._distributed: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(replica {self.rank} of {self.replicas} on {self.device})"
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """The device of this replica."""
+
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """Number of this replica, from 0."""
+
+    @property
+    @abstractmethod
+    def replicas(self) -> int:
+        """The number of processes that train."""
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The replicas whose gradients are averaged in one update: what the global batch and a learning rate go by."""
+        return self.replicas
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this replica writes files and prints for all of them."""
+        return self.rank == 0
+
+    def prepare(
+        self,
+        model: nn.Module,
+        optimizer: type[torch.optim.Optimizer] | torch.optim.Optimizer,
+        *,
+        schedulers: Iterable[Any] = (),
+        **arguments: Any,
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """``model`` on this replica's device, with rank 0's values, and the optimizer that trains it.
+
+        ``optimizer`` is a class, made with ``arguments`` (``lr=…``), or one that is built already over the parameters
+        of ``model``, with the ``schedulers`` that are built on it. Every replica calls this alike. Raises ConfigError
+        for a model that is wrapped already and for arguments of a built optimizer; UnsupportedOptimizer for an
+        optimizer that this strategy cannot run.
+        """
+        check_model(model)
+        check_optimizer(optimizer, arguments)
+        model.to(self.device)
+        prepared, made = self._prepare(model, optimizer, tuple(schedulers), arguments)
+        self._optimizers[prepared] = made
+        return prepared, made
+
+    @abstractmethod
+    def _prepare(
+        self,
+        model: nn.Module,
+        optimizer: type[torch.optim.Optimizer] | torch.optim.Optimizer,
+        schedulers: tuple[Any, ...],
+        arguments: Mapping[str, Any],
+    ) -> tuple[nn.Module, torch.optim.Optimizer]: ...
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The module that was given to ``prepare``."""
+        return model
+
+    def distribute(self, loader: Any) -> Any:
+        """The part of a DataLoader that is this replica's: in an epoch each sample goes to one replica, once.
+
+        ``batch_size`` is per replica. Torch's random samplers draw the same order on every replica, a new one in each
+        epoch; a sampler of the user's own is kept, and has to yield the same on all. Raises ConfigError for data that
+        cannot be split.
+        """
+        if loader in self._distributed:
+            return loader
+        made = self._distribute(loader)
+        self._distributed.add(made)
+        return made
+
+    @abstractmethod
+    def _distribute(self, loader: Any) -> Any: ...
+
+    def run(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        """``function(*arguments, **named)`` on this replica, with the tensors in them on its device."""
+        return function(*self.place(arguments), **self.place(named))
+
+    def place(self, value: T) -> T:
+        """``value`` with every tensor in it on this replica's device."""
+        return mapped(lambda tensor: tensor.to(self.device, non_blocking=True), value)
+
+    def accumulate(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """A context for all backward passes before an optimizer step but the last: gradients are not averaged there."""
+        return nullcontext()
+
+    def reduce(self, how: str, value: T) -> T:
+        """The "mean" or "sum" of ``value`` over the replicas, on all of them.
+
+        ``value``: a tensor of the same shape everywhere, a number, or a mapping or sequence of these. Every replica
+        calls it. Raises ConfigError for another ``how``.
+        """
+        if how.lower() not in REDUCTIONS:
+            raise ConfigError("reduce() cannot do this", expected=" or ".join(REDUCTIONS), actual=how)
+        return mapped(lambda tensor: self._reduce(how.lower(), tensor.detach()), value, numbers=True)
+
+    def _reduce(self, how: str, tensor: Tensor) -> Tensor:
+        if how == "mean" and not tensor.is_floating_point():
+            tensor = tensor.to(torch.get_default_dtype())
+        return self._all_reduce(how, tensor) if self.replicas > 1 else tensor.clone()
+
+    @abstractmethod
+    def _all_reduce(self, how: str, tensor: Tensor) -> Tensor: ...
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """The tensors of all replicas, one after the other along the first dimension; its size may differ."""
+        tensor = tensor.detach().reshape(-1) if tensor.ndim == 0 else tensor.detach()
+        return torch.cat(self._all_gather(tensor)) if self.replicas > 1 else tensor.clone()
+
+    @abstractmethod
+    def _all_gather(self, tensor: Tensor) -> list[Tensor]: ...
+
+    def local_results(self, value: T) -> tuple[T, ...]:
+        """What the replicas of this process have: one value, for a process is one replica."""
+        return (value,)
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Wait until every replica has called this."""
+
+    def refresh(self, model: nn.Module) -> None:  # noqa: B027 -- most strategies have nothing to do
+        """Bring the newest values into ``model``, for evaluation."""
+
+    def seed_replica(self, seed: int) -> None:
+        """Seed torch on this replica with a number of its own, so that dropout differs over the replicas.
+
+        Call it after the model is made: initial values are to be the same everywhere.
+        """
+        torch.manual_seed((seed + self.rank) % 2**63)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the other replicas. Safe to repeat."""

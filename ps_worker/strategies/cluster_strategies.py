@@ -1,0 +1,204 @@
+"""The strategies whose variables are on shards: parameter_server and central_storage."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ps_protocol.errors import ConfigError
+from ps_protocol.model.spec import Mode
+from ps_protocol.security.settings import SecuritySettings
+from ps_worker.connection import connect
+from ps_worker.optimizer import PsOptimizer
+from ps_worker.strategies.base import Strategy
+from ps_worker.strategies.equal_batches import equal_share
+
+
+class ParameterServer(Strategy):
+    """Variables on shards, which run the optimizer; workers at their own pace, or in step with ``mode="sync"``.
+
+    ``mode`` and ``staleness`` are set for the whole job (``Cluster.set_mode``); without ``mode`` the job keeps its own.
+    ``model_options`` are those of ``Cluster.optimizer``: wire, overlap, nonfinite, buffers, writes. The others are
+    those of ``connect``: with no address, the script has servers of its own.
+    """
+
+    name: ClassVar[str] = "parameter_server"
+
+    def __init__(
+        self,
+        coordinator: str | None = None,
+        *,
+        mode: str | None = None,
+        staleness: int | None = None,
+        backup: int = 0,
+        grace_seconds: float = 0.0,
+        model_options: Mapping[str, Any] | None = None,
+        role: str | None = None,
+        rank: int | None = None,
+        device: str | None = None,
+        transport: str | None = None,
+        connect_timeout_seconds: float | None = None,
+        reconnect_timeout_seconds: float | None = None,
+        security: SecuritySettings | None = None,
+        local: bool = True,
+    ) -> None:
+        """Raises what ``connect`` and ``Cluster.set_mode`` raise."""
+        super().__init__()
+        if mode is None and (staleness is not None or backup or grace_seconds):
+            raise ConfigError(
+                "staleness, backup and grace_seconds belong to a mode", remedy="give mode=, too, or leave them out"
+            )
+        self._model_options = dict(model_options or {})
+        #: The connection: ``follow``, ``report``, tables and whatever else only parameter servers have.
+        self.cluster = connect(
+            coordinator,
+            role=role,
+            rank=rank,
+            device=device,
+            transport=transport,
+            connect_timeout_seconds=connect_timeout_seconds,
+            reconnect_timeout_seconds=reconnect_timeout_seconds,
+            security=security,
+            local=local,
+        )
+        self._session = self.cluster._session
+        self._begin(mode, staleness, backup, grace_seconds)
+
+    def _begin(self, mode: str | None, staleness: int | None, backup: int, grace_seconds: float) -> None:
+        if mode is None or self.cluster.role != "worker":
+            return
+        try:
+            self.cluster.set_mode(mode, staleness=staleness, backup=backup, grace_seconds=grace_seconds)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> ParameterServer:
+        self.cluster.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.cluster.__exit__(kind, error, traceback)
+
+    @property
+    def device(self) -> torch.device:
+        """As ``Cluster.device``."""
+        return self.cluster.device
+
+    @property
+    def rank(self) -> int:
+        """As ``Cluster.rank``."""
+        return self.cluster.rank
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is worker 0; never an evaluator."""
+        return self.rank == 0 and self.cluster.role == "worker"
+
+    @property
+    def replicas(self) -> int:
+        """The workers of the job; in an elastic job, the live ones."""
+        return self.cluster.world_size
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The workers in sync; 1 in the other modes, where an update is made of one worker's gradients."""
+        return self.replicas if self._session.consistency.mode is Mode.SYNC else 1
+
+    def _prepare(
+        self,
+        model: nn.Module,
+        optimizer: type[torch.optim.Optimizer] | torch.optim.Optimizer,
+        schedulers: tuple[Any, ...],
+        arguments: Mapping[str, Any],
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+        if isinstance(optimizer, type):
+            return model, self.cluster.optimizer(optimizer, model, **self._model_options, **arguments)
+        return model, self.cluster.adopt(optimizer, model, schedulers, **self._model_options)
+
+    def _distribute(self, loader: Any) -> Any:
+        return self.cluster.shard(loader)
+
+    def _all_reduce(self, how: str, tensor: Tensor) -> Tensor:
+        return self.cluster.all_reduce(tensor, how, name="strategy")
+
+    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+        return self.cluster.all_gather(tensor, name="strategy")
+
+    def barrier(self) -> None:
+        """As ``Cluster.barrier``: also brings the newest parameters into every model."""
+        self.cluster.barrier()
+
+    def refresh(self, model: nn.Module) -> None:
+        """As the ``pull`` of its optimizer."""
+        optimizer = self._optimizers.get(model)
+        if isinstance(optimizer, PsOptimizer):
+            optimizer.pull()
+
+    def close(self) -> None:
+        """Leave the job; servers of the script's own end."""
+        self.cluster.close()
+
+
+class CentralStorage(ParameterServer):
+    """Variables in this host's memory, shared with every replica, which all train in step (mode sync).
+
+    All processes are on one host: ``ps-run --strategy central_storage``. Batches are as many on each replica.
+    """
+
+    name: ClassVar[str] = "central_storage"
+
+    def __init__(
+        self,
+        coordinator: str | None = None,
+        *,
+        model_options: Mapping[str, Any] | None = None,
+        rank: int | None = None,
+        device: str | None = None,
+        local: bool = True,
+    ) -> None:
+        """Raises what ``connect`` raises, and ConfigError in an elastic job."""
+        super().__init__(
+            coordinator,
+            mode="sync",
+            model_options=model_options,
+            rank=rank,
+            device=device,
+            transport="shm",
+            local=local,
+        )
+        if self._session.elastic:
+            self.close()
+            raise ConfigError(
+                "central_storage needs a fixed number of workers",
+                actual="a job that workers join and leave",
+                remedy="start the coordinator with --workers N, or use the strategy parameter_server",
+            )
+
+    def _prepare(
+        self,
+        model: nn.Module,
+        optimizer: type[torch.optim.Optimizer] | torch.optim.Optimizer,
+        schedulers: tuple[Any, ...],
+        arguments: Mapping[str, Any],
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+        made = super()._prepare(model, optimizer, schedulers, arguments)
+        if self._session.progress.transport != "shm":
+            raise ConfigError(
+                "central_storage keeps the variables in memory that it shares with the shards",
+                expected="transport shm",
+                actual=self._session.progress.transport,
+                remedy="run coordinator, shards and workers on one host as one user, or use the strategy "
+                'parameter_server with mode="sync"',
+            )
+        return made
+
+    def _distribute(self, loader: Any) -> Any:
+        return equal_share(loader, self.rank, self.replicas, self.cluster.seed, itertools.count(), None)

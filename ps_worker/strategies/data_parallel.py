@@ -1,0 +1,198 @@
+"""The strategies that keep a copy of the model on every replica: mirrored and multi_worker_mirrored."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ps_protocol.errors import ConfigError
+from ps_worker.session.device import check_device
+from ps_worker.strategies.base import Strategy
+from ps_worker.strategies.equal_batches import equal_share
+from ps_worker.strategies.placement import Placement, placement
+from ps_worker.strategies.process_group import TIMEOUT_SECONDS, ProcessGroup, backend_for, lost_replicas
+from ps_worker.strategies.reductions import check_reduction, hook_of
+
+T = TypeVar("T")
+
+
+class ReplicatedModule(DistributedDataParallel):
+    """A DistributedDataParallel that is otherwise like its module: attributes and ``state_dict`` keys are the same."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+    def state_dict(self, *arguments: Any, **named: Any) -> Any:
+        """As the module's own: without the prefix ``module.``."""
+        return self.module.state_dict(*arguments, **named)
+
+    def load_state_dict(self, *arguments: Any, **named: Any) -> Any:
+        """As the module's own."""
+        return self.module.load_state_dict(*arguments, **named)
+
+
+class DataParallel(Strategy):
+    """A replica per process, each with the whole model; gradients are averaged in the backward pass.
+
+    ``devices``: how many of this host's GPUs are used, or the device of each replica of this host, or "cpu".
+    ``communication``: "gloo", "nccl", or "auto", which is nccl on GPUs. ``reduction``: how gradients are averaged
+    (``reductions``); None: as the backend does. ``timeout_seconds``: how long an exchange waits for the others.
+    ``module_options``: further arguments of DistributedDataParallel.
+    """
+
+    def __init__(
+        self,
+        *,
+        devices: int | str | Sequence[str] | None = None,
+        communication: str = "auto",
+        reduction: str | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        module_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Raises ConfigError for what this machine cannot run, Unavailable when replicas do not come."""
+        super().__init__()
+        place = placement(os.environ)
+        self._check_place(place)
+        self._device = self._device_of(place, devices)
+        check_reduction(reduction, place)
+        self._reduction = reduction
+        self._module_options = dict(module_options or {})
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        self._group = ProcessGroup(place, backend_for(communication, self._device), timeout_seconds)
+        self._seed = self._group.common_seed()
+
+    def _check_place(self, place: Placement) -> None:
+        """Raises ConfigError where these replicas are not for this strategy."""
+
+    def _device_of(self, place: Placement, devices: int | str | Sequence[str] | None) -> torch.device:
+        return device_of(place, devices)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this replica."""
+        return self._device
+
+    @property
+    def rank(self) -> int:
+        """Number of this replica, from 0."""
+        return self._group.place.rank
+
+    @property
+    def replicas(self) -> int:
+        """The number of replicas."""
+        return self._group.place.replicas
+
+    def _prepare(
+        self,
+        model: nn.Module,
+        optimizer: type[torch.optim.Optimizer] | torch.optim.Optimizer,
+        schedulers: tuple[Any, ...],
+        arguments: Mapping[str, Any],
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+        built = optimizer(model.parameters(), **arguments) if isinstance(optimizer, type) else optimizer
+        if self._group.alone:
+            return model, built
+        devices = [self._device] if self._device.type == "cuda" else None
+        with lost_replicas():
+            wrapped = ReplicatedModule(model, device_ids=devices, **self._module_options)
+            if self._reduction is not None:
+                wrapped.register_comm_hook(None, hook_of(self._reduction, self._group.place))
+        return wrapped, built
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The module that was given to ``prepare``."""
+        return model.module if isinstance(model, ReplicatedModule) else model
+
+    def _distribute(self, loader: Any) -> Any:
+        if self._group.alone:
+            return loader
+        epochs = itertools.count()
+        return equal_share(loader, self.rank, self.replicas, self._seed, epochs, self._group.verify_order)
+
+    def run(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        """As in ``Strategy``; where another replica is lost meanwhile, raises Unavailable."""
+        with lost_replicas():
+            return super().run(function, *arguments, **named)
+
+    def accumulate(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """Without an exchange in backward passes."""
+        return model.no_sync() if isinstance(model, ReplicatedModule) else super().accumulate(model)
+
+    def _all_reduce(self, how: str, tensor: Tensor) -> Tensor:
+        return self._group.all_reduce(how, tensor.to(self._device))
+
+    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+        return self._group.all_gather(tensor.to(self._device))
+
+    def barrier(self) -> None:
+        """Wait until every replica has called this."""
+        self._group.barrier()
+
+    def close(self) -> None:
+        """Leave the process group, unless the script had opened it."""
+        self._group.close()
+
+
+class Mirrored(DataParallel):
+    """Replicas on one host: a process per GPU, or per replica on the CPU. ``ps-run --strategy mirrored`` starts them.
+
+    A script that is run alone is one replica.
+    """
+
+    name: ClassVar[str] = "mirrored"
+
+    def _check_place(self, place: Placement) -> None:
+        if place.local_replicas != place.replicas:
+            raise ConfigError(
+                "mirrored replicas are on one host",
+                expected=f"{place.replicas} replicas on this host",
+                actual=str(place.local_replicas),
+                remedy="use the strategy multi_worker_mirrored",
+            )
+
+
+class MultiWorkerMirrored(DataParallel):
+    """Replicas on several hosts, by ``TF_CONFIG`` or the variables of torchrun."""
+
+    name: ClassVar[str] = "multi_worker_mirrored"
+
+
+def device_of(place: Placement, devices: int | str | Sequence[str] | None) -> torch.device:
+    """The device of the replica at ``place``. Raises ConfigError where the host's devices and replicas do not match."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if devices == "cpu" or (devices is None and not gpus):
+        return torch.device("cpu")
+    if isinstance(devices, str):
+        devices = [devices]
+    if devices is None or isinstance(devices, int):
+        count = gpus if devices is None else devices
+        if isinstance(count, bool) or not 0 < count <= gpus:
+            raise ConfigError(
+                "this host does not have these devices",
+                expected=f"1 to {gpus} GPUs" if gpus else "no number: this host has no GPU",
+                actual=str(count),
+                remedy='give a smaller number, or devices="cpu"',
+            )
+        devices = [f"cuda:{number}" for number in range(count)]
+    if len(devices) != place.local_replicas:
+        raise ConfigError(
+            "a replica is a process with one device",
+            expected=f"{len(devices)} processes on this host, for {', '.join(devices)}",
+            actual=f"{place.local_replicas}",
+            remedy=f"start the script with ps-run --strategy mirrored --workers {len(devices)}, "
+            f"or give {place.local_replicas} in devices=",
+        )
+    for each in devices:
+        check_device(each)
+    return torch.device(devices[place.local_rank])

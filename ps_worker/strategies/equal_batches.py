@@ -1,0 +1,204 @@
+"""Data split into as many batches on every replica: all-reduces of gradients need a partner for each.
+
+Every window of ``replicas * batch_size`` samples of the common order is dealt to the replicas in turn. The samples that
+are left at the end are dealt, too, so that last batches differ by one sample at most. Where these are fewer than there
+are replicas, they belong to the window before: some replicas have one sample more in their last batch. So each sample
+is used once, and none is repeated to fill up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from ps_protocol.errors import ConfigError
+from ps_worker.data.samples import (
+    common_order,
+    iterates_by_itself,
+    kept_arguments,
+    own_iteration_refused,
+    refuse_split_data,
+)
+
+T = TypeVar("T")
+
+#: Samplers whose order is common to all by construction.
+_COMMON = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+
+Verify = Callable[[bytes], None]
+"""Called with a digest of an epoch's order; raises where replicas have others."""
+
+
+def windows(count: int, window: int, replicas: int, *, drop_last: bool) -> list[tuple[int, int]]:
+    """First and last (exclusive) of ``count`` samples in each step. Raises ConfigError for less than one each."""
+    full = count // window
+    ends = [(each * window, (each + 1) * window) for each in range(full)]
+    rest = count - full * window
+    if drop_last or not rest:
+        return ends
+    if rest >= replicas:
+        return [*ends, (full * window, count)]
+    if not ends:
+        raise too_few(count, replicas)
+    return [*ends[:-1], (ends[-1][0], count)]
+
+
+def too_few(count: int, replicas: int) -> ConfigError:
+    """The error for an epoch in which a replica would have nothing."""
+    return ConfigError(
+        "the data has fewer samples than there are replicas",
+        expected=f"at least {replicas}",
+        actual=str(count),
+        remedy="use fewer replicas",
+    )
+
+
+class EqualBatches(Sampler[list[Any]]):
+    """The batches of one replica. Each iteration takes the next epoch's order."""
+
+    def __init__(
+        self,
+        source: Iterable[Any],
+        batch_size: int,
+        drop_last: bool,
+        place: tuple[int, int, int],
+        epochs: Iterator[int],
+        verify: Verify | None,
+    ) -> None:
+        """``place``: rank, number of replicas, their common seed."""
+        self._source, self._batch_size, self._drop_last = source, batch_size, drop_last
+        self._rank, self._replicas, self._seed = place
+        self._epochs = epochs
+        self._verify = verify
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        order = list(common_order(self._source, self._seed, next(self._epochs)))
+        if self._verify is not None:
+            self._verify(digest(order))
+        for first, end in self._windows(len(order)):
+            yield order[first + self._rank : end : self._replicas]
+
+    def __len__(self) -> int:
+        return len(self._windows(len(self._source)))  # type: ignore[arg-type]  # TypeError as from the source itself
+
+    def _windows(self, count: int) -> list[tuple[int, int]]:
+        return windows(count, self._replicas * self._batch_size, self._replicas, drop_last=self._drop_last)
+
+
+class EqualTurns(Sampler[T]):
+    """Every ``replicas``-th element of a batch sampler of the user's own, whose batches are taken as they are."""
+
+    def __init__(
+        self, source: Iterable[T], place: tuple[int, int, int], epochs: Iterator[int], verify: Verify | None
+    ) -> None:
+        self._source = source
+        self._rank, self._replicas, self._seed = place
+        self._epochs = epochs
+        self._verify = verify
+
+    def __iter__(self) -> Iterator[T]:
+        order = list(common_order(self._source, self._seed, next(self._epochs)))
+        if self._verify is not None:
+            self._verify(digest(order))
+        self._check(len(order))
+        return iter(order[self._rank :: self._replicas])
+
+    def __len__(self) -> int:
+        return len(self._source) // self._replicas  # type: ignore[arg-type]  # TypeError as from the source itself
+
+    def _check(self, count: int) -> None:
+        if count % self._replicas:
+            raise ConfigError(
+                "the batches of this sampler cannot be dealt to the replicas",
+                expected=f"a multiple of {self._replicas}",
+                actual=str(count),
+                remedy="give the DataLoader batch_size= and a sampler, whose last batches are then dealt evenly",
+            )
+
+
+class EqualStream(IterableDataset[list[Any]]):
+    """The batches of one replica out of a stream that all replicas read alike, one window ahead."""
+
+    def __init__(self, source: Iterable[Any], batch_size: int, drop_last: bool, rank: int, replicas: int) -> None:
+        self._source, self._batch_size, self._drop_last = source, batch_size, drop_last
+        self._rank, self._replicas = rank, replicas
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        window, held = self._replicas * self._batch_size, list[Any]()
+        for item in self._source:
+            held.append(item)
+            # Held until it is known that enough follow for another step.
+            if len(held) == window + self._replicas:
+                yield held[self._rank : window : self._replicas]
+                held = held[window:]
+        for first, end in windows(len(held), window, self._replicas, drop_last=self._drop_last):
+            yield held[first + self._rank : end : self._replicas]
+
+
+def equal_share(
+    loader: Any, rank: int, replicas: int, seed: int, epochs: Iterator[int], verify: Verify | None
+) -> DataLoader[Any]:
+    """A loader of this replica's part of ``loader``. Raises ConfigError for what cannot be split equally.
+
+    ``verify`` is called for samplers of the user's own, and of streams never.
+    """
+    if not isinstance(loader, DataLoader):
+        raise ConfigError(
+            "distribute() cannot split this",
+            expected="a DataLoader",
+            actual=type(loader).__name__,
+            remedy="wrap it in a torch.utils.data.DataLoader",
+        )
+    if iterates_by_itself(loader):
+        raise own_iteration_refused(loader)
+    refuse_split_data(loader)
+    arguments = kept_arguments(loader)
+    if isinstance(loader.dataset, IterableDataset):
+        return _stream(loader, rank, replicas, arguments)
+    place = rank, replicas, seed
+    if loader.batch_size is None:
+        source: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+        turns = EqualTurns(source, place, epochs, None if _is_common(source) else verify)
+        if loader.batch_sampler is not None:
+            return DataLoader(loader.dataset, batch_sampler=turns, **arguments)
+        return DataLoader(loader.dataset, batch_size=None, sampler=turns, **arguments)
+    source = loader.sampler
+    checked = None if _is_common(source) else verify
+    batches = EqualBatches(source, loader.batch_size, loader.drop_last, place, epochs, checked)
+    return DataLoader(loader.dataset, batch_sampler=batches, **arguments)
+
+
+def _stream(loader: DataLoader[Any], rank: int, replicas: int, arguments: dict[str, Any]) -> DataLoader[Any]:
+    if loader.num_workers or loader.batch_size is None:
+        raise ConfigError(
+            "an iterable dataset is dealt to replicas in the training process",
+            expected="num_workers=0 and a batch_size",
+            actual=f"num_workers={loader.num_workers}, batch_size={loader.batch_size}",
+            remedy="give the DataLoader those, or use a dataset with a length, or the strategy parameter_server",
+        )
+    iterable: IterableDataset[Any] = loader.dataset  # type: ignore[assignment]  # as was asked
+    stream = EqualStream(iterable, loader.batch_size, loader.drop_last, rank, replicas)
+    return DataLoader(stream, batch_size=None, **arguments)
+
+
+def _is_common(source: object) -> bool:
+    if type(source) is BatchSampler:
+        source = source.sampler
+    return type(source) in _COMMON
+
+
+def digest(order: Sequence[object]) -> bytes:
+    """A short name of ``order``, the same for equal ones."""
+    return hashlib.blake2b(repr(order).encode(), digest_size=8).digest()

@@ -1,0 +1,56 @@
+"""What may be given to ``prepare``: checked before anything is declared or wrapped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ps_protocol.errors import ConfigError, UnsupportedOptimizer
+
+#: Of torch; named, for importing FSDP takes its time.
+_WRAPPERS = frozenset({"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"})
+
+
+def check_model(model: object) -> None:
+    """Raises ConfigError for what is no module, and for a model that another tool distributes already."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            "prepare() cannot train this",
+            expected="a torch.nn.Module",
+            actual=type(model).__name__,
+            remedy="give the module first, then the optimizer",
+        )
+    for name, module in model.named_modules():
+        wrapper = next((kind.__name__ for kind in type(module).__mro__ if _wraps(kind)), None)
+        if wrapper is not None:
+            raise ConfigError(
+                f"{name or 'the model'} is wrapped in {wrapper} already",
+                expected="the module itself",
+                actual=wrapper,
+                remedy="give prepare() the plain module: the strategy wraps it where that is needed",
+            )
+
+
+def _wraps(kind: type) -> bool:
+    return kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch.")
+
+
+def check_optimizer(optimizer: object, arguments: Mapping[str, Any]) -> None:
+    """Raises UnsupportedOptimizer for what is none, ConfigError for arguments beside one that is built."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        if arguments:
+            raise ConfigError(
+                "prepare() has an optimizer that is built, and arguments for a new one",
+                actual=", ".join(arguments),
+                remedy="set them where the optimizer is built, or give prepare() its class",
+            )
+    elif not (isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer)):
+        raise UnsupportedOptimizer(
+            "prepare() has no optimizer",
+            expected="a class of torch.optim, or an optimizer",
+            actual=repr(optimizer)[:80],
+            remedy="call prepare(model, torch.optim.AdamW, lr=1e-3)",
+        )

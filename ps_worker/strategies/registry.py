@@ -1,0 +1,89 @@
+"""The strategies by name, also those of other packages."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import Any
+
+from ps_protocol.errors import ConfigError
+from ps_worker.session import uncaught
+from ps_worker.strategies.base import Strategy
+from ps_worker.strategies.choice import VARIABLE, chosen_name
+
+GROUP = "torch_ps.strategies"
+"""Entry points of other packages: ``name = "package.module:StrategyClass"``."""
+
+_FOLDER = "ps_worker.strategies"
+
+BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "one_device": (f"{_FOLDER}.one_device", "OneDevice"),
+        "mirrored": (f"{_FOLDER}.data_parallel", "Mirrored"),
+        "multi_worker_mirrored": (f"{_FOLDER}.data_parallel", "MultiWorkerMirrored"),
+        "central_storage": (f"{_FOLDER}.cluster_strategies", "CentralStorage"),
+        "parameter_server": (f"{_FOLDER}.cluster_strategies", "ParameterServer"),
+        "tpu": (f"{_FOLDER}.tpu", "Tpu"),
+    }
+)
+
+
+def strategy(name: str | None = None, **options: Any) -> Strategy:
+    """The strategy called ``name``, which this process is a replica of from now on.
+
+    Without ``name`` it is that of ``PS_STRATEGY``, which ``ps-run --strategy`` sets; else the one that the environment
+    is made for: parameter_server with ``PS_COORDINATOR`` or a ``TF_CONFIG`` that has a ps, multi_worker_mirrored with
+    another ``TF_CONFIG`` or with torchrun's variables, and one_device without any. ``options`` are those of the
+    strategy's class (docs/strategies.md).
+
+    Raises ConfigError, before anything is started, for a name or an option that is not known, and for a strategy that
+    this machine cannot run.
+    """
+    uncaught.install()
+    name = name or chosen_name(os.environ)
+    kind = _find(name)
+    known = inspect.signature(kind).parameters
+    if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values()):
+        for option in options:
+            if option not in known:
+                raise ConfigError(
+                    f"strategy '{name}' has no option '{option}'",
+                    expected=", ".join(known) or "no options",
+                    actual=option,
+                    remedy="leave it out, or choose a strategy that has it (docs/strategies.md)",
+                )
+    return kind(**options)
+
+
+def _find(name: str) -> Callable[..., Strategy]:
+    if name in BUILT_IN:
+        module, kind = BUILT_IN[name]
+        return getattr(importlib.import_module(module), kind)  # type: ignore[no-any-return]  # as listed above
+    others = {each.name: each for each in entry_points(group=GROUP)}
+    if name not in others:
+        raise ConfigError(
+            f"unknown strategy '{name}'",
+            expected=", ".join([*BUILT_IN, *sorted(others)]),
+            actual=name,
+            remedy=f"correct the name, {VARIABLE} or --strategy, or install the package that has this strategy",
+        )
+    entry = others[name]
+    try:
+        kind = entry.load()
+    except Exception as error:
+        raise ConfigError(
+            f"strategy '{name}' of {entry.value} cannot be imported: {error}",
+            remedy="repair or uninstall the package that has it",
+        ) from error
+    if not (isinstance(kind, type) and issubclass(kind, Strategy)):
+        raise ConfigError(
+            f"strategy '{name}' is not a strategy",
+            expected="a subclass of ps_worker.Strategy",
+            actual=entry.value,
+            remedy=f"correct the entry point of group {GROUP}",
+        )
+    return kind

@@ -1,0 +1,86 @@
+"""One training, run under every strategy: what a script does, and what one process gets on the joined batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from ps_worker import Strategy
+from tests.end_to_end.training import loss_of, net
+
+SAMPLES, JOINED, EPOCHS = 24, 8, 2
+STEPS = EPOCHS * SAMPLES // JOINED
+
+
+def dataset() -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    return TensorDataset(
+        torch.randn(SAMPLES, 6, generator=generator), torch.randint(3, (SAMPLES,), generator=generator)
+    )
+
+
+def train(s: Strategy, *, built: bool = False) -> dict[str, Any]:
+    """The script. ``built``: it gives its optimizer, and a scheduler on it."""
+    model: torch.nn.Module = net(seed=s.rank)
+    if s.rank == 0:
+        model = net()
+    settings = {"lr": 0.1, "momentum": 0.9}
+    if built:
+        given = torch.optim.SGD(model.parameters(), **settings)
+        scheduler = torch.optim.lr_scheduler.StepLR(given, 2, gamma=0.5)
+        model, optimizer = s.prepare(model, given, schedulers=[scheduler])
+    else:
+        model, optimizer = s.prepare(model, torch.optim.SGD, **settings)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    loader = s.distribute(DataLoader(dataset(), batch_size=JOINED // s.replicas))
+    losses = []
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        return loss.detach()
+
+    for _ in range(EPOCHS):
+        for batch in loader:
+            losses.append(s.reduce("mean", s.run(step, batch)).item())
+    return {
+        "parameters": [p.tolist() for p in s.unwrap(model).state_dict().values()],
+        "keys": list(model.state_dict()),
+        "losses": losses,
+        "lr": optimizer.param_groups[0]["lr"],
+    }
+
+
+def alone() -> dict[str, Any]:
+    """The reference: plain torch on the joined batches."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    losses = []
+    for _ in range(EPOCHS):
+        for batch in DataLoader(dataset(), batch_size=JOINED):
+            optimizer.zero_grad()
+            loss = loss_of(model, batch)
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            losses.append(loss.item())
+    return {
+        "parameters": [p.tolist() for p in model.state_dict().values()],
+        "keys": list(model.state_dict()),
+        "losses": losses,
+        "lr": optimizer.param_groups[0]["lr"],
+    }
+
+
+def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert found["keys"] == wanted["keys"]
+    assert found["lr"] == wanted["lr"]
+    torch.testing.assert_close(found["losses"], wanted["losses"], rtol=0, atol=1e-6)
+    for one, other in zip(found["parameters"], wanted["parameters"], strict=True):
+        torch.testing.assert_close(torch.tensor(one), torch.tensor(other), rtol=0, atol=1e-6)
