@@ -3,29 +3,56 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from ps_protocol.errors import Unavailable
+from ps_protocol.errors import InvalidRequest, Unavailable
 
-CALLS, PEER_CALLS, FEEDS, PEER_FEEDS = "calls", "peer_calls", "feeds", "peer_feeds"
-ANSWERS, HANDSHAKES, HANDSHAKE_TIME = "answers", "handshakes", "handshake_time"
+CONNECTIONS, PEER_CONNECTIONS, HANDSHAKES, HANDSHAKE_TIME = (
+    "connections",
+    "peer_connections",
+    "handshakes",
+    "handshake_time",
+)
+CALLS, PEER_CALLS, METADATA, FIRST_MESSAGE = "calls", "peer_calls", "metadata", "first_message"
+FEEDS, PEER_FEEDS, ANSWERS, UPLOADS = "feeds", "peer_feeds", "answers", "uploads"
+SIDE_HANDSHAKES, TOKEN_TIME = "side_handshakes", "token_time"
+MODELS, VARIABLES, SLICES, TABLES, BUCKETS = "models", "variables", "slices", "tables", "buckets"
+MODEL_BYTES, NAMES = "model_bytes", "names"
 
-LIMITS = (CALLS, PEER_CALLS, FEEDS, PEER_FEEDS, ANSWERS, HANDSHAKES, HANDSHAKE_TIME)
-"""Names of the limits that are counted when they refuse something."""
+LIMITS = (
+    *(CONNECTIONS, PEER_CONNECTIONS, HANDSHAKES, HANDSHAKE_TIME),
+    *(CALLS, PEER_CALLS, METADATA, FIRST_MESSAGE),
+    *(FEEDS, PEER_FEEDS, ANSWERS, UPLOADS),
+    *(SIDE_HANDSHAKES, TOKEN_TIME),
+    *(MODELS, VARIABLES, SLICES, TABLES, BUCKETS, MODEL_BYTES, NAMES),
+)
+"""Names of the limits, by which they are counted when they refuse or close something."""
 
 
 MAX_NAME_BYTES = 256
-"""Default limit of names of models, tables and datasets; limit of hosts, addresses and tokens."""
+"""Default limit of names of models, tables, datasets and optimizers; limit of hosts, addresses and tokens."""
+
+METADATA_FACTOR = 4
+"""Headers so many times above their limit are refused by gRPC itself, unread and uncounted."""
+
+
+CONNECTION_RESERVE = 256
+HANDSHAKE_RESERVE_SECONDS = 5.0
+"""By how much gRPC's own limits are above those of ServerLimits."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
     """Of one server process. A peer is a host: all processes of one address together."""
 
-    #: Open gRPC connections; one more is closed at once.
+    #: Open gRPC connections; the newest above it is closed.
     max_connections: int = 10_000
+    max_peer_connections: int = 5_000
+    #: Connections that have not made a call, in their handshake or after it; the oldest above it is closed.
+    max_handshakes: int = 2_048
     #: Calls at a time on one connection; gRPC clients wait with one more.
     max_streams: int = 1024
     #: Calls in progress, streams included.
@@ -33,8 +60,8 @@ class ServerLimits:
     max_peer_calls: int = 8_192
     #: Of the headers of one call.
     max_metadata_bytes: int = 16 << 10
-    #: Until a new connection has completed its handshake.
-    handshake_seconds: float = 10.0
+    #: Until a new connection has completed its handshake and made its first call.
+    handshake_seconds: float = 20.0
     #: Until a call that streams has sent its first message.
     first_message_seconds: float = 10.0
     #: Shards: streams that follow the changes of a table.
@@ -49,11 +76,14 @@ class ServerLimits:
     def server_options(self) -> Mapping[str, int]:
         """What gRPC itself enforces, as options of a server."""
         return {
-            "grpc.max_allowed_incoming_connections": self.max_connections,
+            # What a ConnectionGuard and CallLimits refuse, name and count, gRPC refuses in silence a little later.
+            "grpc.max_allowed_incoming_connections": self.max_connections + CONNECTION_RESERVE,
             "grpc.max_concurrent_streams": self.max_streams,
-            "grpc.max_metadata_size": self.max_metadata_bytes,
-            "grpc.absolute_max_metadata_size": self.max_metadata_bytes,
-            "grpc.server_handshake_timeout_ms": max(1, int(self.handshake_seconds * 1000)),
+            "grpc.max_metadata_size": METADATA_FACTOR * self.max_metadata_bytes,
+            "grpc.absolute_max_metadata_size": METADATA_FACTOR * self.max_metadata_bytes,
+            "grpc.server_handshake_timeout_ms": max(
+                1, int((self.handshake_seconds + HANDSHAKE_RESERVE_SECONDS) * 1000)
+            ),
         }
 
 
@@ -78,11 +108,43 @@ class JobLimits:
         return 16 * self.max_name_bytes
 
 
+class OverLimit(InvalidRequest):
+    """A request that is refused by the limit of this name, one of LIMITS; clients see an InvalidRequest."""
+
+    limit: str = ""
+
+    @classmethod
+    def of(cls, limit: str, message: str, **fields: str) -> OverLimit:
+        """With ``limit``."""
+        error = cls(message, **fields)
+        error.limit = limit
+        return error
+
+
 class LimitCounts:
     """How often each limit has refused or closed something. Used on the server's event loop."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
+        self._held: dict[str, tuple[int, Callable[[], int]]] = {}
+
+    def hold(self, limit: str, most: int, used: Callable[[], int]) -> None:
+        """From now on ``used`` tells how much of ``limit``, of which there is ``most``, is taken."""
+        self._held[limit] = most, used
+
+    @property
+    def held(self) -> Mapping[str, tuple[int, int]]:
+        """How much of each limit there is, and how much is taken; of those that know."""
+        return {limit: (most, used()) for limit, (most, used) in self._held.items()}
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count the OverLimit that leaves the block."""
+        try:
+            yield
+        except OverLimit as error:
+            self.add(error.limit)
+            raise
 
     def add(self, limit: str) -> None:
         """Count one refusal by ``limit``, one of LIMITS."""
@@ -105,6 +167,7 @@ class SharedLimit:
         self._counts = counts
         self._used: Counter[str] = Counter()
         self._total = 0
+        counts.hold(names[0], most, lambda: self._total)
 
     @property
     def used(self) -> int:

@@ -34,6 +34,7 @@ EVENTS = MappingProxyType(
         "server.started": "a server serves, follows or shows metrics or a page, at an address",
         "server.stopping": "a server stops: a signal, the end of the job",
         "server.insecure": "a server listens beyond loopback without TLS or tokens",
+        "server.unguarded": "connections cannot be limited: the process cannot read /proc/self/net/tcp",
         "server.stood_still": "a process was suspended or starved",
         "server.stuck": "a piece of work takes too long and ends the shard",
         "standby": "a standby begins to follow, waits, or is complete",
@@ -80,6 +81,7 @@ _BEGINNINGS = {
         "metrics at %s",
     ),
     "server.stopping": ("%s: stopping", "the job is finished: stopping"),
+    "server.unguarded": ("connections of one host are not limited here: %s",),
     "server.insecure": ("%s listens on %s without %s: everybody who reaches it",),
     "server.stood_still": ("stood still for %.1f s: all leases are extended",),
     "standby": (
@@ -162,6 +164,7 @@ _BEGINNINGS = {
         "refused another process: %s",
         "refused a side channel: %s",
         "cannot take a connection: %s",
+        "closed a connection of %s: %s",
     ),
     "request.failed": (
         "a request failed",

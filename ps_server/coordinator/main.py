@@ -86,12 +86,12 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
     def on_made(made: CheckpointMade) -> None:
         recorder.saved(str(made.folder), made.size_bytes, made.seconds)
 
+    limit_counts = LimitCounts()
     checkpoints = Checkpoints(driver, config.checkpoints, on_made)
     moves = MoveRunner(driver, checkpoints.busy)
-    service = CoordinatorService(driver, checkpoints, moves, recorder, access.sessions)
+    service = CoordinatorService(driver, checkpoints, moves, recorder, access.sessions, limit_counts)
     metrics: MetricsServer | None = None
     page: PageServer | None = None
-    limit_counts = LimitCounts()
     server = await grpc_server.start(
         config.bind,
         config.port,

@@ -29,8 +29,9 @@ from ps_server.coordinator.jobs.declaring import DeclarationThread
 from ps_server.coordinator.jobs.move_runner import MoveRunner
 from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.membership.sessions import SessionIssuer
-from ps_server.coordinator.placement.job_limits import check_length
+from ps_server.coordinator.placement.job_limits import NAME_REMEDY, check_length
 from ps_server.coordinator.placement.move_plan import Wish
+from ps_server.limits import LimitCounts
 from ps_server.serving.authorization import check_member, current_caller
 from ps_server.serving.rpc_errors import translated
 
@@ -61,8 +62,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         moves: MoveRunner | None = None,
         recorder: JobRecorder | None = None,
         sessions: SessionIssuer | None = None,
+        limit_counts: LimitCounts | None = None,
     ) -> None:
-        """``sessions`` gives members their session tokens; None: nobody is authenticated."""
+        """``sessions`` gives members their session tokens; None: nobody is authenticated. ``limit_counts``: of the
+        server.
+        """
+        self._limit_counts = limit_counts or LimitCounts()
         self._driver = driver
         self._recorder = recorder or JobRecorder(driver)
         self._sessions = sessions or SessionIssuer()
@@ -154,7 +159,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """The shard map of a model, placed now or before."""
         async with translated(context):
             check_member(Role.WORKER, request.rank, request.incarnation)
-            return await self._declaring.declare(request.rank, request.incarnation, request.spec)
+            with self._limit_counts.counting():
+                return await self._declaring.declare(request.rank, request.incarnation, request.spec)
 
     async def GetShardMap(  # noqa: N802
         self, request: pb.GetShardMapRequest, context: Context
@@ -191,7 +197,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         async with translated(context):
             check_member(Role.WORKER, request.rank, request.incarnation)
             self._driver.check_member(Role.WORKER, request.rank, request.incarnation)
-            check_length("the name of a dataset", request.dataset)
+            most = self._driver.settings.limits.max_name_bytes
+            with self._limit_counts.counting():
+                check_length("the name of a dataset", request.dataset, most, NAME_REMEDY)
             ask, wait = ask_from_pb(request), _wait_seconds(request.wait_seconds, context)
             return answer_to_pb(await self._driver.lease_data(request.rank, request.incarnation, ask, wait))
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import grpc
 
-from ps_server.limits import CALLS, PEER_CALLS, LimitCounts, ServerLimits, SharedLimit, host_of
+from ps_server.limits import CALLS, METADATA, PEER_CALLS, LimitCounts, OverLimit, ServerLimits, SharedLimit, host_of
+from ps_server.serving.connections import ConnectionGuard
 from ps_server.serving.rpc_errors import translated
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -18,13 +19,20 @@ Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 _FLAGS = ("--max-calls", "--max-peer-calls")
 _ALWAYS_OPEN = "/grpc.health."
 
+_FIELD_BYTES = 32
+"""What HTTP/2 adds to the name and the value of a header, when its size is limited."""
+
 
 class CallLimits(grpc.aio.ServerInterceptor):
     """The outermost interceptor of a server. Health checks are not counted: a full server is a healthy one."""
 
-    def __init__(self, limits: ServerLimits, counts: LimitCounts) -> None:
+    def __init__(self, limits: ServerLimits, counts: LimitCounts, guard: ConnectionGuard | None = None) -> None:
+        """``guard`` is told who makes a call."""
         names = (CALLS, PEER_CALLS)
         self._calls = SharedLimit(limits.max_calls, limits.max_peer_calls, names, counts)
+        self._max_metadata_bytes = limits.max_metadata_bytes
+        self._counts = counts
+        self._guard = guard
 
     @property
     def used(self) -> int:
@@ -34,33 +42,39 @@ class CallLimits(grpc.aio.ServerInterceptor):
     async def intercept_service(self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """The handler of a call, counted from its beginning to its end."""
         handler: Any = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method.startswith(_ALWAYS_OPEN):
+        if handler is None:
             return handler
+        free = handler_call_details.method.startswith(_ALWAYS_OPEN)
         kind = f"{_direction(handler.request_streaming)}_{_direction(handler.response_streaming)}"
         behavior = getattr(handler, kind)
-        counted: Any = self._each(behavior) if inspect.isasyncgenfunction(behavior) else self._once(behavior)
+        counted: Any = (
+            self._each(behavior, free) if inspect.isasyncgenfunction(behavior) else self._once(behavior, free)
+        )
         return handler._replace(**{kind: counted})
 
     @contextmanager
-    def _taken(self, peer: str) -> Iterator[None]:
+    def _taken(self, peer: str | None) -> Iterator[None]:
         try:
             yield
         finally:
-            self._calls.give_back(peer)
+            if peer is not None:
+                self._calls.give_back(peer)
 
-    def _once(self, behavior: Callable[[Any, Context], Awaitable[Any]]) -> Callable[[Any, Context], Awaitable[Any]]:
+    def _once(
+        self, behavior: Callable[[Any, Context], Awaitable[Any]], free: bool
+    ) -> Callable[[Any, Context], Awaitable[Any]]:
         async def answer(request: Any, context: Context) -> Any:
-            peer = await self._admitted(context)
+            peer = await self._admitted(context, free)
             with self._taken(peer):
                 return await behavior(request, context)
 
         return answer
 
     def _each(
-        self, behavior: Callable[[Any, Context], AsyncGenerator[Any, None]]
+        self, behavior: Callable[[Any, Context], AsyncGenerator[Any, None]], free: bool
     ) -> Callable[[Any, Context], AsyncIterator[Any]]:
         async def answer(request: Any, context: Context) -> AsyncIterator[Any]:
-            peer = await self._admitted(context)
+            peer = await self._admitted(context, free)
             with self._taken(peer):
                 async with aclosing(behavior(request, context)) as replies:
                     async for reply in replies:
@@ -68,12 +82,32 @@ class CallLimits(grpc.aio.ServerInterceptor):
 
         return answer
 
-    async def _admitted(self, context: Context) -> str:
-        """The peer, which has one call more. Ends the call where that is too many."""
-        peer = host_of(context.peer())
+    async def _admitted(self, context: Context, free: bool) -> str | None:
+        """The peer, which has one call more; None for a call that is ``free``. Ends the call where that is too many."""
+        peer = context.peer()
+        if self._guard is not None:
+            self._guard.note(peer)
+        if free:
+            return None
+        host = host_of(peer)
         async with translated(context):
-            self._calls.take(peer, "calls in progress", _FLAGS)
-        return peer
+            self._check_headers(context)
+            self._calls.take(host, "calls in progress", _FLAGS)
+        return host
+
+    def _check_headers(self, context: Context) -> None:
+        """Raises OverLimit."""
+        headers = context.invocation_metadata() or ()
+        size = sum(len(name) + len(value) + _FIELD_BYTES for name, value in headers)
+        if size > self._max_metadata_bytes:
+            self._counts.add(METADATA)
+            raise OverLimit.of(
+                METADATA,
+                "the headers of a call are too large",
+                expected=f"at most {self._max_metadata_bytes} bytes",
+                actual=f"{size} bytes",
+                remedy="send less, or start the server with a higher --max-metadata-bytes",
+            )
 
 
 def _direction(streams: bool) -> str:

@@ -24,6 +24,7 @@ from ps_protocol.rpc.channel import MAX_MESSAGE_BYTES, listen, new_server
 from ps_server.limits import LimitCounts, ServerLimits
 from ps_server.serving.authorization import Authorization
 from ps_server.serving.call_limits import CallLimits
+from ps_server.serving.connections import ConnectionGuard
 from ps_server.serving.malformed import MalformedRequests
 
 logger = logging.getLogger(__name__)
@@ -48,11 +49,14 @@ class RunningServer:
     port: int
     _server: grpc.aio.Server = field(repr=False)
     _health: health.aio.HealthServicer = field(repr=False)
+    #: Limits its connections until it stops.
+    _guarding: asyncio.Task[None] = field(repr=False)
 
     async def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
         """Report NOT_SERVING, accept no new calls, cancel those still running after ``grace_seconds``. Repeatable."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_seconds)
+        self._guarding.cancel()
 
 
 def join_address(host: str, port: int) -> str:
@@ -80,7 +84,9 @@ async def start(
     security = authorization.security
     _check_free(bind, port)
     security.check_bind(bind, "this server")
-    calls = CallLimits(limits, limit_counts or LimitCounts())
+    counts = limit_counts or LimitCounts()
+    guard = ConnectionGuard(limits, counts)
+    calls = CallLimits(limits, counts, guard)
     server = new_server([calls, authorization, MalformedRequests()], max_request_bytes, limits.server_options)
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
@@ -97,7 +103,8 @@ async def start(
     for name in ("", *names):
         await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
     host = socket.gethostname() if bind in _WILDCARDS else bind
-    return RunningServer(join_address(host, bound), bound, server, servicer)
+    guarding = asyncio.get_running_loop().create_task(guard.run(bound))
+    return RunningServer(join_address(host, bound), bound, server, servicer, guarding)
 
 
 def _raise_descriptors() -> None:

@@ -70,6 +70,8 @@ class ShardConfig:
     take_over: bool = False
     #: Memory of answers on their way; 0: a quarter of this machine's.
     answer_bytes: int = 0
+    #: Memory of what clients are sending; 0: a quarter of this machine's.
+    upload_bytes: int = field(default=0, kw_only=True)
     #: Checkpoints are written and read below these alone.
     checkpoint_dirs: tuple[Path, ...] = ()
     #: End when the job needs no shard any more.

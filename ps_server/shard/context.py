@@ -13,7 +13,7 @@ from ps_server.checkpoint.folder.roots import CheckpointRoots
 from ps_server.failpoints import Failpoints
 from ps_server.limits import LimitCounts, ServerLimits
 from ps_server.log.entries import Entry, MemoryLog, UpdateLog
-from ps_server.shard.answer_budget import AnswerBudget
+from ps_server.shard.byte_budget import ByteBudget, ByteBudgets
 from ps_server.shard.durability.replication import Replication
 from ps_server.shard.executor import INLINE_BYTES, ShardExecutor
 from ps_server.tables.arrays import machine_bytes
@@ -45,8 +45,8 @@ class ShardContext:
     promises: Callable[[], bool] = lambda: False
     #: Values of variables of all models that this shard takes.
     max_model_bytes: int = field(default_factory=machine_bytes)
-    #: Memory of answers on their way.
-    answers: AnswerBudget = field(default_factory=AnswerBudget)
+    #: Memory of answers on their way, and of what clients are sending.
+    budgets: ByteBudgets = field(default_factory=ByteBudgets.of)
     #: Where checkpoints may be.
     checkpoints: CheckpointRoots = field(default_factory=CheckpointRoots)
     #: What clients may take, and how often they wanted more.
@@ -56,6 +56,21 @@ class ShardContext:
     open_channel: OpenChannel = open_async_channel
     #: Records the pushes that workers trace; None: tracing is off.
     tracer: Tracer | None = None
+
+    @property
+    def answers(self) -> ByteBudget:
+        """Of answers on their way."""
+        return self.budgets.answers
+
+    @property
+    def uploads(self) -> ByteBudget:
+        """Of what clients are sending."""
+        return self.budgets.uploads
+
+    @property
+    def first_message(self) -> tuple[float, LimitCounts]:
+        """How long the first message of a call may take, and where it is counted when it took longer."""
+        return self.limits.first_message_seconds, self.limit_counts
 
     async def write(self, entry: Entry, nbytes: int, points: tuple[str, ...] = ()) -> None:
         """Log an entry of about ``nbytes`` bytes, between two failpoints. Raises StorageFull, InternalError."""

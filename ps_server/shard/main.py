@@ -19,7 +19,7 @@ from ps_protocol.errors import ConfigError
 from ps_protocol.logs import LogFormat, configure_logging, describe_process
 from ps_protocol.security.settings import SecuritySettings
 from ps_server.cli.options.common import clean_errors, exit_option, run_program, server_options
-from ps_server.cli.options.limits import shard_limit_options
+from ps_server.cli.options.limits import byte_limit_options, shard_limit_options
 from ps_server.cli.options.security import server_security_options
 from ps_server.cli.options.storage import Durability, StorageConfig, storage_config, storage_options
 from ps_server.failpoints import ENVIRONMENT, Failpoints
@@ -91,14 +91,7 @@ _M_ARENA_MAX = -8
     show_default="the memory of the machine",
     help="Limit of the bytes of values in all models of this shard.",
 )
-@click.option(
-    "--answer-mb",
-    type=click.IntRange(0),
-    default=0,
-    show_default="a quarter of the memory of the machine",
-    metavar="MB",
-    help="Limit of the memory for answers to requests for rows or parameters; one client gets at most half of it.",
-)
+@byte_limit_options
 @click.option(
     "--checkpoint-dir",
     "checkpoint_dirs",
@@ -147,6 +140,7 @@ def main(
     max_model_bytes: int,
     take_over: bool,
     answer_mb: int,
+    upload_mb: int,
     checkpoint_dirs: tuple[Path, ...],
     exit_when_finished: bool,
     limits: ServerLimits,
@@ -214,6 +208,7 @@ def main(
             exit_when_finished,
             metrics,
             limits=limits,
+            upload_bytes=upload_mb << 20,
             security=security,
         )
         serve = _serving()

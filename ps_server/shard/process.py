@@ -30,7 +30,7 @@ from ps_server.serving import grpc_server
 from ps_server.serving.authorization import Authorization
 from ps_server.serving.metrics import serve_metrics
 from ps_server.shard.access.fence import Fence
-from ps_server.shard.answer_budget import AnswerBudget
+from ps_server.shard.byte_budget import ByteBudgets
 from ps_server.shard.config import Acknowledge, ShardConfig
 from ps_server.shard.context import ShardContext
 from ps_server.shard.counters import Counters
@@ -135,7 +135,7 @@ class ShardProcess:
                 storage.keep,
                 lambda: storage.promised,
                 config.max_model_bytes or machine_bytes(),
-                AnswerBudget(config.answer_bytes, self.limit_counts),
+                ByteBudgets.of(config.answer_bytes, config.upload_bytes, self.limit_counts),
                 CheckpointRoots.of(config.checkpoint_dirs),
                 config.limits,
                 self.limit_counts,

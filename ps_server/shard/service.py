@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 import torch
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.cluster.answers import OpenedStream, StepAnswer
@@ -34,9 +34,9 @@ from ps_server.serving.authorization import check_member
 from ps_server.serving.rpc_errors import translated
 from ps_server.shard.access.fence import ACCESS, Access, Fence
 from ps_server.shard.access.open_checks import OpenChecks
-from ps_server.shard.answer_budget import READERS
+from ps_server.shard.byte_budget import READERS
 from ps_server.shard.counters import Counters
-from ps_server.shard.durability.load_reader import LoadReader, check_slices
+from ps_server.shard.durability.load_reader import LoadReader, check_slices, parse_load
 from ps_server.shard.model_status import model_status
 from ps_server.shard.models import Registry
 from ps_server.shard.quiesce.quiesce import Quiescence
@@ -48,7 +48,14 @@ from ps_server.shard.tables.change_feed import ChangeFeed
 from ps_server.shard.tables.rows_service import RowsService
 from ps_server.shard.tasks import until
 from ps_server.shard.transport.base import parse_request
-from ps_server.shard.transport.grpc_stream import Context, GrpcServerTransport, read_soon, reader_gone, write
+from ps_server.shard.transport.grpc_stream import (
+    Context,
+    GrpcServerTransport,
+    read_first,
+    read_soon,
+    reader_gone,
+    write,
+)
 from ps_server.shard.transport.side_channels import SideChannels
 
 SERVICE = "ps_protocol.v1.Shard"
@@ -154,7 +161,7 @@ class ShardService:
                 self._counters,
                 request.wire,
                 keeps_slices=request.keeps_slices,
-                answers=self._registry.context.answers,
+                budgets=self._registry.context.budgets,
                 tracer=self._registry.context.tracer,
             )
             # Over shared memory a worker's gradients are in a segment of its own.
@@ -166,7 +173,8 @@ class ShardService:
         """Open, one push header, its payload; answered when accepted."""
         request = await self._open_request(context)
         model, worker, _opened = await self._open(request)
-        stream = StepStream(GrpcServerTransport(context), model, worker, self._counters, request.wire)
+        anchor, budgets = GrpcServerTransport(context), self._registry.context.budgets
+        stream = StepStream(anchor, model, worker, self._counters, request.wire, budgets=budgets)
         try:
             with model.streams.place(worker) as ended:
                 answer = await until(ended, stream.push_once())
@@ -176,8 +184,7 @@ class ShardService:
 
     async def _open_request(self, context: Context) -> OpenRequest:
         """The first message of a stream. Raises InvalidRequest, ProtocolVersionMismatch."""
-        seconds = self._registry.context.limits.first_message_seconds
-        message = parse_request(await read_soon(context, seconds) or b"")
+        message = parse_request(await read_first(context, *self._registry.context.first_message) or b"")
         if not isinstance(message, OpenRequest):
             raise InvalidRequest("a stream begins with Open", actual=type(message).__name__)
         if message.protocol_version != PROTOCOL_VERSION:
@@ -216,7 +223,7 @@ class ShardService:
 
     async def load(self, _: AsyncIterator[bytes], context: Context) -> bytes:
         """Write parameters, buffers and optimizer state."""
-        message = _parse_load(await read_soon(context) or b"")
+        message = parse_load(await read_first(context, *self._registry.context.first_message) or b"")
         if message.WhichOneof("body") != "header":
             raise InvalidRequest("a Load begins with its header", actual=str(message.WhichOneof("body")))
         header = message.header
@@ -232,7 +239,8 @@ class ShardService:
         try:
             state = state_headers_from_pb(header.state) if header.with_state else None
             reader = LoadReader(model.layout, state, header.slices, header.checksums, region)
-            await reader.payload.receive_async(lambda: read_soon(context))
+            async with self._registry.context.uploads.taken(worker, reader.payload.expected_bytes):
+                await reader.payload.receive_async(lambda: read_soon(context))
             written = await model.values.load(
                 region,
                 reader.entries,
@@ -327,14 +335,6 @@ class ShardService:
     async def _folder(self, text: str) -> Path:
         """Where a checkpoint is or will be. Raises InvalidRequest for a place that this shard does not use."""
         return await asyncio.to_thread(self._registry.context.checkpoints.confine, text)
-
-
-def _parse_load(data: bytes) -> pb.LoadRequest:
-    """Raises InvalidRequest for bytes that are no LoadRequest."""
-    try:
-        return pb.LoadRequest.FromString(data)
-    except DecodeError as error:
-        raise InvalidRequest("a message is not a LoadRequest", actual=f"{len(data)} bytes") from error
 
 
 def _serialized(message: Message) -> bytes:

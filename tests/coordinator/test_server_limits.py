@@ -15,9 +15,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ps_protocol.errors import PsError, Unavailable
 from ps_protocol.rpc.channel import open_channel
 from ps_protocol.rpc.client_errors import translate
-from ps_server.limits import CALLS, LIMITS, PEER_CALLS, LimitCounts, ServerLimits, SharedLimit, host_of
-from ps_server.serving import grpc_server
-from ps_server.serving.limit_metrics import read_limits
+from ps_server.limits import CALLS, CONNECTIONS, LIMITS, PEER_CALLS, LimitCounts, ServerLimits, SharedLimit, host_of
+from ps_server.serving import connections, grpc_server
+from ps_server.serving.limit_metrics import REFUSALS, read_limits
 from tests.support.loops import LoopThread
 from tests.support.shards import wait_until
 
@@ -150,7 +150,7 @@ def test_one_host_gets_its_share_and_no_more():
 def test_the_metric_has_a_sample_of_every_limit():
     counts = LimitCounts()
     counts.add(PEER_CALLS)
-    found = {sample.labels: sample.value for sample in read_limits(counts)}
+    found = {each.labels: each.value for each in read_limits(counts) if each.metric is REFUSALS}
     assert found == {(limit,): int(limit == PEER_CALLS) for limit in LIMITS}
 
 
@@ -218,17 +218,24 @@ def _alone(address: str) -> grpc.Channel:
     return grpc.insecure_channel(address, (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)))
 
 
-def test_one_connection_too_many_is_closed_and_the_others_go_on():
+def test_one_connection_too_many_is_closed_and_the_others_go_on(monkeypatch):
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.02)
     with serving(ServerLimits(max_connections=2)) as server, ExitStack() as stack:
-        server.release()
         channels = [stack.enter_context(_alone(server.address)) for _ in range(3)]
-        for channel in channels[:2]:
-            assert answer(call(channel, "unary_unary")) == b"done"
+        held = []
+        for channel in channels:
+            held.append(call(channel, "unary_unary"))
+            # Seen, so that the order in which they came is known.
+            seen = len(held)
+            wait_until(
+                lambda seen=seen: server.counts.held[CONNECTIONS][1] >= seen or server.counts.counts[CONNECTIONS]
+            )
         with pytest.raises(grpc.RpcError) as error:
-            answer(call(channels[2], "unary_unary"))
+            answer(held[2])
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE
-        for channel in channels[:2]:
-            assert answer(call(channel, "unary_unary")) == b"done"
+        wait_until(lambda: server.counts.counts[CONNECTIONS] == 1)
+        server.release()
+        assert [answer(each) for each in held[:2]] == [b"done"] * 2
 
 
 def test_headers_above_the_limit_are_refused_unread():
@@ -236,9 +243,10 @@ def test_headers_above_the_limit_are_refused_unread():
         server.release()
         method = channel.unary_unary("/test.Waiting/unary_unary")
         assert method(b"", timeout=30, metadata=(("x", "y" * 2000),)) == b"done"
-        with pytest.raises(grpc.RpcError) as error:
-            method(b"", timeout=30, metadata=(("x", "y" * 5000),))
-        assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for size, refusal in ((5000, grpc.StatusCode.INVALID_ARGUMENT), (20_000, grpc.StatusCode.RESOURCE_EXHAUSTED)):
+            with pytest.raises(grpc.RpcError) as error:
+                method(b"", timeout=30, metadata=(("x", "y" * size),))
+            assert error.value.code() is refusal
         assert server.handler.begun == 1
 
 

@@ -11,9 +11,9 @@ import pytest
 from ps_protocol.errors import Unavailable
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
-from ps_server.limits import ANSWERS, FEEDS, HANDSHAKE_TIME, HANDSHAKES, PEER_FEEDS, LimitCounts, ServerLimits
-from ps_server.shard import answer_budget
-from ps_server.shard.answer_budget import AnswerBudget
+from ps_server.limits import ANSWERS, FEEDS, PEER_FEEDS, SIDE_HANDSHAKES, TOKEN_TIME, LimitCounts, ServerLimits
+from ps_server.shard import byte_budget
+from ps_server.shard.byte_budget import ByteBudget
 from ps_server.shard.config import SideChannelConfig
 from tests.support.shards import error_of, running_shard, start, wait_until
 from tests.support.side_channels import BULK, HURRIED, Worker
@@ -62,11 +62,11 @@ def test_one_reader_of_changes_too_many_is_refused(limits, name, flag):
 
 
 def test_an_answer_that_found_no_room_is_counted(monkeypatch):
-    monkeypatch.setattr(answer_budget, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(byte_budget, "PATIENCE_SECONDS", dict.fromkeys(byte_budget.PATIENCE_SECONDS, 0.01))
     counts = LimitCounts()
 
     async def body() -> None:
-        answers = AnswerBudget(100, counts)
+        answers = ByteBudget(100, counts)
         async with answers.taken("a", 50):
             with pytest.raises(Unavailable):
                 async with answers.taken("a", 50):
@@ -85,7 +85,7 @@ def test_connections_closed_for_newer_ones_are_counted():
         strangers = [socket.create_connection(place) for _ in range(3)]
         strangers[0].settimeout(20)
         assert strangers[0].recv(1) == b""
-        assert counts.counts[HANDSHAKES] == 1
+        assert counts.counts[SIDE_HANDSHAKES] == 1
         worker.confirmed()  # closes another, and is not held up by the last
         worker.close()
         for stranger in strangers:
@@ -97,5 +97,5 @@ def test_a_connection_without_a_token_in_time_is_counted():
         start(shard)
         worker = Worker(shard, BULK)
         assert worker.connect().ended()
-        wait_until(lambda: shard.registry.context.limit_counts.counts[HANDSHAKE_TIME] == 1)
+        wait_until(lambda: shard.registry.context.limit_counts.counts[TOKEN_TIME] == 1)
         worker.close()

@@ -11,6 +11,7 @@ from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.service import MAX_REQUEST_BYTES, SERVICE_NAME, CoordinatorService
 from ps_server.coordinator.settings import ClusterSettings
+from ps_server.limits import LimitCounts
 from ps_server.serving import grpc_server
 from tests.support.loops import LoopThread
 
@@ -30,6 +31,7 @@ class TestCoordinator:
         self.settings = settings
         self.port = port
         self.address = ""
+        self.limit_counts = LimitCounts()
         self._data_dir = data_dir
         self._driver: Driver | None = None
         self._journal: Journal | None = None
@@ -68,9 +70,13 @@ class TestCoordinator:
 
     async def _serve(self) -> None:
         assert self._driver is not None
-        service = CoordinatorService(self._driver)
+        service = CoordinatorService(self._driver, limit_counts=self.limit_counts)
         self._server = await grpc_server.start(
-            "127.0.0.1", self.port, [(SERVICE_NAME, service.register)], MAX_REQUEST_BYTES
+            "127.0.0.1",
+            self.port,
+            [(SERVICE_NAME, service.register)],
+            MAX_REQUEST_BYTES,
+            limit_counts=self.limit_counts,
         )
         self.port, self.address = self._server.port, self._server.address
 

@@ -27,10 +27,11 @@ from ps_protocol.wire.convert.errors import from_detail
 from ps_server.checkpoint.folder.roots import CheckpointRoots
 from ps_server.cli.options.storage import StorageConfig
 from ps_server.failpoints import Failpoints
-from ps_server.limits import ServerLimits
+from ps_server.limits import LimitCounts, ServerLimits
 from ps_server.log.entries import AppliedUpdate, Entry, MemoryLog, UpdateLog
 from ps_server.serving import grpc_server
 from ps_server.shard.access.fence import Fence
+from ps_server.shard.byte_budget import ByteBudgets
 from ps_server.shard.config import SideChannelConfig
 from ps_server.shard.context import ShardContext
 from ps_server.shard.counters import Counters
@@ -163,12 +164,14 @@ def running_shard(
     fetch: Callable[[str], Awaitable[ShardMap]] | None = None,
     doors: Security | None = None,
     limits: ServerLimits | None = None,
+    upload_bytes: int = 0,
+    answer_bytes: int = 0,
 ) -> Iterator[TestShard]:
     """Serve shard 0 on a free port of 127.0.0.1. ``storage_config``: what it keeps on disk, in the place of ``log``.
 
     ``checkpoints``: where they may be; everywhere unless given. ``joined``: it holds its place, having joined with
     TOKEN. ``fetch``: where it gets the maps of models that a view names. ``doors``: the security of its side channels.
-    ``limits``: of its clients.
+    ``limits``: of its clients; ``upload_bytes``, ``answer_bytes``: what they may have under way.
     """
 
     async def listening(config: SideChannelConfig) -> SideChannels:
@@ -182,6 +185,7 @@ def running_shard(
         closing.callback(executor.close)
         storage = loop.run(Storage.open(0, storage_config or StorageConfig(), executor))
         closing.callback(lambda: loop.run(storage.close()))
+        counts = LimitCounts()
         everywhere = CheckpointRoots.of([Path("/")])
         context = ShardContext(
             0,
@@ -192,6 +196,8 @@ def running_shard(
             promises=lambda: storage.promised,
             checkpoints=checkpoints or everywhere,
             limits=limits or ServerLimits(),
+            limit_counts=counts,
+            budgets=ByteBudgets.of(answer_bytes, upload_bytes, counts),
         )
         registry = Registry(context, storage.recovered)
         shard = TestShard(loop, registry, failpoints, counters, storage)

@@ -88,6 +88,11 @@ class ChunkReceiver:
         self._error = error
 
     @property
+    def expected_bytes(self) -> int:
+        """Of the whole payload."""
+        return self._scatter.expected_bytes
+
+    @property
     def complete(self) -> bool:
         """Whether the whole payload has arrived."""
         return self._scatter.complete

@@ -25,6 +25,7 @@ from ps_server.cli.launcher.supervisor import JobPlan, Supervisor
 from ps_server.cli.options.checkpoint import checkpoint_config, checkpoint_options
 from ps_server.cli.options.cluster import CLUSTER_OPTIONS, cluster_options, given_flags
 from ps_server.cli.options.common import clean_errors, config_option, version_option
+from ps_server.cli.options.limits import every_limit_option, limit_flags
 from ps_server.cli.options.logs import format_option
 from ps_server.cli.options.mode import MODES, bound_options, consistency_of
 from ps_server.cli.options.page import page_port_option
@@ -122,6 +123,7 @@ def make_log_folder(path: Path) -> None:
 @storage_options
 @checkpoint_options
 @cluster_options
+@every_limit_option
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
@@ -243,7 +245,7 @@ def main(
         if log_dir is not None:
             make_log_folder(log_dir)
         job_trace = JobTrace(trace) if trace is not None else None
-    form = LogFormat(log_format)
+    form, limits = LogFormat(log_format), limit_flags(context)
     programs = Programs(
         script=find_script(python, script, arguments, module=module),
         consistency=consistency_of(mode, staleness, backup, grace_seconds, stale_policy, stale_threshold),
@@ -257,7 +259,8 @@ def main(
         storage=storage,
         checkpoints=checkpoints,
         restore=restore,
-        coordinator_flags=given_flags(context),
+        coordinator_flags=given_flags(context) + limits[0],
+        shard_flags=limits[1],
         port=port,
         tls=tls,
         page_port=0 if page and page_port is None else page_port,

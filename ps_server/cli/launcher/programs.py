@@ -53,8 +53,10 @@ class Programs:
     storage: StorageConfig = field(default_factory=StorageConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     restore: str | None = None
-    #: Further options of ps-coordinator, and the port of its first start; 0: any.
+    #: Further options of ps-coordinator and of ps-server.
     coordinator_flags: tuple[str, ...] = ()
+    shard_flags: tuple[str, ...] = ()
+    #: Of the coordinator at its first start; 0: any.
     port: int = 0
     #: Port of the coordinator's page; 0: any, None: no page.
     page_port: int | None = None
@@ -90,6 +92,7 @@ class Programs:
                 *threads,
                 *self._shard_storage(),
                 *self._shard_checkpoints(),
+                *self.shard_flags,
             ]
         return [*self.script.command, *self.script.arguments]
 

@@ -6,38 +6,60 @@ from collections.abc import Collection
 
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.spec import ModelSpec, ShardMap, Variable
-from ps_server.limits import MAX_NAME_BYTES, JobLimits
+from ps_server.limits import (
+    BUCKETS,
+    MAX_NAME_BYTES,
+    MODEL_BYTES,
+    MODELS,
+    NAMES,
+    SLICES,
+    TABLES,
+    VARIABLES,
+    JobLimits,
+    OverLimit,
+)
 
 _MAX_DIMS = 64
+
+NAME_REMEDY = "use a shorter name, or raise --max-name-bytes of ps-coordinator"
 
 _FLAG = "--max-model-bytes of ps-coordinator (PS_COORDINATOR_MAX_MODEL_BYTES)"
 
 
 def check_limits(spec: ModelSpec, slices: int, placed: Collection[ShardMap], limits: JobLimits) -> None:
-    """Raises InvalidRequest for a model that with those ``placed`` is above a limit, or has names or shapes above one.
+    """Raises OverLimit for a model that with those ``placed`` is above a limit, or has names or shapes above one.
 
     ``slices``: how many this model is cut into at most. Costs time by the number of variables, not by their size.
     """
     check_shapes(spec, limits)
     others = [each.spec for each in placed]
     counts = (
-        ("models", 1, len(others), limits.max_models),
-        ("variables", len(spec.variables), sum(len(each.variables) for each in others), limits.max_variables),
-        ("slices", slices, sum(len(each.slices) for each in placed), limits.max_slices),
-        ("tables", len(spec.tables), sum(len(each.tables) for each in others), limits.max_tables),
-        ("buckets of tables", _buckets(spec), sum(map(_buckets, others)), limits.max_buckets),
+        (MODELS, "models", 1, len(others), limits.max_models),
+        (
+            VARIABLES,
+            "variables",
+            len(spec.variables),
+            sum(len(each.variables) for each in others),
+            limits.max_variables,
+        ),
+        (SLICES, "slices", slices, sum(len(each.slices) for each in placed), limits.max_slices),
+        (TABLES, "tables", len(spec.tables), sum(len(each.tables) for each in others), limits.max_tables),
+        (BUCKETS, "buckets of tables", _buckets(spec), sum(map(_buckets, others)), limits.max_buckets),
     )
-    for what, added, before, most in counts:
+    for limit, what, added, before, most in counts:
         if added + before > most:
-            raise InvalidRequest(
+            raise OverLimit.of(
+                limit,
                 f"model '{spec.name}' is too much for this job: {what}",
                 expected=f"at most {most} in all models of a job",
                 actual=f"{added}, and {before} in the others",
-                remedy="declare fewer or larger parts: fewer models, tables with fewer buckets, larger slices",
+                remedy="declare fewer or larger parts: fewer models, tables with fewer buckets, larger slices; "
+                f"or raise --max-{limit} of ps-coordinator",
             )
     before = sum(nbytes_of(each) for each in others)
     if (added := nbytes_of(spec)) + before > limits.max_model_bytes:
-        raise InvalidRequest(
+        raise OverLimit.of(
+            MODEL_BYTES,
             f"model '{spec.name}' is larger than this job allows",
             expected=f"at most {limits.max_model_bytes} bytes of all models together: {_FLAG}",
             actual=f"{added} bytes, and {before} of the others",
@@ -46,21 +68,25 @@ def check_limits(spec: ModelSpec, slices: int, placed: Collection[ShardMap], lim
 
 
 def check_shapes(spec: ModelSpec, limits: JobLimits) -> None:
-    """Raises InvalidRequest for names that are too long, and shapes that no model of this job can have."""
+    """Raises OverLimit for names that are too long, InvalidRequest for shapes that no model of this job can have."""
     named = [("a model", spec.name, limits.max_name_bytes), ("an optimizer", spec.optimizer, limits.max_name_bytes)]
     named += [("a table", table.name, limits.max_name_bytes) for table in spec.tables]
     named += [("a variable", v.name, limits.max_variable_name_bytes) for v in spec.variables]
     for what, name, most in named:
-        check_length(f"the name of {what}", name, most)
+        check_length(f"the name of {what}", name, most, NAME_REMEDY)
     for v in spec.variables:
         _check_shape(v, limits.max_model_bytes)
 
 
-def check_length(what: str, text: str, most: int = MAX_NAME_BYTES) -> None:
-    """Raises InvalidRequest for a ``text`` of more than ``most`` bytes."""
+def check_length(what: str, text: str, most: int = MAX_NAME_BYTES, remedy: str = "") -> None:
+    """Raises OverLimit for a ``text`` of more than ``most`` bytes."""
     if len(text) > most or len(text.encode()) > most:
-        raise InvalidRequest(
-            f"{what} is too long", expected=f"at most {most} bytes", actual=f"{len(text)} characters: {text[:40]}…"
+        raise OverLimit.of(
+            NAMES,
+            f"{what} is too long",
+            expected=f"at most {most} bytes",
+            actual=f"{len(text)} characters: {text[:40]}…",
+            remedy=remedy,
         )
 
 
@@ -85,7 +111,8 @@ def _check_shape(v: Variable, most: int) -> None:
         # An empty variable counts as if that size were one: its rows are placed as well.
         nbytes *= max(1, size)
         if nbytes > most:
-            raise InvalidRequest(
+            raise OverLimit.of(
+                MODEL_BYTES,
                 "a variable is larger than this job allows",
                 variable=v.name,
                 expected=f"at most {most} bytes: {_FLAG}",

@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 
 import torch
+from google.protobuf.message import DecodeError
 
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.payload_headers import StateHeader
+from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import LOAD_REQUESTS, ChunkReceiver
 from ps_server.optimizers.state import StateEntry, StateKey
 from ps_server.optimizers.state_bytes import tensor_bytes
@@ -46,6 +48,14 @@ class LoadReader:
         pieces = region.pieces(ranges) if region else []
         pieces += [tensor_bytes(tensor) for _, tensor in self.entries or ()]
         self.payload = ChunkReceiver(LOAD_REQUESTS, pieces, "Load")
+
+
+def parse_load(data: bytes) -> pb.LoadRequest:
+    """Raises InvalidRequest for bytes that are no LoadRequest."""
+    try:
+        return pb.LoadRequest.FromString(data)
+    except DecodeError as error:
+        raise InvalidRequest("a message is not a LoadRequest", actual=f"{len(data)} bytes") from error
 
 
 def check_slices(layout: Layout, slices: Sequence[int]) -> None:

@@ -15,6 +15,7 @@ from ps_protocol.model.tables import RowOptions
 from ps_protocol.wire.codecs import PayloadCodec, Reference, payload_runs
 from ps_protocol.wire.formats import Wire
 from ps_server.consistency import Position, PushInfo, WorkerKey
+from ps_server.shard.byte_budget import FREE_BYTES, ByteBudgets
 from ps_server.shard.counters import Counters
 from ps_server.shard.executor import INLINE_BYTES
 from ps_server.shard.step.model import ShardModel
@@ -45,8 +46,10 @@ class PushReader:
         counters: Counters,
         codec: StreamCodec | None,
         replied: asyncio.Event,
+        budgets: ByteBudgets,
     ) -> None:
-        """``replied`` is set while no reply reads a region."""
+        """``replied`` is set while no reply reads a region. ``budgets`` limit the bytes on their way."""
+        self._uploads = budgets.uploads
         self._transport = transport
         self._model = model
         self._worker = worker
@@ -101,12 +104,16 @@ class PushReader:
             self._staging = None
 
     async def receive(self, inline: bytes, pieces: Sequence[memoryview]) -> None:
-        """Fill ``pieces`` from a message or with what follows it. Raises InvalidRequest, ConnectionError."""
+        """Fill ``pieces`` from a message or what follows it. Raises InvalidRequest, ConnectionError, Unavailable."""
         size = sum(map(len, pieces))
         if inline or not size:
             scatter(inline, pieces)
-        else:
+        elif size <= FREE_BYTES:
             await self._transport.receive_payload(pieces)
+        else:
+            # Held while bytes come, and not until the push is applied: that may wait for pushes of others.
+            async with self._uploads.taken(self._worker, size):
+                await self._transport.receive_payload(pieces)
         self._traffic.received += size
 
     def _staged(self) -> Staging:

@@ -24,7 +24,7 @@ from ps_protocol.errors import InvalidRequest, NonFiniteGradient, StorageFull, T
 from ps_protocol.tracing.tracer import Tracer
 from ps_protocol.wire.formats import RAW, Wire
 from ps_server.consistency import LIMIT, Position, PushInfo, Verdict, WorkerKey
-from ps_server.shard.answer_budget import AnswerBudget
+from ps_server.shard.byte_budget import ByteBudgets
 from ps_server.shard.counters import Counters
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.published import Published, UnchangedSlices
@@ -72,15 +72,16 @@ class StepStream:
         wire: Wire = RAW,
         *,
         keeps_slices: bool = False,
-        answers: AnswerBudget | None = None,
+        budgets: ByteBudgets | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         """``wire`` is how payloads are written; raw where they are in memory that both sides map.
 
-        ``keeps_slices``: the worker keeps what comes, so that only what has changed need come again. ``answers``: what
-        limits the memory of rows on their way; None: nothing does. ``tracer`` records the pushes that workers trace.
+        ``keeps_slices``: the worker keeps what comes, so that only what has changed need come again. ``budgets``
+        limit the bytes of rows and pushes on their way. ``tracer`` records the pushes that workers trace.
         """
-        self._budget = answers or AnswerBudget()
+        budgets = budgets or ByteBudgets.of()
+        self._answer_budget = budgets.answers
         self._tracer = tracer
         #: Traced pushes without an answer.
         self._traces: set[ServedPush] = set()
@@ -97,7 +98,7 @@ class StepStream:
         #: Set while no reply reads a region.
         self._replied = asyncio.Event()
         self._replied.set()
-        self._reader = PushReader(transport, model, worker, counters, self._codec, self._replied)
+        self._reader = PushReader(transport, model, worker, counters, self._codec, self._replied, budgets)
         self._answers: asyncio.Queue[IncomingPush | Fetched | RequestedLookup | None] = asyncio.Queue(PIPELINE_DEPTH)
 
     async def run(self, *others: Coroutine[Any, Any, None]) -> None:
@@ -264,7 +265,7 @@ class StepStream:
             await self._wait_for_mode(asked.position, 0)
         room = self._transport.room(asked.wanted.rows_bytes)
         # Not before the mode lets it be answered: a waiting worker would hold what the others need.
-        async with self._budget.taken(self._worker, 0 if room is not None else asked.wanted.rows_bytes):
+        async with self._answer_budget.taken(self._worker, 0 if room is not None else asked.wanted.rows_bytes):
             try:
                 version, rows = await self._model.rows.look_up(asked.wanted, room)
             except InvalidRequest as error:

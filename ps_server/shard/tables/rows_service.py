@@ -20,11 +20,18 @@ from ps_server.consistency.messages import pushes_to_pb, worker_from_pb
 from ps_server.log.entries import RowsLoaded
 from ps_server.log.row_messages import bytes_of
 from ps_server.shard.access.fence import Fence
-from ps_server.shard.answer_budget import READERS
+from ps_server.shard.byte_budget import READERS
 from ps_server.shard.models import Registry
 from ps_server.shard.step.pushed_rows import MAX_ROWS_BYTES, wanted
 from ps_server.shard.tasks import until
-from ps_server.shard.transport.grpc_stream import Context, GrpcServerTransport, read_soon, reader_gone, write
+from ps_server.shard.transport.grpc_stream import (
+    Context,
+    GrpcServerTransport,
+    read_first,
+    read_soon,
+    reader_gone,
+    write,
+)
 
 if TYPE_CHECKING:
     from ps_server.tables.table import ShardTable
@@ -52,7 +59,7 @@ class RowsService:
 
     async def load_rows(self, context: Context) -> pb.LoadRowsReply:
         """Write rows, new ones or over those there."""
-        message = _parse(await read_soon(context) or b"")
+        message = _parse(await read_first(context, *self._registry.context.first_message) or b"")
         if message.WhichOneof("body") != "header":
             raise InvalidRequest("LoadRows begins with its header", actual=str(message.WhichOneof("body")))
         header = message.header
@@ -62,7 +69,8 @@ class RowsService:
         with model.uploads.place(worker, worker.incarnation) as ended:
             ids, rows = _room(header, model.layout)
             receiver = ChunkReceiver(LOAD_ROWS_REQUESTS, [bytes_of(ids), bytes_of(rows)], "LoadRows")
-            await until(ended, receiver.receive_async(lambda: read_soon(context)))
+            async with self._registry.context.uploads.taken(worker, ids.nbytes + rows.nbytes):
+                await until(ended, receiver.receive_async(lambda: read_soon(context)))
         if not np.isfinite(rows).all():
             raise InvalidRequest(
                 "rows hold NaN or infinity; nothing was written",

@@ -17,6 +17,7 @@ from ps_protocol.model.layout import Range
 from ps_protocol.wire.chunks import STEP_REPLIES, STEP_REQUESTS, ChunkReceiver
 from ps_protocol.wire.convert.step import reply_to_bytes
 from ps_protocol.wire.socket_messages import STALL_SECONDS
+from ps_server.limits import FIRST_MESSAGE, LimitCounts
 from ps_server.shard.transport.base import no_segments, parse_request, put_inline
 from ps_server.state.region import Region
 
@@ -40,6 +41,15 @@ async def read_soon(context: Context, seconds: float = STALL_SECONDS) -> bytes |
             expected=f"the next message within {seconds:g} s",
             remedy="call again",
         ) from None
+
+
+async def read_first(context: Context, seconds: float, counts: LimitCounts) -> bytes | None:
+    """As ``read_soon``, of the first message of a call; a refusal is one of ``counts``."""
+    try:
+        return await read_soon(context, seconds)
+    except Unavailable:
+        counts.add(FIRST_MESSAGE)
+        raise
 
 
 async def write(context: Context, data: bytes, seconds: float = STALL_SECONDS) -> None:

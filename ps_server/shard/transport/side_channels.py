@@ -23,7 +23,7 @@ from ps_protocol.wire.shared_memory import SharedMemory
 from ps_protocol.wire.socket_messages import TOKEN_BYTES
 from ps_protocol.wire.tls_carrier import TlsCarrier
 from ps_protocol.wire.unix_peer import check_peer
-from ps_server.limits import HANDSHAKE_TIME, HANDSHAKES, LimitCounts
+from ps_server.limits import SIDE_HANDSHAKES, TOKEN_TIME, LimitCounts
 from ps_server.shard.config import SideChannelConfig
 from ps_server.shard.transport.base import ServerTransport
 from ps_server.shard.transport.grpc_stream import GrpcServerTransport
@@ -97,6 +97,7 @@ class SideChannels:
         self._tasks: set[asyncio.Task[None]] = set()
         #: Connections that have not shown a token, oldest first.
         self._strangers: dict[SocketServerTransport, None] = {}
+        self._counts.hold(SIDE_HANDSHAKES, config.max_handshakes, lambda: len(self._strangers))
         self._unix = PrivateSocket.listen(for_others=self._shm_uid is not None) if config.shm else None
         self._tcp = _listen_tcp(config.bind, config.ports) if config.ports else None
         if self._unix is not None:
@@ -165,7 +166,7 @@ class SideChannels:
             transport = SocketServerTransport(PlainCarrier(connection), self._config.stall_seconds)
             # The one that has waited longest has had the most time to show its token.
             if len(self._strangers) >= self._config.max_handshakes:
-                self._counts.add(HANDSHAKES)
+                self._counts.add(SIDE_HANDSHAKES)
                 oldest = next(iter(self._strangers))
                 del self._strangers[oldest]
                 oldest.close()
@@ -201,7 +202,7 @@ class SideChannels:
             logger.warning("refused a side channel: %s", error)
             await _say(transport, error)
         except TimeoutError:
-            self._counts.add(HANDSHAKE_TIME)
+            self._counts.add(TOKEN_TIME)
             logger.debug("a side channel was not taken up in %g s", self._config.token_seconds)
         except OSError as error:
             logger.debug("a side channel was not taken up: %s", error)

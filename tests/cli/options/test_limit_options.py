@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+import click
 import pytest
 from click.testing import CliRunner
 
+from ps_protocol.model.spec import Consistency
+from ps_server.cli.launcher import main as launcher
+from ps_server.cli.launcher.events import ProcessName, ProcessRole
+from ps_server.cli.launcher.programs import Programs, Script
+from ps_server.cli.options.limits import every_limit_option, limit_flags
 from ps_server.coordinator import main as coordinator
 from ps_server.limits import JobLimits, ServerLimits
 from ps_server.shard import main as shard
 
 OF_SHARDS = {"first_message_seconds", "max_feeds", "max_peer_feeds", "max_side_handshakes", "token_seconds"}
-#: Limits of what a model is cut into follow from the others; --max-model-bytes is an option of the cluster's.
-DERIVED = {"max_slices", "max_buckets", "max_model_bytes"}
+#: --max-model-bytes is an option of the cluster's.
+DERIVED = {"max_model_bytes"}
 
 SERVER = list(fields(ServerLimits))
 JOB = [field for field in fields(JobLimits) if field.name not in DERIVED]
@@ -82,3 +88,47 @@ def test_a_limit_of_nothing_is_refused(flag):
     result = CliRunner().invoke(coordinator.main, [flag, "0"])
     assert result.exit_code == 2
     assert flag in result.output
+
+
+def test_ps_run_passes_limits_on_to_the_servers_that_have_them():
+    given = []
+
+    @click.command(context_settings={"auto_envvar_prefix": "PS_RUN"})
+    @every_limit_option
+    @click.pass_context
+    def program(context, **others):
+        assert others == {}
+        given.append(limit_flags(context))
+
+    flags = ["--max-calls", "7", "--max-models", "3", "--max-feeds", "4", "--token-seconds", "2.5"]
+    result = CliRunner().invoke(program, flags, env={"PS_RUN_UPLOAD_MB": "9"})
+    assert result.exit_code == 0, result.output
+    assert given == [
+        (
+            ("--max-calls", "7", "--max-models", "3"),
+            ("--max-calls", "7", "--max-feeds", "4", "--token-seconds", "2.5", "--upload-mb", "9"),
+        )
+    ]
+
+
+def test_ps_run_has_every_limit():
+    flags = {flag for each in launcher.main.params for flag in each.opts}
+    wanted = [*SERVER, *JOB]
+    assert {f"--{each.name.replace('_', '-')}" for each in wanted} <= flags
+    assert {"--answer-mb", "--upload-mb", "--max-model-bytes"} <= flags
+
+
+def test_programs_of_ps_run_get_their_limits():
+    programs = Programs(
+        Script(("python", "train.py")),
+        Consistency(),
+        1,
+        1,
+        1,
+        coordinator_flags=("--max-models", "3"),
+        shard_flags=("--max-feeds", "4"),
+    )
+    shard_command = programs.command(ProcessName(ProcessRole.SHARD, 0), "127.0.0.1:1", "ready")
+    coordinator_command = programs.command(ProcessName(ProcessRole.COORDINATOR, 0), "", "ready")
+    assert shard_command[-2:] == ["--max-feeds", "4"]
+    assert coordinator_command[-2:] == ["--max-models", "3"]

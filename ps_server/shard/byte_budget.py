@@ -1,4 +1,4 @@
-"""Limits the memory of answers on their way: of all clients together, and of each."""
+"""Limits the bytes under way: of all clients together, and of each. Answers have one budget, uploads another."""
 
 from __future__ import annotations
 
@@ -6,52 +6,72 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from ps_protocol.errors import Unavailable
-from ps_server.limits import ANSWERS, LimitCounts
+from ps_server.limits import ANSWERS, UPLOADS, LimitCounts
 from ps_server.tables.arrays import machine_bytes
-
-PATIENCE_SECONDS = 10.0
-"""How long a request waits for memory before it is refused."""
 
 READERS = "readers"
 """Clients that are no members: together they share what one worker may take."""
 
+FREE_BYTES = 64 << 10
+"""Uploads of at most this size are not counted: the number of calls limits them."""
 
-class AnswerBudget:
+
+@dataclass(frozen=True, slots=True)
+class BudgetKind:
+    """What a budget is for."""
+
+    #: One of LIMITS.
+    limit: str
+    what: str
+    flag: str
+
+
+PATIENCE_SECONDS = {ANSWERS: 10.0, UPLOADS: 60.0}
+"""How long a request waits for memory before it is refused. A worker's push waits as for a slow network."""
+
+ANSWER_KIND = BudgetKind(ANSWERS, "answers on their way", "--answer-mb")
+UPLOAD_KIND = BudgetKind(UPLOADS, "uploads on their way", "--upload-mb")
+
+
+class ByteBudget:
     """Used on the shard's event loop. Nothing is taken while something else is held, so there is no deadlock."""
 
-    def __init__(self, limit_bytes: int = 0, counts: LimitCounts | None = None) -> None:
-        """``limit_bytes``: of all answers; 0: a quarter of this machine's memory. One client may take half of it."""
+    def __init__(self, limit_bytes: int = 0, counts: LimitCounts | None = None, kind: BudgetKind = ANSWER_KIND) -> None:
+        """``limit_bytes``: of all clients; 0: a quarter of this machine's memory. One client may take half of it."""
         self._counts = counts or LimitCounts()
+        self._kind = kind
         self.limit_bytes = limit_bytes or machine_bytes() // 4
         self._used: Counter[Hashable] = Counter()
         self._waiters: set[asyncio.Future[None]] = set()
+        self._counts.hold(kind.limit, self.limit_bytes, lambda: self.used_bytes)
 
     @property
     def used_bytes(self) -> int:
-        """Of answers on their way."""
+        """Of what is under way."""
         return self._used.total()
 
     @asynccontextmanager
     async def taken(self, who: Hashable, size_bytes: int) -> AsyncIterator[None]:
-        """Hold ``size_bytes`` for an answer to ``who``.
+        """Hold ``size_bytes`` for something to or from ``who``.
 
         One that is larger than a client may take counts as that much: it goes when its client has no other.
         Raises Unavailable when there is no room for it in time.
         """
-        size_bytes = min(size_bytes, self.limit_bytes // 2)
+        size_bytes, kind = min(size_bytes, self.limit_bytes // 2), self._kind
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(PATIENCE_SECONDS[kind.limit]):
                 while not self._fits(who, size_bytes):
                     await self._changed()
         except TimeoutError:
-            self._counts.add(ANSWERS)
+            self._counts.add(kind.limit)
             raise Unavailable(
-                "this shard has too many answers on their way",
+                f"this shard has too many {kind.what}",
                 expected=f"{self.limit_bytes} bytes of all clients together, and half of that of one",
                 actual=f"{self.used_bytes} bytes, and one of {size_bytes} bytes more",
-                remedy="ask for less at a time, or start ps-server with a larger --answer-mb",
+                remedy=f"take less at a time, or start ps-server with a larger {kind.flag}",
             ) from None
         self._used[who] += size_bytes
         try:
@@ -75,3 +95,17 @@ class AnswerBudget:
             await waiter
         finally:
             self._waiters.discard(waiter)
+
+
+@dataclass(frozen=True)
+class ByteBudgets:
+    """Those of one shard."""
+
+    answers: ByteBudget
+    uploads: ByteBudget
+
+    @classmethod
+    def of(cls, answer_bytes: int = 0, upload_bytes: int = 0, counts: LimitCounts | None = None) -> ByteBudgets:
+        """With these limits; 0: a quarter of this machine's memory."""
+        counts = counts or LimitCounts()
+        return cls(ByteBudget(answer_bytes, counts), ByteBudget(upload_bytes, counts, UPLOAD_KIND))

@@ -14,8 +14,8 @@ from ps_protocol.errors import Unavailable
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
 from ps_server.consistency import WorkerKey
-from ps_server.shard import answer_budget
-from ps_server.shard.answer_budget import READERS, AnswerBudget
+from ps_server.shard import byte_budget
+from ps_server.shard.byte_budget import READERS, ByteBudget
 from tests.support.shards import TestShard, error_of, running_shard, wait_until
 from tests.support.tables import RowStream, get_rows, start_with, table_spec
 
@@ -26,12 +26,12 @@ def played(body):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(answer_budget, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(byte_budget, "PATIENCE_SECONDS", dict.fromkeys(byte_budget.PATIENCE_SECONDS, 0.05))
 
 
 def test_one_client_gets_half_and_all_together_the_whole(impatient):
     async def body():
-        answers = AnswerBudget(100)
+        answers = ByteBudget(100)
         async with answers.taken("a", 50), answers.taken("b", 30):
             for who, size in (("a", 1), ("b", 21), ("c", 21)):
                 with pytest.raises(Unavailable) as refused:
@@ -47,7 +47,7 @@ def test_one_client_gets_half_and_all_together_the_whole(impatient):
 
 def test_who_waits_goes_when_there_is_room():
     async def body():
-        answers, order = AnswerBudget(100), []
+        answers, order = ByteBudget(100), []
 
         async def ask(who, size):
             async with answers.taken(who, size):
@@ -66,7 +66,7 @@ def test_who_waits_goes_when_there_is_room():
 
 def test_what_is_larger_than_a_share_goes_alone(impatient):
     async def body():
-        answers = AnswerBudget(100)
+        answers = ByteBudget(100)
         async with answers.taken("a", 10_000), answers.taken("b", 10_000):
             assert answers.used_bytes == 100
             with pytest.raises(Unavailable):
@@ -78,7 +78,7 @@ def test_what_is_larger_than_a_share_goes_alone(impatient):
 
 def test_a_caller_that_goes_while_it_waits_takes_nothing():
     async def body():
-        answers = AnswerBudget(100)
+        answers = ByteBudget(100)
 
         async def ask():
             async with answers.taken("a", 50):
