@@ -165,6 +165,7 @@ _BEGINNINGS = {
         "refused a side channel: %s",
         "cannot take a connection: %s",
         "closed a connection of %s: %s",
+        "ended a stream of %s: %s",
     ),
     "request.failed": (
         "a request failed",

@@ -19,6 +19,7 @@ from ps_protocol.security.identity import Caller
 from ps_protocol.security.roles import METHODS
 from ps_protocol.security.security import EVERYBODY, OFF, Security
 from ps_protocol.text import printable
+from ps_server.serving.open_streams import OpenStreams
 from ps_server.serving.rpc_errors import translated
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ class Authorization(grpc.aio.ServerInterceptor):
         self.security = security
         #: Of the job that this server is part of.
         self.verifier: SessionVerifier | None = None
+        #: Calls in progress that stream.
+        self.streams = OpenStreams(security.check_proof)
         self._log_limit = PeerLogLimit()
 
     def trust(self, public_key: bytes) -> None:
@@ -110,10 +113,12 @@ class Authorization(grpc.aio.ServerInterceptor):
         if handler is None or roles is None or not self.security.authenticates:
             return handler
 
-        def check(context: Context) -> None:
-            _caller.set(self._admitted(context, method, roles))
+        def check(context: Context) -> Caller:
+            caller = self._admitted(context, method, roles)
+            _caller.set(caller)
+            return caller
 
-        return _guarded(handler, check)
+        return _guarded(handler, check, self.streams)
 
     def _admitted(self, context: Context, method: str, roles: frozenset[Any]) -> Caller:
         """The caller. Raises Unauthenticated, PermissionDenied."""
@@ -140,31 +145,44 @@ class Authorization(grpc.aio.ServerInterceptor):
         )
 
 
-def _guarded(handler: Any, check: Callable[[Context], None]) -> Any:
-    """``handler``, called after ``check``; a single request is parsed after it, too."""
+def _guarded(handler: Any, check: Callable[[Context], Caller], streams: OpenStreams) -> Any:
+    """``handler``, called after ``check``; a single request is parsed after it, too. A stream is one of ``streams``."""
     if handler.request_streaming:
         kind = "stream_stream" if handler.response_streaming else "stream_unary"
-        return handler._replace(**{kind: _checked(getattr(handler, kind), check, None)})
+        return handler._replace(**{kind: _checked(getattr(handler, kind), check, None, streams)})
     kind = "unary_stream" if handler.response_streaming else "unary_unary"
-    behavior = _checked(getattr(handler, kind), check, handler.request_deserializer)
+    held = streams if handler.response_streaming else None
+    behavior = _checked(getattr(handler, kind), check, handler.request_deserializer, held)
     return handler._replace(request_deserializer=None, **{kind: behavior})
 
 
-def _checked(behavior: Any, check: Callable[[Context], None], parse: Callable[[bytes], Any] | None) -> Any:
+def _checked(
+    behavior: Any,
+    check: Callable[[Context], Caller],
+    parse: Callable[[bytes], Any] | None,
+    streams: OpenStreams | None,
+) -> Any:
     def parsed(request: Any) -> Any:
         return parse(request) if parse else request
 
     async def once(request: Any, context: Context) -> Any:
         async with translated(context):
-            check(context)
+            caller = check(context)
+            if streams is not None:
+                async with streams.held(caller):
+                    return await behavior(parsed(request), context)
         return await behavior(parsed(request), context)
 
     async def each(request: Any, context: Context) -> AsyncIterator[Any]:
         async with translated(context):
-            check(context)
+            caller = check(context)
         replies: AsyncGenerator[Any, None] = behavior(parsed(request), context)
         async with aclosing(replies):
             async for reply in replies:
+                if streams is not None:
+                    # A generator is suspended outside of any block of its own: it is looked at with each reply.
+                    async with translated(context):
+                        streams.check(caller)
                 yield reply
 
     return each if inspect.isasyncgenfunction(behavior) else once

@@ -49,14 +49,15 @@ class RunningServer:
     port: int
     _server: grpc.aio.Server = field(repr=False)
     _health: health.aio.HealthServicer = field(repr=False)
-    #: Limits its connections until it stops.
-    _guarding: asyncio.Task[None] = field(repr=False)
+    #: Look at its connections and streams until it stops.
+    _looking: tuple[asyncio.Task[None], ...] = field(repr=False)
 
     async def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
         """Report NOT_SERVING, accept no new calls, cancel those still running after ``grace_seconds``. Repeatable."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_seconds)
-        self._guarding.cancel()
+        for task in self._looking:
+            task.cancel()
 
 
 def join_address(host: str, port: int) -> str:
@@ -103,8 +104,9 @@ async def start(
     for name in ("", *names):
         await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
     host = socket.gethostname() if bind in _WILDCARDS else bind
-    guarding = asyncio.get_running_loop().create_task(guard.run(bound))
-    return RunningServer(join_address(host, bound), bound, server, servicer, guarding)
+    looks = [guard.run(bound), *([authorization.streams.run()] if security.authenticates else [])]
+    tasks = tuple(map(asyncio.get_running_loop().create_task, looks))
+    return RunningServer(join_address(host, bound), bound, server, servicer, tasks)
 
 
 def _raise_descriptors() -> None:

@@ -1,6 +1,9 @@
 """A job with TLS, client certificates and tokens: it trains, moves, is followed and read; strangers are refused."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,8 +12,9 @@ import torch
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.client.membership import Membership
 from ps_protocol.cluster.view import Role
-from ps_protocol.errors import PermissionDenied, Unauthenticated
+from ps_protocol.errors import PermissionDenied, Unauthenticated, Unavailable
 from ps_protocol.model.spec import Consistency, Mode
+from ps_protocol.security import callers
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import OFF, Security
 from ps_protocol.security.settings import SecuritySettings
@@ -18,6 +22,7 @@ from ps_server.certs.authority import Authority
 from ps_server.certs.folder import CertificateFolder
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.cli.options.storage import Durability, StorageConfig
+from ps_server.serving import open_streams
 from ps_worker.session.session import Session
 from tests.support.certificates import made_folder, security_of, write_pair
 from tests.support.shards import wait_until
@@ -136,29 +141,82 @@ def test_a_server_whose_certificate_has_expired_is_named_with_the_date(lab, monk
             patch.undo()
 
 
-@pytest.mark.parametrize("consistency", MODES, ids=str)
-def test_certificates_and_tokens_rotate_without_a_failed_step_and_the_old_ones_are_refused(lab, consistency):
-    with running_job(shards=2, workers=1, lab=lab, consistency=consistency) as job:
-        old = lab.settings("worker", role=AccessRole.WORKER)
-        secret = old.token_file.read_text()
-        torch.manual_seed(1)
+class Steps:
+    """Takes steps in a thread of its own, until ``target`` is set and reached."""
+
+    def __init__(self, job: Job, rank: int, transport: str) -> None:
+        self.taken = 0
+        self.target: int | None = None
+        self._join = partial(job.cluster, rank=rank, transport=transport)
+        self._thread = ThreadPoolExecutor(1)
+        self._done = self._thread.submit(self._run)
+
+    def _run(self) -> None:
         model = torch.nn.Linear(3, 2)
-        with job.cluster(transport="grpc") as cluster:
-            optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        optimizer = self._join().optimizer(torch.optim.SGD, model, lr=0.01)
+        while self.target is None or self.taken < self.target:
+            model(torch.ones(4, 3)).sum().backward()
+            optimizer.step()
+            self.taken += 1
 
-            def steps() -> None:
-                for _ in range(3):
-                    model(torch.ones(4, 3)).sum().backward()
-                    optimizer.step()
+    def moved(self, steps: int = 3) -> None:
+        """Wait until it has taken ``steps`` more. Raises what a step raises."""
+        wanted = self.taken + steps
+        wait_until(lambda: self.taken >= wanted or self._done.done())
+        if self._done.done():
+            self._done.result()
+        assert self.taken >= wanted
 
-            steps()
-            lab.renew(2, [])
+    def end(self) -> None:
+        """Raises what a step raises."""
+        self._done.result(60)
+        self._thread.shutdown()
+
+
+def test_certificates_and_tokens_rotate_under_load_in_every_mode_and_the_old_ones_are_refused(lab, monkeypatch):
+    """Streams of the old certificates are ended in the middle of steps; two workers open them again. No step fails."""
+    late_by_days, endings = [0.0], []
+    monkeypatch.setattr(callers, "now", lambda: time.time() + 86400 * late_by_days[0])
+    monkeypatch.setattr(open_streams, "LOOK_SECONDS", 0.05)
+    original = open_streams.ended
+
+    def ended(why: Unauthenticated) -> Unavailable:
+        endings.append(why.message)
+        return original(why)
+
+    monkeypatch.setattr(open_streams, "ended", ended)
+    lab.renew(2, [], 1.0)
+    old = lab.settings("worker", role=AccessRole.WORKER)
+    secret = old.token_file.read_text()
+    with running_job(shards=2, workers=2, lab=lab, consistency=MODES[0], lease_seconds=60) as job:
+        workers = [Steps(job, rank, transport) for rank, transport in enumerate(("grpc", "bulk"))]
+        for worker in workers:
+            worker.moved()
+        before = [job.member(Role.WORKER, rank).member.incarnation for rank in range(2)]
+        for turn, mode in enumerate(MODES):
+            job.client.set_consistency(mode)
+            for worker in workers:
+                worker.moved()
+            # New files, then the tokens before are dropped, then the certificates before have expired.
+            lab.renew(2, [], 10.0 * (turn + 1))
             lab.replace_tokens(keep=True)
-            steps()
+            for worker in workers:
+                worker.moved()
             lab.replace_tokens()
-            steps()
-            wait_until(lambda: job.member(Role.WORKER, 0).stats.steps == 9)
-            assert job.member(Role.WORKER, 0).gone == ""
+            endings.clear()
+            late_by_days[0] = 10.0 * turn + 2
+            # Two streams of each worker: one to each shard.
+            wait_until(lambda: sum("has expired on" in each for each in endings) >= 4)
+            for worker in workers:
+                worker.moved()
+        target = max(worker.taken for worker in workers) + 3
+        for worker in workers:
+            worker.target = target
+        for worker in workers:
+            worker.end()
+        after = [job.member(Role.WORKER, rank) for rank in range(2)]
+        assert [each.member.incarnation for each in after] == before
+        assert [each.gone for each in after] == ["", ""]
         kept = lab.path / "old"
         kept.touch(0o600)
         kept.write_text(secret)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
+import math
+import time
+
 from ps_protocol.errors import Unauthenticated, Unavailable
-from ps_protocol.security.certificates import identity_in
+from ps_protocol.security.certificates import facts_in, shown
 from ps_protocol.security.credentials import secret_of
 from ps_protocol.security.identity import Caller, CertificateIdentity, SessionClaims
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.session import SessionVerifier
 from ps_protocol.security.tokens import TokenFile
+
+now = time.time
+"""Seconds since 1970."""
 
 _REMEDY = "give --token-file or PS_TOKEN_FILE with a token that this server knows, or a certificate that names a role"
 
@@ -28,7 +35,11 @@ def caller_of(
     names: list[str] = []
     identity: CertificateIdentity | None = None
     claims: SessionClaims | None = None
-    if certificate and (identity := identity_in(certificate)) is not None:
+    digest = b""
+    facts = facts_in(certificate) if certificate else None
+    expires = facts.not_after.timestamp() if facts else math.inf
+    check_expiry(expires)
+    if facts and (identity := facts.identity) is not None:
         if identity.job not in ("", job):
             raise Unauthenticated(
                 "the certificate is of another job", expected=f"job {job}", actual=identity.text, remedy="correct --job"
@@ -41,6 +52,7 @@ def caller_of(
         if token is None:
             raise Unauthenticated("this server does not know the token", remedy=_REMEDY)
         roles.add(token.role)
+        digest = token.digest
         names.append(f"token {token.name}")
     proven = frozenset(roles)
     if session:
@@ -50,6 +62,25 @@ def caller_of(
         roles |= claims.access
         names.append(f"{claims.role.value} {claims.index}" if claims.role else "the coordinator")
     if not roles:
-        shown = "its certificate names no role" if certificate else "the call has no token"
-        raise Unauthenticated(f"this server answers callers with a role alone, and {shown}", remedy=_REMEDY)
-    return Caller(frozenset(roles), ", ".join(names), proven, identity, claims)
+        seen = "its certificate names no role" if certificate else "the call has no token"
+        raise Unauthenticated(f"this server answers callers with a role alone, and {seen}", remedy=_REMEDY)
+    return Caller(frozenset(roles), ", ".join(names), proven, identity, claims, expires, digest)
+
+
+def check_expiry(seconds: float) -> None:
+    """Raises Unauthenticated when a certificate that is valid until ``seconds`` (since 1970) is so no more."""
+    if now() > seconds:
+        moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+        raise Unauthenticated(
+            f"the certificate of the caller has expired on {shown(moment)}",
+            remedy="replace it: psctl certs init --renew",
+        )
+
+
+def check_proof(caller: Caller, tokens: TokenFile | None) -> None:
+    """Raises Unauthenticated when ``caller`` has lost what it had proven: its certificate has expired, or its token was
+    removed. A session ends with the membership.
+    """
+    check_expiry(caller.expires)
+    if caller.token_digest and tokens and not tokens.has(caller.token_digest):
+        raise Unauthenticated("the token of the caller was removed", remedy=_REMEDY)

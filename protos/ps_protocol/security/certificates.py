@@ -68,10 +68,10 @@ def check_pair(certificate: CertificateFacts, key_pem: bytes, cert_file: Path, k
 
 
 @lru_cache(maxsize=1024)
-def identity_in(pem: bytes) -> CertificateIdentity | None:
-    """The holder that the first certificate in ``pem`` names; None where it names none."""
+def facts_in(pem: bytes) -> CertificateFacts | None:
+    """Of the first certificate in ``pem``; None where there is none that can be read."""
     try:
-        return _facts(x509.load_pem_x509_certificate(pem)).identity
+        return _facts(x509.load_pem_x509_certificate(pem))
     except ValueError:
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -81,3 +82,7 @@ class Caller:
     proven: frozenset[AccessRole] = frozenset()
     certificate: CertificateIdentity | None = None
     session: SessionClaims | None = None
+    #: When its certificate ends to be valid, in seconds since 1970.
+    expires: float = math.inf
+    #: Of its token; empty: it has shown none.
+    token_digest: bytes = b""

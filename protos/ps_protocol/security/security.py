@@ -189,6 +189,15 @@ class Security:
 
         return caller_of(self._tokens, authorization, certificate, session, verifier, self.settings.job)
 
+    def check_proof(self, caller: Caller) -> None:
+        """Raises Unauthenticated when ``caller``, which was admitted once, would not be so again: its certificate has
+        expired, or its token was removed.
+        """
+        if self.authenticates:
+            from ps_protocol.security.callers import check_proof
+
+            check_proof(caller, self._tokens)
+
     def authorize(self, caller: Caller, roles: frozenset[AccessRole] | None, what: str) -> None:
         """Raises PermissionDenied unless one of the caller's roles is among ``roles``; None: everybody may."""
         if roles is None or caller.roles & roles:

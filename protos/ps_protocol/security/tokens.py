@@ -47,6 +47,10 @@ class TokenFile:
         """All lines, in order."""
         return self._tokens.current()
 
+    def has(self, digest: bytes) -> bool:
+        """Whether one of the tokens has this digest."""
+        return any(hmac.compare_digest(token.digest, digest) for token in self.tokens)
+
     def find(self, secret: str) -> AccessToken | None:
         """The token with this secret. The time it takes does not depend on which one, or on how much of it is right."""
         asked, found = hashlib.sha256(secret.encode(errors="replace")).digest(), None

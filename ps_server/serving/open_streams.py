@@ -1,0 +1,85 @@
+"""Ends streams whose caller could not open them again: its certificate has expired, or its token was removed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from ps_protocol.errors import Unauthenticated, Unavailable
+from ps_protocol.security.identity import Caller
+from ps_server.serving.log_limit import LogLimit
+
+logger = logging.getLogger(__name__)
+logger.addFilter(LogLimit())
+
+LOOK_SECONDS = 1.0
+
+#: Raises Unauthenticated for a caller whose proof is not valid any more.
+Check = Callable[[Caller], None]
+
+
+@dataclass(eq=False)
+class _OpenStream:
+    caller: Caller
+    scope: asyncio.Timeout
+    why: Unauthenticated | None = None
+
+
+class OpenStreams:
+    """Of one server, on its event loop."""
+
+    def __init__(self, check: Check) -> None:
+        self._check = check
+        self._open: set[_OpenStream] = set()
+
+    @asynccontextmanager
+    async def held(self, caller: Caller) -> AsyncIterator[None]:
+        """A stream of ``caller``. Raises Unavailable in the block when it has to be opened again."""
+        stream: _OpenStream | None = None
+        try:
+            async with asyncio.timeout(None) as scope:
+                stream = _OpenStream(caller, scope)
+                self._open.add(stream)
+                try:
+                    yield
+                finally:
+                    self._open.discard(stream)
+        except TimeoutError:
+            if stream is None or stream.why is None:
+                raise
+            raise ended(stream.why) from None
+
+    def check(self, caller: Caller) -> None:
+        """Raises Unavailable when a stream of ``caller`` has to be opened again."""
+        try:
+            self._check(caller)
+        except Unauthenticated as error:
+            raise ended(error) from error
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self.look()
+
+    def look(self) -> None:
+        """End what has to be opened again."""
+        for stream in list(self._open):
+            try:
+                self._check(stream.caller)
+            except Unauthenticated as error:
+                if stream.why is None:
+                    stream.why = error
+                    logger.info("ended a stream of %s: %s", stream.caller.name, error.message)
+                    stream.scope.reschedule(asyncio.get_running_loop().time())
+
+
+def ended(why: Unauthenticated) -> Unavailable:
+    """What the client of a stream that was ended gets: it opens another with the files as they are now."""
+    return Unavailable(
+        f"the stream was ended: {why.message}",
+        remedy="open it again with a valid certificate and token; clients do so by themselves once their files are new",
+    )
