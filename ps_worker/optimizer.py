@@ -70,7 +70,7 @@ class PsOptimizer(torch.optim.Optimizer):
         tables = TableBinding(declaration.tables, lambda: self._model.pipeline, trains=True)
         self._table_groups = TableGroups(self, tables)
         self._sealed = True
-        self.state = StateOnShards()
+        self.state = StateOnShards(self._read_state)
         self._rank = session.rank
         #: Names of the options of each group.
         self._accepted = [set(options) for options in declaration.spec.group_options]
@@ -173,7 +173,7 @@ class PsOptimizer(torch.optim.Optimizer):
             with self._table_groups.without_rows(self):
                 saved = super().state_dict()
         finally:
-            self.state = StateOnShards()
+            self.state = StateOnShards(self._read_state)
         if residuals:
             saved[_RESIDUALS] = {"rank": self._rank, "state": residuals}
         return saved
@@ -194,7 +194,7 @@ class PsOptimizer(torch.optim.Optimizer):
             self._model.pipeline.streams.load_residuals(residuals["state"])
         parameters = self._parameters()
         state = {number: self.state[p] for number, p in enumerate(parameters) if p in self.state}
-        self.state = StateOnShards()
+        self.state = StateOnShards(self._read_state)
         self._model.load_state(state)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -237,6 +237,10 @@ class PsOptimizer(torch.optim.Optimizer):
             self._sent_options = options, tuple(map(changed_options, self._declared, options))
         self._step_options = StepOptions(self._sent_options[1], self._table_groups.options(self.param_groups))
         return self._step_options
+
+    def _read_state(self, parameter: torch.Tensor) -> Mapping[str, Any] | None:
+        number = next((n for n, each in enumerate(self._parameters()) if each is parameter), None)
+        return None if number is None else self._model.read_state(number)
 
     def _parameters(self) -> list[torch.Tensor]:
         return [p for group in self._table_groups.others(self.param_groups) for p in group["params"]]

@@ -1,20 +1,63 @@
-"""``optimizer.state`` of an optimizer whose state is on the shards."""
+"""``optimizer.state`` of an optimizer whose state is on the shards: read on demand, never written."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
+
+import torch
 
 from ps_protocol.errors import UnsupportedOptimizer
 
+#: The present state of a parameter; None: it is not the optimizer's.
+Read = Callable[[torch.Tensor], Mapping[str, Any] | None]
+
+
+def _refuse(*_: object, **__: object) -> NoReturn:
+    raise UnsupportedOptimizer(
+        "optimizer.state cannot be written on a worker: the optimizer's state is on the shards",
+        remedy="change what optimizer.state_dict() gives, and pass it to optimizer.load_state_dict(...)",
+    )
+
+
+class ReadState(dict[str, Any]):
+    """A copy of one parameter's state; writing to it raises UnsupportedOptimizer, since no shard would learn of it."""
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    update = pop = popitem = clear = setdefault = _refuse
+
 
 class StateOnShards(defaultdict[Any, Any]):
-    """Empty; reading the state of a parameter raises UnsupportedOptimizer. Used in the training thread."""
+    """Reads the state of one parameter by key; has no entries of its own. Used in the training thread.
 
-    def __missing__(self, key: object) -> NoReturn:
-        """Raises UnsupportedOptimizer."""
-        raise UnsupportedOptimizer(
-            "optimizer.state[p] is empty on a worker: the optimizer's state is on the shards",
-            remedy='read optimizer.state_dict()["state"], by the number of the parameter; '
-            "optimizer.load_state_dict(...) writes it",
-        )
+    ``state[p]``, ``state.get(p)`` and ``p in state`` ask the shards and raise PsError. Iteration finds nothing: all
+    state is in ``state_dict()``. Writes raise UnsupportedOptimizer.
+    """
+
+    def __init__(self, read: Read) -> None:
+        super().__init__()
+        self._read = read
+
+    def __missing__(self, key: object) -> ReadState:
+        """Raises UnsupportedOptimizer for what is no parameter of the optimizer."""
+        found: ReadState | None = self.get(key)
+        if found is None:
+            raise UnsupportedOptimizer(
+                "optimizer.state has the state of the optimizer's own parameters only",
+                expected="a parameter of one of its groups",
+                actual=f"a tensor of shape {tuple(key.shape)}" if isinstance(key, torch.Tensor) else type(key).__name__,
+                remedy="read the optimizer that has this parameter",
+            )
+        return found
+
+    def get(self, key: object, default: Any = None) -> Any:
+        """The present state of a parameter; ``default`` for what is none of the optimizer's."""
+        found = self._read(key) if isinstance(key, torch.Tensor) else None
+        return default if found is None else ReadState(found)
+
+    def __contains__(self, key: object) -> bool:
+        return bool(self.get(key))
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    update = pop = popitem = clear = setdefault = _refuse

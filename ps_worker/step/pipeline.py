@@ -295,9 +295,9 @@ class StepPipeline:
             stream.land()
         self._flat.publish_parameters()
 
-    def save_state(self) -> State:
-        """The optimizer state from all shards. Raises PsError."""
-        found = self.streams.on_each(lambda stream: (stream.layout, stream.values.save_state()))
+    def save_state(self, variable: int | None = None) -> State:
+        """The optimizer state from all shards, or that of one variable by number. Raises PsError."""
+        found = self.streams.on_each(lambda stream: (stream.layout, stream.values.save_state(variable)))
         return join_state([layout for layout, _ in found], [entries for _, entries in found])
 
     def load_state(self, state: StateByNumber) -> None:

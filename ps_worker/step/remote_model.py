@@ -290,6 +290,14 @@ class RemoteModel:
         self.finish()
         return self.pipeline.save_state(), self.pipeline.streams.residuals()
 
+    def read_state(self, number: int) -> Mapping[str, torch.Tensor]:
+        """The optimizer's present state of one parameter, on the parameter's device. Raises PsError."""
+        self.finish()
+        device = self._bindings.parameters[number].device
+        found = self.pipeline.save_state(number).get(number, {})
+        # Counters stay on the CPU, as in torch.
+        return {name: value.to(device) if value.dim() else value for name, value in found.items()}
+
     def load_state(self, state: Mapping[int, dict[str, Any]]) -> None:
         """Give the shards this optimizer state, if this worker has the lowest rank. Raises PsError."""
         if not self._session.initialiser():

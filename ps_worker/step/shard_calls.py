@@ -134,9 +134,9 @@ class ShardClient:
         header = self._header(writer)
         self._load(header, _state_pieces(header, entries))
 
-    def save(self, region_bytes: int) -> list[StateEntry]:
-        """The optimizer state of one version. Safe to repeat."""
-        request = pb.SaveRequest(model=self.model, epoch=self.epoch).SerializeToString()
+    def save(self, region_bytes: int, slices: Sequence[int] = ()) -> list[StateEntry]:
+        """The optimizer state of one version, of ``slices`` or of all. Safe to repeat."""
+        request = pb.SaveRequest(model=self.model, epoch=self.epoch, slices=slices).SerializeToString()
         # No torch optimizer keeps more than four tensors of a variable's size.
         with rpc_errors(self.peer), self._stream("Save", request, 5 * region_bytes) as replies:
             header = self._save_header(read_message(replies, self.peer))

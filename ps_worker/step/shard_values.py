@@ -53,9 +53,12 @@ class ShardValues:
         """Replace the optimizer state of the shard."""
         self._calls().load_state(self._writer(), entries)
 
-    def save_state(self) -> list[StateEntry]:
-        """The optimizer state of the shard."""
-        return self._calls().save(self._layout.region_bytes)
+    def save_state(self, variable: int | None = None) -> list[StateEntry]:
+        """The optimizer state of the shard, or its part of that of one variable."""
+        slices = [] if variable is None else self._slices_of(frozenset([variable]))
+        if variable is not None and not slices:
+            return []
+        return self._calls().save(self._layout.region_bytes, slices)
 
     def holds(self, variables: Iterable[int]) -> bool:
         """Whether the shard has slices of any of ``variables``, by number."""

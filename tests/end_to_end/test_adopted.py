@@ -89,3 +89,16 @@ def test_adagrad_begins_as_it_was_built():
                 loss_of(own, step[0]).backward()
                 each.step()
     assert_close(values(model), values(reference))
+
+
+def test_the_state_of_one_parameter_is_read_from_its_shards():
+    with running_job(2, 1) as job, job.cluster(rank=0) as cluster:
+        model = nn.Sequential(nn.Linear(64, 300), nn.Linear(300, 3))
+        adopted = cluster.adopt(torch.optim.AdamW(model.parameters(), lr=0.05), model)
+        model(torch.ones(2, 64)).square().sum().backward()
+        adopted.step()
+        everything = adopted.state_dict()["state"]
+        for number, parameter in enumerate(model.parameters()):
+            found = adopted.state[parameter]
+            assert found.keys() == everything[number].keys() == {"step", "exp_avg", "exp_avg_sq"}
+            assert all(torch.equal(found[name], value) for name, value in everything[number].items())

@@ -206,7 +206,7 @@ def test_the_state_dict_continues_in_torch_and_back(
     optimizer = declare(session, model, torch_class, **arguments)
     train(model, optimizer, 3)
     saved = optimizer.state_dict()
-    assert optimizer.state == {}
+    assert len(optimizer.state) == 0
 
     reference.load_state_dict(model.state_dict())
     plain = torch_class(reference.parameters(), **arguments)
@@ -308,19 +308,54 @@ def test_a_refused_declaration_leaves_the_model_untouched(session: FakeSession) 
     assert session.shards == []
 
 
-def test_reading_the_state_of_a_parameter_is_an_error_that_names_the_remedy(session: FakeSession) -> None:
+def test_the_state_of_a_parameter_is_read_on_demand(session: FakeSession) -> None:
+    model, reference = network(), network()
+    optimizer = declare(session, model, torch.optim.Adam, lr=0.01)
+    plain = torch.optim.Adam(reference.parameters(), lr=0.01)
+    weight = model[0].weight
+    assert weight not in optimizer.state
+    assert optimizer.state[weight] == {}
+    for _ in range(2):
+        train(model, optimizer, 2)
+        train(reference, plain, 2)
+        for own, other in zip(model.parameters(), reference.parameters(), strict=True):
+            found, expected = optimizer.state[own], plain.state[other]
+            assert found.keys() == expected.keys()
+            for name, value in expected.items():
+                torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6)
+        assert weight in optimizer.state
+        assert optimizer.state.get(weight).keys() == optimizer.state[weight].keys()
+        assert len(optimizer.state) == 0
+        optimizer.load_state_dict(optimizer.state_dict())
+
+
+def test_the_state_of_what_is_no_parameter_is_an_error(session: FakeSession) -> None:
+    optimizer = declare(session, network(), momentum=0.9)
+    for stranger in (torch.zeros(3), "weight"):
+        assert stranger not in optimizer.state
+        assert optimizer.state.get(stranger, 5) == 5
+        with pytest.raises(UnsupportedOptimizer, match="own parameters only"):
+            optimizer.state[stranger]
+
+
+def test_writing_the_state_is_an_error_that_names_the_remedy(session: FakeSession) -> None:
     model = network()
     optimizer = declare(session, model, momentum=0.9)
     train(model, optimizer, 1)
     weight = model[0].weight
-    for _ in range(2):
-        assert weight not in optimizer.state
-        assert len(optimizer.state) == 0
-        with pytest.raises(UnsupportedOptimizer, match="is on the shards") as caught:
-            optimizer.state[weight]
-        assert "state_dict()" in caught.value.remedy
-        optimizer.load_state_dict(optimizer.state_dict())
-    assert "momentum_buffer" in optimizer.state_dict()["state"][0]
+    state = optimizer.state[weight]
+    for write in (
+        lambda: state.update(momentum_buffer=torch.zeros(1)),
+        lambda: state.pop("momentum_buffer"),
+        lambda: state.__setitem__("momentum_buffer", torch.zeros(1)),
+        lambda: optimizer.state.__setitem__(weight, {}),
+        lambda: optimizer.state.clear(),
+        lambda: optimizer.state.pop(weight),
+        lambda: optimizer.state.__delitem__(weight),
+    ):
+        with pytest.raises(UnsupportedOptimizer, match="cannot be written on a worker") as caught:
+            write()
+        assert "load_state_dict" in caught.value.remedy
 
 
 def normalised() -> nn.Sequential:
