@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from types import MappingProxyType
+from typing import cast
 
 import torch
 
@@ -18,11 +18,16 @@ from ps_worker.model.built_optimizer import (
 )
 from ps_worker.model.declare import Declaration, build_spec
 from ps_worker.model.plain import plain_module
-from ps_worker.optimizer import PsOptimizer, check_style, take_over
+from ps_worker.multi_model.trained_models import TrainedModels
+from ps_worker.on_shards import check_style, let_grow, on_shards
+from ps_worker.optimizer import PsOptimizer
 from ps_worker.session.session import Session
 from ps_worker.step.pipeline import RECONNECT_TIMEOUT_SECONDS
 from ps_worker.step.remote_model import RemoteModel
 from ps_worker.step.summary import PLAIN, Style
+
+_OF_TORCH = ("step", "_step_supports_amp_scaling", "_need_device_dtype_check_for_fused")
+"""Attributes of an instance that tell how torch runs its step: the scheduler's wrapper, and how it is fused."""
 
 
 def adopt_optimizer(
@@ -36,7 +41,7 @@ def adopt_optimizer(
     buffers: str = "rank0",
     style: Style = PLAIN,
     tables: Iterable[object] = (),
-    held: Mapping[int, str] = MappingProxyType({}),
+    models: TrainedModels | None = None,
     reconnect_timeout_seconds: float = RECONNECT_TIMEOUT_SECONDS,
 ) -> tuple[PsOptimizer, RemoteModel]:
     """``given`` itself, which runs on the shards from now on, and the model for the cluster.
@@ -63,19 +68,48 @@ def adopt_optimizer(
     declaration = build_spec(
         type(optimizer),
         groups_to_declare(optimizer),
-        constructor_arguments(optimizer),
+        constructor_arguments(type(optimizer), optimizer.defaults),
         name=name,
         nonfinite=nonfinite,
         buffers=buffers,
         tables=tables,
         seed=lambda: session.seed,
         module=module,
-        held=held,
+        held=models.held if models is not None else {},
     )
     check_style(style, declaration)
     _check_tables(declaration, scheduled=has_scheduler(optimizer) or any(True for _ in schedulers))
     declaration = replace(declaration, state=state_of(optimizer))
-    return take_over(optimizer, session, declaration, style, reconnect_timeout_seconds)
+    adopted = _taken_over(optimizer, session, declaration, style, reconnect_timeout_seconds)
+    let_grow(adopted, session, module, style, models)
+    return adopted, adopted._model
+
+
+def _taken_over(
+    given: torch.optim.Optimizer,
+    session: Session,
+    declaration: Declaration,
+    style: Style,
+    reconnect_timeout_seconds: float,
+) -> PsOptimizer:
+    """``given``, an optimizer of torch, becomes one on shards: whoever has it, such as a scheduler, has that one.
+
+    After an error it is as it was. Raises what PsOptimizer raises.
+    """
+    before, attributes, groups = type(given), dict(vars(given)), len(given.param_groups)
+    given.__class__ = on_shards(before)
+    adopted = cast(PsOptimizer, given)
+    try:
+        for name in _OF_TORCH:
+            vars(adopted).pop(name, None)
+        adopted._attach(session, declaration, style, reconnect_timeout_seconds)
+    except BaseException:
+        given.__class__ = before
+        vars(given).clear()
+        vars(given).update(attributes)
+        del given.param_groups[groups:]
+        raise
+    return adopted
 
 
 def _check_tables(declaration: Declaration, *, scheduled: bool) -> None:

@@ -22,7 +22,8 @@ from ps_worker.evaluator.evaluator import follow
 from ps_worker.model.bindings import Source
 from ps_worker.model.declare import choice, named_arguments
 from ps_worker.multi_model.trained_models import TrainedModels
-from ps_worker.optimizer import PsOptimizer, declare_optimizer
+from ps_worker.on_shards import declare_optimizer
+from ps_worker.optimizer import PsOptimizer
 from ps_worker.session.reporting import log
 from ps_worker.session.session import Session
 from ps_worker.session.terminate import TerminationGuard
@@ -152,7 +153,7 @@ class Cluster(Collectives):
             style=Style(Wire.parse(wire), overlap, choice(Writes, writes, "writes")),
             tables=tables,
             module=module,
-            held=self._models.held,
+            models=self._models,
             reconnect_timeout_seconds=self._session.config.reconnect_timeout_seconds,
         )
         self._models.add(declared)
@@ -194,7 +195,7 @@ class Cluster(Collectives):
             buffers=buffers,
             style=Style(Wire.parse(wire), overlap, choice(Writes, writes, "writes")),
             tables=tables,
-            held=self._models.held,
+            models=self._models,
             reconnect_timeout_seconds=self._session.config.reconnect_timeout_seconds,
         )
         self._models.add(declared)

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from operator import is_
-from types import MappingProxyType
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import torch
 
-from ps_protocol.errors import ConfigError, UnsupportedOptimizer
-from ps_protocol.model.spec import Buffers, Options
+from ps_protocol.errors import UnsupportedOptimizer
+from ps_protocol.model.spec import Options
 from ps_protocol.wire.convert.options import changed_options
-from ps_worker.model.bindings import Source
-from ps_worker.model.declare import Declaration, build_spec, group_options
+from ps_worker.added_groups import find_parameter, load_together, save_together, step_together, summary_of
+from ps_worker.model.declare import Declaration, group_options
 from ps_worker.model.remote_state import StateOnShards
 from ps_worker.session.session import Session
-from ps_worker.step.pipeline import RECONNECT_TIMEOUT_SECONDS
 from ps_worker.step.remote_model import RemoteModel, StepOptions
-from ps_worker.step.summary import PLAIN, Outcome, StepSummary, Style, checked_weight
+from ps_worker.step.summary import Outcome, StepSummary, Style, checked_weight
 from ps_worker.tables.binding import TableBinding
 from ps_worker.tables.groups import TableGroups
 
 _RESIDUALS = "ps_residuals"
 """Key in a ``state_dict``: what this worker's wire format has left out of gradients. It belongs to one rank."""
-
-_OF_TORCH = ("step", "_step_supports_amp_scaling", "_need_device_dtype_check_for_fused")
-"""Attributes of an instance that tell how torch runs its step: the scheduler's wrapper, and how it is fused."""
 
 
 class PsOptimizer(torch.optim.Optimizer):
@@ -41,15 +36,17 @@ class PsOptimizer(torch.optim.Optimizer):
     are the rows that have got gradients since the last step; ``step`` pushes these and forgets them. ``state_dict`` has
     the options of tables; rows and their state are in checkpoints of the cluster alone.
 
-    An instance is also one of the torch class (``on_shards``), so that ``isinstance`` tells what it computes; nothing
-    of that class runs here.
+    An instance is also one of the torch class (``ps_worker.on_shards``), so that ``isinstance`` tells what it computes;
+    nothing of that class runs here.
     """
 
-    #: The class that shards run; set by ``on_shards``.
+    #: The class that shards run; set by ``ps_worker.on_shards``.
     _torch_class: type[torch.optim.Optimizer]
     _sealed = False
     #: Accelerate leaves a prepared optimizer as it is; else it reads and writes all state once.
     _is_accelerate_prepared = True
+    #: Declares a group that is added later, under a name of its own; set by what made the optimizer.
+    _declare_group: Callable[[dict[str, Any], str], PsOptimizer]
 
     def __init__(
         self, session: Session, declaration: Declaration, style: Style, reconnect_timeout_seconds: float
@@ -65,6 +62,8 @@ class PsOptimizer(torch.optim.Optimizer):
 
         Raises PsError: ModelMismatch when another worker declared this model differently, Unavailable, Fenced.
         """
+        #: For each group that was added later, the optimizer of its model.
+        self._added: list[PsOptimizer] = []
         # torch's hooks around ``step`` are a matter of the class.
         self._patch_step_function()
         tables = TableBinding(declaration.tables, lambda: self._model.pipeline, trains=True)
@@ -79,6 +78,8 @@ class PsOptimizer(torch.optim.Optimizer):
         self._option_values: list[object] | None = None
         self._sent_options: tuple[list[Options], tuple[Options, ...]] = [], ()
         self._declared = declaration.spec.group_options
+        #: Groups of the first model, with those of tables.
+        self._first_groups = len(self._accepted)
         self._step_options = StepOptions((), ())
         self._model = RemoteModel(session, declaration, tables, style, self._options, reconnect_timeout_seconds)
 
@@ -95,7 +96,7 @@ class PsOptimizer(torch.optim.Optimizer):
     @property
     def last(self) -> StepSummary | None:
         """The result of the last step; None before the first."""
-        return self._model.last
+        return summary_of(self._models()) if self._added else self._model.last
 
     @property
     def step_was_skipped(self) -> bool:
@@ -125,7 +126,11 @@ class PsOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._model.step(checked_weight(weight) if weight is not None else 0.0)
+        checked = checked_weight(weight) if weight is not None else 0.0
+        if self._added:
+            step_together(self._models(), checked)
+        else:
+            self._model.step(checked)
         return loss
 
     # Schedulers of torch wrap ``step`` to see that it is called before theirs; this one tells them by itself.
@@ -136,14 +141,16 @@ class PsOptimizer(torch.optim.Optimizer):
 
         Raises the errors of that step, as ``step`` does.
         """
-        self._model.finish()
+        for model in self._models():
+            model.finish()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch; gradients of rows are dropped.
 
         With ``set_to_none=False`` gradients stay in the memory that pushes are sent from, which saves a copy.
         """
-        self._model.drop_gradients(in_place=not set_to_none)
+        for model in self._models():
+            model.drop_gradients(in_place=not set_to_none)
         super().zero_grad(set_to_none)
 
     def pull(self) -> None:
@@ -151,7 +158,8 @@ class PsOptimizer(torch.optim.Optimizer):
 
         Values that the user has set since the last step are replaced.
         """
-        self._model.pull()
+        for model in self._models():
+            model.pull()
 
     def assign(self) -> None:
         """Make this worker's parameters and buffers the cluster's, whatever the mode. Raises PsError.
@@ -159,14 +167,15 @@ class PsOptimizer(torch.optim.Optimizer):
         Call it on one worker, then ``cluster.barrier()`` on all; after that all workers have them. Updates that other
         workers have pushed meanwhile are replaced. The optimizer's state stays; ``load_state_dict`` sets it.
         """
-        self._model.assign()
+        for model in self._models():
+            model.assign()
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state from the shards, as ``torch_class(...).state_dict()`` would give it. Raises PsError.
 
         Of tables it has only the options.
         """
-        state, residuals = self._model.save_state()
+        state, residuals = save_together(self._models())
         parameters = self._parameters()
         self.state = defaultdict(dict, {parameters[number]: dict(values) for number, values in state.items()})
         try:
@@ -174,8 +183,8 @@ class PsOptimizer(torch.optim.Optimizer):
                 saved = super().state_dict()
         finally:
             self.state = StateOnShards(self._read_state)
-        if residuals:
-            saved[_RESIDUALS] = {"rank": self._rank, "state": residuals}
+        if any(residuals):
+            saved[_RESIDUALS] = {"rank": self._rank, "state": residuals[0], "added": residuals[1:]}
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -191,20 +200,34 @@ class PsOptimizer(torch.optim.Optimizer):
             super().load_state_dict(self._table_groups.completed(self, state_dict))
         residuals = state_dict.get(_RESIDUALS)
         if residuals and residuals["rank"] == self._rank:
-            self._model.pipeline.streams.load_residuals(residuals["state"])
+            for model, left in zip(self._models(), [residuals["state"], *residuals.get("added", ())], strict=False):
+                model.pipeline.streams.load_residuals(left)
         parameters = self._parameters()
         state = {number: self.state[p] for number, p in enumerate(parameters) if p in self.state}
         self.state = StateOnShards(self._read_state)
-        self._model.load_state(state)
+        load_together(self._models(), state)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused once the model is declared."""
-        if self._sealed:
+        """Add parameters that no optimizer has yet, as another model of the cluster that is stepped with the first.
+
+        Every worker adds the same groups, at the same step. Raises ValueError as torch does, UnsupportedOptimizer where
+        the model has tables, ModelMismatch when workers add different parameters; nothing is added then.
+        """
+        if not self._sealed:
+            super().add_param_group(param_group)
+            return
+        if self._first_groups > len(self._declared):
             raise UnsupportedOptimizer(
-                "a declared model cannot get more parameters",
-                remedy="declare them all at once, frozen with requires_grad=False until needed, or as another model",
+                "a model with tables cannot get more parameter groups",
+                remedy="give all parameters to cluster.optimizer, frozen with requires_grad=False until needed",
             )
+        self.finish()
         super().add_param_group(param_group)
+        try:
+            self._added.append(self._declare_group(self.param_groups[-1], f"{self.name}+{len(self._added) + 1}"))
+        except BaseException:
+            self.param_groups.pop()
+            raise
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # ``load_state_dict`` ends here. The list stays the same one: schedulers and other optimizers may share it.
@@ -212,6 +235,8 @@ class PsOptimizer(torch.optim.Optimizer):
         torch.optim.Optimizer.__setstate__(self, state)
         groups[:] = self.param_groups
         self.param_groups = groups
+        for added, group in zip(self._added, groups[self._first_groups :], strict=True):
+            added.param_groups[:] = [group]
 
     def __getstate__(self) -> NoReturn:
         raise UnsupportedOptimizer(
@@ -226,30 +251,28 @@ class PsOptimizer(torch.optim.Optimizer):
 
     def _options(self) -> StepOptions:
         """The options of the next step that are not as declared; the same object until one is set."""
-        pairs = zip(self.param_groups, self._accepted, strict=True)
+        own = self.param_groups[: self._first_groups] if self._added else self.param_groups
+        pairs = zip(own, self._accepted, strict=True)
         values = [group.get(name) for group, accepted in pairs for name in accepted]
         if self._option_values is not None and all(map(is_, values, self._option_values)):
             return self._step_options
         self._option_values = values if all(map(_is_immutable, values)) else None
-        groups = zip(self._table_groups.others(self.param_groups), self._accepted, strict=False)
+        groups = zip(self._table_groups.others(own), self._accepted, strict=False)
         options = [group_options(group, accepted) for group, accepted in groups]
         if options != self._sent_options[0]:
             self._sent_options = options, tuple(map(changed_options, self._declared, options))
-        self._step_options = StepOptions(self._sent_options[1], self._table_groups.options(self.param_groups))
+        self._step_options = StepOptions(self._sent_options[1], self._table_groups.options(own))
         return self._step_options
 
     def _read_state(self, parameter: torch.Tensor) -> Mapping[str, Any] | None:
-        number = next((n for n, each in enumerate(self._parameters()) if each is parameter), None)
-        return None if number is None else self._model.read_state(number)
+        found = find_parameter(self._models(), parameter)
+        return None if found is None else found[0].read_state(found[1])
+
+    def _models(self) -> list[RemoteModel]:
+        return [self._model, *(added._model for added in self._added)]
 
     def _parameters(self) -> list[torch.Tensor]:
-        return [p for group in self._table_groups.others(self.param_groups) for p in group["params"]]
-
-
-def on_shards(torch_class: type[torch.optim.Optimizer]) -> type[PsOptimizer]:
-    """The class of optimizers that run ``torch_class`` on shards: a PsOptimizer that is one of ``torch_class``, too."""
-    members = {"_torch_class": torch_class, "__doc__": PsOptimizer.__doc__, "__module__": __name__}
-    return cast(type[PsOptimizer], type(torch_class.__name__, (PsOptimizer, torch_class), members))
+        return [p for model in self._models() for p in model.parameters]
 
 
 def _is_immutable(value: object) -> bool:
@@ -258,76 +281,3 @@ def _is_immutable(value: object) -> bool:
         or isinstance(value, int | float | str)
         or (type(value) is tuple and all(map(_is_immutable, value)))
     )
-
-
-def declare_optimizer(
-    session: Session,
-    torch_class: type[torch.optim.Optimizer],
-    source: Source,
-    arguments: Mapping[str, Any],
-    *,
-    name: str,
-    nonfinite: str = "refuse",
-    buffers: str = "rank0",
-    style: Style = PLAIN,
-    tables: Iterable[object] = (),
-    module: torch.nn.Module | None = None,
-    held: Mapping[int, str] = MappingProxyType({}),
-    reconnect_timeout_seconds: float = RECONNECT_TIMEOUT_SECONDS,
-) -> tuple[PsOptimizer, RemoteModel]:
-    """The optimizer for the user, and the model for the cluster. Raises what ``build_spec`` and PsOptimizer raise."""
-    declaration = build_spec(
-        torch_class,
-        source,
-        arguments,
-        name=name,
-        nonfinite=nonfinite,
-        buffers=buffers,
-        tables=tables,
-        seed=lambda: session.seed,
-        module=module,
-        held=held,
-    )
-    check_style(style, declaration)
-    optimizer = on_shards(torch_class)(session, declaration, style, reconnect_timeout_seconds)
-    model = optimizer._model
-    if not isinstance(source, torch.nn.Module) and module is None and declaration.spec.buffers is not Buffers.LOCAL:
-        model.watch_stray_buffers()
-    return optimizer, model
-
-
-def take_over(
-    given: torch.optim.Optimizer,
-    session: Session,
-    declaration: Declaration,
-    style: Style,
-    reconnect_timeout_seconds: float,
-) -> tuple[PsOptimizer, RemoteModel]:
-    """``given``, an optimizer of torch, becomes one on shards: whoever has it, such as a scheduler, has that one.
-
-    After an error it is as it was. Raises what PsOptimizer raises.
-    """
-    before, attributes, groups = type(given), dict(vars(given)), len(given.param_groups)
-    given.__class__ = on_shards(before)
-    adopted = cast(PsOptimizer, given)
-    try:
-        for name in _OF_TORCH:
-            vars(adopted).pop(name, None)
-        adopted._attach(session, declaration, style, reconnect_timeout_seconds)
-    except BaseException:
-        given.__class__ = before
-        vars(given).clear()
-        vars(given).update(attributes)
-        del given.param_groups[groups:]
-        raise
-    return adopted, adopted._model
-
-
-def check_style(style: Style, declaration: Declaration) -> None:
-    """Raises ConfigError for overlap with tables."""
-    if style.overlap and declaration.tables.specs:
-        raise ConfigError(
-            "overlap=True is not possible with tables",
-            actual=", ".join(table.name for table in declaration.tables.specs),
-            remedy="leave it out, and look rows up ahead with cluster.prefetch(...)",
-        )

@@ -58,13 +58,13 @@ def groups_to_declare(given: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
     So options that schedulers change are those it was built with; the present ones are sent with every step.
     """
-    return [_group_to_declare(group, given.defaults) for group in given.param_groups]
+    return [group_to_declare(group, given.defaults) for group in given.param_groups]
 
 
-def constructor_arguments(given: torch.optim.Optimizer) -> dict[str, Any]:
-    """What its class was called with, apart from the parameters."""
-    accepted = inspect.signature(type(given)).parameters
-    return {name: value for name, value in given.defaults.items() if name in accepted}
+def constructor_arguments(torch_class: type[torch.optim.Optimizer], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``torch_class`` was called with, apart from the parameters."""
+    accepted = inspect.signature(torch_class).parameters
+    return {name: value for name, value in defaults.items() if name in accepted}
 
 
 def state_of(given: torch.optim.Optimizer) -> StateByNumber:
@@ -138,7 +138,8 @@ def _check_scheduler(scheduler: object, given: torch.optim.Optimizer) -> None:
         )
 
 
-def _group_to_declare(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def group_to_declare(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """One of its groups, as ``groups_to_declare`` tells."""
     declared = {name: value for name, value in group.items() if name not in ("params", "param_names")}
     for name in _SCHEDULED:
         # Momentum that is 0 keeps no state.

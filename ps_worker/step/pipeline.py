@@ -58,6 +58,7 @@ class StepPipeline:
         initial_timeout_seconds: float = INITIAL_TIMEOUT_SECONDS,
     ) -> None:
         self.name = shard_map.spec.name
+        self.reconnect_timeout_seconds = reconnect_timeout_seconds
         #: The model had been trained before this worker came.
         self.joined_running = False
         self._session = session

@@ -31,6 +31,8 @@ from ps_worker.tables.table import TableModule
 
 logger = logging.getLogger("ps_worker")
 
+_STATE_STAYS = "model '%s' has been trained already: the shards keep their optimizer state"
+
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
@@ -61,14 +63,15 @@ class RemoteModel:
         differently, Unavailable, Fenced.
         """
         self._session = session
-        self._spec = declaration.spec
+        #: As this worker declared it.
+        self.spec = declaration.spec
         self._bindings = declaration.bindings
         self._tables = tables
-        self._has_tables = bool(self._spec.tables)
+        self._has_tables = bool(self.spec.tables)
         self._options = options
         #: Checked at the first step.
         self._strays: StrayBuffers | None = None
-        shard_map = session.declare(self._spec)
+        shard_map = session.declare(self.spec)
         self._flat = FlatModel(declaration.bindings, shard_map)
         self._gradients = GradientBuffers(self._flat.plan, declaration.bindings)
         self.pipeline = StepPipeline(
@@ -89,21 +92,21 @@ class RemoteModel:
         )
         if self._buckets:
             self.pipeline.streams.on_moved(self._buckets.lay_out)
-        self._sends_buffers = self._flat.has_buffers and (self._spec.buffers is Buffers.AVERAGE or session.rank == 0)
+        self._sends_buffers = self._flat.has_buffers and (self.spec.buffers is Buffers.AVERAGE or session.rank == 0)
         #: What became of the last step; None before the first.
         self.last: StepSummary | None = None
         #: Entered around calls that may wait for other workers.
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         self.pipeline.start()
         if declaration.state and session.initialiser() and not self.pipeline.uploaded:
-            self._keep_state()
+            logger.warning(_STATE_STAYS, self.name)
         declaration.tables.forget_initial_rows()
         tables.bind()
 
     @property
     def name(self) -> str:
         """Name of the model in the job."""
-        return self._spec.name
+        return self.spec.name
 
     @property
     def holders(self) -> Sequence[int]:
@@ -131,33 +134,33 @@ class RemoteModel:
 
     # -- steps
 
-    def step(self, weight: float = 0.0) -> None:
-        """Push gradients, of rows too, and receive parameters. Raises as the optimizer's ``step``.
+    def step(self, weight: float = 0.0, *, skip: bool = False) -> None:
+        """Push gradients, of rows too, and receive parameters; ``skip``: only move the clock, as for NaN.
 
-        ``weight``: see StepPush.
+        ``weight``: see StepPush. Raises as the optimizer's ``step``.
         """
         counters, began = self._session.counters, perf_counter()
         counters.begins(began)
         try:
-            self._step_traced(weight)
+            self._step_traced(weight, skip)
         finally:
             counters.ends(began, perf_counter())
 
-    def _step_traced(self, weight: float) -> None:
+    def _step_traced(self, weight: float, skip: bool) -> None:
         tracer = self._session.instruments.tracer
         if tracer is None:
-            self._step(None, weight)
+            self._step(None, weight, skip)
             return
         said: Attributes = {"model": self.name, "rank": self._session.rank, "step": self._session.steps + 1}
         trace = tracer.begin("step", f"model {self.name}", monotonic_ns(), said)
         handed_on = False
         try:
-            handed_on = self._step(trace, weight)
+            handed_on = self._step(trace, weight, skip)
         finally:
             if not handed_on:
                 trace.end(monotonic_ns())
 
-    def _step(self, trace: TraceSpan | None, weight: float) -> bool:
+    def _step(self, trace: TraceSpan | None, weight: float, skip: bool) -> bool:
         """As ``step``; returns whether the exchange goes on beside the training thread, and ends ``trace``."""
         if written := self._flat.written():
             with self.around():
@@ -182,6 +185,7 @@ class RemoteModel:
             absent,
             options.groups,
             self._sends_buffers,
+            skip,
             ahead=ahead,
             staged=staged,
             rows=self._tables.collect() if self._has_tables else None,
@@ -236,13 +240,13 @@ class RemoteModel:
 
     def _exchange(self, push: StepPush) -> StepSummary:
         """Check the gradients collected, then push them. Raises NonFiniteGradient, with nothing sent, by policy."""
-        if self._spec.nonfinite is NonFinite.ALLOW:
+        if self.spec.nonfinite is NonFinite.ALLOW:
             return self.pipeline.exchange(push)
-        variable = self._first_nonfinite(push)
+        variable = self.name if push.skipped else self._first_nonfinite(push)
         if variable is None:
             return self.pipeline.exchange(replace(push, finite=True))
         self._session.counters.nonfinite += 1
-        if self._spec.nonfinite is NonFinite.SKIP:
+        if self.spec.nonfinite is NonFinite.SKIP:
             return self.pipeline.exchange(replace(push, skipped=True, with_buffers=False, staged=()))
         raise NonFiniteGradient(
             "a gradient holds NaN or infinity; nothing was sent",
@@ -255,7 +259,7 @@ class RemoteModel:
         variable = self._gradients.first_nonfinite(push.absent)
         if variable is None and push.rows is not None:
             wrong = [each.table for each in push.rows.tables if not each.is_finite()]
-            return self._spec.tables[wrong[0]].name if wrong else None
+            return self.spec.tables[wrong[0]].name if wrong else None
         return variable
 
     # -- the cluster's values and this worker's
@@ -269,7 +273,7 @@ class RemoteModel:
     def assign(self) -> None:
         """Make this worker's parameters and buffers the cluster's. Raises PsError."""
         self._finish_keeping()
-        self._assigning.assign(range(len(self._spec.variables)))
+        self._assigning.assign(range(len(self.spec.variables)))
 
     def flush(self) -> None:
         """At a clean end: send values set after the last step to the shards where possible. Raises PsError."""
@@ -303,12 +307,9 @@ class RemoteModel:
         if not self._session.initialiser():
             return
         if self.pipeline.joined_running and self.last is None:
-            self._keep_state()
+            logger.warning(_STATE_STAYS, self.name)
             return
         self.pipeline.load_state(state)
-
-    def _keep_state(self) -> None:
-        logger.warning("model '%s' has been trained already: the shards keep their optimizer state", self.name)
 
     # -- barriers, no-op steps
 
@@ -319,7 +320,7 @@ class RemoteModel:
         Values that the worker of the lowest rank has set since its last step become the cluster's. Raises PsError.
         """
         self._finish_keeping()
-        self._assigning.before_barrier(with_buffers=self._sends_buffers and self._spec.buffers is Buffers.RANK0)
+        self._assigning.before_barrier(with_buffers=self._sends_buffers and self.spec.buffers is Buffers.RANK0)
         self.pipeline.arrive(phase)
 
     def no_op_step(self) -> None:

@@ -42,7 +42,7 @@ class TableGroups:
         """Each table's options that are not as declared; the same object until one changes."""
         options: list[RowOptions] = [
             {name: float(group[name]) for name in table.options}
-            for group, table in zip(groups[self._first :], self._tables.specs, strict=True)
+            for group, table in zip(self._own(groups), self._tables.specs, strict=True)
         ]
         if options != self._sent[0]:
             declared = [table.options for table in self._tables.specs]
@@ -52,7 +52,7 @@ class TableGroups:
     @contextmanager
     def without_rows(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         """Without the rows: they change with every step, so they have no number in a ``state_dict``."""
-        for group in optimizer.param_groups[self._first :]:
+        for group in self._own(optimizer.param_groups):
             group["params"] = []
         try:
             yield
@@ -61,6 +61,8 @@ class TableGroups:
 
     def completed(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         """``state_dict``, with the present options where it has no tables. Raises InvalidRequest for other tables."""
+        if not self._tables.specs:
+            return state_dict
         groups = state_dict["param_groups"]
         if len(groups) == self._first:
             return {**state_dict, "param_groups": [*groups, *optimizer.param_groups[self._first :]]}
@@ -73,6 +75,10 @@ class TableGroups:
             )
         return state_dict
 
+    def _own(self, groups: Groups) -> Groups:
+        """The groups of tables; a model without them may have others behind those of variables."""
+        return groups[self._first : self._first + len(self._tables.specs)]
+
     def _show_rows(self, optimizer: torch.optim.Optimizer) -> None:
-        for group, gradients in zip(optimizer.param_groups[self._first :], self._tables.gradients, strict=True):
+        for group, gradients in zip(self._own(optimizer.param_groups), self._tables.gradients, strict=True):
             group["params"] = RowTensors(gradients)

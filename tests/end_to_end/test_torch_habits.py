@@ -336,15 +336,6 @@ def test_grad_scaler_skips_a_step_with_an_overflow_and_takes_the_others():
     assert_close(found, wanted)
 
 
-def test_adding_a_parameter_group_later_is_refused_with_the_remedy():
-    def work(cluster):
-        optimizer = cluster.optimizer(torch.optim.SGD, net(), lr=0.1)
-        with pytest.raises(ps_worker.UnsupportedOptimizer, match="declare them all at once"):
-            optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
-
-    on_cluster(work)
-
-
 def test_lbfgs_is_refused_with_its_reason():
     def work(cluster):
         with pytest.raises(ps_worker.UnsupportedOptimizer, match="evaluates the loss several times"):

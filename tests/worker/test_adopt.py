@@ -154,7 +154,7 @@ def test_what_schedulers_have_changed_is_no_difference_between_workers() -> None
         scheduler = SCHEDULERS["one cycle"](optimizer)
         train(model, optimizer, steps, scheduler=scheduler)
         with job() as own:
-            specs.append(adopt(own, optimizer, model)._model._spec)
+            specs.append(adopt(own, optimizer, model)._model.spec)
     assert specs[0] == specs[1]
 
 
@@ -220,7 +220,7 @@ def test_a_compiled_model_has_the_names_of_the_model_inside(session: FakeSession
     model = network()
     compiled = torch.compile(model, backend="eager")
     adopted = adopt(session, torch.optim.SGD(compiled.parameters(), lr=0.1), compiled)
-    assert [v.name for v in adopted._model._spec.variables] == [name for name, _ in model.named_parameters()]
+    assert [v.name for v in adopted._model.spec.variables] == [name for name, _ in model.named_parameters()]
 
 
 class Wrapper(torch.optim.Optimizer):

@@ -15,7 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ps_protocol.errors import NonFiniteGradient, UnsupportedOptimizer
-from ps_worker.optimizer import PsOptimizer, declare_optimizer
+from ps_worker.on_shards import declare_optimizer
+from ps_worker.optimizer import PsOptimizer
 from ps_worker.step.summary import Outcome
 from tests.worker.fakes import FakeSession, job
 
@@ -265,12 +266,6 @@ def test_only_the_lowest_rank_sends_loaded_state(session: FakeSession) -> None:
     optimizer.load_state_dict(optimizer.state_dict())
     assert [s.loads for s in session.shards] == [n + 1 for n in loads]
     other.close()
-
-
-def test_a_declared_model_gets_no_more_parameters(session: FakeSession) -> None:
-    optimizer = declare(session, network())
-    with pytest.raises(UnsupportedOptimizer, match="cannot get more parameters"):
-        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
 
 
 def test_an_optimizer_is_neither_copied_nor_pickled(session: FakeSession) -> None:

@@ -10,7 +10,8 @@ import torch
 from ps_protocol.cluster.view import Member, Role
 from ps_protocol.errors import ConfigError, NonFiniteGradient
 from ps_protocol.metrics.definition import HistogramValue
-from ps_worker.optimizer import PsOptimizer, declare_optimizer
+from ps_worker.on_shards import declare_optimizer
+from ps_worker.optimizer import PsOptimizer
 from ps_worker.session.config import WorkerConfig
 from ps_worker.session.metrics import WORKER, read_worker, start_server
 from ps_worker.session.reporting import Progress, WaitReason, WorkerCounters

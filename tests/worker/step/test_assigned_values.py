@@ -12,7 +12,8 @@ from ps_protocol.errors import InvalidRequest, NotReady
 from ps_protocol.model.spec import Consistency, Mode
 from ps_worker.memory.flat import FlatModel
 from ps_worker.model.declare import build_spec
-from ps_worker.optimizer import PsOptimizer, declare_optimizer
+from ps_worker.on_shards import declare_optimizer
+from ps_worker.optimizer import PsOptimizer
 from ps_worker.step import assigned_values
 from ps_worker.step.assigned_values import Fate, Situation, fate_of
 from ps_worker.step.summary import Style, Writes

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from ps_worker import rows
-from ps_worker.optimizer import PsOptimizer, declare_optimizer
+from ps_worker.on_shards import declare_optimizer
+from ps_worker.optimizer import PsOptimizer
 from ps_worker.tables import EmbeddingBag
 from ps_worker.tables.table import TableModule
 from tests.worker.fakes import FakeSession, first_row

@@ -1,0 +1,98 @@
+"""The models of one optimizer together: the first, and one for each parameter group that was added later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ps_protocol.errors import NonFiniteGradient
+from ps_protocol.model.spec import NonFinite
+from ps_worker.model.optimizer_state import StateByNumber
+from ps_worker.step.remote_model import RemoteModel
+from ps_worker.step.summary import StepSummary
+
+Residuals = Mapping[int, Mapping[str, torch.Tensor]]
+"""What a wire format has left out of gradients, by number of the variable."""
+
+
+def step_together(models: Sequence[RemoteModel], weight: float) -> None:
+    """One step of each, or of none where a gradient of any holds NaN or infinity and the policy is not "allow".
+
+    Raises as the step of one model. An error of a later one leaves those before it stepped.
+    """
+    wrong = _nonfinite(models)
+    for model in models:
+        model.step(weight, skip=wrong is not None)
+
+
+def summary_of(models: Sequence[RemoteModel]) -> StepSummary | None:
+    """The result of the last step over all models; None before the first."""
+    found = [model.last for model in models if model.last is not None]
+    if not found:
+        return None
+    return StepSummary(
+        versions=tuple(version for each in found for version in each.versions),
+        outcomes=tuple(outcome for each in found for outcome in each.outcomes),
+        staleness=max(each.staleness for each in found),
+        clock=found[0].clock,
+        transferred_bytes=sum(each.transferred_bytes for each in found),
+        waited_seconds=sum(each.waited_seconds for each in found),
+    )
+
+
+def save_together(models: Sequence[RemoteModel]) -> tuple[dict[int, Mapping[str, Any]], list[Residuals]]:
+    """The state by number of the parameter over all models, and what is left of the gradients of each."""
+    state: dict[int, Mapping[str, Any]] = {}
+    left: list[Residuals] = []
+    for first, model in _numbered(models):
+        own, residuals = model.save_state()
+        state.update({first + number: values for number, values in own.items()})
+        left.append(residuals)
+    return state, left
+
+
+def load_together(models: Sequence[RemoteModel], state: StateByNumber) -> None:
+    """Give the shards this state, by number of the parameter over all models. Raises PsError."""
+    for first, model in _numbered(models):
+        own = range(first, first + len(model.parameters))
+        model.load_state({number - first: dict(state[number]) for number in own if number in state})
+
+
+def find_parameter(models: Sequence[RemoteModel], parameter: torch.Tensor) -> tuple[RemoteModel, int] | None:
+    """The model of ``parameter`` and its number there; None: it is of none."""
+    for model in models:
+        for number, each in enumerate(model.parameters):
+            if each is parameter:
+                return model, number
+    return None
+
+
+def _numbered(models: Sequence[RemoteModel]) -> Iterator[tuple[int, RemoteModel]]:
+    """Each model with the number of its first parameter over all."""
+    first = 0
+    for model in models:
+        yield first, model
+        first += len(model.parameters)
+
+
+def _nonfinite(models: Sequence[RemoteModel]) -> str | None:
+    """Name of the first variable whose gradient holds NaN or infinity; None also where that is allowed.
+
+    Raises NonFiniteGradient where it is refused.
+    """
+    for model in models:
+        if model.spec.nonfinite is NonFinite.ALLOW:
+            return None
+        for variable, parameter in zip(model.spec.variables, model.parameters, strict=False):
+            if parameter.grad is None or bool(torch.isfinite(parameter.grad).all()):
+                continue
+            if model.spec.nonfinite is NonFinite.REFUSE:
+                raise NonFiniteGradient(
+                    "a gradient holds NaN or infinity; nothing was sent",
+                    variable=variable.name,
+                    remedy='lower the learning rate, clip gradients, or pass nonfinite="skip" to cluster.optimizer',
+                )
+            return variable.name
+    return None

@@ -1,0 +1,106 @@
+"""Makes optimizers that run on the shards: of a torch class and a model, and for groups that are added later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import torch
+
+from ps_protocol.errors import ConfigError
+from ps_protocol.model.spec import Buffers
+from ps_worker.model.bindings import Source
+from ps_worker.model.built_optimizer import constructor_arguments, group_to_declare
+from ps_worker.model.declare import Declaration, build_spec
+from ps_worker.multi_model.trained_models import TrainedModels
+from ps_worker.optimizer import PsOptimizer
+from ps_worker.session.session import Session
+from ps_worker.step.pipeline import RECONNECT_TIMEOUT_SECONDS
+from ps_worker.step.remote_model import RemoteModel
+from ps_worker.step.summary import PLAIN, Style
+
+
+def on_shards(torch_class: type[torch.optim.Optimizer]) -> type[PsOptimizer]:
+    """The class of optimizers that run ``torch_class`` on shards: a PsOptimizer that is one of ``torch_class``, too."""
+    members = {"_torch_class": torch_class, "__doc__": PsOptimizer.__doc__, "__module__": PsOptimizer.__module__}
+    return cast(type[PsOptimizer], type(torch_class.__name__, (PsOptimizer, torch_class), members))
+
+
+def declare_optimizer(
+    session: Session,
+    torch_class: type[torch.optim.Optimizer],
+    source: Source,
+    arguments: Mapping[str, Any],
+    *,
+    name: str,
+    nonfinite: str = "refuse",
+    buffers: str = "rank0",
+    style: Style = PLAIN,
+    tables: Iterable[object] = (),
+    module: torch.nn.Module | None = None,
+    models: TrainedModels | None = None,
+    reconnect_timeout_seconds: float = RECONNECT_TIMEOUT_SECONDS,
+) -> tuple[PsOptimizer, RemoteModel]:
+    """The optimizer for the user, and the model for the cluster. Raises what ``build_spec`` and PsOptimizer raise.
+
+    ``models``: those of the cluster; groups that are added later join them.
+    """
+    declaration = build_spec(
+        torch_class,
+        source,
+        arguments,
+        name=name,
+        nonfinite=nonfinite,
+        buffers=buffers,
+        tables=tables,
+        seed=lambda: session.seed,
+        module=module,
+        held=models.held if models is not None else {},
+    )
+    check_style(style, declaration)
+    optimizer = on_shards(torch_class)(session, declaration, style, reconnect_timeout_seconds)
+    model = optimizer._model
+    if not isinstance(source, torch.nn.Module) and module is None and declaration.spec.buffers is not Buffers.LOCAL:
+        model.watch_stray_buffers()
+    let_grow(optimizer, session, source if isinstance(source, torch.nn.Module) else module, style, models)
+    return optimizer, model
+
+
+def let_grow(
+    optimizer: PsOptimizer,
+    session: Session,
+    module: torch.nn.Module | None,
+    style: Style,
+    models: TrainedModels | None,
+) -> None:
+    """Let ``optimizer`` declare groups that are added to it: each a model of its own, with the names of ``module``."""
+
+    def declare_group(group: dict[str, Any], name: str) -> PsOptimizer:
+        torch_class, first = optimizer._torch_class, optimizer._model
+        declaration = build_spec(
+            torch_class,
+            [group_to_declare(group, optimizer.defaults)],
+            constructor_arguments(torch_class, optimizer.defaults),
+            name=name if models is None else models.free_name(name),
+            nonfinite=first.spec.nonfinite.value,
+            buffers=Buffers.LOCAL.value,
+            module=module,
+            held=models.held if models is not None else {},
+        )
+        added = on_shards(torch_class)(session, declaration, style, first.pipeline.reconnect_timeout_seconds)
+        added.param_groups[:] = [group]
+        if models is not None:
+            models.add(added._model)
+        return added
+
+    optimizer._declare_group = declare_group
+
+
+def check_style(style: Style, declaration: Declaration) -> None:
+    """Raises ConfigError for overlap with tables."""
+    if style.overlap and declaration.tables.specs:
+        raise ConfigError(
+            "overlap=True is not possible with tables",
+            actual=", ".join(table.name for table in declaration.tables.specs),
+            remedy="leave it out, and look rows up ahead with cluster.prefetch(...)",
+        )
