@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from ps_protocol.errors import NonFiniteGradient
+from ps_protocol.errors import NonFiniteGradient, UnsupportedOptimizer
 from ps_protocol.model.spec import NonFinite
 from ps_worker.model.optimizer_state import StateByNumber
 from ps_worker.step.remote_model import RemoteModel
@@ -15,6 +15,21 @@ from ps_worker.step.summary import StepSummary
 
 Residuals = Mapping[int, Mapping[str, torch.Tensor]]
 """What a wire format has left out of gradients, by number of the variable."""
+
+
+class ReleasedModel:
+    """In the place of the model of an optimizer that was closed: whatever is asked of it but its name is an error."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        """Raises UnsupportedOptimizer."""
+        raise UnsupportedOptimizer(
+            f"the optimizer of model '{self.name}' was closed",
+            actual=attribute,
+            remedy="give its parameters to a new one: cluster.optimizer(...) or cluster.adopt(...)",
+        )
 
 
 def step_together(models: Sequence[RemoteModel], weight: float) -> None:

@@ -73,7 +73,10 @@ def let_grow(
     style: Style,
     models: TrainedModels | None,
 ) -> None:
-    """Let ``optimizer`` declare groups that are added to it: each a model of its own, with the names of ``module``."""
+    """Let ``optimizer`` declare groups that are added to it, and release its models.
+
+    Each added group is a model of its own, with the names of ``module``.
+    """
 
     def declare_group(group: dict[str, Any], name: str) -> PsOptimizer:
         torch_class, first = optimizer._torch_class, optimizer._model
@@ -93,7 +96,14 @@ def let_grow(
             models.add(added._model)
         return added
 
-    optimizer._declare_group = declare_group
+    def release(released: list[RemoteModel]) -> None:
+        if models is not None:
+            models.release(released)
+            return
+        for model in released:
+            model.close()
+
+    optimizer._declare_group, optimizer._release = declare_group, release
 
 
 def check_style(style: Style, declaration: Declaration) -> None:

@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from operator import is_
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 
 from ps_protocol.errors import UnsupportedOptimizer
 from ps_protocol.model.spec import Options
 from ps_protocol.wire.convert.options import changed_options
-from ps_worker.added_groups import find_parameter, load_together, save_together, step_together, summary_of
+from ps_worker.added_groups import (
+    ReleasedModel,
+    find_parameter,
+    load_together,
+    save_together,
+    step_together,
+    summary_of,
+)
 from ps_worker.model.declare import Declaration, group_options
 from ps_worker.model.remote_state import StateOnShards
 from ps_worker.session.session import Session
@@ -47,6 +54,8 @@ class PsOptimizer(torch.optim.Optimizer):
     _is_accelerate_prepared = True
     #: Declares a group that is added later, under a name of its own; set by what made the optimizer.
     _declare_group: Callable[[dict[str, Any], str], PsOptimizer]
+    #: Waits for all workers and ends the use of models; set as ``_declare_group``.
+    _release: Callable[[list[RemoteModel]], None]
 
     def __init__(
         self, session: Session, declaration: Declaration, style: Style, reconnect_timeout_seconds: float
@@ -229,6 +238,20 @@ class PsOptimizer(torch.optim.Optimizer):
             self.param_groups.pop()
             raise
 
+    def close(self) -> None:
+        """Use the model no more: its parameters, with their last values, may be given to another optimizer.
+
+        Waits as ``cluster.barrier()`` does: every live worker calls it, and steps the model no more. The shards keep
+        the model until the job ends, and its name stays taken. Afterwards every other call raises
+        UnsupportedOptimizer; closing again does nothing. Raises PsError.
+        """
+        if isinstance(self._model, ReleasedModel):
+            return
+        self.finish()
+        self._release(self._models())
+        self._model = cast(RemoteModel, ReleasedModel(self.name))
+        self._added = []
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         # ``load_state_dict`` ends here. The list stays the same one: schedulers and other optimizers may share it.
         groups = self.param_groups
@@ -245,6 +268,8 @@ class PsOptimizer(torch.optim.Optimizer):
         )
 
     def __repr__(self) -> str:
+        if isinstance(self._model, ReleasedModel):
+            return f"{self._torch_class.__name__}, closed" + super().__repr__().removeprefix(type(self).__name__)
         shards = len(self._model.holders)
         place = f"{shards} shard{'s' if shards > 1 else ''}"
         return f"{self._torch_class.__name__} on {place}" + super().__repr__().removeprefix(type(self).__name__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 
@@ -20,6 +20,8 @@ class TrainedModels:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._models: dict[str, RemoteModel] = {}
+        #: Names of all models that this worker has had.
+        self._names: set[str] = set()
         #: None with less than two models.
         self._deadlock_avoidance: DeadlockAvoidance | None = None
 
@@ -39,16 +41,24 @@ class TrainedModels:
         return [module for model in self for module in model.table_modules]
 
     def free_name(self, name: str | None) -> str:
-        """``name``, or the default for the next model. Raises ConfigError when this worker has one of that name."""
-        count = len(self._models)
+        """``name``, or the default for the next model. Raises ConfigError for one that this worker has or had."""
+        count = len(self._names)
         chosen = name or (f"model-{count}" if count else "model")
         if chosen in self._models:
             raise ConfigError(f"this worker has an optimizer named '{chosen}' already", remedy="give each its own name")
+        if chosen in self._names:
+            raise ConfigError(
+                f"this worker's optimizer named '{chosen}' was closed; the shards keep its model until the job ends",
+                expected="a name that this worker has not used",
+                actual=chosen,
+                remedy="give the new optimizer another name",
+            )
         return chosen
 
     def add(self, model: RemoteModel) -> None:
         """Add a model that has been declared. With several, deadlocks with other workers are avoided."""
         self._models[model.name] = model
+        self._names.add(model.name)
         if len(self) < 2:
             return
         if self._deadlock_avoidance is None:
@@ -60,6 +70,14 @@ class TrainedModels:
             )
         for each in self:
             each.around = partial(self._deadlock_avoidance.waiting, each)
+
+    def release(self, released: Iterable[RemoteModel]) -> None:
+        """Wait for all workers, as at a barrier, take the last values, and use these models no more. Raises PsError."""
+        self._session.pass_barrier(self.arrive)
+        self.pull()
+        for model in released:
+            del self._models[model.name]
+            model.close()
 
     def idle(self) -> AbstractContextManager[None]:
         """Entered while this worker waits for data: no-op steps keep others from waiting for its steps."""
