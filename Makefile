@@ -84,7 +84,7 @@ fuzz: setup  ## send mutated messages to every role while a job trains beside th
 sim: setup  ## simulate a cluster through faults, once per seed (SEEDS=1000 SHARDS=4 WORKERS=6 STEPS=6)
 	$(BIN)/python -m simulation --seeds $(SEEDS) --shards $(SHARDS) --workers $(WORKERS) --steps $(or $(STEPS),6)
 
-cluster:  ## the same training in containers (needs docker compose; MODE=async|ssp|sync, DURABILITY=durable|snapshot|memory)
+cluster:  ## the same training in containers (needs docker compose; TLS=1, MODE=async|ssp|sync, DURABILITY=durable|snapshot|memory)
 	deploy/up.sh
 
 clean:  ## remove everything that was made

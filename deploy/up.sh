@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Trains once in containers: builds the image, runs compose.yaml until the workers have ended, and takes it down again.
 #   MODE, STALENESS, DURABILITY  see compose.yaml; STALENESS is 4 where MODE=ssp leaves it open
+#   TLS=1            with certificates and tokens that are made for it: compose.tls.yaml
 #   WHEELS           folder of wheels to prefer over the package index, such as a CPU-only torch
 # The servers' state stays in a volume until a training has ended well: after any other end the next call goes on there.
 # Exit code: 0 when every worker ended with 0, else that of the first program that failed and is not started again.
@@ -37,7 +38,7 @@ await_workers() {
         running=0
         while read -r state code service; do
             case $state:$code:$service in
-                exited:0:worker*) ;;
+                exited:0:worker* | exited:0:certs) ;;
                 exited:0:*) fail "$service ended before the workers" ;;
                 exited:*)
                     say "$service failed with exit code $code"
@@ -65,6 +66,7 @@ take_down() {
     fi
 }
 
+[ "${TLS:-0}" != 1 ] || export COMPOSE_FILE=compose.yaml:compose.tls.yaml
 check_engine
 [ -z "${WHEELS:-}" ] || take_wheels "$WHEELS"
 [ "${MODE:-}" != ssp ] || export STALENESS="${STALENESS:-4}"
@@ -84,7 +86,7 @@ trap 'exit 129' HUP
 trap take_down EXIT
 say "building the image; the first time takes minutes"
 docker compose --progress plain build --quiet
-say "starting coordinator, shards and workers (MODE=${MODE:-async} DURABILITY=${DURABILITY:-durable})"
+say "starting coordinator, shards and workers (MODE=${MODE:-async} DURABILITY=${DURABILITY:-durable} TLS=${TLS:-0})"
 if ! docker compose --progress quiet up --detach; then
     docker compose logs
     fail "the containers did not come up"

@@ -4,6 +4,8 @@ import importlib
 import inspect
 import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,10 @@ import click
 import pytest
 import yaml
 
+from ps_protocol.security.certificates import read_certificates
+from ps_protocol.security.roles import AccessRole
+from ps_protocol.security.security import Security
+from ps_protocol.security.settings import SecuritySettings
 from ps_server.cli.options.storage import storage_config
 from ps_server.coordinator.config import configure
 
@@ -20,17 +26,35 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
 
 
-def services(**environment: str) -> dict[str, dict[str, Any]]:
-    """compose.yaml's services as compose reads them with this environment: ${NAME:-default}, ${NAME-default}."""
+def services(file: str = "compose.yaml", **environment: str) -> dict[str, dict[str, Any]]:
+    """The file's services as compose reads them with this environment: ${NAME:-default}, ${NAME-default}."""
 
     def value(match: re.Match[str]) -> str:
         given = environment.get(match["name"])
         return match["default"] if given is None or (match["colon"] and not given) else given
 
-    text = (ROOT / "deploy" / "compose.yaml").read_text()
+    text = (ROOT / "deploy" / file).read_text()
     text = re.sub(r"\$\{(?P<name>\w+)(?P<colon>:?)-(?P<default>[^}]*)}", value, text)
-    found: dict[str, dict[str, Any]] = yaml.safe_load(text)["services"]
+    found: dict[str, dict[str, Any]] = yaml.safe_load(text.replace("$$", "$"))["services"]
     return found
+
+
+def secured_services(**environment: str) -> dict[str, dict[str, Any]]:
+    """Those of compose.yaml with compose.tls.yaml over them: mappings and volumes are added, all else is replaced."""
+    merged = services(**environment)
+    for name, service in services("compose.tls.yaml", **environment).items():
+        merged[name] = over(merged.get(name, {}), service)
+    return merged
+
+
+def over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    made = {**below, **above}
+    for name in below.keys() & above.keys():
+        if isinstance(below[name], dict):
+            made[name] = over(below[name], above[name])
+        elif name == "volumes":
+            made[name] = below[name] + above[name]
+    return made
 
 
 def parsed(service: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -151,7 +175,7 @@ def test_everything_the_dockerfile_copies_is_let_into_the_build():
 
 
 def test_no_container_has_more_rights_memory_or_processes_than_it_needs():
-    for service in services().values():
+    for service in secured_services().values():
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
         assert service["read_only"] is True
@@ -159,3 +183,95 @@ def test_no_container_has_more_rights_memory_or_processes_than_it_needs():
         assert service["pids_limit"] == 512
         assert service["mem_limit"] == "4g"
     assert services(MEMORY="1g")["worker0"]["mem_limit"] == "1g"
+
+
+SERVERS = {"coordinator": "coordinator", "shard0": "shard-0", "shard1": "shard-1"}
+
+
+@pytest.fixture(scope="module")
+def issued(tmp_path_factory) -> Path:
+    """What the service certs leaves in its volumes, after it has run twice. Four short processes: 3 s of CPU."""
+    folder = tmp_path_factory.mktemp("issue")
+    certs = secured_services()["certs"]
+    for volume in certs["volumes"]:
+        (folder / volume.partition(":")[2].removeprefix("/issue/")).mkdir()
+    shell, flag, script = certs["command"]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for _ in range(2):
+        subprocess.run([shell, flag, script.replace("/issue", str(folder))], env={"PATH": path}, check=True)
+    return folder
+
+
+def volume_of(service: dict[str, Any]) -> str:
+    """Its certificates'."""
+    (found,) = [volume for volume in service["volumes"] if volume.endswith(":/certs:ro")]
+    return found.partition(":")[0].removeprefix("certs-")
+
+
+def test_with_tls_no_server_is_insecure_and_each_has_its_own_certificate(issued, monkeypatch):
+    found = secured_services()
+    for name, certificate in SERVERS.items():
+        assert "--insecure" not in found[name]["command"]
+        assert volume_of(found[name]) == name
+        place = issued / name
+        assert {each.name for each in place.iterdir()} == {
+            "ca.pem",
+            "tokens",
+            f"{certificate}.pem",
+            f"{certificate}.key",
+        }
+        options = dict(
+            found[name],
+            environment={key: value.replace("/certs", str(place)) for key, value in found[name]["environment"].items()},
+        )
+        for variable, value in options["environment"].items():
+            monkeypatch.setenv(variable, value)
+        settings = SecuritySettings.from_environment(options["environment"])
+        assert settings.require_client
+        security = Security(settings, AccessRole.SERVER, listens=True)
+        security.check_bind("0.0.0.0", name)
+        (facts, *_) = read_certificates((place / f"{certificate}.pem").read_bytes(), name)
+        # Under the name by which others reach it, and that of its health check.
+        assert {name, "localhost"} <= set(facts.hosts)
+        assert parsed(options, monkeypatch)["bind"] == "0.0.0.0"
+
+
+def test_with_tls_a_worker_has_a_certificate_and_the_token_of_its_role_alone(issued):
+    found = secured_services()
+    for name in ("worker0", "worker1"):
+        assert found[name]["environment"]["PS_COORDINATOR"] == "coordinator:7000"
+        assert volume_of(found[name]) == "worker"
+        environment = {
+            key: value.replace("/certs", str(issued / "worker")) for key, value in found[name]["environment"].items()
+        }
+        security = Security(SecuritySettings.from_environment(environment), AccessRole.WORKER)
+        assert security.tls
+        assert security.own_token is not None
+        assert security.own_token.role is AccessRole.WORKER
+    assert "admin" not in (issued / "worker" / "worker.token").read_text()
+
+
+def test_nobody_but_the_service_that_makes_certificates_has_the_key_of_the_authority(issued):
+    found = secured_services()
+    holders = [name for name, each in found.items() if any(v.startswith("authority:") for v in each.get("volumes", ()))]
+    assert holders == ["certs"]
+    assert found["certs"]["network_mode"] == "none"
+    assert [each.parent.name for each in issued.rglob("ca.key")] == ["authority"]
+    assert all(each.stat().st_mode & 0o077 == 0 for each in issued.rglob("*.key"))
+    for name, service in found.items():
+        if name != "certs":
+            assert service["depends_on"]["certs"] == {"condition": "service_completed_successfully"}
+
+
+def test_the_volumes_of_certificates_belong_to_the_user_of_the_image():
+    made = re.search(r"--mode 0700 (/issue .*)", DOCKERFILE)
+    assert made
+    places = {volume.partition(":")[2] for volume in secured_services()["certs"]["volumes"]}
+    assert places | {"/issue"} == set(made[1].split())
+
+
+def test_with_tls_the_same_program_runs_it():
+    text = (ROOT / "deploy" / "up.sh").read_text()
+    assert "COMPOSE_FILE=compose.yaml:compose.tls.yaml" in text
+    # The service that ends first does not end the job.
+    assert re.search(r"exited:0:worker\* \| exited:0:certs\)", text)
