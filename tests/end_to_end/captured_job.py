@@ -1,32 +1,42 @@
 """A job in a network of its own, and every byte that goes over its loopback device: run by ``test_capture`` as root.
 
-``python -m tests.end_to_end.captured_job FOLDER TRANSPORT``, inside ``unshare --net``. FOLDER/servers.json and
-FOLDER/worker.json are the environments of both; FOLDER/capture is what was seen, FOLDER/lost how many packets were not.
+``tests.end_to_end.captured_job FOLDER TRANSPORT``, forked from the process that has imported everything, and its own
+processes from it. FOLDER/servers.json and FOLDER/worker.json are the environments of both; FOLDER/capture is what was
+seen, FOLDER/lost how many packets were not.
 """
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
 import logging
 import os
 import select
+import signal
 import socket
 import struct
-import subprocess
 import sys
 import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 
+import ps_server.coordinator.main
+import ps_server.shard.main
 import ps_worker
+from tests.recovery.zygote import finish
 
 PARAMETER = torch.tensor([0.12345678, -7654.3213, 3.1415927e5, 2.7182818e-3])
 GRADIENT = torch.tensor([-0.87654321, 1234.5679, -1.4142135e5, 1.7320508e-3])
 REPEATED = 1 << 16
 STEPS = 3
 
+NO_NETWORK = 77
+"""Exit code where the kernel lets nobody make one."""
+
+_CLONE_NEWNET = 0x40000000
 _UP, _GET_FLAGS, _SET_FLAGS = 0x1, 0x8913, 0x8914
 _EVERYTHING, _RECEIVE_BUFFER, _STATISTICS, _PACKET_LEVEL = 0x0003, 33, 6, 263
 _BUFFER_BYTES = 512 << 20
@@ -73,40 +83,71 @@ class Capture:
         return int(lost)
 
 
-def written(file: Path, process: subprocess.Popen[bytes]) -> str:
-    """What the process has put there."""
+class Program:
+    """``work`` in a process forked from this one, with ``environment`` added to its own."""
+
+    def __init__(self, work: Callable[[], None], environment: Mapping[str, str]) -> None:
+        self._pid = os.fork()
+        if not self._pid:
+            os.environ.update(environment)
+            finish(work)
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        return self._waited(os.WNOHANG)
+
+    def wait(self) -> int | None:
+        """The exit code, once it has ended."""
+        return self._waited(0)
+
+    def terminate(self) -> None:
+        if self.poll() is None:
+            os.kill(self._pid, signal.SIGTERM)
+
+    def _waited(self, options: int) -> int | None:
+        if self._code is None:
+            pid, status = os.waitpid(self._pid, options)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+
+def written(file: Path, program: Program) -> str:
+    """What the program has put there."""
     pause = threading.Event()
     while not file.exists():
-        if process.poll() is not None:
-            raise SystemExit(f"{file.name} ended with code {process.returncode}")
+        if program.poll() is not None:
+            raise SystemExit(f"{file.name} ended with code {program.poll()}")
         pause.wait(0.02)
     return file.read_text().strip()
 
 
-def main(folder: Path, transport: str) -> None:
+def main() -> None:
     """The whole job."""
+    folder, transport = Path(sys.argv[1]), sys.argv[2]
+    if ctypes.CDLL(None).unshare(_CLONE_NEWNET):
+        raise SystemExit(NO_NETWORK)
     loopback_up()
-    servers, worker = (
-        {**os.environ, **json.loads((folder / f"{who}.json").read_text())} for who in ("servers", "worker")
-    )
-    started: list[subprocess.Popen[bytes]] = []
+    servers, worker = (json.loads((folder / f"{who}.json").read_text()) for who in ("servers", "worker"))
+    started: list[Program] = []
 
-    def start(name: str, module: str, *arguments: str) -> str:
+    def start(name: str, program: Callable[[list[str]], None], *arguments: str) -> str:
         ready = folder / name
-        command = [sys.executable, "-m", module, "--port", "0", "--ready-file", str(ready), *arguments]
-        started.append(subprocess.Popen(command, env=servers))
+        flags = ["--port", "0", "--ready-file", str(ready), *arguments]
+        started.append(Program(lambda: program(flags), servers))
         return written(ready, started[-1])
 
     capture = Capture(folder / "capture")
     try:
-        coordinator = start("coordinator", "ps_server.coordinator.main", "--workers", "1")
-        start("shard", "ps_server.shard.main", "--shard", "0", "--coordinator", coordinator, "--threads", "1")
-        code = f"from tests.end_to_end.captured_job import train; train({coordinator!r}, {transport!r})"
-        subprocess.run([sys.executable, "-c", code], env=worker, check=True)
+        coordinator = start("coordinator", ps_server.coordinator.main.main, "--workers", "1")
+        start("shard", ps_server.shard.main.main, "--shard", "0", "--coordinator", coordinator, "--threads", "1")
+        code = Program(lambda: train(coordinator, transport), worker).wait()
+        if code:
+            raise SystemExit(f"the worker ended with code {code}")
     finally:
-        for process in reversed(started):
-            process.terminate()
-            process.wait()
+        for program in reversed(started):
+            program.terminate()
+            program.wait()
         (folder / "lost").write_text(str(capture.end()))
 
 
@@ -120,7 +161,3 @@ def train(coordinator: str, transport: str) -> None:
             parameter.grad = GRADIENT.repeat(REPEATED)
             optimizer.step()
         assert torch.equal(parameter.detach(), PARAMETER.repeat(REPEATED))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,16 +14,12 @@ import pytest
 
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.settings import BulkSecurity, SecuritySettings
-from tests.end_to_end.captured_job import GRADIENT, PARAMETER, REPEATED, STEPS
+from tests.end_to_end.captured_job import GRADIENT, NO_NETWORK, PARAMETER, REPEATED, STEPS
 from tests.support.certificates import made_folder
+from tests.support.interpreters import run
 from tests.support.length import choose
 
-ROOT = Path(__file__).parents[2]
-
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to read what goes over a device"),
-    pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare, for a network of its own"),
-]
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to read what goes over a device")
 
 EACH_WAY = REPEATED * PARAMETER.nbytes
 
@@ -39,9 +32,8 @@ def captured(
     """Every byte of a job's network; ``clear``: what the worker says of the transport besides its name."""
     for who, variables in (("servers", servers), ("worker", worker)):
         (folder / f"{who}.json").write_text(json.dumps(dict(variables)))
-    command = ["unshare", "--net", sys.executable, "-m", "tests.end_to_end.captured_job", str(folder), transport]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170, check=False)
-    if "unshare" in ran.stderr and "Operation not permitted" in ran.stderr:
+    ran = run("-m", "tests.end_to_end.captured_job", str(folder), transport, seconds=170.0)
+    if ran.returncode == NO_NETWORK:
         pytest.skip("needs a kernel that lets root make networks")
     assert ran.returncode == 0, ran.stderr[-5000:]
     assert f"steps use transport {transport}{clear} (" in ran.stderr, ran.stderr[-5000:]
