@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 import shutil
 import signal
@@ -21,6 +20,7 @@ import pytest
 import yaml
 
 from ps_protocol.client.coordinator import CoordinatorClient
+from tests.support import interpreters
 from tests.support.metrics_page import CATALOGUES, PAGE, page
 from tests.support.ports import free_port
 
@@ -84,19 +84,21 @@ def test_the_rules_pass_their_tests_and_the_example_is_valid():
 
 
 class Job:
-    """Coordinator, two shards and two workers, and a Prometheus that scrapes them, each a process."""
+    """Coordinator, two shards and two workers, forked, and a Prometheus that scrapes them, each a process."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
         self._stack = stack
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, subprocess.Popen[bytes] | interpreters.Popen] = {}
         self.prometheus = ""
 
     def start(self, name: str, *command: str, **environment: str) -> None:
+        child: subprocess.Popen[bytes] | interpreters.Popen
         with (self.folder / f"{name}.log").open("wb") as log:
-            child = subprocess.Popen(
-                command, stdout=log, stderr=log, env={**os.environ, **environment}, cwd=self.folder
-            )
+            if command[0] == sys.executable:
+                child = interpreters.Popen(command, stdin=None, stdout=log, stderr=log, env=environment)
+            else:
+                child = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder)
         self.processes[name] = child
         self._stack.callback(_end, child)
 
@@ -131,12 +133,12 @@ class Job:
         return [v for each in (found["result"] if found else ()) if not math.isnan(v := float(each["value"][1]))]
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _end(child: subprocess.Popen[bytes] | interpreters.Popen) -> None:
     if child.poll() is None:
         child.send_signal(signal.SIGTERM)
         try:
             child.wait(30)
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, AssertionError):
             child.kill()
             child.wait()
 
@@ -170,7 +172,6 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
                 PS_RANK=str(number),
                 PS_METRICS_PORT="0",
                 TEST_END_FILE=str(folder / "end"),
-                OMP_NUM_THREADS="1",
             )
         with CoordinatorClient(address) as client:
             targets = client.get_status().metrics_url.removesuffix("metrics") + "targets"

@@ -22,9 +22,9 @@ MODES = {
 }
 
 SETTINGS = {
-    "digits.py": ("--epochs", "8", "--expect-accuracy", "0.97"),
-    "gan_digits.py": ("--epochs", "14", "--lr", "0.002", "--expect-distance", "0.3"),
-    "char_lm.py": ("--epochs", "1", "--stride", "128", "--expect-loss", "4.0"),
+    "digits.py": ("--epochs", choose("8", "5"), "--expect-accuracy", choose("0.97", "0.95")),
+    "gan_digits.py": ("--epochs", choose("14", "9"), "--lr", "0.002", "--expect-distance", "0.3"),
+    "char_lm.py": ("--epochs", "1", "--stride", choose("128", "256"), "--expect-loss", "4.0"),
 }
 
 
@@ -40,10 +40,8 @@ def ps_run(folder: Path, *arguments: str, own_interpreters: bool = False) -> sub
 
 @pytest.mark.parametrize(("example", "mode"), paired(list(SETTINGS), list(MODES)))
 def test_an_example_reaches_its_level_in_every_mode(tmp_path, example, mode):
-    own = mode == "sync" and example in choose(list(SETTINGS), ["digits.py"])
-    shards = choose("2", "1") if own else "2"
-    job = ("--shards", shards, "--workers", "2", *MODES[mode], str(EXAMPLES / example), *SETTINGS[example])
-    done = ps_run(tmp_path, *job, own_interpreters=own)
+    job = ("--shards", "2", "--workers", "2", *MODES[mode], str(EXAMPLES / example), *SETTINGS[example])
+    done = ps_run(tmp_path, *job, own_interpreters=choose(mode == "sync", False))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "(expected at" in done.stdout
 
@@ -56,7 +54,7 @@ def test_an_example_that_misses_its_level_fails_the_job(tmp_path):
 
 def test_an_evaluator_follows_the_training_and_the_saved_model_is_the_one_that_was_measured(tmp_path):
     saved = tmp_path / "digits.pt"
-    script = (str(EXAMPLES / "digits.py"), "--epochs", "5", "--expect-accuracy", "0.9", "--save", str(saved))
+    script = (str(EXAMPLES / "digits.py"), "--epochs", "3", "--expect-accuracy", "0.9", "--save", str(saved))
     done = ps_run(tmp_path, "--workers", "2", "--evaluators", "1", *script)
     assert done.returncode == 0, done.stdout + done.stderr
     followed = re.findall(r"evaluator 0 \| step (\d+): test accuracy ([\d.]+)", done.stdout)

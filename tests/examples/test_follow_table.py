@@ -10,12 +10,13 @@ from ps_protocol.feed.reader import Change
 from ps_worker.table_feed.table_copy import TableCopy
 from tests.cli import forked
 from tests.examples.test_examples import EXAMPLES, load_example
+from tests.support.length import choose
 from tests.support.tables import array, table_spec
 
 
 def test_the_copy_of_a_follower_is_equal_to_the_shards_when_training_is_over(tmp_path):
     job = ("--shards", "2", "--workers", "2", "--evaluators", "1", "--mode", "ssp", "--staleness", "2")
-    script = (str(EXAMPLES / "follow_table.py"), "--steps", "120")
+    script = (str(EXAMPLES / "follow_table.py"), "--steps", choose("120", "60"))
     done = forked.run(tmp_path, "--no-progress", "--seed", "1", *job, *script)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rows: equal to the shards" in done.stdout

@@ -17,7 +17,6 @@ import signal
 import socket
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -215,7 +214,7 @@ def finish(work: Callable[[], None]) -> NoReturn:
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # noqa: BLE001 -- the process ends with it
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

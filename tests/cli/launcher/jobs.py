@@ -1,4 +1,7 @@
-"""Runs ps-run in a process of its own, with fake servers, and looks at what it leaves behind."""
+"""Runs ps-run in a process of its own, with fake servers, and looks at what it leaves behind.
+
+ps-run is forked from a process that has imported it, unless a test asks for an interpreter; what it starts is not.
+"""
 
 import os
 import subprocess
@@ -9,9 +12,22 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.interpreters import Interpreter, run
+
 SCRIPTS = Path(__file__).with_name("scripts")
 ROOT = Path(__file__).parents[3]
 PATIENCE_SECONDS = 30.0
+
+#: Arguments are a folder, "one" or "both", a script and its own: the script in the folder, in a session of its own.
+_BEGIN = """
+import os, runpy, sys
+_, folder, outputs, *sys.argv = sys.argv
+os.chdir(folder)
+os.setsid()
+if outputs == "one":
+    os.dup2(1, 2)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
@@ -32,6 +48,15 @@ def alive(pid: int) -> bool:
         return False
 
 
+class PsRun(Interpreter):
+    """A forked ps-run whose output is one stream."""
+
+    def ends(self) -> tuple[int, str]:
+        """Read to the end; the exit code, and what was not read before."""
+        output = self.stdout.read()
+        return self.wait(), output
+
+
 class Job:
     """One ps-run over a script written for the occasion. Every process leaves its pid in ``pids``."""
 
@@ -39,6 +64,7 @@ class Job:
         self.folder = folder
         self.pids = folder / "pids"
         self.pids.mkdir()
+        self._started: list[PsRun] = []
 
     def command(self, *flags: str, script: str, arguments: tuple[str, ...] = ()) -> list[str]:
         path = self.folder / "script.py"
@@ -50,14 +76,30 @@ class Job:
         return [sys.executable, run, "--no-progress", "--metrics-port", "off", *flags, str(path), *arguments]
 
     def environment(self) -> dict[str, str]:
+        return {**os.environ, **self._added()}
+
+    def _added(self) -> dict[str, str]:
         paths = os.pathsep.join((str(ROOT), str(ROOT / "protos")))
         # Unbuffered, as in containers: what ps-run writes must arrive whole all the same.
-        return {**os.environ, "PIDS": str(self.pids), "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
+        return {"PIDS": str(self.pids), "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
 
     def run(
         self, *flags: str, script: str, arguments: tuple[str, ...] = (), **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run to the end and see that nothing is left."""
+        """Run to the end, forked, and see that nothing is left."""
+        return self.call(self.command(*flags, script=script, arguments=arguments), **environment)
+
+    def call(self, command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+        """``run`` of a command that was made before."""
+        begun = ("-c", _BEGIN, str(self.folder), "both", *command[1:])
+        done = run(*begun, seconds=60.0, **{**self._added(), **environment})
+        self.leaves_nothing()
+        return done
+
+    def interpreted(
+        self, *flags: str, script: str, arguments: tuple[str, ...] = (), **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """``run`` with an interpreter of its own."""
         command = self.command(*flags, script=script, arguments=arguments)
         env = {**self.environment(), **environment}
         done = subprocess.run(
@@ -66,17 +108,16 @@ class Job:
         self.leaves_nothing()
         return done
 
-    def start(self, *flags: str, script: str) -> subprocess.Popen[str]:
-        """Start in a session of its own, as from a terminal."""
-        return subprocess.Popen(
-            self.command(*flags, script=script),
-            cwd=self.folder,
-            env=self.environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+    def start(self, *flags: str, script: str) -> PsRun:
+        """Start in a session of its own, as from a terminal; forked."""
+        command = self.command(*flags, script=script)
+        self._started.append(PsRun("-c", _BEGIN, str(self.folder), "one", *command[1:], **self._added()))
+        return self._started[-1]
+
+    def close(self) -> None:
+        """End what was started, if it lives."""
+        for process in self._started:
+            process.close()
 
     def has_started(self, *names: str) -> None:
         wait_until(

@@ -25,12 +25,14 @@ def own_line(line: str) -> str:
 
 @pytest.fixture
 def job(tmp_path):
-    return Job(tmp_path)
+    made = Job(tmp_path)
+    yield made
+    made.close()
 
 
 def test_workers_that_succeed_end_the_job_with_0_and_their_lines_carry_their_names(job):
     script = "import sys\nprint('hello', sys.argv[1:])\nprint('oh', file=sys.stderr)"
-    done = job.run("--workers", "2", script=script, arguments=("--epochs", "3", "-m"))
+    done = job.interpreted("--workers", "2", script=script, arguments=("--epochs", "3", "-m"))
     assert done.returncode == 0
     for worker in ("worker 0   ", "worker 1   "):
         assert f"{worker} | hello ['--epochs', '3', '-m']\n" in done.stdout
@@ -84,7 +86,7 @@ def test_the_first_failing_workers_code_is_the_jobs_and_its_last_words_come_befo
 
 
 def test_a_killed_worker_ends_the_job_with_128_plus_the_signal(job):
-    done = job.run(script="os.kill(os.getpid(), 9)")
+    done = job.interpreted(script="os.kill(os.getpid(), 9)")
     assert done.returncode == 137
     assert re.search(
         r"worker 0 was killed by signal 9 \(SIGKILL: perhaps out of memory, its peak was 0\.0\d GB\)", done.stderr
@@ -122,7 +124,7 @@ if R == 'evaluator0':
 
 def test_long_lines_of_many_processes_are_never_mixed(job):
     script = "for i in range(300): print(R * 400)"
-    done = job.run("--workers", "4", script=script)
+    done = job.interpreted("--workers", "4", script=script)
     lines = [line for line in done.stdout.splitlines() if line.startswith("worker")]
     assert len(lines) == 1200
     for line in lines:
@@ -146,23 +148,21 @@ def test_the_log_folder_gets_every_process_in_a_file_of_its_own(job):
 def test_workers_learn_their_place_and_share_the_cores(job, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     names = ("PS_COORDINATOR", "PS_ROLE", "PS_RANK", "OMP_NUM_THREADS")
-    done = job.run("--workers", "2", script=f"print([os.environ[k] for k in {names}])")
+    done = job.interpreted("--workers", "2", script=f"print([os.environ[k] for k in {names}])")
     threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
     assert str(["127.0.0.1:9", "worker", "1", threads]) in done.stdout
 
 
-def test_the_users_own_number_of_threads_is_kept(job, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "77")
-    assert "worker 0    | 77\n" in job.run(script="print(os.environ['OMP_NUM_THREADS'])").stdout
+def test_the_users_own_number_of_threads_is_kept(job):
+    done = job.run(script="print(os.environ['OMP_NUM_THREADS'])", OMP_NUM_THREADS="77")
+    assert "worker 0    | 77\n" in done.stdout
 
 
 def test_a_module_runs_as_python_would_run_it(job):
     (job.folder / "package").mkdir()
     (job.folder / "package" / "train.py").write_text("import sys; print(__name__, sys.argv[1:])")
     command = job.command("-m", script="")[:-1]
-    done = subprocess.run(
-        [*command, "package.train", "-x"], cwd=job.folder, env=job.environment(), capture_output=True, text=True
-    )
+    done = job.call([*command, "package.train", "-x"])
     assert "worker 0    | __main__ ['-x']\n" in done.stdout
 
 
@@ -183,7 +183,7 @@ def test_a_module_runs_as_python_would_run_it(job):
 )
 def test_a_command_that_cannot_work_is_refused_before_anything_starts(job, arguments, says):
     command = job.command(script="")[:-1]
-    done = subprocess.run([*command, *arguments], cwd=job.folder, env=job.environment(), capture_output=True, text=True)
+    done = job.call([*command, *arguments])
     assert done.returncode == 2
     assert says in done.stderr
     assert not list(job.pids.iterdir())
@@ -194,8 +194,8 @@ def test_a_killed_server_ends_the_job_and_is_named(job, victim):
     process = job.start(script=WAITS)
     job.has_started("coordinator", "shard0", "worker0")
     os.kill(job.pid(victim), signal.SIGKILL)
-    output, _ = process.communicate(timeout=30)
-    assert process.returncode == 137
+    code, output = process.ends()
+    assert code == 137
     assert f"{victim.replace('0', ' 0')} was killed by signal 9 (SIGKILL: perhaps out of memory" in output
     assert "before the job was done" in output
     job.leaves_nothing()
@@ -214,23 +214,21 @@ print('interrupted', 'twice' if again else 'once', 'with the shard alive')
     process = job.start("--workers", "2", script=script)
     job.has_started("waiting-worker0", "waiting-worker1", "shard0")
     os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=30)
-    assert process.returncode == 130
+    code, output = process.ends()
+    assert code == 130
     assert output.count("interrupted once with the shard alive") == 2
     job.leaves_nothing()
 
 
 def test_a_second_ctrl_c_kills_what_does_not_leave(job):
     process = job.start(script=f"import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n{STUBBORN}")
-    assert process.stdout is not None
     while "waiting" not in process.stdout.readline():
         pass
     process.send_signal(signal.SIGINT)
     while "interrupted" not in process.stdout.readline():
         pass
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
-    assert process.returncode == 130
+    assert process.ends()[0] == 130
     job.leaves_nothing()
 
 
@@ -239,8 +237,7 @@ def test_a_signal_to_ps_run_takes_every_process_with_it(job, signum, code):
     process = job.start("--workers", "2", script=WAITS)
     job.has_started("worker0", "worker1", "shard0")
     process.send_signal(signum)
-    process.communicate(timeout=30)
-    assert process.returncode == code
+    assert process.ends()[0] == code
     job.leaves_nothing()
 
 
@@ -248,7 +245,7 @@ def test_nothing_outlives_a_ps_run_that_was_killed(job):
     process = job.start("--workers", "2", "--evaluators", "1", script=STUBBORN)
     job.has_started("coordinator", "shard0", "worker0", "worker1", "evaluator0")
     process.kill()
-    process.communicate(timeout=30)
+    process.ends()
     job.leaves_nothing()
 
 
@@ -264,11 +261,10 @@ child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()']
 
 def test_a_reader_that_goes_away_ends_the_job(job):
     process = job.start(script="import signal\nwhile True: print('x' * 1000)")
-    assert process.stdout is not None
     job.has_started("worker0")
     process.stdout.readline()
     process.stdout.close()
-    assert process.wait(timeout=30) == 128 + signal.SIGPIPE
+    assert process.wait() == 128 + signal.SIGPIPE
     job.leaves_nothing()
 
 

@@ -13,6 +13,7 @@ from ps_protocol.cluster.view import Role
 from ps_protocol.model.spec import Consistency, Mode
 from tests.recovery.zygote import shared
 from tests.support.interpreters import Interpreter
+from tests.support.length import choose
 from tests.worker.jobs import Job, running_job
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits.py"
@@ -29,7 +30,7 @@ def digits(job: Job, rank: int) -> Iterator[Interpreter]:
         process.close()
 
 
-@pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.SYNC])
+@pytest.mark.parametrize("mode", choose([Mode.ASYNC, Mode.SYNC], [Mode.SYNC]))
 def test_digits_is_learned_though_a_worker_is_killed_and_another_joins(mode: Mode) -> None:
     pause = threading.Event()
     settings = {"lease_seconds": 1.0, "consistency": Consistency(mode)}

@@ -1,6 +1,5 @@
 """What a script prints that ends with an error of torch-ps: its own lines, the message, and nothing of how it came."""
 
-import os
 import subprocess
 import sys
 
@@ -9,6 +8,7 @@ import pytest
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.errors import Unavailable
 from ps_worker.session import uncaught
+from tests.support import interpreters
 from tests.support.ports import free_port
 
 SCRIPT = """
@@ -22,19 +22,18 @@ train()
 """
 
 
-def ended(tmp_path, **environment: str) -> tuple[str, str]:
-    """Path of the script, and what it wrote."""
+@pytest.fixture
+def path(tmp_path):
+    """Where the script is."""
     path = tmp_path / "train.py"
     path.write_text(SCRIPT.format(port=free_port()))
-    done = subprocess.run(
-        [sys.executable, str(path)], env={**os.environ, **environment}, capture_output=True, text=True, timeout=60
-    )
+    return str(path)
+
+
+def test_a_script_that_ends_with_our_error_shows_its_own_lines_and_the_message_once(path):
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    return str(path), done.stderr
-
-
-def test_a_script_that_ends_with_our_error_shows_its_own_lines_and_the_message_once(tmp_path):
-    path, said = ended(tmp_path)
+    said = done.stderr
     lines = said.splitlines()
     assert lines[0].startswith("Traceback (most recent call last; PS_TRACEBACK=full shows")
     assert [line for line in lines if line.startswith("  File ")] == [
@@ -47,9 +46,17 @@ def test_a_script_that_ends_with_our_error_shows_its_own_lines_and_the_message_o
     assert said.count("Traceback") == 1
 
 
-def test_the_whole_chain_is_there_for_who_asks(tmp_path):
-    _, said = ended(tmp_path, PS_TRACEBACK="full")
-    assert "client/coordinator.py" in said
+def test_the_whole_chain_is_there_for_who_asks(path):
+    done = interpreters.run(path, PS_TRACEBACK="full")
+    assert done.returncode == 1
+    assert "client/coordinator.py" in done.stderr
+
+
+def test_it_is_not_there_for_who_does_not(path):
+    done = interpreters.run(path)
+    assert done.returncode == 1
+    assert f'File "{path}", line 8, in <module>' in done.stderr
+    assert "client/coordinator.py" not in done.stderr
 
 
 def test_other_errors_and_other_hooks_are_left_alone(monkeypatch, capsys):
