@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -91,15 +92,12 @@ def test_everything_is_synced_before_the_manifest_appears_and_again_afterwards(t
 def test_death_while_old_checkpoints_are_removed_leaves_each_whole_or_none(tmp_path: Path) -> None:
     saved = job()
 
-    def three(directory: Path) -> None:
-        for _ in range(3):
-            save(saved, directory)
-
-    three(tmp_path / "counted")
+    for _ in range(3):
+        save(saved, tmp_path / "three")
+    shutil.copytree(tmp_path / "three", tmp_path / "counted", symlinks=True)
     total = counted(lambda: prune(tmp_path / "counted", 1))
     for number in range(total):
-        directory = tmp_path / str(number)
-        three(directory)
+        directory = shutil.copytree(tmp_path / "three", tmp_path / str(number), symlinks=True)
         newest = latest(directory)
         with dies_at(number):
             prune(directory, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import product
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from ps_protocol.model.spec import Consistency, Mode
 from ps_worker.step import gradient_buckets
 from ps_worker.step.shard_stream import ShardStream
 from tests.end_to_end.training import assert_bitwise, assert_close, batches, loss_of, net, values
+from tests.support.length import paired
 from tests.worker.jobs import running_job
 
 SYNC = Consistency(Mode.SYNC)
@@ -70,10 +72,11 @@ def clipping(model, optimizer):
         optimizer.step()
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-@pytest.mark.parametrize("transport", ["grpc", "bulk", "shm"])
-@pytest.mark.parametrize("loop", [plain, accumulating, clipping])
-def test_training_gives_the_numbers_it_gives_without_overlap(shards, transport, loop):
+@pytest.mark.parametrize(
+    ("loop", "travel"), paired([plain, accumulating, clipping], list(product(["grpc", "bulk", "shm"], [1, 2])))
+)
+def test_training_gives_the_numbers_it_gives_without_overlap(loop, travel):
+    transport, shards = travel
     assert_bitwise(train(loop, transport, shards=shards), train(loop, transport, shards=shards, overlap=False))
 
 

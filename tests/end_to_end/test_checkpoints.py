@@ -22,6 +22,7 @@ from ps_server.checkpoint.read.model_reader import read_state, read_values
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_worker import Cluster
 from tests.end_to_end.training import assert_bitwise, assert_close, batches, loss_of, net, run_workers, values
+from tests.support.length import paired
 from tests.support.shards import coordinator_stub, wait_until
 from tests.worker.jobs import Job, running_job
 
@@ -58,9 +59,9 @@ def halves(tmp_path, shards: int, optimizer: str) -> tuple[Checkpoint, list[torc
     return Checkpoint.open(committed(tmp_path)[-1]), undisturbed
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 3), (3, 2), (2, 1)])
-def test_a_job_goes_on_from_a_checkpoint_on_any_number_of_shards(tmp_path, optimizer, before, after):
+@pytest.mark.parametrize(("optimizer", "shards"), paired(list(OPTIMIZERS), [(2, 2), (2, 3), (3, 2), (2, 1)]), ids=str)
+def test_a_job_goes_on_from_a_checkpoint_on_any_number_of_shards(tmp_path, optimizer, shards):
+    before, after = shards
     saved, undisturbed = halves(tmp_path, before, optimizer)
     with running_job(after, **sync(2), saved=saved) as job:
         resumed = run_workers(job, 2, lambda cluster: train(cluster, range(STEPS, 2 * STEPS), optimizer))[0]

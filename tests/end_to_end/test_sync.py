@@ -20,6 +20,7 @@ from tests.end_to_end.training import (
     train_alone,
     values,
 )
+from tests.support.length import paired
 from tests.support.shards import wait_until
 from tests.worker.jobs import running_job
 
@@ -50,8 +51,7 @@ def train_together(workers, steps, torch_class, arguments, *, shards=2, before_s
         return run_workers(job, workers, work)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("workers", "optimizer"), paired([1, 2, 4], list(OPTIMIZERS)))
 def test_sync_training_is_that_of_one_process_on_the_concatenated_batch(workers, optimizer):
     torch_class, arguments = OPTIMIZERS[optimizer]
     steps = batches(12, workers)

@@ -13,6 +13,7 @@ from ps_server.shard.tables import change_round
 from ps_server.shard.tables.change_round import ChangeBatch, Reached, round_of
 from ps_server.tables.step import RowStep
 from ps_server.tables.table import ShardTable
+from tests.support.length import choose
 from tests.support.tables import array, table_spec
 
 BUCKETS = 8
@@ -165,7 +166,7 @@ WHAT = ("update", "update", "update", "drop", "load", "restore", "move", "restar
 
 @pytest.mark.parametrize("happens", [("update",), ("update", "drop"), ("update", "drop", "move"), WHAT])
 def test_a_reader_of_all_shards_ends_with_what_they_hold(happens):
-    for seed in range(60):
+    for seed in range(choose(60, 20)):
         print(f"seed {seed}")
         job = Job(np.random.default_rng(seed))
         for _ in range(50):
@@ -178,7 +179,7 @@ def test_a_reader_of_all_shards_ends_with_what_they_hold(happens):
 
 
 def test_a_reader_that_goes_on_from_an_earlier_state_and_its_cursor_gets_equal():
-    for seed in range(40):
+    for seed in range(choose(40, 15)):
         print(f"seed {seed}")
         job = Job(np.random.default_rng(seed))
         kept = {}, None

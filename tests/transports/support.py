@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import signal
 import sys
@@ -42,6 +43,8 @@ LARGE = ((701, 513), (3,), (127, 1031))
 
 BLOCKING = ((12 << 20,),)
 """48 MB: more than gRPC's window of 16 MB and the sockets between two processes hold, so sending it takes a reader."""
+
+_DRAWN = 1_000_003
 
 Tensors = Sequence[torch.Tensor | None]
 
@@ -84,7 +87,14 @@ def whole_numbers(model: ShardModel, seed: int, *, with_buffers: bool = False) -
     """A small whole number for each element of each parameter, and of each buffer when they are wanted."""
     generator = torch.Generator().manual_seed(seed)
     spans = model.layout.slices if with_buffers else model.layout.slices[: model.layout.parameter_slices]
-    return [torch.randint(-99, 99, span.shape, generator=generator).float() for span in spans]
+    return [_drawn(span.shape, generator) for span in spans]
+
+
+def _drawn(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Of many elements the first are drawn, and repeated; no part of a message has as many."""
+    count = math.prod(shape)
+    drawn = torch.randint(-99, 99, (min(count, _DRAWN),), generator=generator).float()
+    return drawn.repeat(-(-count // _DRAWN))[:count].reshape(shape)
 
 
 def trained(initial: Sequence[torch.Tensor], *steps: Tensors) -> list[torch.Tensor]:

@@ -17,6 +17,7 @@ from ps_protocol.v1 import shard_pb2, shard_pb2_grpc
 from ps_server.cli.options.storage import Durability
 from tests.shard.disks import NEVER, OFTEN, durable, held, seeded, shard_on
 from tests.shard.durability.test_replay import OPTIMIZERS
+from tests.support.length import paired
 from tests.support.shards import (
     StubStream,
     error_of,
@@ -42,8 +43,7 @@ def small(monkeypatch):
     monkeypatch.setattr("ps_server.shard.durability.snapshotter._LOOK_SECONDS", 0.001)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("rule", [NEVER, OFTEN], ids=["log", "snapshots"])
+@pytest.mark.parametrize(("optimizer", "rule"), paired(list(OPTIMIZERS), [NEVER, OFTEN]))
 def test_a_killed_shard_comes_back_bit_for_bit(tmp_path, optimizer, rule, killed):
     chance = seeded()
     with shard_on(tmp_path / "a", rule=rule) as shard:

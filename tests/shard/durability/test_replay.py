@@ -11,6 +11,7 @@ import torch
 from ps_protocol.model.spec import Consistency, Mode
 from ps_server.optimizers.shard_optimizer import ShardOptimizer
 from ps_server.state.region import Region
+from tests.support.length import paired
 from tests.support.shards import RecordingLog, StubStream, flat, gradients, running_shard, start
 
 OPTIMIZERS = {
@@ -20,6 +21,7 @@ OPTIMIZERS = {
     "Adagrad": {"lr": 0.05},
     "RMSprop": {"lr": 0.01},
 }
+MODES = [Consistency(Mode.ASYNC), Consistency(Mode.SSP, staleness=2), Consistency(Mode.SYNC)]
 WORKERS = 3
 STEPS = 20
 
@@ -41,8 +43,7 @@ def train(shard, model, rank, seed):
     stream.end()
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("mode", [Consistency(Mode.ASYNC), Consistency(Mode.SSP, staleness=2), Consistency(Mode.SYNC)])
+@pytest.mark.parametrize(("optimizer", "mode"), paired(list(OPTIMIZERS), MODES), ids=str)
 def test_no_push_is_lost_or_doubled_and_a_replay_gives_the_same_bytes(optimizer, mode):
     seed = random.SystemRandom().randrange(1 << 20)
     print(f"seed {seed}")

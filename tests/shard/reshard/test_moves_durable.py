@@ -15,6 +15,7 @@ from ps_server.cli.options.storage import Durability
 from tests.shard.durability.test_replay import OPTIMIZERS
 from tests.shard.reshard.moving import NEVER, OFTEN, crash_image, job, map_of, spec_of
 from tests.shard.reshard.moving_worker import Worker, assert_same, undisturbed
+from tests.support.length import paired
 from tests.support.shards import error_of, load, wait_until
 
 HERE, THERE = [0, 0, 1, 1, 0], [0, 1, 2, 0, 2]
@@ -35,19 +36,19 @@ def prepared(made, wanted):
         made.prepare(number, wanted)
 
 
-@pytest.mark.parametrize("number", [0, 1, 2])
-@pytest.mark.parametrize(
-    ("point", "holds"),
-    [
-        ("before_prepare_log", False),
-        ("after_prepare_log", False),
-        ("after_prepare_log", True),
-        ("before_switch_log", True),
-        ("after_switch_log", True),
-    ],
-)
-def test_a_shard_killed_while_slices_move_comes_back_as_was_decided(tmp_path, number, point, holds):
+POINTS = [
+    ("before_prepare_log", False),
+    ("after_prepare_log", False),
+    ("after_prepare_log", True),
+    ("before_switch_log", True),
+    ("after_switch_log", True),
+]
+
+
+@pytest.mark.parametrize(("number", "point_holds"), paired([0, 1, 2], POINTS), ids=str)
+def test_a_shard_killed_while_slices_move_comes_back_as_was_decided(tmp_path, number, point_holds):
     """Each of the three: one that loses and gets slices, one that does both, one that had none."""
+    point, holds = point_holds
     spec = spec_of("RMSprop", momentum=0.9)
     with job(spec, HERE, path=tmp_path) as made:
         worker = Worker(made)
@@ -79,8 +80,7 @@ def test_a_shard_killed_while_slices_move_comes_back_as_was_decided(tmp_path, nu
         worker.end()
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("rule", [NEVER, OFTEN], ids=["log", "snapshots"])
+@pytest.mark.parametrize(("optimizer", "rule"), paired(list(OPTIMIZERS), [NEVER, OFTEN]))
 def test_moves_and_pushes_in_turn_are_all_in_the_log(tmp_path, optimizer, rule):
     spec = spec_of(optimizer, **OPTIMIZERS[optimizer])
     with job(spec, HERE, path=tmp_path, rule=rule) as made:

@@ -33,6 +33,7 @@ from tests.shard.reshard.moving import (
     spec_of,
 )
 from tests.shard.reshard.moving_worker import Worker
+from tests.support.length import paired
 from tests.support.shards import error_of, wait_until
 from tests.support.tables import RowStream, table_spec
 
@@ -228,17 +229,18 @@ def test_a_source_that_is_away_keeps_the_buckets_from_moving_and_training_goes_o
 # -- on disk
 
 
-@pytest.mark.parametrize("number", [0, 2], ids=["loses and gets", "had none"])
-@pytest.mark.parametrize(
-    ("point", "holds"),
-    [
-        ("after_prepare_log", False),
-        ("after_prepare_log", True),
-        ("before_switch_log", True),
-        ("after_switch_log", True),
-    ],
-)
-def test_a_shard_killed_while_buckets_move_comes_back_as_was_decided(tmp_path, number, point, holds):
+POINTS = [
+    ("after_prepare_log", False),
+    ("after_prepare_log", True),
+    ("before_switch_log", True),
+    ("after_switch_log", True),
+]
+
+
+@pytest.mark.parametrize(("number", "point_holds"), paired([0, 2], POINTS), ids=str)
+def test_a_shard_killed_while_buckets_move_comes_back_as_was_decided(tmp_path, number, point_holds):
+    """A shard that loses and gets buckets, and one that had none."""
+    point, holds = point_holds
     with job(spec(), HERE, path=tmp_path, tables=(ADS, USERS)) as made:
         worker = RowWorker(made)
         worker.train(3)

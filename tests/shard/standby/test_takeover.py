@@ -12,10 +12,11 @@ from ps_protocol.cluster.view import Role
 from tests.recovery.cluster import LEASE_SECONDS
 from tests.recovery.reference import alone, assert_each_push_was_applied_once, counts_of, replayed
 from tests.recovery.scripts import STEPS
+from tests.support.length import choose
 from tests.support.ports import free_port
 from tests.support.shards import wait_until
 
-BALLAST = 3_000_000
+BALLAST = 300_000
 """Elements of a model whose pushes fill segments of the log."""
 
 
@@ -24,7 +25,7 @@ def assert_undisturbed(worker, ballast=0, steps=STEPS):
     assert worker.wait() == 0
 
 
-@pytest.mark.parametrize("transport", ["shm", "bulk", "grpc"])
+@pytest.mark.parametrize("transport", choose(["shm", "bulk", "grpc"], ["shm", "grpc"]))
 def test_the_standby_of_a_killed_shard_takes_its_place(pair, transport):
     made = pair("--acknowledge", "after")
     worker = made.cluster.worker(transport=transport)
@@ -41,8 +42,9 @@ def test_no_acknowledged_push_is_lost_whenever_the_primary_is_killed(pair):
     print(f"seed {seed}")
     chance = random.Random(seed)
     made = pair("--acknowledge", "after")
-    pauses = [30, 60, 90, 120, 150]
-    worker = made.cluster.worker(steps=180, pauses=pauses)
+    pauses = list(range(30, choose(180, 120), 30))
+    steps = pauses[-1] + 30
+    worker = made.cluster.worker(steps=steps, pauses=pauses)
     primary, standby = made.first, made.second
     for takeovers, pause in enumerate(pauses):
         worker.read(f"step {pause}")
@@ -55,7 +57,7 @@ def test_no_acknowledged_push_is_lost_whenever_the_primary_is_killed(pair):
         print(f"the standby held the place {time.monotonic() - killed_at:.2f} s after the kill")
         primary.start()
         primary, standby = standby, primary
-    assert_undisturbed(worker, steps=180)
+    assert_undisturbed(worker, steps=steps)
 
 
 def test_a_worker_goes_on_soon_after_its_shard_was_lost(pair):
@@ -120,7 +122,7 @@ def test_a_primary_started_again_before_its_lease_ends_keeps_its_place(pair):
     assert_undisturbed(worker)
 
 
-@pytest.mark.parametrize("transport", ["shm", "bulk", "grpc"])
+@pytest.mark.parametrize("transport", choose(["shm", "bulk", "grpc"], ["bulk"]))
 def test_a_frozen_primary_is_refused_when_it_wakes_and_follows(pair, transport):
     made = pair("--acknowledge", "after")
     worker = made.cluster.worker(pauses=[8], transport=transport)

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from ps_protocol.model.spec import Consistency, Mode
 from ps_worker import Cluster
 from tests.end_to_end.training import assert_bitwise, values
+from tests.support.length import paired
 from tests.support.shards import wait_until
 from tests.worker.jobs import Job, running_job, together
 
@@ -56,8 +57,7 @@ class Trainer:
         return [parameter.detach().clone() for parameter in self.parameters]
 
 
-@pytest.mark.parametrize("style", ["one model", "overlap", "two models"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("style", "mode"), paired(["one model", "overlap", "two models"], list(MODES)))
 def test_epochs_end_for_everyone_whatever_the_shares(mode: str, style: str) -> None:
     with running_job(shards=2, workers=0, consistency=MODES[mode]) as job:
         clusters = [job.cluster(rank=rank) for rank in range(3)]
