@@ -7,79 +7,92 @@ import os
 import signal
 import subprocess
 import sys
-import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from click.testing import CliRunner
 
 from benchmarks.program import main
+from tests.support.interpreters import Interpreter
 from tests.support.length import choose
 
-MARK = "PS_BENCH_TEST"
 END_SECONDS = 20.0
 
 
-@pytest.fixture
-def mark() -> str:
-    return uuid.uuid4().hex
-
-
-def marked(mark: str) -> list[psutil.Process]:
-    """Processes that belong to the program started with ``mark``, however they came to be."""
+def session_of(leader: int) -> list[psutil.Process]:
+    """Processes of the session that this one has begun, whoever their parents are."""
     found = []
     for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark:
+        with suppress(ProcessLookupError):
+            if os.getsid(process.pid) == leader:
                 found.append(process)
-        except psutil.Error:
-            continue
     return found
 
 
-def bench(mark: str, folder: Path, *words: str) -> subprocess.Popen[str]:
+def options(folder: Path, *words: str) -> list[str]:
     only = [argument for word in words for argument in ("--only", word)]
-    kept = ["--output", str(folder / "bench.json"), "--plot", str(folder / "bench.png")]
-    return subprocess.Popen(
-        [sys.executable, "-m", "benchmarks", "--quick", *only, *kept],
-        env=dict(os.environ) | {MARK: mark},
+    return ["--quick", *only, "--output", str(folder / "bench.json"), "--plot", str(folder / "bench.png")]
+
+
+@contextmanager
+def bench(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """The program with interpreters of its own."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "benchmarks", *options(folder, *words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-    )
+    ) as program:
+        yield program
+    assert psutil.wait_procs(session_of(program.pid), END_SECONDS)[1] == []
 
 
-def test_it_measures_the_rows_asked_for_and_leaves_no_process(tmp_path: Path, mark: str) -> None:
-    rows = ["raw socket: push+pull, 10 KB", "ours, grpc: step, 10 KB"]
-    rows = choose(rows, rows[1:])
-    program = bench(mark, tmp_path, *rows)
-    output, _ = program.communicate(timeout=120)
-    assert program.returncode == 0, output
-    results = json.loads((tmp_path / "bench.json").read_text())
-    names = [row["name"] for row in results["rows"]]
-    assert names == rows
+@contextmanager
+def forked(folder: Path, *words: str) -> Iterator[Interpreter]:
+    """The program forked, and its processes from it."""
+    program = Interpreter("-m", "tests.benchmarks.forked_program", *options(folder, *words))
+    try:
+        yield program
+        assert psutil.wait_procs(session_of(program.pid), END_SECONDS)[1] == []
+    finally:
+        program.close()
+
+
+def check_results(folder: Path, rows: list[str]) -> None:
+    results = json.loads((folder / "bench.json").read_text())
+    assert [row["name"] for row in results["rows"]] == rows
     for row in results["rows"]:
         taken = row["measures"]["seconds"]
         assert 0 < taken["low"] <= taken["median"] <= taken["high"]
         assert len(taken["rounds"]) == 3
         assert row["measures"]["server_cpu_seconds"]["median"] >= 0
     assert results["machine"]["torch"]
-    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
-    assert psutil.wait_procs(marked(mark), END_SECONDS)[1] == []
+    assert (folder / "bench.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_ctrl_c_leaves_no_process(tmp_path: Path, mark: str) -> None:
-    program = bench(mark, tmp_path, "raw socket")
-    assert program.stdout is not None
-    assert program.stdout.readline().startswith("[1/2]")
-    while len(marked(mark)) < 3:  # the program, Python's own helper of it, a child
-        assert program.poll() is None
-    os.killpg(program.pid, signal.SIGINT)
-    output, _ = program.communicate(timeout=60)
-    assert program.returncode == 1, output
-    assert psutil.wait_procs(marked(mark), END_SECONDS)[1] == []
+@pytest.mark.parametrize("began", choose([forked, bench], [forked]))
+def test_it_measures_the_rows_asked_for_and_leaves_no_process(tmp_path: Path, began: Any) -> None:
+    rows = ["raw socket: push+pull, 10 KB", "ours, grpc: step, 10 KB"]
+    with began(tmp_path, *rows) as program:
+        output = program.stdout.read()
+        assert program.wait() == 0, output
+    check_results(tmp_path, rows)
+
+
+def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
+    with bench(tmp_path, "raw socket") as program:
+        assert program.stdout is not None
+        assert program.stdout.readline().startswith("[1/2]")
+        while len(session_of(program.pid)) < 3:  # the program, Python's own helper of it, a child
+            assert program.poll() is None
+        os.killpg(program.pid, signal.SIGINT)
+        output, _ = program.communicate(timeout=60)
+        assert program.returncode == 1, output
     assert not (tmp_path / "bench.json").exists()
 
 

@@ -13,12 +13,11 @@ import json
 import logging
 import os
 import select
-import signal
 import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -26,7 +25,7 @@ import torch
 import ps_server.coordinator.main
 import ps_server.shard.main
 import ps_worker
-from tests.recovery.zygote import finish
+from tests.support.forks import Program
 
 PARAMETER = torch.tensor([0.12345678, -7654.3213, 3.1415927e5, 2.7182818e-3])
 GRADIENT = torch.tensor([-0.87654321, 1234.5679, -1.4142135e5, 1.7320508e-3])
@@ -81,35 +80,6 @@ class Capture:
         _, lost = struct.unpack("II", self._socket.getsockopt(_PACKET_LEVEL, _STATISTICS, 8))
         self._socket.close()
         return int(lost)
-
-
-class Program:
-    """``work`` in a process forked from this one, with ``environment`` added to its own."""
-
-    def __init__(self, work: Callable[[], None], environment: Mapping[str, str]) -> None:
-        self._pid = os.fork()
-        if not self._pid:
-            os.environ.update(environment)
-            finish(work)
-        self._code: int | None = None
-
-    def poll(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
-        return self._waited(os.WNOHANG)
-
-    def wait(self) -> int | None:
-        """The exit code, once it has ended."""
-        return self._waited(0)
-
-    def terminate(self) -> None:
-        if self.poll() is None:
-            os.kill(self._pid, signal.SIGTERM)
-
-    def _waited(self, options: int) -> int | None:
-        if self._code is None:
-            pid, status = os.waitpid(self._pid, options)
-            self._code = os.waitstatus_to_exitcode(status) if pid else None
-        return self._code
 
 
 def written(file: Path, program: Program) -> str:
