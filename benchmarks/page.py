@@ -116,11 +116,13 @@ def watch(url: str, stop: threading.Event, read: list[int]) -> None:
             read[0] += len(events.readline())
 
 
-def measured(process: psutil.Process, seconds: float) -> tuple[float, float]:
-    """CPU in percent of one core, and resident memory in MB, over ``seconds``."""
-    before = sum(process.cpu_times()[:2])
+def measured(processes: list[psutil.Process], seconds: float) -> list[tuple[float, float]]:
+    """Of each, CPU in percent of one core, and resident memory in MB, over the same ``seconds``."""
+    before = [sum(each.cpu_times()[:2]) for each in processes]
     time.sleep(seconds)
-    return (sum(process.cpu_times()[:2]) - before) / seconds * 100, process.memory_info().rss / 1e6
+    after = [sum(each.cpu_times()[:2]) for each in processes]
+    cpu = [(end - begin) / seconds * 100 for begin, end in zip(before, after, strict=True)]
+    return [(used, each.memory_info().rss / 1e6) for used, each in zip(cpu, processes, strict=True)]
 
 
 def start(folder: Path, page: bool, arguments: list[str]) -> tuple[subprocess.Popen[bytes], str]:
@@ -150,38 +152,37 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         print(f"{options.workers} workers, {options.shards} shards, a heartbeat a second each")
+        processes, address = {}, ""
         for page in (False, True):
             coordinator, address = start(folder, page, sizes)
             stack.callback(coordinator.wait)
             stack.callback(coordinator.terminate)
-            process, job = psutil.Process(coordinator.pid), SimulatedJob(address, options.shards, options.workers)
+            processes[page] = psutil.Process(coordinator.pid)
+            job = SimulatedJob(address, options.shards, options.workers)
             stack.callback(job.close)
-            if not page:
-                time.sleep(SETTLE_SECONDS)
-                cpu, memory = measured(process, options.seconds)
-                print(f"no page            {cpu:5.1f} % of a core, {memory:6.1f} MB")
-                job.close()
-                coordinator.terminate()
-                coordinator.wait()
-                continue
-            with CoordinatorClient(address) as client:
-                url = client.get_history().configuration["page"]
-            if options.hold:
-                print(url)
-                threading.Event().wait()
-            for viewers in [0, *options.viewers]:
-                stop, read = threading.Event(), [[0] for _ in range(viewers)]
-                threads = [threading.Thread(target=watch, args=(url, stop, each), daemon=True) for each in read]
-                for thread in threads:
-                    thread.start()
-                time.sleep(SETTLE_SECONDS)
-                before = sum(each[0] for each in read)
-                cpu, memory = measured(process, options.seconds)
-                rate = (sum(each[0] for each in read) - before) / options.seconds / max(1, viewers) / 1e3
-                print(f"page, {viewers} viewer(s)  {cpu:5.1f} % of a core, {memory:6.1f} MB, {rate:6.1f} kB/s each")
-                stop.set()
-                for thread in threads:
-                    thread.join()
+        with CoordinatorClient(address) as client:
+            url = client.get_history().configuration["page"]
+        if options.hold:
+            print(url)
+            threading.Event().wait()
+        time.sleep(SETTLE_SECONDS)
+        for viewers in [0, *options.viewers]:
+            stop, read = threading.Event(), [[0] for _ in range(viewers)]
+            threads = [threading.Thread(target=watch, args=(url, stop, each), daemon=True) for each in read]
+            for thread in threads:
+                thread.start()
+            time.sleep(SETTLE_SECONDS)
+            before = sum(each[0] for each in read)
+            # Both at the same time: what else the machine does is the same for both.
+            (plain, plain_mb), (paged, paged_mb) = measured([processes[False], processes[True]], options.seconds)
+            rate = (sum(each[0] for each in read) - before) / options.seconds / max(1, viewers) / 1e3
+            print(
+                f"no page {plain:5.1f} % of a core, {plain_mb:6.1f} MB; page with {viewers} viewer(s) {paged:5.1f} %, "
+                f"{paged_mb:6.1f} MB, {rate:6.1f} kB/s each"
+            )
+            stop.set()
+            for thread in threads:
+                thread.join()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ps_protocol.errors import PermissionDenied, PsError, Unauthenticated
+from ps_protocol.security.roles import AccessRole
 from ps_server.page.access import PageAccess
 from ps_server.page.broadcast import VIEWERS, Broadcast
 
@@ -95,7 +96,7 @@ class Pages:
             body += piece
             if len(body) > _FORM_BYTES:
                 return PlainTextResponse("this form is too long\n", 413)
-        token = parse_qs(body.decode(errors="replace")).get("token", [""])[0].strip()
+        token = secret_in(parse_qs(body.decode(errors="replace")).get("token", [""])[0])
         try:
             return self._admitted(token, request)
         except (Unauthenticated, PermissionDenied) as error:
@@ -137,6 +138,13 @@ class Pages:
 
     def _html(self, name: str, status: int = 200, **values: str) -> Response:
         return HTMLResponse(self._templates.get_template(name).render(**values), status)
+
+
+def secret_in(text: str) -> str:
+    """The secret that somebody has pasted: itself, or a line role:name:secret of a token file."""
+    role, _, rest = text.strip().partition(":")
+    _, colon, secret = rest.partition(":")
+    return secret if colon and role in {each.value for each in AccessRole} else text.strip()
 
 
 def _status(error: PsError) -> int:

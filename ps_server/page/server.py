@@ -92,7 +92,8 @@ class PageServer:
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
         config.load()
-        config.ssl = self._security.server_context()
+        # A browser has no certificate, most of the time: it shows a token, which PageAccess wants then.
+        config.ssl = self._security.server_context(asks=True)
         self._server = _ThreadServer(config)
         self._ready.set()
         await self._server.serve(sockets=[self._listener])

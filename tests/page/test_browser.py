@@ -13,6 +13,7 @@ from ps_server.page.report import report_html
 from tests.glance.jobs import history, shard, worker
 from tests.page.chromium import Browser, Tab, needs_chromium, running_browser
 from tests.page.jobs import running_page
+from tests.support.certificates import made_folder, security_of
 
 pytestmark = needs_chromium
 
@@ -83,6 +84,26 @@ def test_a_killed_shard_shows(tab: Tab) -> None:
         tab.wait_for_text("#shards tbody", "lost")
         tab.wait_for_text("#alerts", "shard 0 is lost")
         tab.wait_for_text("#events", "lease ended: shard 0")
+
+
+def test_under_tls_with_client_certificates_a_browser_logs_in_with_a_token(tab: Tab, tmp_path: Path) -> None:
+    """As ps-run --tls --page has it: servers require certificates of clients, and a browser has none."""
+    folder = made_folder(tmp_path / "tls", 1)
+    security = security_of(folder, "coordinator")
+    assert security.settings.require_client
+    with running_page(security) as job:
+        assert job.url.startswith("https://")
+        job.join(Role.WORKER, 0)
+        tab.call("Security.setIgnoreCertificateErrors", ignore=True)
+        tab.open(job.url)
+        tab.wait("document.querySelector('#token') !== null")
+        tab.run(f"document.querySelector('#token').value = {(folder.path / 'viewer.token').read_text()!r}")
+        tab.problems.clear()  # the form came with status 401
+        tab.run("document.querySelector('form').requestSubmit()")
+        tab.wait_for_text("#workers tbody", "worker 0")
+        tab.wait_for_text("#connection", "live")
+        assert tab.problems == []
+        assert tab.run("document.cookie") == ""
 
 
 def test_names_from_outside_stay_text(tab: Tab) -> None:

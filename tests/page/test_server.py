@@ -19,11 +19,12 @@ from ps_protocol.errors import ConfigError
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
+from ps_server.certs.authority import Authority
 from ps_server.page import broadcast
 from ps_server.page.needs import check_libraries
 from ps_server.page.server import PageServer
 from tests.page.jobs import running_page
-from tests.support.certificates import made_folder, security_of
+from tests.support.certificates import made_folder, security_of, write_pair
 from tests.support.shards import wait_until
 
 VIEWER, WORKER = "viewer-secret-0123456789;,", "worker-secret-0123456789"
@@ -193,12 +194,17 @@ def test_under_tls_the_page_takes_a_token(tmp_path: Path) -> None:
         assert "Secure" in answer.headers["set-cookie"]
 
 
-def test_where_certificates_are_required_that_of_a_viewer_will_do(tmp_path: Path) -> None:
+def test_where_certificates_are_required_that_of_a_viewer_or_a_token_will_do(tmp_path: Path) -> None:
     folder = made_folder(tmp_path / "certs")
     anybody = ssl.create_default_context(cafile=str(folder.authority_file))
     with running_page(security_of(folder, "coordinator", require_client=True)) as job:
         assert httpx.get(job.url, verify=security_of(folder, "viewer").client_context()).status_code == 200
         assert httpx.get(job.url, verify=security_of(folder, "worker").client_context()).status_code == 403
+        assert httpx.get(job.url, verify=anybody).status_code == 401
+        line = (folder.path / "viewer.token").read_text()
+        assert httpx.post(job.url + "token", verify=anybody, data={"token": line}).status_code == 303
+        stranger = Authority.make("stranger")
+        anybody.load_cert_chain(*write_pair(tmp_path, "stranger", stranger.issue("viewer/eve")))
         with pytest.raises(httpx.TransportError):
             httpx.get(job.url, verify=anybody)
 

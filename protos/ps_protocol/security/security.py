@@ -114,9 +114,12 @@ class Security:
         """Of a gRPC channel that is opened now; None without TLS."""
         return self._files.channel_credentials() if self._files else None
 
-    def server_context(self) -> ssl.SSLContext | None:
-        """Of a listener, TLS 1.3; None without TLS. Each handshake uses the files as they are then."""
-        return self._files.server_context() if self._files else None
+    def server_context(self, *, asks: bool = False) -> ssl.SSLContext | None:
+        """Of a listener, TLS 1.3; None without TLS. Each handshake uses the files as they are then.
+
+        ``asks``: where clients have to show a certificate, these may, and prove who they are otherwise.
+        """
+        return self._files.server_context(asks=asks) if self._files else None
 
     def client_context(self, *protocols: str) -> ssl.SSLContext | None:
         """Of a connection that is opened now, TLS 1.3; None without TLS. Names of servers are checked.

@@ -80,9 +80,14 @@ class TlsFiles:
         context.set_alpn_protocols(list(protocols))
         return context
 
-    def server_context(self) -> ssl.SSLContext:
-        """For a listener, once: every handshake uses the files as they are then."""
+    def server_context(self, *, asks: bool = False) -> ssl.SSLContext:
+        """For a listener, once: every handshake uses the files as they are then.
+
+        ``asks``: a client may do without the certificate that others have to show.
+        """
         context = self._fresh(server=True)
+        if asks and context.verify_mode is ssl.CERT_REQUIRED:
+            context.verify_mode = ssl.CERT_OPTIONAL
 
         def newest(connection: ssl.SSLObject, name: str | None, initial: ssl.SSLContext) -> None:
             connection.context = self._context(server=True)

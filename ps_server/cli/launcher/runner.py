@@ -225,6 +225,9 @@ class Runner:
             return
         self._programs = replace(self._programs, page_port=urlsplit(url).port)
         self._screen.say(f"page at {url}")
+        if self._certificates is not None:
+            token, authority = self._certificates.path / "viewer.token", self._certificates.authority_file
+            self._screen.say(f"the page asks for the token in {token}; have the browser trust {authority}")
 
     def _show_metrics(self) -> None:
         """Say where Prometheus finds every process of the job."""
