@@ -1,0 +1,97 @@
+"""The strategy of ``lightning.pytorch.Trainer``."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.strategies import Strategy
+
+from ps_worker.cluster import Cluster
+from ps_worker.lightning import joined
+from ps_worker.lightning.process import TrainerProcess
+
+_numbers: Iterator[int] = itertools.count()
+
+
+class TorchPsStrategy(TrainerProcess, Strategy):
+    """Trains with the shards' optimizers: ``L.Trainer(strategy="torch_ps")``, or an object of this class.
+
+    The script runs on every worker, which ``ps-run`` starts. Optimizers of ``configure_optimizers`` are adopted, so
+    schedulers, accumulation and manual optimization are as they were; DataLoaders are split among the workers. Methods
+    raise PsError.
+    """
+
+    def __init__(self, cluster: Cluster | None = None, **adopting: Any) -> None:
+        """``cluster``: the connection; without it the process joins when the trainer begins, and leaves at its end.
+
+        ``adopting``: arguments of ``cluster.adopt``, such as ``wire="int8"``.
+        """
+        Strategy.__init__(self)
+        TrainerProcess.__init__(self, cluster, f"lightning-{next(_numbers)}", self._epoch)
+        self._adopting = adopting
+        #: Whether the trainer is to split DataLoaders; None until it has begun.
+        self._splits: bool | None = None
+
+    @property
+    def is_distributed(self) -> bool:
+        """Metrics with ``sync_dist`` are reduced only where this is so."""
+        return True
+
+    def setup_environment(self) -> None:
+        """Join the job."""
+        self.join_job()
+        super().setup_environment()
+        if self._splits is None:
+            # With its own sampler the trainer would split the data a second time.
+            connector = self._trainer._accelerator_connector
+            self._splits, connector.use_distributed_sampler = connector.use_distributed_sampler, False
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Give this worker's part of the data; all of it where the trainer has ``use_distributed_sampler=False``."""
+        return self.cluster.shard(dataloader) if self._splits else dataloader
+
+    def model_to_device(self) -> None:
+        """Move the module before its parameters become views of the cluster's."""
+        assert self.model is not None
+        self.model.to(self.root_device)
+
+    def setup_optimizers(self, trainer: pl.Trainer) -> None:
+        """Build the optimizers, and have the shards run them."""
+        super().setup_optimizers(trainer)
+        assert self.lightning_module is not None
+        schedulers = [config.scheduler for config in self.lr_scheduler_configs]
+        for optimizer in self.optimizers:
+            own = [each for each in schedulers if getattr(each, "optimizer", None) is optimizer]
+            self.cluster.adopt(optimizer, self.lightning_module, own, **self._adopting)
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The state from the shards on worker 0, which writes it; nothing on others."""
+        if not self.is_global_zero:
+            return {}
+        return (optimizer._optimizer if isinstance(optimizer, LightningOptimizer) else optimizer).state_dict()
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """The reduction of a tensor of at most 64 KiB over the workers."""
+        return self.reduced(tensor, group, reduce_op)
+
+    def on_validation_start(self) -> None:
+        """Have every worker evaluate the newest parameters."""
+        for optimizer in self.optimizers:
+            optimizer.pull()  # type: ignore[attr-defined]
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Note why this worker leaves."""
+        joined.note_failure(exception)
+
+    def _epoch(self) -> int:
+        return int(self._trainer.current_epoch)
+
+    @property
+    def _trainer(self) -> pl.Trainer:
+        assert self.lightning_module is not None
+        return self.lightning_module.trainer

@@ -1,0 +1,182 @@
+"""Modules and loops as a user of Lightning writes them: nothing in them knows of the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric import Fabric
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def data(samples: int, seed: int) -> TensorDataset:
+    chance = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(samples, 6, generator=chance, dtype=torch.float64)
+    return TensorDataset(inputs, (inputs.sum(1, keepdim=True) > 0).double())
+
+
+def loader(batch: int, samples: int = 96, seed: int = 1) -> DataLoader[Any]:
+    return DataLoader(data(samples, seed), batch_size=batch)
+
+
+def network(seed: int = 3) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1)).double()
+
+
+class Classifier(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network()
+
+    def loss(self, batch: Sequence[torch.Tensor]) -> torch.Tensor:
+        inputs, targets = batch
+        return torch.nn.functional.binary_cross_entropy_with_logits(self.net(inputs), targets)
+
+    def training_step(self, batch: Sequence[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        loss = self.loss(batch)
+        self.log("train_loss", loss, on_epoch=True, on_step=False, sync_dist=True)
+        return loss
+
+    def validation_step(self, batch: Sequence[torch.Tensor], batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch), sync_dist=True)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
+        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5), "interval": "epoch"}]
+
+
+class TwoOptimizers(pl.LightningModule):
+    """Manual optimization."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.one, self.other = network(4), network(5)
+
+    def training_step(self, batch: Sequence[torch.Tensor], batch_idx: int) -> None:
+        inputs, targets = batch
+        for net, optimizer in zip((self.one, self.other), self.optimizers(), strict=True):  # type: ignore[arg-type]
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(net(inputs), targets)
+            self.manual_backward(loss)
+            optimizer.step()
+        self.log("last", loss, on_epoch=True, on_step=False, sync_dist=True)
+        if self.trainer.is_last_batch:
+            for scheduler in self.lr_schedulers():  # type: ignore[union-attr]
+                scheduler.step(self.trainer.callback_metrics.get("last", torch.tensor(1.0)))
+
+    def configure_optimizers(self) -> Any:
+        one = torch.optim.SGD(self.one.parameters(), lr=0.1, momentum=0.9)
+        other = torch.optim.Adam(self.other.parameters(), lr=0.01)
+        schedulers = [
+            torch.optim.lr_scheduler.ReduceLROnPlateau(each, patience=0, threshold=10.0) for each in (one, other)
+        ]
+        return [one, other], schedulers
+
+
+class Losses(Callback):
+    """What was logged at the end of each epoch."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, float]] = []
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.seen.append({name: value.item() for name, value in trainer.callback_metrics.items()})
+
+
+def trainer(folder: Path, strategy: str, epochs: int, callbacks: Sequence[Callback] = (), **more: Any) -> pl.Trainer:
+    return pl.Trainer(
+        strategy=strategy,
+        max_epochs=epochs,
+        accelerator="cpu",
+        devices=1,
+        logger=CSVLogger(folder),
+        default_root_dir=folder,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=1,
+        callbacks=list(callbacks),
+        **more,
+    )
+
+
+def fit(folder: Path, strategy: str, workers: int, resume: str | None = None) -> dict[str, Any]:
+    """Accumulation, a scheduler, early stopping, checkpoints; with ``resume`` two epochs more."""
+    module, losses = Classifier(), Losses()
+    stopping = EarlyStopping("val_loss", patience=1, min_delta=0.01)
+    checkpoints = ModelCheckpoint(monitor="val_loss", save_last=True, filename="best")
+    fitting = trainer(folder, strategy, 9 if resume else 6, [losses, stopping, checkpoints], accumulate_grad_batches=4)
+    fitting.fit(module, loader(8 // workers), loader(8 // workers, 24, 2), ckpt_path=resume)
+    return {
+        "rank": fitting.global_rank,
+        "parameters": [p.detach().clone() for p in module.parameters()],
+        "losses": losses.seen,
+        "epochs": fitting.current_epoch,
+        "steps": fitting.global_step,
+        "lr": fitting.optimizers[0].param_groups[0]["lr"],
+        "best": str(checkpoints.best_model_path),
+        "last": str(checkpoints.last_model_path),
+    }
+
+
+def manual(folder: Path, strategy: str, workers: int) -> dict[str, Any]:
+    """Two optimizers in manual optimization, each with a scheduler that looks at the loss."""
+    module = TwoOptimizers()
+    fitting = trainer(folder, strategy, 3, enable_checkpointing=False)
+    fitting.fit(module, loader(8 // workers))
+    return {
+        "parameters": [p.detach().clone() for p in module.parameters()],
+        "lr": [each.param_groups[0]["lr"] for each in fitting.optimizers],
+        "last": fitting.callback_metrics["last"].item(),
+    }
+
+
+def loop(folder: Path, strategy: str, workers: int) -> dict[str, Any]:
+    """A Fabric loop that saves in the middle and loads again."""
+    fabric = Fabric(accelerator="cpu", devices=1, strategy=strategy)
+    fabric.launch()
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    model, optimizer = fabric.setup(model, optimizer)
+    batches = fabric.setup_dataloaders(loader(8 // workers))
+    losses = []
+    for epoch in range(3):
+        for number, (inputs, targets) in enumerate(batches):
+            with fabric.no_backward_sync(model, enabled=number % 2 == 0):
+                loss = torch.nn.functional.mse_loss(model(inputs), targets)
+                fabric.backward(loss / 2)
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        scheduler.step()
+        losses.append(fabric.all_reduce(loss.detach()).item())
+        if epoch == 1:
+            fabric.save(folder / "saved.ckpt", {"model": model, "optimizer": optimizer, "epoch": epoch})
+    end = [p.detach().clone() for p in model.parameters()]
+    fabric.barrier()
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer, "epoch": 0}
+    fabric.load(folder / "saved.ckpt", state)
+    fabric.barrier()
+    for inputs, targets in batches:
+        fabric.backward(torch.nn.functional.mse_loss(model(inputs), targets))
+        optimizer.step()
+        optimizer.zero_grad()
+    told = fabric.broadcast({"rank": fabric.global_rank} if fabric.is_global_zero else None)
+    return {
+        "parameters": [*end, *(p.detach().clone() for p in model.parameters())],
+        "losses": losses,
+        "lr": optimizer.param_groups[0]["lr"],
+        "epoch": state["epoch"],
+        "told": told,
+        "gathered": fabric.all_gather(torch.tensor([1.0])).reshape(-1).tolist(),
+    }
+
+
+SCENARIOS = {"fit": fit, "manual": manual, "loop": loop}

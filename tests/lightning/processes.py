@@ -1,0 +1,88 @@
+"""Runs scenarios in processes forked from one that has imported Lightning, which takes several seconds."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import traceback
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+class LightningProcesses:
+    """One per test module. Each scenario runs in as many processes as it has environments, one after the import."""
+
+    def __init__(self, interpreter: str = sys.executable) -> None:
+        self._process = subprocess.Popen(
+            [interpreter, "-m", "tests.lightning.processes"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PS_LOG_LEVEL": "warning"},
+        )
+
+    def run(self, folder: Path, *calls: tuple[str, Mapping[str, str], Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Results of scenarios that run at the same time: their names, environments and arguments, in order."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        folder.mkdir(exist_ok=True)
+        self._process.stdin.write(json.dumps([str(folder), calls], default=str) + "\n")
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == "done\n"
+        for number in range(len(calls)):
+            failure = folder / f"{number}.txt"
+            assert not failure.exists(), failure.read_text()
+        return [torch.load(folder / f"{number}.pt", weights_only=False) for number in range(len(calls))]
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+        self._process.stdout.close()
+
+
+def main() -> None:
+    import ps_worker.lightning  # noqa: F401
+    from tests.lightning import modules
+
+    for line in sys.stdin:
+        folder, calls = json.loads(line)
+        children = []
+        for number, (scenario, environment, arguments) in enumerate(calls):
+            if (child := os.fork()) == 0:
+                os.environ.update(environment)
+                os.dup2(2, 1)
+                arguments["folder"] = Path(arguments["folder"])
+                _run(functools.partial(modules.SCENARIOS[scenario], **arguments), Path(folder), number)
+            children.append(child)
+        for child in children:
+            os.waitpid(child, 0)
+        print("done", flush=True)
+
+
+def _run(scenario: Any, folder: Path, number: int) -> None:
+    code = 1
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = scenario()
+        torch.save({**result, "warnings": sorted({str(each.message) for each in caught})}, folder / f"{number}.pt")
+        code = 0
+    except BaseException:
+        (folder / f"{number}.txt").write_text(traceback.format_exc())
+        raise
+    finally:
+        # As at the end of a program: what is registered for the exit runs, the parent's loop does not go on.
+        sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Lightning and Fabric with two workers against the same script in one process.
+
+Costs 12 s of CPU time, most of it for the one import of Lightning; each of the 12 processes is forked and takes 0.5 s.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ps_protocol.model.spec import Consistency, Mode
+from tests.lightning.processes import LightningProcesses
+from tests.worker.jobs import Job, running_job
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[LightningProcesses]:
+    started = LightningProcesses()
+    yield started
+    started.close()
+
+
+def in_job(job: Job, rank: int) -> dict[str, str]:
+    return {"PS_COORDINATOR": job.address, "PS_RANK": str(rank)}
+
+
+def both(processes: LightningProcesses, folder: Path, scenario: str, **more: Any) -> list[dict[str, Any]]:
+    """Results of worker 0, worker 1, and the same script alone."""
+    with running_job(workers=2, lease_seconds=60.0, consistency=Consistency(Mode.SYNC)) as job:
+        shared = {"folder": folder / "job", "strategy": "torch_ps", "workers": 2, **more}
+        alone = {"folder": folder / "alone", "strategy": "auto", "workers": 1, **more}
+        return processes.run(
+            folder, (scenario, in_job(job, 0), shared), (scenario, in_job(job, 1), shared), (scenario, {}, alone)
+        )
+
+
+def assert_equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> None:
+    for one, other in zip(first, second, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
+
+
+def warned(result: dict[str, Any]) -> set[str]:
+    """Without the warning of Lightning that a checkpoint came from another folder: it names folders."""
+    return {text for text in result["warnings"] if not text.startswith("The dirpath has changed")}
+
+
+def assert_same_training(zero: dict[str, Any], one: dict[str, Any], alone: dict[str, Any]) -> None:
+    for worker in (zero, one):
+        assert_equal(worker["parameters"], alone["parameters"])
+        assert worker["lr"] == alone["lr"]
+        assert warned(worker) <= warned(alone)
+
+
+def moments(checkpoint: dict[str, Any]) -> list[torch.Tensor]:
+    state = checkpoint["optimizer_states"][0]["state"]
+    return [state[number][name] for number in range(4) for name in ("exp_avg", "exp_avg_sq")]
+
+
+def saved(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.ckpt"))
+
+
+def test_a_module_trains_stops_saves_and_resumes_as_in_one_process(
+    processes: LightningProcesses, tmp_path: Path
+) -> None:
+    zero, one, alone = both(processes, tmp_path, "fit")
+    assert_same_training(zero, one, alone)
+    assert (zero["rank"], one["rank"], zero["epochs"], one["epochs"]) == (0, 1, alone["epochs"], alone["epochs"])
+    assert zero["steps"] == one["steps"] == alone["steps"]
+    for ours, its in zip(zero["losses"], alone["losses"], strict=True):
+        assert ours == pytest.approx(its, abs=1e-9)
+    assert zero["losses"] == one["losses"]
+    assert zero["best"] == one["best"]
+    # One set of checkpoints, as one process writes it, with the state that is on the shards.
+    assert saved(tmp_path / "job") == saved(tmp_path / "alone")
+    ours, its = (torch.load(run["last"], weights_only=False) for run in (zero, alone))
+    for name in ("epoch", "global_step", "lr_schedulers"):
+        assert ours[name] == its[name]
+    assert_equal(*(moments(each) for each in (ours, its)))
+    again = both(processes, tmp_path / "again", "fit", resume=zero["last"])
+    assert_same_training(*again)
+    assert again[0]["epochs"] > zero["epochs"]
+
+
+def test_manual_optimization_of_two_optimizers_with_plateau_schedulers(
+    processes: LightningProcesses, tmp_path: Path
+) -> None:
+    zero, one, alone = both(processes, tmp_path, "manual")
+    assert_same_training(zero, one, alone)
+    assert zero["lr"] != [0.1, 0.01]
+    assert zero["last"] == one["last"] == pytest.approx(alone["last"], abs=1e-9)
+
+
+def test_a_fabric_loop_saves_and_loads_as_in_one_process(processes: LightningProcesses, tmp_path: Path) -> None:
+    zero, one, alone = both(processes, tmp_path, "loop")
+    assert_same_training(zero, one, alone)
+    assert zero["losses"] == one["losses"] == pytest.approx(alone["losses"], abs=1e-9)
+    assert (zero["epoch"], one["epoch"]) == (1, 1)
+    assert one["told"] == {"rank": 0}
+    assert one["gathered"] == [1.0, 1.0]
+    assert saved(tmp_path / "job") == ["saved.ckpt"]
