@@ -116,6 +116,10 @@ _BEGINNINGS = {
         "nothing new is told until the journal can be written: %s",
         "cannot note the last commit in %s: %s",
     ),
+    "history": (
+        "the history cannot be kept in %s: %s",
+        "the history in %s is left out, and begins again: %s",
+    ),
     "snapshot": ("shard %d: snapshot of %.1f MB in %.1f s", "shard %d: a snapshot begins again, for slices"),
     "snapshot.failed": ("shard %d: no snapshot: %s", "no snapshot at the end, the log has everything: %s"),
     "checkpoint": (

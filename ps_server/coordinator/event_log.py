@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ps_protocol.cluster.history import JobEvent
 
 EVENTS = 400
 """How many are kept."""
 
-_TEXT = 500
+TEXT_CHARACTERS = 500
+"""Longest text of an event."""
 
 
 class EventLog:
@@ -26,7 +28,14 @@ class EventLog:
     def add(self, text: str, *, warning: bool = False) -> None:
         """Something has happened; a very long ``text`` is cut."""
         self._number += 1
-        self._events.append(JobEvent(self._number, self._clock(), text[:_TEXT], warning))
+        self._events.append(JobEvent(self._number, self._clock(), text[:TEXT_CHARACTERS], warning))
+
+    def restore(self, before: Sequence[JobEvent]) -> None:
+        """Put the events of an earlier process before those of this one, which are numbered anew."""
+        number = before[-1].number if before else 0
+        since = [replace(event, number=number + at) for at, event in enumerate(self._events, 1)]
+        self._number = number + len(since)
+        self._events = deque([*before, *since], maxlen=EVENTS)
 
     @property
     def all(self) -> tuple[JobEvent, ...]:

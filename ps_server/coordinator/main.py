@@ -28,6 +28,7 @@ from ps_server.cli.options.security import server_security_options
 from ps_server.coordinator.access import CoordinatorAccess
 from ps_server.coordinator.config import CoordinatorConfig, configure, from_tf_config
 from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.history.history_file import HistoryFile
 from ps_server.coordinator.history.recorder import JobRecorder
 from ps_server.coordinator.jobs.checkpoints import CheckpointMade, Checkpoints
 from ps_server.coordinator.jobs.ending import end_with_job
@@ -81,7 +82,8 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
     security = Security(config.security, AccessRole.SERVER, listens=True)
     access = CoordinatorAccess.of(security, journal.path.parent if journal else None)
     driver = Driver(config.cluster, journal=journal, saved=config.saved, open_shard=access.open_shard)
-    recorder = JobRecorder(driver, config.words)
+    history = HistoryFile(journal.path.parent) if journal else None
+    recorder = JobRecorder(driver, config.words, file=history)
 
     def on_made(made: CheckpointMade) -> None:
         recorder.saved(str(made.folder), made.size_bytes, made.seconds)
@@ -132,6 +134,7 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
             driver.check_failed()
         checkpoints.stop()
         await running
+        await recorder.save()
     finally:
         if page:
             await asyncio.to_thread(page.close)

@@ -36,11 +36,21 @@ def is_log_call(node: ast.AST) -> bool:
     )
 
 
-def message_of(call: ast.Call) -> str:
+def message_of(call: ast.Call, path: Path) -> str:
     assert isinstance(call.func, ast.Attribute)
     given = call.args[1 if call.func.attr == "log" else 0]
-    assert isinstance(given, ast.Constant), f"the text of a message is a constant, not {ast.unparse(given)}"
+    if isinstance(given, ast.Name):
+        given = constant_of(path, given.id)
+    assert isinstance(given, ast.Constant), f"{path}: the text of a message is a constant, not {ast.unparse(given)}"
     return str(given.value)
+
+
+def constant_of(path: Path, name: str) -> ast.AST:
+    """What the module assigns to ``name``."""
+    for node in ast.parse((ROOT / path).read_text()).body:
+        if isinstance(node, ast.Assign) and [each.id for each in node.targets if isinstance(each, ast.Name)] == [name]:
+            return node.value
+    raise AssertionError(f"{path} has no constant {name}")
 
 
 def constants(node: ast.AST) -> Iterator[str]:
@@ -58,7 +68,7 @@ def found() -> tuple[dict[str, str], dict[str, str]]:
         if is_log_call(node):
             assert isinstance(node, ast.Call)
             if not any(keyword.arg == "extra" for keyword in node.keywords):
-                messages[message_of(node)] = f"{path}:{node.lineno}"
+                messages[message_of(node, path)] = f"{path}:{node.lineno}"
         if isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values, strict=True):
                 if isinstance(key, ast.Constant) and key.value == "event" and isinstance(value, ast.Constant):

@@ -12,7 +12,7 @@ from ps_protocol.cluster.view import ClusterStatus
 class JobEvent:
     """Something that happened, in words."""
 
-    #: Rises by one with every event of one start of the coordinator.
+    #: Rises by one with every event.
     number: int
     #: Seconds since 1970.
     at_seconds: float
@@ -87,7 +87,7 @@ class JobHistory:
     """The job now, and how it came there."""
 
     status: ClusterStatus
-    #: When this was told, and when this coordinator began; seconds since 1970.
+    #: When this was told, and when the history began; seconds since 1970.
     at_seconds: float
     began_seconds: float
     heartbeat_seconds: float = 1.0

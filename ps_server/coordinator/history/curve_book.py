@@ -109,6 +109,23 @@ class CurveBook:
             curves.append(Curve(name, reported, *copies))
         return Curves(times, tuple(curves), self._point_seconds, self._generation)
 
+    def restore(self, saved: Curves) -> None:
+        """Go on from ``saved``, of a book of this size, after a gap. Only before the first ``add``."""
+        # Room for the gap: a book is merged when it has exactly its most points.
+        cut = slice(0, self._points - 1)
+        self._times = array("d", saved.times[cut])
+        if not self._times:
+            return
+        self._point_seconds = max(self._point_seconds, saved.point_seconds)
+        self._generation = saved.generation
+        for each in saved.curves[: self._names]:
+            mean, low, high = (array("d", lane[cut]) for lane in (each.mean, each.low, each.high))
+            self._lanes[each.name, each.reported] = _Lane(mean, low, high)
+        # A point without values: the time in which nobody looked.
+        self._open_at = self._times[-1] + self._point_seconds
+        self._close_point()
+        self._open_at = None
+
     def _new_lane(self, key: Key) -> _Lane | None:
         if len(self._lanes) >= self._names:
             return None

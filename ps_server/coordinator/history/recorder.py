@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -10,13 +11,20 @@ from dataclasses import replace
 
 from ps_protocol.cluster.history import CheckpointFacts, JobHistory, PlacedVariable
 from ps_protocol.cluster.view import ClusterStatus, MemberStatus, Role
+from ps_protocol.errors import DamagedData
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.history.curve_book import CurveBook
+from ps_server.coordinator.history.history_file import HistoryFile, SavedHistory
 from ps_server.coordinator.history.placement import placement_of
 from ps_server.coordinator.history.rate_window import RateWindow
 from ps_server.coordinator.history.sample import sample
 from ps_server.glance.alerts import Alert
 from ps_server.glance.job import glance_of
+
+logger = logging.getLogger(__name__)
+
+SAVE_SECONDS = 60.0
+"""Interval at which the history is written to its file; at the end it is written, too."""
 
 CHECKPOINTS = 20
 """How many of the last checkpoints are shown."""
@@ -36,8 +44,12 @@ class JobRecorder:
         driver: Driver,
         configuration: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.time,
+        file: HistoryFile | None = None,
     ) -> None:
-        """``clock`` gives seconds since 1970; ``configuration`` is shown as it is."""
+        """``clock`` gives seconds since 1970; ``configuration`` is shown as it is.
+
+        ``file``: the history goes on from there, and is kept there.
+        """
         self._driver = driver
         self._settings = driver.settings
         #: Shown as it is; the owner may add to it.
@@ -51,12 +63,49 @@ class JobRecorder:
         #: Epochs of the models, and their placement: it changes seldom, and a model may have many slices.
         self._placed: tuple[Mapping[str, int], tuple[PlacedVariable, ...]] = ({}, ())
         self._alerts: tuple[Alert, ...] = ()
+        self._file = file
+        self._saved_at = clock()
+        self._cannot_save = False
+        if file is not None:
+            self._restore(file)
 
     async def run(self) -> None:
         """Look at the job until cancelled."""
         while True:
-            self.observe()
+            await self.look()
             await asyncio.sleep(self._settings.heartbeat_seconds)
+
+    async def look(self) -> None:
+        """Take one look, and keep what has been seen once in a while."""
+        self.observe()
+        if self._clock() - self._saved_at >= SAVE_SECONDS:
+            await self.save()
+
+    async def save(self) -> None:
+        """Keep the history in the file, if there is one. A failure is logged once, until it works again."""
+        if self._file is None:
+            return
+        self._saved_at = self._clock()
+        saved = SavedHistory(self._began, self._curves.curves(), self._driver.events.all, tuple(self._checkpoints))
+        try:
+            await asyncio.to_thread(self._file.write, saved)
+            self._cannot_save = False
+        except OSError as error:
+            if not self._cannot_save:
+                logger.warning("the history cannot be kept in %s: %s", self._file.path, error)
+            self._cannot_save = True
+
+    def _restore(self, file: HistoryFile) -> None:
+        try:
+            saved = file.read()
+        except (DamagedData, OSError) as error:
+            logger.warning("the history in %s is left out, and begins again: %s", file.path, error)
+            return
+        if saved is not None:
+            self._began = min(self._began, saved.began_seconds)
+            self._curves.restore(saved.curves)
+            self._driver.events.restore(saved.events)
+            self._checkpoints.extend(saved.checkpoints)
 
     def observe(self) -> None:
         """Take one look."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.cluster.held import TableCounts
 from ps_protocol.cluster.history import JobHistory
@@ -31,7 +32,7 @@ class Recorded:
 
     def join(self, role: Role, index: int) -> Joined:
         address = "127.0.0.1:1" if role is Role.SHARD else ""
-        return self.driver.join(Application(role, index, address, f"{role.value}{index}", 6, "host", 1))
+        return self.driver.join(Application(role, index, address, f"{role.value}{index}", PROTOCOL_VERSION, "host", 1))
 
     def beat(self, joined: Joined, **stats: Any) -> None:
         member = joined.member
