@@ -1,19 +1,19 @@
 """CPU time that counting adds to a step: ``python -m benchmarks.metrics_cost``.
 
 Runs what a worker and a shard do for the metrics of one step, without the step, in this process: readings of the clock,
-histograms, waits. CPU time does not depend on what else runs on the machine as much as the time of a step does.
+histograms, waits. Between blocks of it a worker and a shard make steps that count, as they always do. A row has both
+CPU times and the median of their ratios, with its quartiles, for each size and transport.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 
+from benchmarks.step_share import Cost, shares
 from ps_protocol.metrics.histogram import Histogram
 from ps_worker.session.reporting import WaitReason, WorkerCounters
 
-STEPS = 100_000
-BLOCKS = 9
+STEPS = 10_000
 
 
 def worker_step(counters: WorkerCounters) -> None:
@@ -33,20 +33,22 @@ def shard_step(apply: Histogram, reply: Histogram) -> None:
     reply.observe(time.perf_counter() - began)
 
 
-def main() -> None:
-    """Print the medians over the blocks, in microseconds per step."""
+def measured(steps: int = STEPS) -> Cost:
+    """CPU time of counting, over ``steps`` steps."""
     counters, apply, reply = WorkerCounters(), Histogram(), Histogram()
-    worker, shard = [], []
-    for _ in range(BLOCKS):
-        begin = time.process_time()
-        for _ in range(STEPS):
-            worker_step(counters)
-        between = time.process_time()
-        for _ in range(STEPS):
-            shard_step(apply, reply)
-        worker.append((between - begin) / STEPS * 1e6)
-        shard.append((time.process_time() - between) / STEPS * 1e6)
-    print(f"worker {statistics.median(worker):.2f} us a step, shard {statistics.median(shard):.2f} us a step")
+    begin = time.thread_time()
+    for _ in range(steps):
+        worker_step(counters)
+    between = time.thread_time()
+    for _ in range(steps):
+        shard_step(apply, reply)
+    return Cost((between - begin) / steps, (time.thread_time() - between) / steps)
+
+
+def main() -> None:
+    """Print a row for each size and transport."""
+    for row in shares(measured):
+        print(row, flush=True)
 
 
 if __name__ == "__main__":

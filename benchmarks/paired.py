@@ -2,8 +2,10 @@
 
 A cluster and a worker of each tree run at the same time, and make blocks of steps in turn, so that both meet the same
 machine. A row has the medians of both, the median of the ratios of the blocks (this tree / OTHER; below 1: this one is
-faster) with its quartiles, and the peak memory of each worker above what it had before its model, in sizes of the
-model. With ``--trace`` this tree also traces its steps: ``paired . --trace`` shows the cost of tracing.
+faster) with its quartiles, the same for the CPU time of worker and shard together, and the peak memory of each worker
+above what it had before its model, in sizes of the model. With ``--trace`` this tree also traces its steps:
+``paired . --trace`` shows the cost of tracing. CPU time can be compared on a machine that others use, too: other
+programs lengthen a step, but add little to its CPU time.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 SIZES = {
@@ -52,25 +55,66 @@ def row(other: Path, size: str, transport: str, *, trace: bool = False) -> str:
     nbytes, steps, blocks = SIZES[size]
     with ExitStack() as stack:
         traces = stack.enter_context(tempfile.TemporaryDirectory(prefix="ps-paired-")) if trace else ""
-        workers = [
-            stack.enter_context(_worker(tree, transport, nbytes, {"PS_TRACE": folder}))
+        pairs = [
+            stack.enter_context(running_pair(tree, transport, nbytes, {"PS_TRACE": folder}))
             for tree, folder in ((other, ""), (ROOT, traces))
         ]
-        medians: tuple[list[float], list[float]] = ([], [])
+        blocks_of: tuple[list[Block], list[Block]] = ([], [])
         for block in range(blocks):
             for which in (0, 1) if block % 2 == 0 else (1, 0):
-                medians[which].append(_ask(workers[which], steps)["median"])
-        peaks = [_ask(worker, 0)["peak"] / nbytes for worker in workers]
-    low, middle, high = statistics.quantiles((new / old for old, new in zip(*medians, strict=True)), n=4)
-    old, new = (statistics.median(each) * 1e3 for each in medians)
-    return (
-        f"{size:7} {transport:5} other {old:8.3f} ms  this {new:8.3f} ms  ratio {middle:.3f} [{low:.3f} {high:.3f}]"
-        f"  peak {peaks[0]:.2f} {peaks[1]:.2f}"
-    )
+                blocks_of[which].append(pairs[which].steps(steps))
+        peaks = [pair.steps(0).peak_bytes / nbytes for pair in pairs]
+    times = _compared(*([block.seconds for block in each] for each in blocks_of))
+    cpu = _compared(*([block.worker_cpu + block.shard_cpu for block in each] for each in blocks_of))
+    return f"{size:7} {transport:5} step {times}  CPU {cpu}  peak {peaks[0]:.2f} {peaks[1]:.2f}"
+
+
+def _compared(old: Sequence[float], new: Sequence[float]) -> str:
+    """Medians of seconds in milliseconds, the median of the ratios, and its quartiles."""
+    low, middle, high = statistics.quantiles((after / before for before, after in zip(old, new, strict=True)), n=4)
+    medians = f"other {statistics.median(old) * 1e3:8.3f} ms  this {statistics.median(new) * 1e3:8.3f} ms"
+    return f"{medians}  ratio {middle:.3f} [{low:.3f} {high:.3f}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some steps."""
+
+    #: The median of a step.
+    seconds: float
+    #: CPU time of the processes, of one step.
+    worker_cpu: float
+    shard_cpu: float
+    #: Of the worker, above what it had before its model.
+    peak_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A worker and its shard, each a process."""
+
+    worker: subprocess.Popen[str]
+    shard: subprocess.Popen[str]
+
+    def steps(self, count: int) -> Block:
+        """Make ``count`` steps."""
+        before = cpu_seconds(self.worker.pid), cpu_seconds(self.shard.pid)
+        answer = _ask(self.worker, count)
+        worker, shard = (
+            (cpu_seconds(process.pid) - begin) / max(1, count)
+            for process, begin in zip((self.worker, self.shard), before, strict=True)
+        )
+        return Block(answer["median"], worker, shard, answer["peak"])
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process that is alive, of the threads that it has now, to the nanosecond."""
+    tasks = Path(f"/proc/{pid}/task")
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()) / 1e9
 
 
 @contextmanager
-def _worker(tree: Path, transport: str, nbytes: int, more: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+def running_pair(tree: Path, transport: str, nbytes: int, more: Mapping[str, str]) -> Iterator[Pair]:
     """A worker of ``tree`` that trains on a cluster of its own, with ``more`` in the environment."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ps-paired-")))
@@ -79,15 +123,15 @@ def _worker(tree: Path, transport: str, nbytes: int, more: Mapping[str, str]) ->
         coordinator = folder / "coordinator"
         stack.enter_context(_process(tree, more, "-m", "ps_server.coordinator.main", *quiet, str(coordinator), *sizes))
         address = _written(coordinator)
-        shard, place = folder / "shard", ("--shard", "0", "--coordinator", address, "--threads", "1")
-        stack.enter_context(_process(tree, more, "-m", "ps_server.shard.main", *quiet, str(shard), *place))
-        _written(shard)
+        ready, place = folder / "shard", ("--shard", "0", "--coordinator", address, "--threads", "1")
+        shard = stack.enter_context(_process(tree, more, "-m", "ps_server.shard.main", *quiet, str(ready), *place))
+        _written(ready)
         child = Path(__file__).with_name("paired_worker.py")
         worker = stack.enter_context(_process(tree, more, str(child), address, transport, str(nbytes)))
         assert worker.stdout is not None
         if worker.stdout.readline() != "ready\n":
             raise RuntimeError(f"the worker of {tree} did not start")
-        yield worker
+        yield Pair(worker, shard)
 
 
 @contextmanager

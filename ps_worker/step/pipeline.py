@@ -224,6 +224,7 @@ class StepPipeline:
 
     def look_up(self, lookup: Lookup) -> None:
         """Ask for rows, of every shard whose stream is open; the others are asked when the rows are waited for."""
+        lookup.asked_ns = time.monotonic_ns()
         lookup.lay_out(self.streams.router)
         for stream in self.streams.all:
             if stream.is_open and stream.shard in lookup.parts:
@@ -234,14 +235,30 @@ class StepPipeline:
 
         Where the mode has changed so that rows cannot come before the next push, they are those for it.
         """
-        if not lookup.arrived:
-            self._session.check()
-            try:
-                self.streams.following_moves(partial(self._receive_rows, lookup))
-            except BaseException:
-                self.streams.drop()
-                raise
+        if lookup.arrived:
+            lookup.finish()
+            return
+        self._session.check()
+        begin_ns = time.monotonic_ns()
+        try:
+            self.streams.following_moves(partial(self._receive_rows, lookup))
+        except BaseException:
+            self.streams.drop()
+            raise
+        arrived_ns = time.monotonic_ns()
         lookup.finish()
+        self._trace_lookup(lookup, begin_ns, arrived_ns)
+
+    def _trace_lookup(self, lookup: Lookup, begin_ns: int, arrived_ns: int) -> None:
+        """Record a lookup that was waited for from ``begin_ns`` on."""
+        tracer = self._session.instruments.tracer
+        if tracer is not None:
+            asked_ns = lookup.asked_ns or begin_ns
+            said: Attributes = {"model": self.name, "rank": self._session.rank, "rows": lookup.rows}
+            span = tracer.begin("lookup", f"rows of model {self.name}", asked_ns, said)
+            span.part("wait", begin_ns, arrived_ns)
+            span.part("place", arrived_ns, end_ns := time.monotonic_ns())
+            span.end(end_ns)
 
     def _receive_rows(self, lookup: Lookup) -> None:
         self.streams.check_newest()

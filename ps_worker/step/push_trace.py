@@ -5,27 +5,32 @@ from __future__ import annotations
 from time import monotonic_ns
 
 from ps_protocol.cluster.answers import Answer, StepAnswer
-from ps_protocol.tracing.tracer import TraceSpan
+from ps_protocol.tracing.rows import SENT
+from ps_protocol.tracing.tracer import Row, TraceSpan
 
 
 class PushTrace:
-    """Used by one ShardStream, for a push that is traced."""
+    """Used by one ShardStream, for a push that is traced. It notes times; ``rows`` makes parts of them."""
 
-    __slots__ = ("_arrived_ns", "_begin_ns", "_encoded_ns", "_shard", "_span", "_waiting_ns")
+    __slots__ = (
+        "_arrived_ns",
+        "_begin_ns",
+        "_bytes",
+        "_encoded_ns",
+        "_heard",
+        "_sent_ns",
+        "_shard",
+        "_waiting_ns",
+    )
 
     def __init__(self, span: TraceSpan, shard: int) -> None:
         """``span`` is the step's. The push is begun now."""
-        self._span = span
         self._shard = shard
         self._begin_ns = monotonic_ns()
-        self._encoded_ns = 0
-        self._waiting_ns = 0
-        self._arrived_ns = 0
-
-    @property
-    def traceparent(self) -> str:
-        """The context that goes with the push."""
-        return self._span.traceparent
+        self._encoded_ns = self._sent_ns = self._bytes = self._waiting_ns = self._arrived_ns = 0
+        #: Since when something was waited for, its arrival, when it was in place; why; bytes; whether it is a step's.
+        self._heard: list[tuple[int, int, int, str, int, bool]] = []
+        span.later(self)
 
     def encoded(self) -> None:
         """The gradients are in the wire format."""
@@ -33,11 +38,7 @@ class PushTrace:
 
     def sent(self, nbytes: int) -> None:
         """The push has been handed to the transport; ``nbytes`` of payload."""
-        now, span = monotonic_ns(), self._span
-        if self._encoded_ns:
-            span.part("encode", self._begin_ns, self._encoded_ns, {"shard": self._shard})
-        begin = self._encoded_ns or self._begin_ns
-        span.part("send", begin, now, {"shard": self._shard, "bytes": nbytes}, sends=f"{span.key}.{self._shard}")
+        self._sent_ns, self._bytes = monotonic_ns(), nbytes
 
     def waits(self) -> None:
         """The worker waits for an answer of the shard."""
@@ -49,13 +50,10 @@ class PushTrace:
 
     def received(self, answer: Answer | None) -> None:
         """``answer`` is in place; None: the shard goes on waiting."""
-        now, span = monotonic_ns(), self._span
-        arrived = self._arrived_ns or now
-        waited: dict[str, str | int] = {"shard": self._shard}
-        if isinstance(answer, StepAnswer) and answer.waited_for:
-            waited["reason"] = answer.waited_for
-        span.part("wait", self._waiting_ns, arrived, waited)
-        if answer is not None:
-            key = f"{span.key}.{self._shard}.answer" if isinstance(answer, StepAnswer) else ""
-            said = {"shard": self._shard, "bytes": answer.payload_bytes}
-            span.part("receive", arrived, now, said, receives=key)
+        now, nbytes = monotonic_ns(), -1 if answer is None else answer.payload_bytes
+        reason, is_step = (answer.waited_for, True) if isinstance(answer, StepAnswer) else ("", False)
+        self._heard.append((self._waiting_ns, self._arrived_ns, now, reason, nbytes, is_step))
+
+    def row(self) -> Row:
+        """What was noted."""
+        return SENT, self._shard, self._begin_ns, self._encoded_ns, self._sent_ns, self._bytes, self._heard

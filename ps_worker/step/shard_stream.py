@@ -219,7 +219,7 @@ class ShardStream:
             ahead=push.ahead,
             staged=[position for span in staged for position in span],
             tables=rows.tables,
-            traceparent=trace.traceparent if trace is not None else "",
+            traceparent=push.trace.traceparent if push.trace is not None else "",
             weight=push.weight,
         )
         self.is_pushing, self._staged, self._sequence = True, [], push.sequence

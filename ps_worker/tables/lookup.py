@@ -53,6 +53,8 @@ class Lookup:
         #: By shard.
         self.parts: dict[int, ShardLookup] = {}
         self._finished = False
+        #: When the shards were asked first, for a trace; 0: not yet.
+        self.asked_ns = 0
 
     @property
     def rows(self) -> int:

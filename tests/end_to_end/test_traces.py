@@ -8,6 +8,8 @@ import torch
 from ps_protocol.errors import PsError
 from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.tracing.merge import MERGED, files_in, merge
+from tests.end_to_end.table_training import OPTIMIZERS, TOP, on_shards, steps_of
+from tests.end_to_end.table_training import train as train_rows
 from tests.end_to_end.training import batches, loss_of, net, run_workers
 from tests.support.shards import wait_until
 from tests.support.trace_events import check, parts_of, process_names, read, spans
@@ -146,6 +148,18 @@ def test_payloads_in_a_wire_format_show_their_encoding(traced):
         job._shards.clear()
     events = merged(traced)
     assert all("encode" in names_of(parts_of(events, step)) for step in spans(events, "step"))
+
+
+def test_rows_that_are_waited_for_are_a_span_of_their_own(traced):
+    with running_job(2, 1) as job, job.cluster() as cluster:
+        model = on_shards(cluster, "sum", OPTIMIZERS["sgd"][0], shared=True)
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=TOP, name="rows")
+        train_rows(cluster, model, optimizer, [step[0] for step in steps_of(1, STEPS, 1)])
+    lookups = spans(events := merged(traced), "lookup")
+    assert len(lookups) >= STEPS
+    for lookup in lookups:
+        assert lookup["args"]["rows"] > 0
+        assert names_of(parts_of(events, lookup)) == ["wait", "place"]
 
 
 def test_a_refused_step_ends_its_span(traced):

@@ -30,9 +30,3 @@ def parse_traceparent(text: str) -> TraceContext | None:
     if found is None or found[1] == _NO_TRACE or found[2] == _NO_SPAN:
         return None
     return TraceContext(found[1], found[2], bool(int(found[3], 16) & 1))
-
-
-def key_of(traceparent: str) -> str:
-    """The key of the span that wrote ``traceparent``; empty for a malformed one."""
-    context = parse_traceparent(traceparent)
-    return context.span if context else ""

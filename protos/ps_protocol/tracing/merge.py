@@ -18,8 +18,10 @@ from typing import Any
 from ps_protocol.errors import DamagedData, InvalidRequest
 from ps_protocol.text import printable
 from ps_protocol.tracing.clock import ClockReading
+from ps_protocol.tracing.rows import parts_of
 from ps_protocol.tracing.trace_events import ProcessEvents
-from ps_protocol.tracing.trace_file import SUFFIX, Part, Record
+from ps_protocol.tracing.trace_file import SUFFIX, Record
+from ps_protocol.tracing.tracer import Part
 
 MERGED = "trace.json"
 """Name of the file that ``merge`` makes in a folder."""
@@ -152,22 +154,15 @@ def _records(path: Path) -> Iterator[Record]:
                 continue
             batch: Any = _parsed(line, path, number)
             try:
-                for name, track, begin, end, said, trace, span, cause, parts in batch:
+                for name, track, begin, end, said, trace, span, cause, parts, rows in batch:
                     whole: list[Part] = [
                         (str(n), int(b), int(e), dict(a or {}), str(s), str(r)) for n, b, e, a, s, r in parts
                     ]
-                    yield (
-                        str(name),
-                        str(track),
-                        int(begin),
-                        int(end),
-                        dict(said),
-                        str(trace),
-                        str(span),
-                        str(cause),
-                        whole,
-                    )
-            except (TypeError, ValueError):
+                    for row in rows:
+                        whole.extend(parts_of(row, str(span), str(cause)))
+                    identity = str(trace), str(span), str(cause)
+                    yield str(name), str(track), int(begin), int(end), dict(said), *identity, whole, []
+            except (LookupError, TypeError, ValueError):
                 raise _damaged(path, number, line) from None
 
 

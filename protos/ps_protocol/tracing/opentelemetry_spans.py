@@ -10,7 +10,8 @@ from opentelemetry.util.types import AttributeValue
 
 from ps_protocol.tracing.clock import read_clock
 from ps_protocol.tracing.context import TraceContext, parse_traceparent
-from ps_protocol.tracing.tracer import Attributes
+from ps_protocol.tracing.rows import parts_of
+from ps_protocol.tracing.tracer import Attributes, RowSource
 
 logger = logging.getLogger(__name__)
 
@@ -54,13 +55,14 @@ class OpenTelemetryTracer:
 class OpenTelemetrySpan:
     """A ``TraceSpan`` of an ``OpenTelemetryTracer``; its parts are child spans."""
 
-    __slots__ = ("_context", "_is_valid", "_offset_ns", "_span", "_tracer", "_within")
+    __slots__ = ("_context", "_is_valid", "_offset_ns", "_sources", "_span", "_tracer", "_within")
 
     def __init__(self, tracer: trace.Tracer, span: Span, offset_ns: int) -> None:
         self._tracer = tracer
         self._span = span
         self._within = trace.set_span_in_context(span)
         self._offset_ns = offset_ns
+        self._sources: list[RowSource] = []
         found = span.get_span_context()
         self._is_valid = found.is_valid
         self._context = TraceContext(f"{found.trace_id:032x}", f"{found.span_id:016x}", found.trace_flags.sampled)
@@ -92,8 +94,15 @@ class OpenTelemetrySpan:
         )
         child.end(end_ns + offset)
 
+    def later(self, source: RowSource) -> None:
+        """Record what ``source`` stands for at the end."""
+        self._sources.append(source)
+
     def end(self, end_ns: int, attributes: Attributes | None = None) -> None:
         """End the span."""
+        for source in self._sources:
+            for name, begin, end, said, _, _ in parts_of(source.row(), self.key, ""):
+                self.part(name, begin, end, said)
         if attributes:
             self._span.set_attributes(_named(attributes))
         self._span.end(end_ns + self._offset_ns)

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from ps_protocol.text import printable
-from ps_protocol.tracing.trace_file import Part, Record
-from ps_protocol.tracing.tracer import Attributes
+from ps_protocol.tracing.trace_file import Record
+from ps_protocol.tracing.tracer import Attributes, Part
 
 CATEGORY = "step"
 
@@ -33,7 +33,7 @@ class ProcessEvents:
 
     def of(self, record: Record) -> Iterator[str]:
         """The events of one span and its parts."""
-        name, track, begin, end, said, trace, span, cause, parts = record
+        name, track, begin, end, said, trace, span, cause, parts, _ = record
         tid, is_new, place = self._lane(track, begin, end)
         if is_new:
             named = f"{track} ({place})" if place > 1 else track

@@ -12,7 +12,9 @@ import logging
 import os
 import secrets
 import threading
+from collections import deque
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from random import getrandbits
 from typing import BinaryIO
@@ -20,22 +22,19 @@ from typing import BinaryIO
 from ps_protocol.errors import ConfigError
 from ps_protocol.tracing.clock import read_clock
 from ps_protocol.tracing.context import TraceContext, parse_traceparent
-from ps_protocol.tracing.tracer import Attributes
+from ps_protocol.tracing.tracer import Attributes, Part, Row, RowSource
 
 logger = logging.getLogger(__name__)
 
 SUFFIX = ".trace"
 
-BATCH = 64
+BATCH = 32
 """Spans are written together, as many as these, or those of a second."""
 
 BATCH_NS = 1_000_000_000
 
-Part = tuple[str, int, int, Attributes | None, str, str]
-"""Name, beginning, end, attributes, message sent, message received."""
-
-Record = tuple[str, str, int, int, Attributes, str, str, str, list[Part]]
-"""Name, track, beginning, end, attributes, trace, span, the span that caused it, parts."""
+Record = tuple[str, str, int, int, Attributes, str, str, str, list[Part], list[Row]]
+"""Name, track, beginning, end, attributes, trace, span, the span that caused it, parts, rows that stand for parts."""
 
 
 def open_folder(folder: Path) -> None:
@@ -62,24 +61,23 @@ class FileTracer:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._left_bytes = limit_bytes
-        self._batch: list[Record] = []
+        #: Of traces that begin here, the first half of the number; the second is that of the span.
+        self.prefix = f"{getrandbits(64) or 1:016x}"
+        self._numbers = count(getrandbits(62) or 1)
+        #: Appended to by any thread, emptied under the lock.
+        self._ended: deque[FileSpan] = deque()
         self._written_ns = 0
         self._write({"process": process, "clock": asdict(read_clock())})
 
     def begin(self, name: str, track: str, begin_ns: int, attributes: Attributes, traceparent: str = "") -> FileSpan:
         """Begin a span; it is kept when it ends."""
-        cause = parse_traceparent(traceparent) if traceparent else None
-        own = f"{getrandbits(64) or 1:016x}"
-        if cause is None:
-            return FileSpan(self, name, track, begin_ns, attributes, f"{getrandbits(128) or 1:032x}", own, "")
-        return FileSpan(self, name, track, begin_ns, attributes, cause.trace, own, cause.span)
+        return FileSpan(self, name, track, begin_ns, attributes, f"{next(self._numbers):016x}", traceparent)
 
-    def record(self, record: Record) -> None:
+    def record(self, span: FileSpan, end_ns: int) -> None:
         """Keep a span that has ended, to be written with others."""
-        end_ns = record[3]
-        with self._lock:
-            self._batch.append(record)
-            if len(self._batch) >= BATCH or end_ns - self._written_ns > BATCH_NS:
+        self._ended.append(span)
+        if len(self._ended) >= BATCH or end_ns - self._written_ns > BATCH_NS:
+            with self._lock:
                 self._written_ns = end_ns
                 self._write_batch()
 
@@ -92,7 +90,7 @@ class FileTracer:
             self._end()
 
     def _write_batch(self) -> None:
-        batch, self._batch = self._batch, []
+        batch = [self._ended.popleft().record() for _ in range(len(self._ended))]
         if batch:
             self._write(batch)
 
@@ -120,9 +118,21 @@ class FileTracer:
 
 
 class FileSpan:
-    """A ``TraceSpan`` of a ``FileTracer``."""
+    """A ``TraceSpan`` of a ``FileTracer``. On the way of a step it notes; ``record`` does the rest."""
 
-    __slots__ = ("_attributes", "_begin_ns", "_cause", "_name", "_parts", "_trace", "_tracer", "_track", "key")
+    __slots__ = (
+        "_attributes",
+        "_begin_ns",
+        "_cause",
+        "_end_ns",
+        "_more",
+        "_name",
+        "_parts",
+        "_sources",
+        "_tracer",
+        "_track",
+        "key",
+    )
 
     def __init__(
         self,
@@ -131,25 +141,35 @@ class FileSpan:
         track: str,
         begin_ns: int,
         attributes: Attributes,
-        trace: str,
         key: str,
         cause: str,
     ) -> None:
+        """``cause``: the context that it was caused by, as it came."""
         self._tracer = tracer
         self._name = name
         self._track = track
         self._begin_ns = begin_ns
+        self._end_ns = 0
         self._attributes = attributes
-        self._trace = trace
+        self._more: Attributes | None = None
         #: The span's number.
         self.key = key
         self._cause = cause
         self._parts: list[Part] = []
+        self._sources: list[RowSource] = []
 
     @property
     def traceparent(self) -> str:
         """The context of this span."""
-        return TraceContext(self._trace, self.key).traceparent
+        if not self._cause:
+            return f"00-{self._tracer.prefix}{self.key}-{self.key}-01"
+        return TraceContext(self._identity[0], self.key).traceparent
+
+    @property
+    def _identity(self) -> tuple[str, str]:
+        """The numbers of its trace, and of the span that caused it in another process."""
+        cause = parse_traceparent(self._cause) if self._cause else None
+        return (cause.trace, cause.span) if cause else (f"{self._tracer.prefix}{self.key}", "")
 
     def part(
         self,
@@ -164,11 +184,21 @@ class FileSpan:
         """Keep a part until the span ends."""
         self._parts.append((name, begin_ns, end_ns, attributes, sends, receives))
 
+    def later(self, source: RowSource) -> None:
+        """Ask ``source`` for its row when the span is written."""
+        self._sources.append(source)
+
     def end(self, end_ns: int, attributes: Attributes | None = None) -> None:
         """Keep the span."""
-        said = {**self._attributes, **attributes} if attributes else self._attributes
-        record = self._name, self._track, self._begin_ns, end_ns, said, self._trace, self.key, self._cause, self._parts
-        self._tracer.record(record)
+        self._end_ns, self._more = end_ns, attributes
+        self._tracer.record(self, end_ns)
+
+    def record(self) -> Record:
+        """The span as it is written, once it has ended."""
+        said = {**self._attributes, **self._more} if self._more else self._attributes
+        trace, cause = self._identity
+        rows = [source.row() for source in self._sources]
+        return self._name, self._track, self._begin_ns, self._end_ns, said, trace, self.key, cause, self._parts, rows
 
 
 def _refused(what: str, error: OSError) -> ConfigError:

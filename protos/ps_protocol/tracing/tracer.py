@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 Attributes = Mapping[str, str | int]
 """What is known of a span, by name."""
+
+
+Part = tuple[str, int, int, Attributes | None, str, str]
+"""Name, beginning, end, attributes, message sent, message received."""
+
+
+Row = Sequence[Any]
+"""Numbers and texts that stand for several parts: see ``rows``."""
+
+
+class RowSource(Protocol):
+    """What notes times of a span, and tells them once it has ended."""
+
+    def row(self) -> Row:
+        """What was noted. Called once, from any thread; nothing is noted any more then."""
+        ...
 
 
 class TraceSpan(Protocol):
@@ -19,7 +35,7 @@ class TraceSpan(Protocol):
 
     @property
     def key(self) -> str:
-        """A name for what this span sends to other processes; the other end computes it with ``key_of``."""
+        """The number of this span, which names what it sends: the other end finds it in the context."""
         ...
 
     def part(
@@ -36,6 +52,10 @@ class TraceSpan(Protocol):
 
         ``sends`` and ``receives`` name messages that leave at its beginning, or that its beginning is the arrival of.
         """
+        ...
+
+    def later(self, source: RowSource) -> None:
+        """Take the row of ``source``, too, once the span has ended. ``source`` must not refer to the span by then."""
         ...
 
     def end(self, end_ns: int, attributes: Attributes | None = None) -> None:

@@ -97,13 +97,16 @@ class Applier:
         await self.log.reserve(nbytes)
         push.reserved_bytes = nbytes
 
-    async def covered(self) -> None:
+    async def covered(self, trace: ServedPush | None = None) -> None:
         """Returns when workers may be told what is in the log: with a standby that acknowledges, when it has it, too.
 
-        Raises what closed the replication.
+        Raises what closed the replication. ``trace``: of the push that waits.
         """
         if self._replication is not None and self._replication.engaged:
+            begin_ns = time.monotonic_ns() if trace is not None else 0
             await self._replication.covered(self.log.number)
+            if trace is not None:
+                trace.replicated(begin_ns, time.monotonic_ns())
 
     def update(
         self, pushes: Sequence[IncomingPush], version: int, live_workers: int, *, scale: float = 1.0, is_round: bool

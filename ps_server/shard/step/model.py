@@ -37,6 +37,7 @@ from ps_server.shard.step.gate import Gate
 from ps_server.shard.step.options import OptionDifferences
 from ps_server.shard.step.published import LastChanges, Published
 from ps_server.shard.step.push import IncomingPush, must_skip
+from ps_server.shard.step.push_trace import ServedPush
 from ps_server.shard.step.rows import ModelRows
 from ps_server.shard.step.values import ModelValues
 from ps_server.shard.step.working_copy import WorkingCopy
@@ -315,8 +316,11 @@ class ShardModel:
         self.gate.check()
 
     @asynccontextmanager
-    async def published(self, *, quick: bool = False) -> AsyncIterator[Published]:
-        """Parameters and buffers after everything decided so far. ``quick``: read from shared memory."""
+    async def published(self, *, quick: bool = False, trace: ServedPush | None = None) -> AsyncIterator[Published]:
+        """Parameters and buffers after everything decided so far. ``quick``: read from shared memory.
+
+        ``trace``: of the push that they answer.
+        """
         if self.gate.closed:
             self.gate.check()
         published = self._working.newest
@@ -324,7 +328,7 @@ class ShardModel:
         try:
             if not published.ready.done():
                 await asyncio.shield(published.ready)
-            await self._applier.covered()
+            await self._applier.covered(trace)
             if self.gate.closed:
                 self.gate.check()
             yield published

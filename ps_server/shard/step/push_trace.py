@@ -4,31 +4,58 @@ from __future__ import annotations
 
 from time import monotonic_ns
 
-from ps_protocol.tracing.context import key_of
-from ps_protocol.tracing.tracer import Attributes, Tracer
+from ps_protocol.tracing.rows import SERVED
+from ps_protocol.tracing.tracer import Attributes, Row, Tracer, TraceSpan
 from ps_server.consistency import WorkerKey
 
 
+class PushTracing:
+    """Used by one step stream: begins the span of each push that its worker traces."""
+
+    def __init__(self, tracer: Tracer, worker: WorkerKey, model: str, shard: int) -> None:
+        self._tracer = tracer
+        self._shard = shard
+        self._track = f"worker {worker.rank}, model {model}"
+        self._said: Attributes = {"model": model, "rank": worker.rank, "shard": shard}
+
+    def begin(self, traceparent: str, begin_ns: int) -> ServedPush:
+        """The push of ``traceparent`` has been received whole; its header came at ``begin_ns``."""
+        span = self._tracer.begin("push", self._track, begin_ns, self._said, traceparent)
+        return ServedPush(span, self._shard, begin_ns)
+
+
 class ServedPush:
-    """Belongs to one traced push; used on the event loop, ``logged`` and ``applied`` in the executor."""
+    """Belongs to one traced push; used on the event loop, ``logged`` and ``applied`` in the executor.
 
-    __slots__ = ("_apply", "_cause", "_ended", "_may_go_ns", "_reason", "_sending_ns", "_span", "_waiting_ns")
+    It notes times; ``rows`` makes parts of them.
+    """
 
-    def __init__(
-        self, tracer: Tracer, traceparent: str, worker: WorkerKey, model: str, shard: int, begin_ns: int
-    ) -> None:
-        """The push has been received whole; its header came at ``begin_ns``."""
-        now = monotonic_ns()
-        track = f"worker {worker.rank}, model {model}"
-        said: Attributes = {"model": model, "rank": worker.rank, "shard": shard}
-        self._span = tracer.begin("push", track, begin_ns, said, traceparent)
-        self._cause = f"{key_of(traceparent)}.{shard}"
-        self._span.part("receive", begin_ns, now, receives=self._cause)
-        self._waiting_ns = self._may_go_ns = self._sending_ns = 0
+    __slots__ = (
+        "_apply",
+        "_begin_ns",
+        "_ended_ns",
+        "_log",
+        "_may_go_ns",
+        "_reason",
+        "_received_ns",
+        "_replicated",
+        "_sending_ns",
+        "_shard",
+        "_span",
+        "_waiting_ns",
+    )
+
+    def __init__(self, span: TraceSpan, shard: int, begin_ns: int) -> None:
+        #: None: it has ended.
+        self._span: TraceSpan | None = span
+        self._shard = shard
+        self._begin_ns = begin_ns
+        self._received_ns = monotonic_ns()
+        self._waiting_ns = self._may_go_ns = self._sending_ns = self._ended_ns = 0
         self._reason = ""
-        #: Beginning and end of the update that the push was applied in; zeros: it was not.
-        self._apply = 0, 0
-        self._ended = False
+        #: Beginnings and ends: of the update that the push was applied in, of its record, of the wait for a standby.
+        #: Zeros: there was none.
+        self._apply = self._log = self._replicated = 0, 0
 
     def has_turn(self) -> None:
         """Its answer is the next, and waits for the consistency mode from here on."""
@@ -44,35 +71,29 @@ class ServedPush:
 
     def logged(self, begin_ns: int, end_ns: int) -> None:
         """The log has an update with this push. Nothing for a push that was answered before."""
-        if not self._ended:
-            self._span.part("log", begin_ns, end_ns)
+        if self._span is not None:
+            self._log = begin_ns, end_ns
 
     def applied(self, begin_ns: int, end_ns: int) -> None:
         """An update with this push was made, and logged within this time."""
-        if not self._ended:
+        if self._span is not None:
             self._apply = begin_ns, end_ns
-            self._span.part("apply", begin_ns, end_ns)
+
+    def replicated(self, begin_ns: int, end_ns: int) -> None:
+        """The answer waited within this time until the standby had the update."""
+        self._replicated = begin_ns, end_ns
 
     def end(self, outcome: str) -> None:
         """The push is answered, or never will be."""
-        now = monotonic_ns()
-        self._ended = True
-        if self._reason:
-            begin, end = cut((self._waiting_ns, self._may_go_ns), self._apply)
-            self._span.part("wait", begin, end, {"reason": self._reason})
-        if self._sending_ns:
-            self._span.part("send", self._sending_ns, now, sends=f"{self._cause}.answer")
-        self._span.end(now, {"outcome": outcome})
+        span, self._span = self._span, None
+        self._ended_ns = now = monotonic_ns()
+        if span is not None:
+            span.later(self)
+            span.end(now, {"outcome": outcome})
 
-
-def cut(wait: tuple[int, int], apply: tuple[int, int]) -> tuple[int, int]:
-    """``wait`` without what it shares with ``apply``, unless one of the two is inside the other: parts of a span nest.
-
-    The update is made beside the event loop: in sync it begins when the last push of a step ends the wait of all, and
-    in ssp a worker waits for others while its own push is applied.
-    """
-    if wait[0] < apply[0] < wait[1] < apply[1]:
-        return wait[0], apply[0]
-    if apply[0] < wait[0] < apply[1] < wait[1]:
-        return apply[1], wait[1]
-    return wait
+    def row(self) -> Row:
+        """What was noted."""
+        return (
+            *(SERVED, self._shard, self._begin_ns, self._received_ns, *self._log, *self._apply, *self._replicated),
+            *(self._waiting_ns, self._may_go_ns, self._sending_ns, self._ended_ns, self._reason),
+        )

@@ -30,7 +30,7 @@ from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.published import Published, UnchangedSlices
 from ps_server.shard.step.push import IncomingPush
 from ps_server.shard.step.push_reader import PushReader, StreamCodec
-from ps_server.shard.step.push_trace import ServedPush
+from ps_server.shard.step.push_trace import PushTracing, ServedPush
 from ps_server.shard.step.pushed_rows import RequestedLookup, wanted
 from ps_server.shard.tasks import run_together
 from ps_server.shard.transport.base import ServerTransport
@@ -82,7 +82,7 @@ class StepStream:
         """
         budgets = budgets or ByteBudgets.of()
         self._answer_budget = budgets.answers
-        self._tracer = tracer
+        self._tracing = PushTracing(tracer, worker, model.name, model.layout.shard) if tracer else None
         #: Traced pushes without an answer.
         self._traces: set[ServedPush] = set()
         self._transport = transport
@@ -140,8 +140,8 @@ class StepStream:
     async def _take(self, message: StepRequest) -> IncomingPush | None:
         match message:
             case PushHeader():
-                if self._tracer is not None and message.traceparent:
-                    return await self._traced(self._tracer, message)
+                if self._tracing is not None and message.traceparent:
+                    return await self._traced(self._tracing, message)
                 return await self._reader.read(message)
             case ArriveRequest(phase):
                 self._arrive(phase)
@@ -163,11 +163,10 @@ class StepStream:
                 )
         return None
 
-    async def _traced(self, tracer: Tracer, header: PushHeader) -> IncomingPush:
+    async def _traced(self, tracing: PushTracing, header: PushHeader) -> IncomingPush:
         begin_ns = time.monotonic_ns()
         push = await self._reader.read(header)
-        layout = self._model.layout
-        push.trace = ServedPush(tracer, header.traceparent, self._worker, self._model.name, layout.shard, begin_ns)
+        push.trace = tracing.begin(header.traceparent, begin_ns)
         self._traces.add(push.trace)
         return push
 
@@ -280,7 +279,7 @@ class StepStream:
         # Read first: what is published holds these changes at least.
         number = self._model.last_changes.number
         try:
-            async with self._model.published(quick=self._quick) as published:
+            async with self._model.published(quick=self._quick, trace=trace) as published:
                 if answer.sequence and self._model.failpoints.armed:
                     self._model.failpoints.hit("after_apply_before_reply")
                 answer.version = published.version

@@ -1,13 +1,12 @@
 import pytest
 
-from ps_protocol.tracing.context import TraceContext, key_of, parse_traceparent
+from ps_protocol.tracing.context import TraceContext, parse_traceparent
 
 
 def test_a_context_comes_back_from_its_text() -> None:
     context = TraceContext("0af7651916cd43dd8448eb211c80319c", "00f067aa0ba902b7")
     assert context.traceparent == "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01"
     assert parse_traceparent(context.traceparent) == context
-    assert key_of(context.traceparent) == "00f067aa0ba902b7" == context.span
     unsampled = TraceContext(context.trace, context.span, sampled=False)
     assert parse_traceparent(unsampled.traceparent) == unsampled
 
@@ -28,4 +27,3 @@ def test_a_context_comes_back_from_its_text() -> None:
 )
 def test_what_is_no_context_counts_as_none(text: str) -> None:
     assert parse_traceparent(text) is None
-    assert key_of(text) == ""

@@ -112,8 +112,12 @@ def test_a_last_line_that_was_not_written_whole_is_left_out(tmp_path: Path, monk
         (HEAD + "{broken\n", "line 2 of"),
         (HEAD + "7\n", "line 2 of"),
         (HEAD + "[[1,2,3]]\n", "line 2 of"),
-        (HEAD + '[["step","t",0,"soon",{},"1","2","",[]]]\n', "line 2 of"),
-        (HEAD + '[["step","t",0,1,{},"1","2","",[["wait",0]]]]\n', "line 2 of"),
+        (HEAD + '[["step","t",0,"soon",{},"1","2","",[],[]]]\n', "line 2 of"),
+        (HEAD + '[["step","t",0,1,{},"1","2","",[["wait",0]],[]]]\n', "line 2 of"),
+        (HEAD + '[["step","t",0,1,{},"1","2","",[],[["unknown",0]]]]\n', "line 2 of"),
+        (HEAD + '[["step","t",0,1,{},"1","2","",[],[["sent",0,1,2]]]]\n', "line 2 of"),
+        (HEAD + '[["step","t",0,1,{},"1","2","",[],[["served",0,1,"x",3,4,5,6,7,8,9,10,11,12,""]]]]\n', "line 2 of"),
+        (HEAD + '[["step","t",0,1,{},"1","2","",[],[[]]]]\n', "line 2 of"),
     ],
 )
 def test_a_file_of_others_is_refused_by_name(tmp_path: Path, text: str, why: str) -> None:

@@ -13,6 +13,7 @@ import torch
 from ps_protocol.cluster.view import ClusterView, Member, Role, SyncWord
 from ps_protocol.errors import Unavailable
 from ps_protocol.model.spec import ShardMap
+from ps_protocol.tracing.tracer import Tracer
 from ps_server.cli.options.storage import Durability, SnapshotRule, StorageConfig
 from ps_server.failpoints import Failpoints
 from ps_server.serving import grpc_server
@@ -71,6 +72,7 @@ def primary(
     acknowledge: Acknowledge = Acknowledge.BEFORE,
     rule: SnapshotRule = NEVER,
     incarnation: int = INCARNATION,
+    tracer: Tracer | None = None,
 ) -> Iterator[Primary]:
     """Serve shard 0 from ``path`` as ``incarnation``."""
 
@@ -85,7 +87,8 @@ def primary(
         closing.callback(lambda: loop.run(storage.close(snapshot=False)))
         failpoints, counters = Failpoints(), Counters()
         replication = Replication(storage.log, acknowledge)
-        registry = Registry(ShardContext(0, executor, fetch, storage.log, failpoints, replication), storage.recovered)
+        context = ShardContext(0, executor, fetch, storage.log, failpoints, replication, tracer=tracer)
+        registry = Registry(context, storage.recovered)
         shard = Primary(loop, registry, failpoints, counters, storage)
         shard.replication, shard.words = replication, []
 

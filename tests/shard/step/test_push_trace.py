@@ -3,9 +3,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ps_protocol.tracing.merge import MERGED, merge
+from ps_protocol.tracing.rows import cut
 from ps_protocol.tracing.trace_file import FileTracer
 from ps_server.consistency import WorkerKey
-from ps_server.shard.step.push_trace import ServedPush, cut
+from ps_server.shard.step.push_trace import PushTracing
 from tests.support.trace_events import check, read, spans
 
 TIMES = st.tuples(st.integers(0, 20), st.integers(0, 20)).map(sorted).map(tuple)
@@ -39,7 +40,7 @@ def picture(tracer):
 
 def served(tracer):
     step = tracer.begin("step", "model m", 0, {})
-    return ServedPush(tracer, step.traceparent, WorkerKey(3, 9), "m", 0, 1_000)
+    return PushTracing(tracer, WorkerKey(3, 9), "m", 0).begin(step.traceparent, 1_000)
 
 
 def test_an_update_after_the_answer_is_not_part_of_the_push(tracer):
