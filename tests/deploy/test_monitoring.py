@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.cluster.view import Role
 from tests.support import interpreters
 from tests.support.metrics_page import CATALOGUES, PAGE, page
 from tests.support.ports import free_port
@@ -84,7 +85,7 @@ def test_the_rules_pass_their_tests_and_the_example_is_valid():
 
 
 class Job:
-    """Coordinator, two shards and two workers, forked, and a Prometheus that scrapes them, each a process."""
+    """Coordinator, two shards, a standby, two workers, forked, and a Prometheus that scrapes them, each a process."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
@@ -158,13 +159,17 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
         )
         running.wait("the coordinator", ready.exists)
         address = ready.read_text().strip()
-        for number in range(2):
+
+        def start_shard(name: str, number: int) -> None:
             running.start(
-                f"shard-{number}",
+                name,
                 *(*module, "ps_server.shard.main", "--shard", str(number), "--coordinator", address),
-                *("--data-dir", str(folder / f"data-{number}"), "--snapshot-seconds", "2"),
+                *("--data-dir", str(folder / f"data-of-{name}"), "--snapshot-seconds", "2", "--standby"),
                 *("--checkpoint-dir", str(folder / "checkpoints")),
             )
+
+        for number in range(2):
+            start_shard(f"shard-{number}", number)
             running.start(
                 f"worker-{number}",
                 *(sys.executable, str(SCRIPT)),
@@ -174,6 +179,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
                 TEST_END_FILE=str(folder / "end"),
             )
         with CoordinatorClient(address) as client:
+            running.wait("shard 0", lambda: 0 in client.get_status().view.live(Role.SHARD))
+            start_shard("standby", 0)
             targets = client.get_status().metrics_url.removesuffix("metrics") + "targets"
         config = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
         config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
@@ -194,10 +201,10 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
 @needs_prometheus
 def test_every_process_of_the_job_is_found_and_scraped(job):
     up = "up == 1"
-    job.wait("five targets", lambda: len(job.values(up)) == 5)
+    job.wait("six targets", lambda: len(job.values(up)) == 6)
     found = job.ask("/api/v1/query", query=up)["result"]
     components = sorted(each["metric"]["component"] for each in found)
-    assert components == ["coordinator", "shard", "shard", "worker", "worker"]
+    assert components == ["coordinator", "shard", "shard", "standby", "worker", "worker"]
     for each in found:
         with urllib.request.urlopen(f"http://{each['metric']['instance']}/metrics", timeout=60) as got:
             text = got.read()

@@ -42,10 +42,9 @@ def read_common() -> Iterator[Sample]:
 
 
 def read_security(security: Security) -> Iterator[Sample]:
-    """Refused calls where callers are authenticated, and the end of the certificate where there is one."""
-    if security.authenticates:
-        for reason, count in security.refused.counts.items():
-            yield AUTH_FAILURES.of(count, reason)
+    """Refused calls, none where nobody is authenticated, and the end of the certificate where there is one."""
+    for reason, count in security.refused.counts.items():
+        yield AUTH_FAILURES.of(count, reason)
     if (expiry := security.certificate_expiry) is not None:
         yield CERTIFICATE_EXPIRY.of(expiry)
 
