@@ -59,7 +59,7 @@ def test_persisted_state_that_counts_held_pushes_loses_them(monkeypatch):
 
 def test_an_answer_before_the_log_is_seen(monkeypatch):
     @asynccontextmanager
-    async def at_once(self, *, quick=False):
+    async def at_once(self, *, quick=False, trace=None):
         yield SimpleNamespace(version=self._working.newest.version, region=self._working.replica.region)
 
     monkeypatch.setattr(ShardModel, "published", at_once)
