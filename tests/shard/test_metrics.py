@@ -287,7 +287,9 @@ def test_a_reader_of_changes_that_does_not_read_lags_by_the_updates_it_lacks() -
         stream.exchange_rows(dense, {0: rows})
         reader, reading = shard.loop.run(follow())
         wait_until(lambda: read(shard)[lag] == 0)
-        assert read(shard)["feed_readers", "model", "ads"] == 1
+        found = read(shard)
+        assert (found["feed_readers", "model", "ads"], found["limit_used", "feeds"]) == (1, 1)
+        assert found["limit_most", "feeds"] == 1
         shard.loop.run(hold())
         for _ in range(3):
             stream.exchange_rows(dense, {0: rows})
@@ -300,7 +302,8 @@ def test_a_reader_of_changes_that_does_not_read_lags_by_the_updates_it_lacks() -
         shard.loop.run(go_on())
         wait_until(lambda: read(shard)[lag] == 0)
         shard.loop.run(end())
-        assert read(shard)["feed_readers", "model", "ads"] == 0
+        found = read(shard)
+        assert (found["feed_readers", "model", "ads"], found["limit_used", "feeds"]) == (0, 0)
         stream.end()
 
 
