@@ -23,7 +23,7 @@ JOB_INFO = COORDINATOR.gauge(
 JOB_STARTED = COORDINATOR.gauge("job_started", "Whether all expected members have been there once: 1 or 0.")
 JOB_FINISHED = COORDINATOR.gauge("job_finished", "Whether every worker has left after training: 1 or 0.")
 VIEW_REVISION = COORDINATOR.gauge("view_revision", "Revision of the cluster view; it rises with every change.")
-PHASE = COORDINATOR.gauge("phase", "Barriers that the job has passed.")
+PHASE = COORDINATOR.gauge("phase", "Barriers that the job has passed: the number of the present phase.")
 
 MEMBERS = COORDINATOR.gauge(
     "members",
@@ -40,10 +40,14 @@ EXPECTED = COORDINATOR.gauge(
 HEARTBEAT_AGE = COORDINATOR.gauge("heartbeat_age_seconds", "The longest time since a live member was heard of.", "role")
 INCARNATIONS = COORDINATOR.counter("incarnations_total", "Processes that joined.", "role")
 EXPIRATIONS = COORDINATOR.counter("lease_expirations_total", "Members lost because no heartbeat came.", "role")
-FENCED = COORDINATOR.counter("fenced_calls_total", "Calls of processes that are not members any more.")
+FENCED = COORDINATOR.counter("fenced_calls_total", "Calls refused because their process is not a member any more.")
 
-CLOCK_LEAST = COORDINATOR.gauge("worker_clock_least", "The lowest clock of the live workers in the present phase.")
-CLOCK_MOST = COORDINATOR.gauge("worker_clock_most", "The highest clock of the live workers in the present phase.")
+CLOCK_LEAST = COORDINATOR.gauge(
+    "worker_clock_least", "The fewest steps that a live worker has pushed in the present phase: its clock."
+)
+CLOCK_MOST = COORDINATOR.gauge(
+    "worker_clock_most", "The most steps that a live worker has pushed in the present phase."
+)
 BARRIER_WAIT = COORDINATOR.histogram("barrier_wait_seconds", "From a worker's arrival at a barrier until it opens.")
 MODE_CHANGES = COORDINATOR.counter("mode_changes_total", "Changes of the consistency mode.")
 
@@ -57,7 +61,7 @@ CHECKPOINT_AGE = COORDINATOR.gauge(
     "checkpoint_age_seconds", "Since the last checkpoint was begun that is complete; absent before the first."
 )
 LEASES = COORDINATOR.gauge("data_leases", "Workers that hold a range of a dataset.")
-LEASED_ITEMS = COORDINATOR.gauge("data_leased_items", "Items in these ranges.")
+LEASED_ITEMS = COORDINATOR.gauge("data_leased_items", "Items in the ranges of datasets that workers hold.")
 
 
 class CoordinatorMetrics:

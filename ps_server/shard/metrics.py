@@ -50,16 +50,20 @@ PULL_WAIT = SHARD.histogram(
 ROUND = SHARD.histogram("sync_round_seconds", "From the first push of a round to its apply, in mode sync.", "model")
 PARKED = SHARD.gauge("parked_pulls", "Pulls that wait for the consistency mode now.", "model")
 VERSION = SHARD.gauge("model_version", "Updates that the parameters contain.", "model")
-CLOCK_LEAST = SHARD.gauge("clock_least", "The lowest clock of the workers that take part.", "model")
-CLOCK_MOST = SHARD.gauge("clock_most", "The highest clock of the workers that take part.", "model")
+CLOCK_LEAST = SHARD.gauge(
+    "clock_least", "The fewest steps that a worker that takes part has pushed in the present phase: its clock.", "model"
+)
+CLOCK_MOST = SHARD.gauge(
+    "clock_most", "The most steps that a worker that takes part has pushed in the present phase.", "model"
+)
 BYTES = SHARD.counter("bytes_total", "Payload bytes of pushes, pulls and rows.", "direction", "transport")
 STREAMS = SHARD.gauge("streams", "Open step streams.", "model", "transport")
-QUEUE = SHARD.gauge("queue_depth", "Pieces of large work that run or wait in the executor.")
+QUEUE = SHARD.gauge("queue_depth", "Updates, copies and other work on large tensors that run or wait for their turn.")
 
 VARIABLES = SHARD.gauge("variables", "Slices of variables on this shard.", "model")
-VARIABLE_BYTES = SHARD.gauge("variable_bytes", "Bytes of their values.", "model")
+VARIABLE_BYTES = SHARD.gauge("variable_bytes", "Bytes of the values of variables on this shard.", "model")
 TABLE_ROWS = SHARD.gauge("table_rows", "Rows of a table on this shard.", "model", "table")
-TABLE_BYTES = SHARD.gauge("table_bytes", "Bytes of rows, ids and maps.", "model", "table")
+TABLE_BYTES = SHARD.gauge("table_bytes", "Bytes of a table on this shard: rows, ids and maps.", "model", "table")
 TABLE_WAITING = SHARD.gauge("table_waiting_ids", "Ids that were used and have no row yet.", "model", "table")
 ADMISSIONS = SHARD.counter("table_admissions_total", "Rows added by updates and loads.", "model", "table")
 EVICTIONS = SHARD.counter(
@@ -80,7 +84,7 @@ LOG_LAG_SECONDS = SHARD.gauge(
     "lose, with durable what a restart replays.",
 )
 SNAPSHOT = SHARD.histogram("snapshot_seconds", "Duration of snapshots.")
-SNAPSHOT_BYTES = SHARD.counter("snapshot_bytes_total", "Bytes of all snapshots.")
+SNAPSHOT_BYTES = SHARD.counter("snapshot_bytes_total", "Bytes written in snapshots.")
 SNAPSHOT_FAILURES = SHARD.counter("snapshot_failures_total", "Snapshots that failed and were tried again.")
 RECOVERY = SHARD.gauge("recovery_seconds", "How long reading the data directory took at the start.")
 STANDBY = SHARD.gauge("standby_connected", "Whether a standby follows the log: 1 or 0.")

@@ -28,7 +28,7 @@ RECONNECTS = WORKER.counter("reconnects_total", "Streams to shards that were ope
 NONFINITE = WORKER.counter(
     "nonfinite_steps_total", "Steps whose gradients held NaN or infinity, refused or skipped by this worker."
 )
-WORKER_CLOCK = WORKER.gauge("clock", "The clock of the last push in the present phase.")
+WORKER_CLOCK = WORKER.gauge("clock", "Steps that this worker has pushed in the present phase.")
 
 
 def read_worker(progress: Progress) -> Sequence[Sample]:
