@@ -11,7 +11,7 @@ from opentelemetry.util.types import AttributeValue
 from ps_protocol.tracing.clock import read_clock
 from ps_protocol.tracing.context import TraceContext, parse_traceparent
 from ps_protocol.tracing.rows import parts_of
-from ps_protocol.tracing.tracer import Attributes, RowSource
+from ps_protocol.tracing.tracer import Attributes, NotedTimes
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class OpenTelemetrySpan:
         self._span = span
         self._within = trace.set_span_in_context(span)
         self._offset_ns = offset_ns
-        self._sources: list[RowSource] = []
+        self._sources: list[NotedTimes] = []
         found = span.get_span_context()
         self._is_valid = found.is_valid
         self._context = TraceContext(f"{found.trace_id:032x}", f"{found.span_id:016x}", found.trace_flags.sampled)
@@ -94,7 +94,7 @@ class OpenTelemetrySpan:
         )
         child.end(end_ns + offset)
 
-    def later(self, source: RowSource) -> None:
+    def later(self, source: NotedTimes) -> None:
         """Record what ``source`` stands for at the end."""
         self._sources.append(source)
 

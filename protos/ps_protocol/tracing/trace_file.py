@@ -22,7 +22,7 @@ from typing import BinaryIO
 from ps_protocol.errors import ConfigError
 from ps_protocol.tracing.clock import read_clock
 from ps_protocol.tracing.context import TraceContext, parse_traceparent
-from ps_protocol.tracing.tracer import Attributes, Part, Row, RowSource
+from ps_protocol.tracing.tracer import Attributes, NotedTimes, Part, Row
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +156,7 @@ class FileSpan:
         self.key = key
         self._cause = cause
         self._parts: list[Part] = []
-        self._sources: list[RowSource] = []
+        self._sources: list[NotedTimes] = []
 
     @property
     def traceparent(self) -> str:
@@ -184,7 +184,7 @@ class FileSpan:
         """Keep a part until the span ends."""
         self._parts.append((name, begin_ns, end_ns, attributes, sends, receives))
 
-    def later(self, source: RowSource) -> None:
+    def later(self, source: NotedTimes) -> None:
         """Ask ``source`` for its row when the span is written."""
         self._sources.append(source)
 

@@ -17,7 +17,7 @@ Row = Sequence[Any]
 """Numbers and texts that stand for several parts: see ``rows``."""
 
 
-class RowSource(Protocol):
+class NotedTimes(Protocol):
     """What notes times of a span, and tells them once it has ended."""
 
     def row(self) -> Row:
@@ -54,7 +54,7 @@ class TraceSpan(Protocol):
         """
         ...
 
-    def later(self, source: RowSource) -> None:
+    def later(self, source: NotedTimes) -> None:
         """Take the row of ``source``, too, once the span has ended. ``source`` must not refer to the span by then."""
         ...
 
