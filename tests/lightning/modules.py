@@ -35,8 +35,10 @@ class Classifier(pl.LightningModule):
         self.net = network()
 
     def loss(self, batch: Sequence[torch.Tensor]) -> torch.Tensor:
-        inputs, targets = batch
-        return torch.nn.functional.binary_cross_entropy_with_logits(self.net(inputs), targets)
+        return torch.nn.functional.binary_cross_entropy_with_logits(self(batch).double(), batch[1])
+
+    def forward(self, batch: Sequence[torch.Tensor]) -> torch.Tensor:
+        return self.net(batch[0].to(self.net[0].weight.dtype))  # type: ignore[no-any-return]
 
     def training_step(self, batch: Sequence[torch.Tensor], batch_idx: int) -> torch.Tensor:
         loss = self.loss(batch)
@@ -90,7 +92,7 @@ class Losses(Callback):
         self.seen.append({name: value.item() for name, value in trainer.callback_metrics.items()})
 
 
-def trainer(folder: Path, strategy: str, epochs: int, callbacks: Sequence[Callback] = (), **more: Any) -> pl.Trainer:
+def trainer(folder: Path, strategy: Any, epochs: int, callbacks: Sequence[Callback] = (), **more: Any) -> pl.Trainer:
     return pl.Trainer(
         strategy=strategy,
         max_epochs=epochs,
@@ -177,6 +179,3 @@ def loop(folder: Path, strategy: str, workers: int) -> dict[str, Any]:
         "told": told,
         "gathered": fabric.all_gather(torch.tensor([1.0])).reshape(-1).tolist(),
     }
-
-
-SCENARIOS = {"fit": fit, "manual": manual, "loop": loop}

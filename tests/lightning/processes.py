@@ -51,7 +51,11 @@ class LightningProcesses:
 
 def main() -> None:
     import ps_worker.lightning  # noqa: F401
+    from tests.lightning import calls as single
     from tests.lightning import modules
+
+    scenarios = {name: getattr(modules, name) for name in ("fit", "manual", "loop")}
+    scenarios |= {name: getattr(single, name) for name in ("fabric_calls", "trainer_calls")}
 
     for line in sys.stdin:
         folder, calls = json.loads(line)
@@ -61,7 +65,7 @@ def main() -> None:
                 os.environ.update(environment)
                 os.dup2(2, 1)
                 arguments["folder"] = Path(arguments["folder"])
-                _run(functools.partial(modules.SCENARIOS[scenario], **arguments), Path(folder), number)
+                _run(functools.partial(scenarios[scenario], **arguments), Path(folder), number)
             children.append(child)
         for child in children:
             os.waitpid(child, 0)

@@ -101,3 +101,20 @@ def test_a_fabric_loop_saves_and_loads_as_in_one_process(processes: LightningPro
     assert one["told"] == {"rank": 0}
     assert one["gathered"] == [1.0, 1.0]
     assert saved(tmp_path / "job") == ["saved.ckpt"]
+
+
+def test_single_calls_are_answered_and_refused(processes: LightningProcesses, tmp_path: Path) -> None:
+    with running_job(workers=2, lease_seconds=60.0) as job:
+        calls = [("fabric_calls", in_job(job, rank), {"folder": tmp_path / "job"}) for rank in range(2)]
+        assert [each["rank"] for each in processes.run(tmp_path, *calls)] == [0, 1]
+
+
+def test_several_trainers_of_a_process_share_its_connection(processes: LightningProcesses, tmp_path: Path) -> None:
+    with running_job(workers=2, lease_seconds=60.0, consistency=Consistency(Mode.SYNC)) as job:
+        calls = [("trainer_calls", in_job(job, rank), {"folder": tmp_path / "job"}) for rank in range(2)]
+        zero, one = processes.run(tmp_path, *calls)
+    assert zero["batches"] == one["batches"] == [12, 6]
+    assert zero["validated"] == one["validated"]
+    assert zero["finite"]
+    # Three batches, of which Lightning keeps the positions.
+    assert zero["predicted"] + one["predicted"] == 3

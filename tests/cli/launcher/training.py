@@ -50,9 +50,9 @@ MODULES = {"coordinator": "ps_server.coordinator.main", "shard": "ps_server.shar
 class Training:
     """One ps-run; made by the fixture ``training``."""
 
-    def __init__(self, folder: Path, flags: Sequence[str], zygote: Zygote | None) -> None:
+    def __init__(self, folder: Path, flags: Sequence[str], zygote: Zygote | None, script: str = SCRIPT) -> None:
         """Its processes are forked from ``zygote``, or interpreters of their own without one."""
-        (folder / "train.py").write_text(SCRIPT)
+        (folder / "train.py").write_text(script)
         self._go = folder / "go"
         ours, theirs = os.pipe()
         self._lines = os.fdopen(ours)

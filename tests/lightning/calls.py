@@ -1,0 +1,72 @@
+"""What strategies answer to single calls, and what they refuse. Asserted in the processes that run it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torch.distributed import ReduceOp
+
+import ps_worker
+from ps_protocol.errors import ConfigError, InvalidRequest
+from ps_worker.lightning import TorchPsFabricStrategy, TorchPsStrategy
+from tests.lightning.modules import Classifier, loader, network, trainer
+
+
+def fabric_calls(folder: Path) -> dict[str, Any]:
+    """Reductions, broadcasts, decisions and refusals of Fabric's strategy, as of the trainer's."""
+    strategy = TorchPsFabricStrategy(wire="bf16")
+    with pytest.raises(ConfigError, match=r"has not joined the job.*fabric.launch"):
+        strategy.process_dataloader(loader(4))
+    assert (strategy.world_size, strategy.is_global_zero, strategy.broadcast(3)) == (1, True, 3)
+    fabric = Fabric(accelerator="cpu", devices=1, strategy=strategy)
+    fabric.launch()
+    rank = fabric.global_rank
+    own = torch.tensor([rank + 1])
+    wanted = {"sum": 3, "min": 1, "max": 2, "mean": 1, ReduceOp.SUM: 3, ReduceOp.MAX: 2, ReduceOp.AVG: 1, None: 1}
+    assert {op: strategy.all_reduce(own, reduce_op=op).item() for op in wanted} == wanted
+    assert strategy.all_reduce(own.float()).item() == 1.5
+    assert strategy.all_reduce("text") == "text"
+    assert fabric.all_gather(own).tolist() == [[1], [2]]
+    assert [fabric.broadcast(Path(f"folder/{rank}"), src) for src in (0, 1)] == [Path("folder/0"), Path("folder/1")]
+    assert fabric.broadcast(own, 1).tolist() == [2]
+    assert fabric.broadcast(None if rank else {"a": [1]}) == {"a": [1]}
+    # From the lowest rank where the source is not there.
+    assert fabric.broadcast(f"from {rank}", src=7) == "from 0"
+    decisions = [strategy.reduce_boolean_decision(rank == 0, all=every) for every in (True, False)]
+    assert decisions == [False, True]
+    for refused in (
+        lambda: strategy.all_reduce(own, reduce_op="product"),
+        lambda: strategy.all_reduce(own, group=object()),
+        lambda: strategy.all_gather(own, sync_grads=True),
+        lambda: fabric.broadcast({1, 2}),
+        lambda: strategy.setup_optimizer(torch.optim.SGD(network().parameters())),
+    ):
+        with pytest.raises(ConfigError):
+            refused()
+    with pytest.raises(InvalidRequest, match="at most 65536 bytes"):
+        strategy.all_reduce(torch.zeros(1 << 16))
+    with pytest.raises(InvalidRequest, match="tensors that differ"):
+        strategy.all_reduce(torch.zeros(rank + 1))
+    return {"rank": rank}
+
+
+def trainer_calls(folder: Path) -> dict[str, Any]:
+    """Several trainers: data that is not split, evaluation, prediction, mixed precision, a cluster that is given."""
+    cluster = ps_worker.connect()
+    whole = trainer(folder, TorchPsStrategy(cluster), 1, use_distributed_sampler=False, enable_checkpointing=False)
+    whole.fit(Classifier(), loader(8), loader(8))
+    mixed = trainer(folder, TorchPsStrategy(cluster), 1, precision="bf16-mixed", enable_checkpointing=False)
+    module = Classifier().float()
+    mixed.fit(module, loader(8))
+    validated = mixed.validate(module, loader(8, 24, 2), verbose=False)
+    predicted = mixed.predict(module, loader(8, 24, 2))
+    return {
+        "batches": [whole.num_training_batches, mixed.num_training_batches],
+        "validated": validated[0]["val_loss"],
+        "predicted": len(predicted or ()),
+        "finite": all(bool(p.isfinite().all()) for p in module.parameters()),
+    }
