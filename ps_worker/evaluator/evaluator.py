@@ -15,6 +15,7 @@ from ps_protocol.model.spec import Kind, ShardMap, Variable
 from ps_worker.evaluator.row_reader import read_rows
 from ps_worker.memory.flat import FlatModel
 from ps_worker.model.bindings import Bindings, Source, bind, read_groups
+from ps_worker.model.plain import plain_module
 from ps_worker.session.backoff import Backoff
 from ps_worker.session.session import Session
 from ps_worker.step.model_streams import newer_map
@@ -75,6 +76,7 @@ class Evaluator:
     """Reads one model from all shards into the user's own. Used from the user's thread."""
 
     def __init__(self, session: Session, source: Source, shard_map: ShardMap) -> None:
+        source = plain_module(source) if isinstance(source, torch.nn.Module) else source
         module = source if isinstance(source, torch.nn.Module) else None
         own = declared(module.modules() if module else (), lambda: session.seed)
         groups = read_groups(source, may_be_empty=bool(own.specs))

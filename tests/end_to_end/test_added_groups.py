@@ -7,8 +7,12 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
+from ps_protocol.cluster.view import Role
 from ps_protocol.errors import ModelMismatch, NonFiniteGradient, PsError, UnsupportedOptimizer
 from ps_protocol.model.spec import Consistency, Mode
+from ps_server.checkpoint.folder.directory import committed
+from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_worker import Outcome, rows
 from tests.end_to_end.training import assert_close, batches, concatenated, loss_of, net, run_workers, values
 from tests.worker.jobs import running_job
@@ -165,3 +169,28 @@ def test_a_model_with_tables_gets_no_more_groups():
         with pytest.raises(UnsupportedOptimizer, match="with tables cannot get more") as caught:
             optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
         assert "requires_grad=False" in caught.value.remedy
+
+
+def test_added_groups_are_in_checkpoints_and_can_be_followed(tmp_path):
+    def begin(cluster):
+        model = net()
+        optimizer = cluster.adopt(head_only(model), model)
+        unfreeze(model, optimizer, "weight", "bias")
+        return model, optimizer
+
+    with running_job(2, 1, checkpoints=CheckpointConfig(tmp_path)) as job, job.cluster(rank=0) as cluster:
+        model, optimizer = begin(cluster)
+        train(model, optimizer, [step[0] for step in STEPS[:3]])
+        job.client.checkpoint()
+        served = net(seed=3)
+        with job.cluster(Role.EVALUATOR) as evaluator:
+            for name, part in (("model", "2."), ("model+1", "0.")):
+                pairs = [(n, p) for n, p in served.named_parameters() if n.startswith(part)]
+                next(evaluator.follow(pairs, name))
+        assert_close(values(served), values(model), atol=0)
+        train(model, optimizer, [step[1] for step in STEPS[:3]])
+        undisturbed = values(model)
+    with running_job(3, 1, saved=Checkpoint.open(committed(tmp_path)[-1])) as job, job.cluster(rank=0) as cluster:
+        model, optimizer = begin(cluster)
+        train(model, optimizer, [step[1] for step in STEPS[:3]])
+    assert_close(values(model), undisturbed)

@@ -216,6 +216,21 @@ def test_a_skipped_step_is_told_as_accelerate_asks_for_it(session: FakeSession) 
     assert adopted.last.outcome is Outcome.APPLIED
 
 
+def test_a_fused_optimizer_gets_unscaled_gradients(session: FakeSession) -> None:
+    """A fused optimizer of torch unscales gradients itself, so that GradScaler leaves them scaled for it."""
+    model, reference = network(), network()
+    optimizer, plain = (torch.optim.Adam(m.parameters(), lr=0.01, eps=1e-3, fused=True) for m in (model, reference))
+    adopt(session, optimizer, model)
+    for each, own in ((model, optimizer), (reference, plain)):
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for _ in range(3):
+            own.zero_grad()
+            scaler.scale(each(torch.ones(2, 4)).square().sum()).backward()
+            scaler.step(own)
+            scaler.update()
+    assert_same(model, reference)
+
+
 def test_a_compiled_model_has_the_names_of_the_model_inside(session: FakeSession) -> None:
     model = network()
     compiled = torch.compile(model, backend="eager")
