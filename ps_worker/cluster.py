@@ -246,8 +246,7 @@ class Cluster(Collectives):
         workers with more data train on until they come too. Raises Fenced.
         """
         self._workers_only("barrier()", "leave it out: workers do not wait for evaluators")
-        self._session.pass_barrier(self._models.arrive)
-        self._models.pull()
+        self._models.meet()
 
     def report(self, **metrics: float | torch.Tensor) -> None:
         """Show numbers such as ``loss=loss`` with this worker's progress, and in TensorBoard with PS_TENSORBOARD."""

@@ -219,8 +219,10 @@ class PsOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters that no optimizer has yet, as another model of the cluster that is stepped with the first.
 
-        Every worker adds the same groups, at the same step. Raises ValueError as torch does, UnsupportedOptimizer where
-        the model has tables, ModelMismatch when workers add different parameters; nothing is added then.
+        Every worker adds the same groups in the same order. The first time it waits as ``cluster.barrier()`` does; a
+        worker that comes to a job that has the group already does not. Raises ValueError as torch does,
+        UnsupportedOptimizer where the model has tables, ModelMismatch when workers add different parameters; nothing is
+        added then.
         """
         if not self._sealed:
             super().add_param_group(param_group)

@@ -71,10 +71,14 @@ class TrainedModels:
         for each in self:
             each.around = partial(self._deadlock_avoidance.waiting, each)
 
-    def release(self, released: Iterable[RemoteModel]) -> None:
-        """Wait for all workers, as at a barrier, take the last values, and use these models no more. Raises PsError."""
+    def meet(self) -> None:
+        """Wait until every live worker is at this barrier, then take the newest values. Raises PsError."""
         self._session.pass_barrier(self.arrive)
         self.pull()
+
+    def release(self, released: Iterable[RemoteModel]) -> None:
+        """Wait for all workers, as at a barrier, take the last values, and use these models no more. Raises PsError."""
+        self.meet()
         for model in released:
             del self._models[model.name]
             model.close()

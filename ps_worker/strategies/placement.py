@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ps_protocol.cluster.replicas import STORE_VARIABLE
 from ps_protocol.cluster.tf_config import TfConfig
 from ps_protocol.errors import ConfigError
-
-STORE_VARIABLE = "PS_REPLICA_STORE"
-"""A file through which the replicas of one host find each other; set by ps-run, which needs no free port for it."""
 
 _COUNTS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 

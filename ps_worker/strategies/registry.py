@@ -10,13 +10,11 @@ from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
 
+from ps_protocol.cluster.replicas import STRATEGIES_GROUP, STRATEGY_VARIABLE
 from ps_protocol.errors import ConfigError
 from ps_worker.session import uncaught
 from ps_worker.strategies.base import Strategy
-from ps_worker.strategies.choice import VARIABLE, chosen_name
-
-GROUP = "torch_ps.strategies"
-"""Entry points of other packages: ``name = "package.module:StrategyClass"``."""
+from ps_worker.strategies.choice import chosen_name
 
 _FOLDER = "ps_worker.strategies"
 
@@ -63,13 +61,13 @@ def _find(name: str) -> Callable[..., Strategy]:
     if name in BUILT_IN:
         module, kind = BUILT_IN[name]
         return getattr(importlib.import_module(module), kind)  # type: ignore[no-any-return]  # as listed above
-    others = {each.name: each for each in entry_points(group=GROUP)}
+    others = {each.name: each for each in entry_points(group=STRATEGIES_GROUP)}
     if name not in others:
         raise ConfigError(
             f"unknown strategy '{name}'",
             expected=", ".join([*BUILT_IN, *sorted(others)]),
             actual=name,
-            remedy=f"correct the name, {VARIABLE} or --strategy, or install the package that has this strategy",
+            remedy=f"correct the name, {STRATEGY_VARIABLE} or --strategy, or install the package that has it",
         )
     entry = others[name]
     try:
@@ -84,6 +82,6 @@ def _find(name: str) -> Callable[..., Strategy]:
             f"strategy '{name}' is not a strategy",
             expected="a subclass of ps_worker.Strategy",
             actual=entry.value,
-            remedy=f"correct the entry point of group {GROUP}",
+            remedy=f"correct the entry point of group {STRATEGIES_GROUP}",
         )
     return kind

@@ -41,6 +41,8 @@ def ps_run(arguments: Sequence[str]) -> None:
     """In a process of its own; the first argument is the folder it is called in."""
     folder, *flags = arguments
     os.chdir(folder)
+    # To tell where they are, ps-run calls the coordinator, and gRPC does not survive the forks that follow.
+    os.environ.setdefault("PS_RUN_METRICS_PORT", "off")
     child.subprocess = SimpleNamespace(Popen=Popen, DEVNULL=None)  # type: ignore[assignment, misc]
     entry.main(flags)
 

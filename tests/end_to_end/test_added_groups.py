@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
@@ -128,24 +131,75 @@ def test_workers_that_add_other_parameters_get_an_error_and_train_on():
     def work(cluster):
         model = net()
         optimizer = cluster.adopt(head_only(model), model)
-        error = None
-        if cluster.rank == 0:
-            unfreeze(model, optimizer, "weight")
-        cluster.barrier()
-        if cluster.rank == 1:
-            with pytest.raises(ModelMismatch) as caught:
-                unfreeze(model, optimizer, "bias")
-            error = str(caught.value)
+        own, other = ("weight", "bias") if cluster.rank == 0 else ("bias", "weight")
+        error = ""
+        try:
+            unfreeze(model, optimizer, own)
+        except ModelMismatch as mismatch:
+            error = str(mismatch)
             assert len(optimizer.param_groups) == 1
-            unfreeze(model, optimizer, "weight")
+            unfreeze(model, optimizer, other)
         train(model, optimizer, [step[cluster.rank] for step in STEPS[:2]])
         cluster.barrier()
         return error, values(model)
 
     with running_job(1, 2, consistency=Consistency(Mode.SYNC)) as job:
-        (_, one), (error, other) = run_workers(job, 2, work)
-    assert "model 'model+1'" in error
-    assert "variable '0.weight' is missing" in error
+        found = run_workers(job, 2, work)
+    (error,) = [error for error, _ in found if error]
+    assert "declared model 'model+1' differently" in error
+    assert "is missing" in error
+    assert_close(found[0][1], found[1][1], atol=0)
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.ASYNC])
+def test_a_worker_that_comes_back_adds_the_group_again_without_waiting_for_the_others(mode):
+    back = threading.Event()
+
+    def begin(cluster):
+        model = net()
+        return model, cluster.adopt(head_only(model), model)
+
+    def stay(job):
+        with job.cluster(rank=0) as cluster:
+            model, optimizer = begin(cluster)
+            unfreeze(model, optimizer, "weight", "bias")
+            steps = 0
+            while not back.is_set() or steps < 4:
+                train(model, optimizer, [STEPS[steps % len(STEPS)][0]])
+                steps += 1
+            cluster.barrier()
+            return values(model)
+
+    def come_and_go(job):
+        with job.cluster(rank=1) as cluster:
+            model, optimizer = begin(cluster)
+            unfreeze(model, optimizer, "weight", "bias")
+            train(model, optimizer, [STEPS[0][1], STEPS[1][1]])
+        with job.cluster(rank=1) as cluster:
+            model, optimizer = begin(cluster)
+            unfreeze(model, optimizer, "weight", "bias")
+            train(model, optimizer, [STEPS[0][1], STEPS[1][1]])
+            back.set()
+            cluster.barrier()
+            return values(model)
+
+    with running_job(1, 2, consistency=Consistency(mode)) as job, ThreadPoolExecutor(2) as pool:
+        one, other = pool.submit(stay, job), pool.submit(come_and_go, job)
+        assert_close(one.result(60), other.result(60), atol=0)
+
+
+def test_workers_that_add_a_group_after_different_steps_do_not_wait_for_each_other_for_ever():
+    def work(cluster):
+        model = net()
+        optimizer = cluster.adopt(head_only(model), model)
+        before = 3 if cluster.rank == 1 else 2
+        train(model, optimizer, [step[cluster.rank] for step in STEPS[:before]])
+        unfreeze(model, optimizer, "weight", "bias")
+        train(model, optimizer, [step[cluster.rank] for step in STEPS[3:6]])
+        return values(model)
+
+    with running_job(1, 2, consistency=Consistency(Mode.SYNC)) as job:
+        one, other = run_workers(job, 2, work)
     assert_close(one, other, atol=0)
 
 

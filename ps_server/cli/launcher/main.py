@@ -7,6 +7,7 @@ import importlib.machinery
 import os
 import shutil
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from ps_protocol.model.spec import Mode
 from ps_server.cli.launcher.job_folder import JobFolder, lineage_of
 from ps_server.cli.launcher.job_trace import JobTrace
 from ps_server.cli.launcher.programs import Programs, Script
+from ps_server.cli.launcher.replicas import ReplicaPrograms, check_strategy, given_values, gpus, has_servers
 from ps_server.cli.launcher.runner import Runner
 from ps_server.cli.launcher.screen import Screen
 from ps_server.cli.launcher.supervisor import JobPlan, Supervisor
@@ -82,6 +84,17 @@ def make_log_folder(path: Path) -> None:
         )
 
 
+def run_replicas(programs: Programs, form: LogFormat, log_dir: Path | None) -> int:
+    """A job of ``programs.workers`` scripts alone, to its end; returns the exit code."""
+    with tempfile.TemporaryDirectory(prefix="ps-run-") as folder:
+        replicas = ReplicaPrograms.of(programs, Path(folder) / "store")
+        screen = Screen(form=form)
+        screen.say(replicas.summary(goes_on=False))
+        supervisor = Supervisor(JobPlan(0, replicas.workers, coordinated=False))
+        with clean_errors():
+            return Runner(supervisor, replicas, screen, os.environ, log_dir, show_progress=False).run()
+
+
 @click.command(
     context_settings={"allow_interspersed_args": False, "max_content_width": 110, "auto_envvar_prefix": "PS_RUN"}
 )
@@ -106,6 +119,12 @@ def make_log_folder(path: Path) -> None:
     default=0,
     show_default=True,
     help="Number of evaluators, which read the newest parameters and do not train.",
+)
+@click.option(
+    "--strategy",
+    metavar="NAME",
+    help="Strategy of a script that calls ps_worker.strategy(). With mirrored, multi_worker_mirrored, one_device or "
+    "tpu there are --workers processes and no servers; mirrored takes one for each GPU by default.",
 )
 @click.option(
     "--mode", type=MODES, default=Mode.ASYNC.value, show_default=True, help="How far workers may drift apart."
@@ -202,6 +221,7 @@ def main(
     shards: int,
     workers: int,
     evaluators: int,
+    strategy: str | None,
     mode: str,
     staleness: int | None,
     backup: int | None,
@@ -237,6 +257,12 @@ def main(
     With --data-dir the job survives the end of its servers and of ps-run: the same command continues it. After a job
     that finished, the same command continues to train from its parameters.
     """
+    given = given_values(context)
+    check_strategy(strategy, given)
+    if strategy == "central_storage":
+        mode = Mode.SYNC.value
+    if strategy == "mirrored" and "workers" not in given:
+        workers = max(1, gpus(os.environ))
     with clean_errors():
         storage = storage_config(**{name: value for name, value in others.items() if name not in CLUSTER_OPTIONS})
         restarts = server_restarts(restart_servers, storage)
@@ -267,7 +293,10 @@ def main(
         metrics_port=serves_metrics,
         trace=job_trace.folder if job_trace else None,
         tensorboard=tensorboard.absolute() if tensorboard else None,
+        strategy=strategy or "",
     )
+    if not has_servers(strategy):
+        sys.exit(run_replicas(programs, form, log_dir))
     folder = None
     if programs.keeps_state and storage.data_dir is not None:
         with clean_errors():

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ps_protocol.client.coordinator import LINEAGE_VARIABLE
+from ps_protocol.cluster.replicas import STRATEGY_VARIABLE
 from ps_protocol.logs import LogFormat
 from ps_protocol.model.spec import Consistency
 from ps_protocol.tracing.settings import VARIABLE as TRACE_VARIABLE
@@ -69,6 +70,8 @@ class Programs:
     #: Folders for traces of all processes, and for event files of TensorBoard.
     trace: Path | None = None
     tensorboard: Path | None = None
+    #: Name of the strategy, for scripts that name none; empty: none.
+    strategy: str = ""
     #: Commands of ps-coordinator and ps-server.
     servers: tuple[tuple[str, ...], tuple[str, ...]] = SERVER_PROGRAMS
 
@@ -150,6 +153,8 @@ class Programs:
         if self.trace is not None:
             environment[TRACE_VARIABLE] = str(self.trace)
         if process.part in (ProcessRole.WORKER, ProcessRole.EVALUATOR):
+            if self.strategy:
+                environment[STRATEGY_VARIABLE] = self.strategy
             environment.setdefault("OMP_NUM_THREADS", str(max(1, self.cores // self.workers)))
             environment |= {
                 "PS_COORDINATOR": coordinator,

@@ -57,6 +57,8 @@ class JobPlan:
     server_restarts: int = 0
     #: The coordinator writes a last checkpoint, for which it needs the shards.
     saves: bool = False
+    #: There is a coordinator, which comes first; without one there are workers alone.
+    coordinated: bool = True
 
     def members(self) -> list[ProcessName]:
         """Every process except the coordinator, shards first."""
@@ -127,6 +129,8 @@ class Supervisor:
 
     def start(self, now: float) -> list[Command]:
         """The first commands of the job."""
+        if not self._plan.coordinated:
+            return self._on_ready(now)
         self._stage_ends = now + COORDINATOR_START_SECONDS
         return [self._start(ProcessName(ProcessRole.COORDINATOR), now)]
 

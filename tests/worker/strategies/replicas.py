@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ps_worker.strategies.placement import STORE_VARIABLE
+from ps_protocol.cluster.replicas import STORE_VARIABLE
 from tests.recovery.zygote import PYTHON, Forked, shared
 
 ROOT = Path(__file__).parents[3]

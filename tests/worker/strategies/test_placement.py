@@ -6,9 +6,10 @@ import json
 
 import pytest
 
+from ps_protocol.cluster.replicas import STORE_VARIABLE
 from ps_worker import ConfigError
 from ps_worker.strategies.choice import chosen_name
-from ps_worker.strategies.placement import STORE_VARIABLE, Placement, placement
+from ps_worker.strategies.placement import Placement, placement
 
 TORCHRUN = {
     "RANK": "3",

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ps_worker
+from ps_protocol.cluster.replicas import STRATEGIES_GROUP
 from ps_worker import ConfigError, UnsupportedOptimizer
 from ps_worker.strategies import registry, tpu
 from ps_worker.strategies.data_parallel import ReplicatedModule
@@ -27,7 +28,7 @@ class Foreign(OneDevice):
 
 
 def entry(name, value):
-    return [EntryPoint(name, value, registry.GROUP)]
+    return [EntryPoint(name, value, STRATEGIES_GROUP)]
 
 
 def test_a_strategy_of_another_package_is_found_by_its_entry_point(monkeypatch):
