@@ -12,6 +12,7 @@ from ps_protocol.errors import ConfigError, InternalError
 
 #: Every point there is: in the order a push passes them, then in the order a move of slices does.
 POINTS = (
+    "after_round_norm",
     "before_log",
     "after_log_before_apply",
     "after_apply_before_reply",

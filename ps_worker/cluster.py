@@ -114,6 +114,7 @@ class Cluster(Collectives):
         writes: str = "assign",
         tables: Iterable[torch.nn.Module] = (),
         module: torch.nn.Module | None = None,
+        clip_grad_norm: float | None = None,
         **arguments: Any,
     ) -> PsOptimizer:
         """Place ``model`` on the shards, which run ``torch_class(…, *positional, **arguments)`` on it.
@@ -128,6 +129,10 @@ class Cluster(Collectives):
         (docs/codecs.md); shared memory does not use it. With ``overlap`` a step returns at once, and the exchange with
         the shards runs while the next gradients are computed. The parameters then lack this worker's own last push,
         which ssp bounds include. In sync, and in ssp(0), ``step`` waits as without it.
+
+        With ``clip_grad_norm`` the shards scale gradients down to this norm before each update: in sync the mean over
+        the workers, so that training is that of one process with ``torch.nn.utils.clip_grad_norm_`` on the joined
+        batch; in async and ssp each push. The norm is over all variables and rows of tables, on all shards.
 
         The tables of embeddings in ``model`` are part of it, with row optimizers of their own. Where ``model`` is no
         module, they are found in ``module`` and the modules ``tables``. ``overlap`` is not possible with tables; see
@@ -154,6 +159,7 @@ class Cluster(Collectives):
             tables=tables,
             module=module,
             models=self._models,
+            clip_grad_norm=clip_grad_norm,
             reconnect_timeout_seconds=self._session.config.reconnect_timeout_seconds,
         )
         self._models.add(declared)

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from ps_protocol.errors import ConfigError
+from ps_protocol.errors import ConfigError, UnsupportedOptimizer
 from ps_protocol.model.spec import Buffers
 from ps_worker.model.bindings import Source
 from ps_worker.model.built_optimizer import constructor_arguments, group_to_declare
@@ -39,6 +39,7 @@ def declare_optimizer(
     tables: Iterable[object] = (),
     module: torch.nn.Module | None = None,
     models: TrainedModels | None = None,
+    clip_grad_norm: float | None = None,
     reconnect_timeout_seconds: float = RECONNECT_TIMEOUT_SECONDS,
 ) -> tuple[PsOptimizer, RemoteModel]:
     """The optimizer for the user, and the model for the cluster. Raises what ``build_spec`` and PsOptimizer raise.
@@ -56,6 +57,7 @@ def declare_optimizer(
         seed=lambda: session.seed,
         module=module,
         held=models.held if models is not None else {},
+        clip_grad_norm=clip_grad_norm,
     )
     check_style(style, declaration)
     optimizer = on_shards(torch_class)(session, declaration, style, reconnect_timeout_seconds)
@@ -80,6 +82,13 @@ def let_grow(
 
     def declare_group(group: dict[str, Any], name: str) -> PsOptimizer:
         torch_class, first = optimizer._torch_class, optimizer._model
+        if first.spec.clip_grad_norm:
+            raise UnsupportedOptimizer(
+                "a group cannot be added where gradients are clipped together: it would have a norm of its own",
+                expected="all groups at once, those of later with requires_grad=False",
+                actual=f"clip_grad_norm={first.spec.clip_grad_norm:g}",
+                remedy="give them to cluster.optimizer(...) at once, or clip with torch.nn.utils.clip_grad_norm_",
+            )
         declaration = build_spec(
             torch_class,
             [group_to_declare(group, optimizer.defaults)],

@@ -11,18 +11,22 @@ def pushes_to_pb(state: TrackerState) -> pb.KnownPushes:
     """The message of ``state``."""
     return pb.KnownPushes(
         version=state.version,
-        applied=_position_to_pb(state.applied),
-        highest=_position_to_pb(state.highest),
+        applied=position_to_pb(state.applied),
+        highest=position_to_pb(state.highest),
         standings=[
             pb.WorkerStanding(
                 worker=pb.WorkerId(rank=each.worker.rank, incarnation=each.worker.incarnation),
-                position=_position_to_pb(each.position),
+                position=position_to_pb(each.position),
                 last_sequence=each.last_sequence,
             )
             for each in state.standings
         ],
         outcomes=state.outcomes,
         staleness_counts=state.staleness,
+        norms=[
+            pb.RoundNorm(position=position_to_pb(position), squared_norm=squared_norm)
+            for position, squared_norm in state.norms
+        ],
     )
 
 
@@ -30,18 +34,19 @@ def pushes_from_pb(message: pb.KnownPushes) -> TrackerState:
     """What ``message`` holds."""
     return TrackerState(
         message.version,
-        _position_from_pb(message.applied),
-        _position_from_pb(message.highest),
+        position_from_pb(message.applied),
+        position_from_pb(message.highest),
         tuple(
             ParticipantStatus(
                 worker_from_pb(each.worker),
-                _position_from_pb(each.position),
+                position_from_pb(each.position),
                 each.last_sequence,
             )
             for each in message.standings
         ),
         dict(message.outcomes),
         tuple(message.staleness_counts),
+        tuple((position_from_pb(each.position), each.squared_norm) for each in message.norms),
     )
 
 
@@ -50,9 +55,11 @@ def worker_from_pb(message: pb.WorkerId) -> WorkerKey:
     return WorkerKey(message.rank, message.incarnation)
 
 
-def _position_to_pb(position: Position) -> pb.Position:
+def position_to_pb(position: Position) -> pb.Position:
+    """The message of ``position``."""
     return pb.Position(phase=position.phase, clock=position.clock)
 
 
-def _position_from_pb(message: pb.Position) -> Position:
+def position_from_pb(message: pb.Position) -> Position:
+    """The position that ``message`` names."""
     return Position(message.phase, message.clock)

@@ -29,6 +29,13 @@ class PendingRounds:
         if not push.skipped:
             self._pushes[push.position].append(push)
 
+    def __contains__(self, position: Position) -> bool:
+        return position in self._pushes
+
+    def first(self) -> tuple[PushInfo, ...]:
+        """The pushes of the lowest round by rank, which stays. Raises KeyError when there is none."""
+        return tuple(sorted(self._pushes[self.lowest], key=lambda push: push.worker))
+
     def take(self) -> tuple[Position, tuple[PushInfo, ...]]:
         """Remove the lowest round: its position, and its pushes by rank. Raises IndexError when there is none."""
         position = heapq.heappop(self._heap)

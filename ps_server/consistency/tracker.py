@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ps_protocol.errors import Fenced, InvalidRequest
 from ps_protocol.model.spec import Consistency
+from ps_server.consistency import refusals
 from ps_server.consistency.events import (
     FOREVER,
     START,
@@ -19,8 +19,9 @@ from ps_server.consistency.events import (
     WorkerKey,
 )
 from ps_server.consistency.modes import rule_for
+from ps_server.consistency.round_norms import RoundNorms
 from ps_server.consistency.rounds import PendingRounds
-from ps_server.consistency.tracker_state import FAILED, STALENESS_BUCKETS, Counts, TrackerState
+from ps_server.consistency.tracker_state import STALENESS_BUCKETS, Counts, TrackerState
 from ps_server.consistency.vector import ClockVector
 
 LIMIT = 1 << 48
@@ -53,6 +54,8 @@ class Tracker:
         self._participants: dict[int, _Participant] = {}
         self._clocks = ClockVector()
         self._rounds = PendingRounds()
+        #: Where gradients are clipped over several shards.
+        self.norms = RoundNorms()
         #: The lowest round and since when it has had its quorum, while it waits for more than that.
         self._waiting: tuple[Position, float] | None = None
         self._started = False
@@ -107,11 +110,7 @@ class Tracker:
         """
         self._fence(worker)
         if max(phase, clock or 0) >= LIMIT:
-            raise InvalidRequest(
-                f"the position of {worker} is out of range",
-                expected=f"phase and clock below {LIMIT}",
-                actual=str(Position(phase, clock or 0)),
-            )
+            raise refusals.stands_out_of_range(worker, Position(phase, clock or 0), LIMIT)
         own = self._participants.get(worker.rank)
         if own is not None and (own.last_sequence or clock is None):
             position = max(self._clocks[worker.rank], Position(phase, clock or 0))
@@ -128,7 +127,7 @@ class Tracker:
             self.counts.outcomes[Verdict.DUPLICATE.value] += 1
             return PushDecision(Verdict.DUPLICATE, reason=f"push {push.sequence} was accepted before")
         self._check_rises(push)
-        decision = self._rule.decide(push, self._staleness(push), self.applied)
+        decision = self._rule.decide(push, self._staleness(push), self.norms.closed or self.applied)
         participant.last_sequence = push.sequence
         self._clocks.place(push.worker.rank, push.position)
         self._started = True
@@ -162,14 +161,30 @@ class Tracker:
         """
         rounds = []
         while self._rounds.lowest is not FOREVER and self._is_due(self._rounds.lowest, now):
-            self.applied, pushes = self._rounds.take()
-            staleness = tuple(map(self._staleness, pushes))
-            for push, versions in zip(pushes, staleness, strict=True):
-                self._count_applied(versions)
-                self._keep(push)
-            self.version += bool(pushes)
-            rounds.append(Round(self.applied, pushes, staleness, self.version))
+            rounds.append(self._take())
         return rounds
+
+    def close_ready(self, now: float) -> tuple[PushInfo, ...] | None:
+        """Close the lowest round if its time has come: later pushes of its position are LATE, and it is taken by
+        ``take_closed``, in place of ``take_ready``. Returns its pushes; None when none is closed now.
+        """
+        lowest = self._rounds.lowest
+        if self.norms.closed is not None or lowest is FOREVER or not self._is_due(lowest, now):
+            return None
+        self.norms.close(lowest)
+        return self._rounds.first()
+
+    def take_closed(self, squared_norm: float) -> Round:
+        """The closed round, to be applied now. ``squared_norm``: this shard's part."""
+        self.norms.taken(squared_norm)
+        return self._take()
+
+    def part_of_norm(self, position: Position) -> float | None:
+        """What this shard adds to the squared norm of a round: 0 where that is made without it; None: not known yet."""
+        known = self.norms.of(position)
+        if known is None and position not in self._rounds:
+            return 0.0 if position <= max(self.applied, self._rule.due(self._clocks)) else None
+        return known
 
     @property
     def grace_ends(self) -> float | None:
@@ -185,7 +200,7 @@ class Tracker:
         if self.may_pull(position):
             return None
         if self._rounds.lowest <= min(position, self._rule.due(self._clocks)):
-            return f"{position} is about to be applied"
+            return self.norms.waits_for or f"{position} is about to be applied"
         rank, others = self._clocks.slowest()
         more = f" and {others} more" if others else ""
         return f"waiting for worker {rank}{more} at {self._clocks[rank]} ({self._consistency})"
@@ -196,7 +211,8 @@ class Tracker:
 
     def resume(self, position: Position) -> Position:
         """Where a worker continues whose push at ``position`` was LATE: at the last round taken, if of its phase."""
-        return max(position, self.applied) if self.applied.phase == position.phase else position
+        last = self.norms.closed or self.applied
+        return max(position, last) if last.phase == position.phase else position
 
     def last_sequence(self, worker: WorkerKey) -> int:
         """Sequence of the last push accepted from ``worker``; 0 when there is none. Raises Fenced, InvalidRequest."""
@@ -222,6 +238,7 @@ class Tracker:
             tuple(standings),
             dict(self.counts.outcomes),
             tuple(self.counts.staleness),
+            self.norms.kept,
         )
 
     def restore(self, state: TrackerState) -> None:
@@ -232,11 +249,16 @@ class Tracker:
         self._kept_highest = max(self._kept_highest, state.highest)
         self._clocks.highest = max(self._clocks.highest, state.highest)
         self._started = state.version > 0
+        self.norms.restore(state.norms)
         self.counts.outcomes.update(state.outcomes)
         self.counts.staleness[: len(state.staleness)] = state.staleness
 
-    def replay(self, pushes: Sequence[PushInfo], version: int, *, is_round: bool) -> None:
-        """Take over one update from a log, in order: it made ``version``."""
+    def replay(
+        self, pushes: Sequence[PushInfo], version: int, *, is_round: bool, squared_norm: float | None = None
+    ) -> None:
+        """Take over one update from a log, in order: it made ``version``. ``squared_norm``: as in ``take_closed``."""
+        if squared_norm is not None and pushes:
+            self.norms.note(pushes[0].position, squared_norm)
         for push in pushes:
             self._count_applied(self._staleness(push))
             self._recall(push.worker, push.sequence, push.position)
@@ -245,11 +267,14 @@ class Tracker:
         self.version = version
         self._started = True
 
-    def failed(self, pushes: Sequence[PushInfo]) -> None:
-        """The step that these pushes made raised, and was skipped: a version that is as the one before."""
-        outcomes = self.counts.outcomes
-        outcomes[Verdict.APPLY.value] -= len(pushes)
-        outcomes[FAILED] = outcomes.get(FAILED, 0) + len(pushes)
+    def _take(self) -> Round:
+        self.applied, pushes = self._rounds.take()
+        staleness = tuple(map(self._staleness, pushes))
+        for push, versions in zip(pushes, staleness, strict=True):
+            self._count_applied(versions)
+            self._keep(push)
+        self.version += bool(pushes)
+        return Round(self.applied, pushes, staleness, self.version)
 
     def _count_applied(self, staleness: int) -> None:
         self.counts.outcomes[Verdict.APPLY.value] += 1
@@ -290,7 +315,8 @@ class Tracker:
             participant.kept = (push.sequence, push.position)
 
     def _entry(self, phase: int) -> Position:
-        current = max(self._clocks.frontier(), self.applied) if self._participants else self._clocks.highest
+        last = self.norms.closed or self.applied
+        current = max(self._clocks.frontier(), last) if self._participants else self._clocks.highest
         # Others may have entered the barrier that ends ``phase``; it will not open before the newcomer enters it too.
         return current if current.phase == phase else self.resume(Position(phase, 0))
 
@@ -303,36 +329,19 @@ class Tracker:
 
     def _fence(self, worker: WorkerKey) -> None:
         incarnation = self._live.get(worker.rank)
-        if incarnation == worker.incarnation:
-            return
-        raise Fenced(
-            f"{worker} is not a live member of the job",
-            expected="a live worker" if incarnation is None else str(WorkerKey(worker.rank, incarnation)),
-            actual=str(worker),
-            remedy="its lease ended or a newer process took its rank: start the worker again",
-        )
+        if incarnation != worker.incarnation:
+            raise refusals.not_live(worker, incarnation)
 
     def _participant(self, worker: WorkerKey) -> _Participant:
         self._fence(worker)
         participant = self._participants.get(worker.rank)
         if participant is None:
-            raise InvalidRequest(
-                f"{worker} has not opened a stream of this model", remedy="open the stream before anything else"
-            )
+            raise refusals.no_stream(worker)
         return participant
 
     def _check_rises(self, push: PushInfo) -> None:
         own = self._clocks[push.worker.rank]
         if max(*push.position, push.sequence) >= LIMIT:
-            raise InvalidRequest(
-                f"push {push.sequence} of {push.worker} names a position that is out of range",
-                expected=f"phase, clock and sequence below {LIMIT}",
-                actual=str(push.position),
-            )
+            raise refusals.out_of_range(push, LIMIT)
         if push.position <= own or push.position.clock < 1:
-            raise InvalidRequest(
-                f"push {push.sequence} of {push.worker} does not advance its clock",
-                expected=f"a position above {own}, its clock from 1",
-                actual=str(push.position),
-                remedy="continue from the position the shard named when the stream opened",
-            )
+            raise refusals.does_not_rise(push, own)

@@ -24,6 +24,11 @@ class Counts:
     #: ``staleness[i]``: pushes applied with staleness i.
     staleness: list[int] = field(default_factory=lambda: [0] * STALENESS_BUCKETS)
 
+    def failed(self, pushes: int) -> None:
+        """The step that so many pushes made raised, and was skipped: a version that is as the one before."""
+        self.outcomes[Verdict.APPLY.value] -= pushes
+        self.outcomes[FAILED] = self.outcomes.get(FAILED, 0) + pushes
+
 
 @dataclass(frozen=True, slots=True)
 class TrackerState:
@@ -35,6 +40,8 @@ class TrackerState:
     standings: tuple[ParticipantStatus, ...] = ()
     outcomes: Mapping[str, int] = field(default_factory=dict)
     staleness: tuple[int, ...] = ()
+    #: Of a model whose gradients are clipped: this shard's part of the last rounds' squared norms.
+    norms: tuple[tuple[Position, float], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As JSON's types."""
@@ -48,6 +55,7 @@ class TrackerState:
             ],
             "outcomes": dict(self.outcomes),
             "staleness": self.staleness,
+            **({"norms": self.norms} if self.norms else {}),
         }
 
     @classmethod
@@ -64,4 +72,5 @@ class TrackerState:
             standings,
             data["outcomes"] or {},
             tuple(data["staleness"]),
+            tuple((Position(*position), squared_norm) for position, squared_norm in data.get("norms", ())),
         )

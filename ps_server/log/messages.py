@@ -96,6 +96,7 @@ class EntryWriter:
             buffer_weight=step.buffer_weight,
             is_round=update.is_round,
             tables=tables,
+            squared_norm=step.squared_norm,
         )
         ranges = step.gradients.layout.ranges_without(step.absent, step.buffer_weight != 0)
         return log_pb2.LogRecord(update=message).SerializeToString(), step.gradients.pieces(ranges) + rows
@@ -208,6 +209,7 @@ def decode_update(
         record.scale,
         record.buffer_weight,
         decode_steps(record.tables, payload[position:], layout.shard_map.spec),
+        record.squared_norm if record.HasField("squared_norm") else None,
     )
     return AppliedUpdate(record.model, record.version, tuple(map(_push_from_pb, record.pushes)), record.is_round, step)
 

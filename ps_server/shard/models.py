@@ -21,6 +21,7 @@ from ps_protocol.model.spec import ShardMap
 from ps_server.shard.context import ShardContext
 from ps_server.shard.durability.passive_replica import PassiveReplica
 from ps_server.shard.durability.snapshotter import SnapshotSource
+from ps_server.shard.peers import ShardPeers
 from ps_server.shard.placing import PlacingProgress, new_state, recovered_state, restore_model, warm_up
 from ps_server.shard.reconcile import moved_on
 from ps_server.shard.step.model import ShardModel
@@ -57,6 +58,8 @@ class Registry:
         self._progress: dict[str, PlacingProgress] = {}
         self._waiters: set[asyncio.Future[None]] = set()
         self._watchers: list[Callable[[ClusterView], None]] = []
+        #: The other shards of the job.
+        self.peers = ShardPeers(lambda: self._view, context.open_channel)
 
     @property
     def view(self) -> ClusterView:
@@ -269,6 +272,7 @@ class Registry:
             context.failpoints,
             context.replication,
             context.announce,
+            self.peers.round_norm,
         )
 
     def _unplaceable(self, name: str, error: Exception) -> InternalError:

@@ -182,6 +182,7 @@ class ShardProcess:
             if feed:
                 await feed.close(Unavailable(f"shard {config.shard} stops"))
             await side_channels.close()
+            await registry.peers.close()
             if self._metrics:
                 await asyncio.to_thread(self._metrics.close)
             await storage.close(snapshot=self._gently)

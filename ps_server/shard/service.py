@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from ps_server.shard.model_status import model_status
 from ps_server.shard.models import Registry
 from ps_server.shard.quiesce.quiesce import Quiescence
 from ps_server.shard.reshard.resharding import Resharding
+from ps_server.shard.round_norms import get_round_norm
 from ps_server.shard.standby.log_feed import LogFeed
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.stream import StepStream, send_published
@@ -120,6 +122,7 @@ class ShardService:
             "StageReshard": (self.stage_reshard, pb.StageReshardRequest),
             "Resume": (self.resume, pb.ResumeRequest),
             "Restore": (self.restore, pb.RestoreRequest),
+            "GetRoundNorm": (partial(get_round_norm, self._registry), pb.RoundNormRequest),
         }
         streams |= {
             name: grpc.unary_stream_rpc_method_handler(self._guarded(name, handler), kind.FromString)

@@ -112,9 +112,10 @@ class Replay:
             self.half_done = update.model
             raise
         if number > model.tracker_number:
-            model.tracker.replay(update.pushes, update.version, is_round=update.is_round)
+            norm = update.step.squared_norm
+            model.tracker.replay(update.pushes, update.version, is_round=update.is_round, squared_norm=norm)
             if raised:
-                model.tracker.failed(update.pushes)
+                model.tracker.counts.failed(len(update.pushes))
 
     def _rows(self, model: ModelState, number: int, record: LoggedRecord) -> None:
         model.pending = None

@@ -42,6 +42,8 @@ class Step:
     buffer_weight: float = 0.0
     #: Rows of the tables that take part.
     tables: Sequence[RowStep] = ()
+    #: Where the gradients, clipped, are part of a step over several shards: their squared norm here before that.
+    squared_norm: float | None = None
 
 
 class Replica:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -51,6 +52,7 @@ def build_spec(
     seed: Callable[[], int] = lambda: 0,
     module: torch.nn.Module | None = None,
     held: Mapping[int, str] = MappingProxyType({}),
+    clip_grad_norm: float | None = None,
 ) -> Declaration:
     """Declare ``source`` under ``name``, with the tables of its modules and of the modules ``tables``.
 
@@ -80,6 +82,7 @@ def build_spec(
         buffers=kept,
         unsplit=qualified in SHAPED,
         tables=found.specs,
+        clip_grad_norm=checked_clip(clip_grad_norm),
     )
     own_groups = [{**t, "params": list(g.parameters)} for t, g in zip(template.param_groups, groups, strict=True)]
     return Declaration(spec, bindings, own_groups, template.defaults, found)
@@ -135,6 +138,19 @@ def _module_of(source: Source, module: torch.nn.Module | None) -> torch.nn.Modul
             remedy="leave module= out: the model itself was given" if own is not None else "give module=model",
         )
     return module
+
+
+def checked_clip(norm: object) -> float:
+    """The norm that gradients are clipped to, 0 for None. Raises ConfigError unless it is positive and finite."""
+    if norm is None:
+        return 0.0
+    if isinstance(norm, bool) or not isinstance(norm, int | float) or not 0.0 < norm <= sys.float_info.max:
+        raise ConfigError(
+            "clip_grad_norm is not a norm that gradients can be clipped to",
+            expected="a positive finite number, or None",
+            actual=repr(norm)[:80],
+        )
+    return float(norm)
 
 
 def choice(kind: type[E], value: str, argument: str) -> E:

@@ -176,6 +176,15 @@ class GradientBuffers:
                 return self._plan.variables[number].name
         return None
 
+    @torch.no_grad()
+    def squared_norm(self, absent: tuple[int, ...]) -> float:
+        """The sum of squares of all present gradients, as collected last."""
+        missing = frozenset(absent)
+        present = (view for n in range(len(self._bindings.parameters)) if n not in missing for view in self._views[n])
+        wide = torch.float32
+        norms = (torch.linalg.vector_norm(v, dtype=torch.promote_types(v.dtype, wide)).item() for v in present)
+        return sum(norm * norm for norm in norms)
+
     def _found_arenas(self) -> list[torch.Tensor]:
         return [
             part.view(getattr(torch, arena.key.dtype.value))

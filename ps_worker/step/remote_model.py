@@ -240,6 +240,9 @@ class RemoteModel:
 
     def _exchange(self, push: StepPush) -> StepSummary:
         """Check the gradients collected, then push them. Raises NonFiniteGradient, with nothing sent, by policy."""
+        if self.spec.clip_grad_norm and not push.skipped:
+            # For shards that apply it alone; where they take the mean of pushes, they find the norm of that.
+            push = replace(push, squared_norm=self._squared_norm(push))
         if self.spec.nonfinite is NonFinite.ALLOW:
             return self.pipeline.exchange(push)
         variable = self.name if push.skipped else self._first_nonfinite(push)
@@ -253,6 +256,10 @@ class RemoteModel:
             variable=variable,
             remedy='lower the learning rate, clip gradients, or pass nonfinite="skip" to cluster.optimizer',
         )
+
+    def _squared_norm(self, push: StepPush) -> float:
+        rows = sum(each.squared_norm() for each in push.rows.tables) if push.rows is not None else 0.0
+        return self._gradients.squared_norm(push.absent) + rows
 
     def _first_nonfinite(self, push: StepPush) -> str | None:
         """Name of the first variable or table with a gradient that holds NaN or infinity."""

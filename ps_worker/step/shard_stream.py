@@ -221,6 +221,7 @@ class ShardStream:
             tables=rows.tables,
             traceparent=push.trace.traceparent if push.trace is not None else "",
             weight=push.weight,
+            squared_norm=push.squared_norm,
         )
         self.is_pushing, self._staged, self._sequence = True, [], push.sequence
         if self._encoder and ranges and transport.gradients is None:

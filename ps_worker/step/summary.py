@@ -95,6 +95,8 @@ class StepPush:
     trace: TraceSpan | None = None
     #: sync: what the gradients weigh in the mean of their step; 0: 1.
     weight: float = 0.0
+    #: Where gradients are clipped: their squared norm, with those of rows; None: they are not.
+    squared_norm: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,11 @@ class TableGradients:
         # The sum of large finite values may overflow.
         return math.isfinite(values.sum().item()) or bool(values.isfinite().all())
 
+    def squared_norm(self) -> float:
+        """The sum of squares."""
+        norm = float(torch.linalg.vector_norm(torch.from_numpy(self.gradients)))
+        return norm * norm
+
 
 @dataclass(frozen=True, slots=True)
 class RowPayload:

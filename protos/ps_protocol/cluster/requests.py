@@ -78,6 +78,8 @@ class PushHeader:
     traceparent: str = ""
     #: sync: what the gradients weigh in the mean of their step; 0: 1.
     weight: float = 0.0
+    #: Where gradients are clipped: the squared norm of the whole push, over all shards; None: they are not.
+    squared_norm: float | None = None
     #: A small payload, whole.
     payload: bytes = b""
     #: shm: number of the segment with the gradients; 0: the payload has them.

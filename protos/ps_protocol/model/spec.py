@@ -145,6 +145,8 @@ class ModelSpec:
     #: The optimizer reads shapes (Adafactor, Muon): variables are placed whole.
     unsplit: bool = False
     tables: tuple[TableSpec, ...] = ()
+    #: Gradients of variables and rows together are scaled down to this norm; 0: they are not.
+    clip_grad_norm: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

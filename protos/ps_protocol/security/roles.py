@@ -70,6 +70,7 @@ _SHARD: Mapping[str, frozenset[AccessRole]] = {
     "StageReshard": frozenset({_SERVER}),
     "Resume": frozenset({_SERVER}),
     "Restore": frozenset({_SERVER}),
+    "GetRoundNorm": frozenset({_SERVER}),
 }
 
 METHODS: Mapping[str, frozenset[AccessRole] | None] = MappingProxyType(

@@ -274,7 +274,7 @@ class TablePlacement(_message.Message):
     def __init__(self, shards: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
-    __slots__ = ("name", "optimizer", "variables", "group_options", "nonfinite", "buffers", "unsplit", "tables", "groups")
+    __slots__ = ("name", "optimizer", "variables", "group_options", "nonfinite", "buffers", "unsplit", "tables", "groups", "clip_grad_norm")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     VARIABLES_FIELD_NUMBER: _ClassVar[int]
@@ -284,6 +284,7 @@ class ModelSpec(_message.Message):
     UNSPLIT_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    CLIP_GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
     name: str
     optimizer: str
     variables: _containers.RepeatedCompositeFieldContainer[Variable]
@@ -293,7 +294,8 @@ class ModelSpec(_message.Message):
     unsplit: bool
     tables: _containers.RepeatedCompositeFieldContainer[TableSpec]
     groups: _containers.RepeatedCompositeFieldContainer[Options]
-    def __init__(self, name: _Optional[str] = ..., optimizer: _Optional[str] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ..., group_options: _Optional[_Iterable[str]] = ..., nonfinite: _Optional[_Union[NonFinite, str]] = ..., buffers: _Optional[_Union[Buffers, str]] = ..., unsplit: bool = ..., tables: _Optional[_Iterable[_Union[TableSpec, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[Options, _Mapping]]] = ...) -> None: ...
+    clip_grad_norm: float
+    def __init__(self, name: _Optional[str] = ..., optimizer: _Optional[str] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ..., group_options: _Optional[_Iterable[str]] = ..., nonfinite: _Optional[_Union[NonFinite, str]] = ..., buffers: _Optional[_Union[Buffers, str]] = ..., unsplit: bool = ..., tables: _Optional[_Iterable[_Union[TableSpec, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[Options, _Mapping]]] = ..., clip_grad_norm: _Optional[float] = ...) -> None: ...
 
 class Slice(_message.Message):
     __slots__ = ("variable", "row_begin", "row_end", "shard")

@@ -45,7 +45,7 @@ class LoadRecord(_message.Message):
     def __init__(self, model: _Optional[str] = ..., with_region: bool = ..., state: _Optional[_Iterable[_Union[_shard_pb2.StateTensor, _Mapping]]] = ..., with_state: bool = ..., tracker: _Optional[str] = ..., pushes: _Optional[_Union[_shard_pb2.KnownPushes, _Mapping]] = ...) -> None: ...
 
 class UpdateRecord(_message.Message):
-    __slots__ = ("model", "version", "pushes", "absent", "group_options", "scale", "buffer_weight", "is_round", "tables", "groups")
+    __slots__ = ("model", "version", "pushes", "absent", "group_options", "scale", "buffer_weight", "is_round", "tables", "groups", "squared_norm")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PUSHES_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,7 @@ class UpdateRecord(_message.Message):
     IS_ROUND_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    SQUARED_NORM_FIELD_NUMBER: _ClassVar[int]
     model: str
     version: int
     pushes: _containers.RepeatedCompositeFieldContainer[LoggedPush]
@@ -66,7 +67,8 @@ class UpdateRecord(_message.Message):
     is_round: bool
     tables: _containers.RepeatedCompositeFieldContainer[TableUpdate]
     groups: _containers.RepeatedCompositeFieldContainer[_common_pb2.Options]
-    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ..., pushes: _Optional[_Iterable[_Union[LoggedPush, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ..., group_options: _Optional[_Iterable[str]] = ..., scale: _Optional[float] = ..., buffer_weight: _Optional[float] = ..., is_round: bool = ..., tables: _Optional[_Iterable[_Union[TableUpdate, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[_common_pb2.Options, _Mapping]]] = ...) -> None: ...
+    squared_norm: float
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ..., pushes: _Optional[_Iterable[_Union[LoggedPush, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ..., group_options: _Optional[_Iterable[str]] = ..., scale: _Optional[float] = ..., buffer_weight: _Optional[float] = ..., is_round: bool = ..., tables: _Optional[_Iterable[_Union[TableUpdate, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[_common_pb2.Options, _Mapping]]] = ..., squared_norm: _Optional[float] = ...) -> None: ...
 
 class TableUpdate(_message.Message):
     __slots__ = ("table", "rows", "updates", "options", "arguments")

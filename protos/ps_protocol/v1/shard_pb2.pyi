@@ -54,7 +54,7 @@ class WorkerStanding(_message.Message):
     def __init__(self, worker: _Optional[_Union[WorkerId, _Mapping]] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., last_sequence: _Optional[int] = ...) -> None: ...
 
 class KnownPushes(_message.Message):
-    __slots__ = ("version", "applied", "highest", "standings", "outcomes", "staleness_counts")
+    __slots__ = ("version", "applied", "highest", "standings", "outcomes", "staleness_counts", "norms")
     class OutcomesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -68,13 +68,23 @@ class KnownPushes(_message.Message):
     STANDINGS_FIELD_NUMBER: _ClassVar[int]
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     STALENESS_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    NORMS_FIELD_NUMBER: _ClassVar[int]
     version: int
     applied: Position
     highest: Position
     standings: _containers.RepeatedCompositeFieldContainer[WorkerStanding]
     outcomes: _containers.ScalarMap[str, int]
     staleness_counts: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, version: _Optional[int] = ..., applied: _Optional[_Union[Position, _Mapping]] = ..., highest: _Optional[_Union[Position, _Mapping]] = ..., standings: _Optional[_Iterable[_Union[WorkerStanding, _Mapping]]] = ..., outcomes: _Optional[_Mapping[str, int]] = ..., staleness_counts: _Optional[_Iterable[int]] = ...) -> None: ...
+    norms: _containers.RepeatedCompositeFieldContainer[RoundNorm]
+    def __init__(self, version: _Optional[int] = ..., applied: _Optional[_Union[Position, _Mapping]] = ..., highest: _Optional[_Union[Position, _Mapping]] = ..., standings: _Optional[_Iterable[_Union[WorkerStanding, _Mapping]]] = ..., outcomes: _Optional[_Mapping[str, int]] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., norms: _Optional[_Iterable[_Union[RoundNorm, _Mapping]]] = ...) -> None: ...
+
+class RoundNorm(_message.Message):
+    __slots__ = ("position", "squared_norm")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    SQUARED_NORM_FIELD_NUMBER: _ClassVar[int]
+    position: Position
+    squared_norm: float
+    def __init__(self, position: _Optional[_Union[Position, _Mapping]] = ..., squared_norm: _Optional[float] = ...) -> None: ...
 
 class ShardKey(_message.Message):
     __slots__ = ("incarnation", "token")
@@ -191,7 +201,7 @@ class Stage(_message.Message):
     def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("sequence", "phase", "clock", "pulled_version", "absent", "groups", "with_buffers", "skipped", "push_only", "finite", "payload", "segment", "ahead", "staged", "tables", "table_arguments", "rows_in_room", "traceparent", "weight")
+    __slots__ = ("sequence", "phase", "clock", "pulled_version", "absent", "groups", "with_buffers", "skipped", "push_only", "finite", "payload", "segment", "ahead", "staged", "tables", "table_arguments", "rows_in_room", "traceparent", "weight", "squared_norm")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -211,6 +221,7 @@ class PushHeader(_message.Message):
     ROWS_IN_ROOM_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    SQUARED_NORM_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     phase: int
     clock: int
@@ -230,7 +241,8 @@ class PushHeader(_message.Message):
     rows_in_room: bool
     traceparent: str
     weight: float
-    def __init__(self, sequence: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., pulled_version: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., groups: _Optional[_Iterable[_Union[_common_pb2.Options, _Mapping]]] = ..., with_buffers: bool = ..., skipped: bool = ..., push_only: bool = ..., finite: bool = ..., payload: _Optional[bytes] = ..., segment: _Optional[int] = ..., ahead: _Optional[int] = ..., staged: _Optional[_Iterable[int]] = ..., tables: _Optional[_Iterable[_Union[TableRows, _Mapping]]] = ..., table_arguments: _Optional[_Iterable[_Union[_common_pb2.Options, _Mapping]]] = ..., rows_in_room: bool = ..., traceparent: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
+    squared_norm: float
+    def __init__(self, sequence: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., pulled_version: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., groups: _Optional[_Iterable[_Union[_common_pb2.Options, _Mapping]]] = ..., with_buffers: bool = ..., skipped: bool = ..., push_only: bool = ..., finite: bool = ..., payload: _Optional[bytes] = ..., segment: _Optional[int] = ..., ahead: _Optional[int] = ..., staged: _Optional[_Iterable[int]] = ..., tables: _Optional[_Iterable[_Union[TableRows, _Mapping]]] = ..., table_arguments: _Optional[_Iterable[_Union[_common_pb2.Options, _Mapping]]] = ..., rows_in_room: bool = ..., traceparent: _Optional[str] = ..., weight: _Optional[float] = ..., squared_norm: _Optional[float] = ...) -> None: ...
 
 class Lookup(_message.Message):
     __slots__ = ("number", "tables", "phase", "clock", "now", "payload")
@@ -969,3 +981,19 @@ class TableStatus(_message.Message):
     evicted: int
     learning_rate: float
     def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ..., waiting: _Optional[int] = ..., size_bytes: _Optional[int] = ..., updates: _Optional[int] = ..., inserted: _Optional[int] = ..., expired: _Optional[int] = ..., evicted: _Optional[int] = ..., learning_rate: _Optional[float] = ...) -> None: ...
+
+class RoundNormRequest(_message.Message):
+    __slots__ = ("model", "epoch", "position")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    epoch: int
+    position: Position
+    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[_Union[Position, _Mapping]] = ...) -> None: ...
+
+class RoundNormReply(_message.Message):
+    __slots__ = ("squared_norm",)
+    SQUARED_NORM_FIELD_NUMBER: _ClassVar[int]
+    squared_norm: float
+    def __init__(self, squared_norm: _Optional[float] = ...) -> None: ...

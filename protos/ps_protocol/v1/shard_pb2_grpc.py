@@ -119,6 +119,11 @@ class ShardStub(object):
                 request_serializer=ps__protocol_dot_v1_dot_shard__pb2.RestoreRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.RestoreReply.FromString,
                 _registered_method=True)
+        self.GetRoundNorm = channel.unary_unary(
+                '/ps_protocol.v1.Shard/GetRoundNorm',
+                request_serializer=ps__protocol_dot_v1_dot_shard__pb2.RoundNormRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.RoundNormReply.FromString,
+                _registered_method=True)
 
 
 class ShardServicer(object):
@@ -248,6 +253,14 @@ class ShardServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetRoundNorm(self, request, context):
+        """Called by shards: what this one's part of a step made in sync adds to the squared norm of its gradient. Answered when
+        the step's pushes are there, or after some seconds without one: then the caller asks again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ShardServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -335,6 +348,11 @@ def add_ShardServicer_to_server(servicer, server):
                     servicer.Restore,
                     request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.RestoreRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_shard__pb2.RestoreReply.SerializeToString,
+            ),
+            'GetRoundNorm': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRoundNorm,
+                    request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.RoundNormRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_shard__pb2.RoundNormReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -796,6 +814,33 @@ class Shard(object):
             '/ps_protocol.v1.Shard/Restore',
             ps__protocol_dot_v1_dot_shard__pb2.RestoreRequest.SerializeToString,
             ps__protocol_dot_v1_dot_shard__pb2.RestoreReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRoundNorm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.Shard/GetRoundNorm',
+            ps__protocol_dot_v1_dot_shard__pb2.RoundNormRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_shard__pb2.RoundNormReply.FromString,
             options,
             channel_credentials,
             insecure,

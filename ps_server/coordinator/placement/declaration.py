@@ -116,6 +116,8 @@ def _in_policies(first: ModelSpec, later: ModelSpec) -> Iterator[str]:
         ours, theirs = getattr(first, attribute).value, getattr(later, attribute).value
         if ours != theirs:
             yield f"{name}: {theirs} instead of {ours}"
+    if first.clip_grad_norm != later.clip_grad_norm:
+        yield f"clip_grad_norm: {later.clip_grad_norm or None} instead of {first.clip_grad_norm or None}"
 
 
 def _in_group_options(first: ModelSpec, later: ModelSpec) -> Iterator[str]:

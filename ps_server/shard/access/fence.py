@@ -48,6 +48,7 @@ ACCESS: Mapping[str, Access] = MappingProxyType(
         "GetRows": Access.READER,
         "SaveBuckets": Access.READER,
         "Feed": Access.READER,
+        "GetRoundNorm": Access.READER,
     }
 )
 """Every method of the service. One that is not here cannot be registered."""

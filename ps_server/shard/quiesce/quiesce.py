@@ -236,19 +236,37 @@ def _check_hold(seconds: float) -> None:
 
 
 async def _caught_up(model: ShardModel, targets: Mapping[WorkerKey, int]) -> None:
-    """Take the pushes up to ``targets``, from the workers that live. Raises Unavailable when one does not come."""
+    """Take the pushes up to ``targets``, from the workers that live, and make their steps.
+
+    Raises Unavailable when one does not come.
+    """
     model.gate.admit(targets)
+    missing: list[WorkerKey] = []
     try:
         async with asyncio.timeout(CATCH_UP_SECONDS):
-            while missing := [worker for worker, sequence in targets.items() if not model.has(worker, sequence)]:
+            while missing := _missing(model, targets):
+                await model.gate.changed()
+            while model.clipped is not None and model.clipped.is_closed:
                 await model.gate.changed()
     except TimeoutError:
+        if not missing:
+            raise Unavailable(
+                f"a step of model '{model.name}' waits on shard {model.layout.shard} for the norm of other shards",
+                shard=str(model.layout.shard),
+                remedy="try again",
+            ) from None
         raise Unavailable(
             f"a push of {missing[0]} that another shard has did not come to shard {model.layout.shard}",
             shard=str(model.layout.shard),
             remedy="try again",
         ) from None
     model.gate.pause()
+
+
+def _missing(model: ShardModel, targets: Mapping[WorkerKey, int]) -> list[WorkerKey]:
+    """Workers whose push up to ``targets`` has not been accepted; not those that are gone, whose push cannot come."""
+    known = {standing.worker: standing.last_sequence for standing in model.tracker.clocks()}
+    return [worker for worker, sequence in targets.items() if known.get(worker, sequence) < sequence]
 
 
 def _standing(model: ShardModel) -> ModelPosition:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 
 import numpy as np
@@ -32,6 +32,9 @@ from ps_server.state.region import Region, RegionPool
 from ps_server.state.replica import Replica, Step, copy_region
 
 logger = logging.getLogger(__name__)
+
+#: As ``combined``.
+Combine = Callable[..., AbstractContextManager[Step]]
 
 EXPIRY_BYTES = 1 << 20
 """More than the record of one batch of expired rows takes."""
@@ -62,9 +65,11 @@ class Applier:
         self._replication = replication
         self._failpoints = failpoints
         self.tracker = tracker
-        self._stop = stop
+        self.stop = stop
         #: Durations of its updates.
         self.times = times
+        #: Makes the step of pushes; another function where gradients are clipped.
+        self.combine: Combine = combined
         #: Pushes whose step raised and was undone, and why: the newest. Written in the executor.
         self.skipped: dict[tuple[WorkerKey, int], StepSkipped] = {}
         #: Loads that wrote something; counted in the executor.
@@ -109,9 +114,16 @@ class Applier:
                 trace.replicated(begin_ns, time.monotonic_ns())
 
     def update(
-        self, pushes: Sequence[IncomingPush], version: int, live_workers: int, *, scale: float = 1.0, is_round: bool
+        self,
+        pushes: Sequence[IncomingPush],
+        version: int,
+        live_workers: int,
+        *,
+        scale: float = 1.0,
+        is_round: bool,
+        combine: Combine | None = None,
     ) -> None:
-        """Queue the update that ``pushes``, each reserved for, make together."""
+        """Queue the update that ``pushes``, each reserved for, make together: by ``combine``, where it is given."""
         model = self.layout.shard_map.spec.name
         # A step is made with the options of its first push, and those of its first push with rows.
         self.options = pushes[0].options
@@ -125,7 +137,8 @@ class Applier:
             began_ns = time.monotonic_ns() if traces else 0
             try:
                 pool, keep = self.working.pool, self.log.keeps
-                with combined(pushes, scale, live_workers, pool, replica.tables, keep=keep) as step:
+                made = (combine or self.combine)(pushes, scale, live_workers, pool, replica.tables, keep=keep)
+                with made as step:
                     self._make(replica, AppliedUpdate(model, version, infos, is_round, step), traces)
             finally:
                 for trace in traces:
@@ -252,19 +265,21 @@ class Applier:
 
     def _note_skipped(self, pushes: Sequence[PushInfo], skipped: StepSkipped) -> None:
         """A step raised and was undone; a replay will skip it, too."""
-        self.tracker.failed(pushes)
+        self.tracker.counts.failed(len(pushes))
         failed = self.tracker.counts.outcomes[FAILED]
         if failed & (failed - 1) == 0:
             name, shard = self.layout.shard_map.spec.name, self.layout.shard
             logger.error("shard %d, model '%s': %s (%d so far)", shard, name, skipped, failed)
 
     def _ended(self, work: asyncio.Future[Region]) -> None:
+        if not work.cancelled() and (error := work.exception()) is not None:
+            self.failed(error)
+
+    def failed(self, error: BaseException) -> None:
         """An update that failed stops the model, for half of it may have happened."""
-        if work.cancelled() or (error := work.exception()) is None:
-            return
         name, shard = self.layout.shard_map.spec.name, self.layout.shard
         logger.error("model '%s' stopped: an update failed", name, exc_info=error)
-        self._stop(
+        self.stop(
             InternalError(
                 f"shard {shard} stopped model '{name}': an update failed",
                 shard=str(shard),

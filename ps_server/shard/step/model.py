@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import replace
@@ -26,13 +26,14 @@ from ps_server.consistency import (
 )
 from ps_server.failpoints import Failpoints
 from ps_server.log.entries import StagedReshard, UpdateLog
-from ps_server.log.manifest import ModelPart
-from ps_server.optimizers.state import StateEntry
 from ps_server.shard.counters import StepTimes
 from ps_server.shard.durability.replication import Replication
 from ps_server.shard.executor import ShardExecutor
 from ps_server.shard.step.applier import Applier
+from ps_server.shard.step.clipping.rounds import AskNorm, ClippedRounds
+from ps_server.shard.step.clipping.steps import ClippedSteps
 from ps_server.shard.step.connections import Connections
+from ps_server.shard.step.copies import CopiedModel
 from ps_server.shard.step.gate import Gate
 from ps_server.shard.step.options import OptionDifferences
 from ps_server.shard.step.published import LastChanges, Published
@@ -42,17 +43,15 @@ from ps_server.shard.step.rows import ModelRows
 from ps_server.shard.step.values import ModelValues
 from ps_server.shard.step.working_copy import WorkingCopy
 from ps_server.shard.tasks import Timer
-from ps_server.state.blocks import Block
 from ps_server.state.model_state import ModelState
 
 if TYPE_CHECKING:
-    from ps_server.state.bucket_groups import Group, Wanted
     from ps_server.tables.table import ShardTable
 
 logger = logging.getLogger(__name__)
 
 
-class ShardModel:
+class ShardModel(CopiedModel):
     """Called from the shard's event loop only.
 
     Decisions are made there, at once and in order; tensor work follows them through the executor in the same order. So
@@ -68,8 +67,12 @@ class ShardModel:
         failpoints: Failpoints,
         replication: Replication | None = None,
         announce: Callable[[], Awaitable[None]] | None = None,
+        ask_norm: AskNorm | None = None,
     ) -> None:
-        """Continue from ``start``, which this model owns from now on. ``announce``: see ModelValues."""
+        """Continue from ``start``, which this model owns from now on. ``announce``: see ModelValues.
+
+        ``ask_norm`` asks other shards where gradients are clipped; None: this shard is the only one.
+        """
         self.layout = start.replica.layout
         self.tracker = start.tracker
         self.tracker.configure(consistency)
@@ -101,6 +104,15 @@ class ShardModel:
         #: Rings when the grace time of an open step ends (sync).
         self._grace: Timer | None = None
         self._live_workers = 1
+        #: Rounds that are clipped together with other shards' parts of them; None: there are none.
+        self.clipped: ClippedRounds | None = None
+        if clip := self.layout.shard_map.spec.clip_grad_norm:
+            alone = ask_norm is None or len(self.layout.shard_map.holders) == 1
+            self._applier.combine = ClippedSteps(clip, alone=alone).combine
+            if ask_norm is not None and not alone:
+                self.clipped = ClippedRounds(
+                    self.layout, self._applier, executor, self._held, ask_norm, self._advance, failpoints
+                )
 
     @property
     def name(self) -> str:
@@ -151,6 +163,8 @@ class ShardModel:
     def members(self, live: Mapping[int, int]) -> None:
         """The live workers: rank to incarnation."""
         self._live_workers = max(1, len(live))
+        if self.clipped is not None:
+            self.clipped.live_workers = self._live_workers
         self.staleness = {rank: value for rank, value in self.staleness.items() if rank in live}
         self.differences.members(live)
         self.tracker.members(live)
@@ -214,11 +228,6 @@ class ShardModel:
         self._advance()
         return decision
 
-    def has(self, worker: WorkerKey, sequence: int) -> bool:
-        """Whether this push was accepted, or cannot come any more because its worker is gone."""
-        known = {standing.worker: standing.last_sequence for standing in self.tracker.clocks()}
-        return known.get(worker, sequence) >= sequence
-
     def resume(self) -> None:
         """The model is not paused any more: continue with what has waited."""
         self.gate.open()
@@ -232,14 +241,16 @@ class ShardModel:
             self.gate.notify()
             if self.gate.paused or self.gate.closed:
                 return
-        for ready in self.tracker.take_ready(asyncio.get_running_loop().time()):
+        now = asyncio.get_running_loop().time()
+        for ready in self.tracker.take_ready(now) if self.clipped is None else self.clipped.take_ready(now):
             pushes = [self._held.pop((info.worker, info.sequence)) for info in ready.contributions]
             for info, staleness in zip(ready.contributions, ready.staleness, strict=True):
                 self.staleness[info.worker.rank] = staleness
             if len(pushes) > 1:
                 self.differences.note(pushes)
             if pushes:
-                self._applier.update(pushes, ready.version, self._live_workers, is_round=True)
+                combine = self.clipped.joined.pop(ready.position).combine if self.clipped is not None else None
+                self._applier.update(pushes, ready.version, self._live_workers, is_round=True, combine=combine)
             if began := self._round_began.pop(ready.position, None):
                 self.times.round.observe(time.perf_counter() - began)
         grace_ends = self.tracker.grace_ends
@@ -266,6 +277,8 @@ class ShardModel:
         self.gate.close(error)
         if self._grace:
             self._grace.set(None)
+        if self.clipped is not None:
+            self.clipped.stop()
         for parked in self._parked:
             if not parked.done():
                 parked.set_exception(copy(self.gate.closed or error))
@@ -338,27 +351,3 @@ class ShardModel:
     async def spare_memory(self) -> None:
         """Before a region is taken for gradients: wait while the model itself takes one more than workers need."""
         await self._working.spare_memory()
-
-    # -- copies of the state
-
-    @asynccontextmanager
-    async def save(self, slices: Collection[int] | None = None) -> AsyncIterator[tuple[Published, list[StateEntry]]]:
-        """Values and a copy of the optimizer state, whole or of these slices, of one version."""
-        self.gate.check()
-        copied = self._working.state(slices)
-        async with self.published() as published:
-            yield published, await copied
-
-    async def describe(self) -> ModelPart:
-        """Where the model stands: what pushes it knows, and how far the log was when it knew them."""
-        state, initialised = self.tracker.persisted_state(), self.initialised
-        number = await self.gate.guard(self._working.number)
-        return ModelPart(self.layout.shard_map, initialised, state, number)
-
-    async def copy_block(self, block: Block, into: memoryview) -> tuple[int, memoryview, list[StateEntry]]:
-        """A copy of one block, made between two updates: the last record it contains, values, optimizer state."""
-        return await self.gate.guard(lambda: self._working.copy_block(block, into))
-
-    async def copy_buckets(self, wanted: Wanted) -> tuple[int, Group]:
-        """The last record in copies of the next buckets of ``wanted``, and these; none: there are no more."""
-        return await self.gate.guard(lambda: self._working.copy_buckets(wanted))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ps_protocol.errors import InvalidRequest, NonFiniteGradient, PsError
-from ps_protocol.model.spec import NonFinite, Options
+from ps_protocol.model.spec import ModelSpec, NonFinite, Options
 from ps_server import tables as row_tables
 from ps_server.consistency import PushDecision, PushInfo
 from ps_server.optimizers.finite import first_nonfinite
@@ -38,6 +38,8 @@ class IncomingPush:
     finite: bool = False
     #: sync: what its gradients weigh in the mean of their step.
     weight: float = 1.0
+    #: Where gradients are clipped: the squared norm of the whole push, over all shards, as its worker told.
+    squared_norm: float | None = None
     #: Steps that the parameters wanted back are used later than usual.
     ahead: int = 0
     #: None: no table takes part.
@@ -59,6 +61,17 @@ def require_weight(weight: float, rank: int) -> None:
             expected="a positive finite number",
             actual=str(weight),
             remedy="weigh a push with the number of its samples, and make no step for a batch without any",
+        )
+
+
+def require_norm(squared_norm: float | None, spec: ModelSpec, rank: int) -> None:
+    """Raises InvalidRequest for a push of a model whose gradients are clipped that does not tell its norm."""
+    allowed = spec.nonfinite is NonFinite.ALLOW
+    if squared_norm is None or not (squared_norm >= 0.0 or (allowed and math.isnan(squared_norm))):
+        raise InvalidRequest(
+            f"a push of worker {rank} does not tell the norm of its gradients",
+            expected=f"a squared norm, for the gradients of model '{spec.name}' are clipped",
+            actual=str(squared_norm),
         )
 
 

@@ -20,7 +20,7 @@ from ps_server.shard.counters import Counters
 from ps_server.shard.executor import INLINE_BYTES
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.options import merge_options, merge_row_options
-from ps_server.shard.step.push import IncomingPush, require_weight
+from ps_server.shard.step.push import IncomingPush, require_norm, require_weight
 from ps_server.shard.step.pushed_rows import PushedRows, announced
 from ps_server.shard.step.staging import Staging
 from ps_server.shard.tasks import in_thread
@@ -136,6 +136,8 @@ class PushReader:
         if header.weight:
             require_weight(header.weight, self._worker.rank)
         spec = self._model.layout.shard_map.spec
+        if spec.clip_grad_norm and not header.skipped:
+            require_norm(header.squared_norm, spec, self._worker.rank)
         if header.options:
             self._options = merge_options(spec, header.options)
         if header.table_options:
@@ -157,6 +159,7 @@ class PushReader:
             finite=header.finite,
             ahead=header.ahead,
             weight=header.weight or 1.0,
+            squared_norm=header.squared_norm,
             rows=self._announced(header) if header.tables and not header.skipped else None,
         )
 

@@ -60,6 +60,7 @@ def spec_to_pb(spec: ModelSpec) -> pb.ModelSpec:
         buffers=_BUFFERS[spec.buffers],
         unsplit=spec.unsplit,
         tables=map(table_to_pb, spec.tables),
+        clip_grad_norm=spec.clip_grad_norm,
     )
 
 
@@ -84,6 +85,7 @@ def spec_from_pb(message: pb.ModelSpec) -> ModelSpec:
         buffers=enum_member(_BUFFERS, message.buffers, "buffer policy"),
         unsplit=message.unsplit,
         tables=tuple(map(table_from_pb, message.tables)),
+        clip_grad_norm=message.clip_grad_norm,
     )
 
 

@@ -1,0 +1,87 @@
+"""Calls from this shard to the others of its job, over channels that stay open."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import grpc
+
+from ps_protocol.cluster.view import ClusterView, Role
+from ps_protocol.errors import InternalError, PsError, Unavailable
+from ps_protocol.rpc.channel import OpenChannel
+from ps_protocol.rpc.client_errors import translate
+from ps_protocol.v1 import shard_pb2 as pb
+from ps_server.consistency import Position
+from ps_server.consistency.messages import position_to_pb
+
+logger = logging.getLogger(__name__)
+
+AGAIN_SECONDS = 0.2
+"""Between two tries to reach a shard that is away."""
+
+CALL_SECONDS = 30.0
+"""How long one call may take; a shard answers sooner, whatever it knows."""
+
+_METHOD = "/ps_protocol.v1.Shard/GetRoundNorm"
+
+
+class ShardPeers:
+    """Owned by a Registry, on the shard's event loop."""
+
+    def __init__(self, view: Callable[[], ClusterView], open_channel: OpenChannel) -> None:
+        """``view``: the newest of the cluster. ``open_channel`` opens a channel with the credentials of this shard."""
+        self._view = view
+        self._open_channel = open_channel
+        #: By number of the shard: its address, and the channel there.
+        self._channels: dict[int, tuple[str, grpc.aio.Channel]] = {}
+
+    async def round_norm(self, shard: int, model: str, epoch: int, position: Position) -> float:
+        """What ``shard`` adds to the squared norm of a round. Returns when that is known, also of a shard that is away.
+
+        A caller whose shard map is over gets no answer: it is cancelled when it has the next one.
+        """
+        request = pb.RoundNormRequest(model=model, epoch=epoch, position=position_to_pb(position))
+        told = ""
+        while True:
+            try:
+                if (found := await self._asked(shard, request)) is not None:
+                    return found
+            except PsError as error:
+                if told != type(error).__name__:
+                    told = type(error).__name__
+                    logger.warning("model '%s' waits for the gradient norm of shard %d: %s", model, shard, error)
+                await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _asked(self, shard: int, request: pb.RoundNormRequest) -> float | None:
+        channel = await self._channel(shard)
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(_METHOD)
+        try:
+            data = await call(request.SerializeToString(), timeout=CALL_SECONDS)
+        except grpc.RpcError as failed:
+            raise translate(failed, f"shard {shard} at {self._channels[shard][0]}") from failed
+        reply = pb.RoundNormReply.FromString(data)
+        if not reply.HasField("squared_norm"):
+            return None
+        if reply.squared_norm < 0.0:
+            raise InternalError(f"shard {shard} has a negative squared norm", actual=str(reply.squared_norm))
+        return reply.squared_norm
+
+    async def _channel(self, shard: int) -> grpc.aio.Channel:
+        member = self._view().live(Role.SHARD).get(shard)
+        if member is None:
+            raise Unavailable(f"shard {shard} is away", shard=str(shard), remedy="start it again")
+        address, channel = self._channels.get(shard, ("", None))
+        if channel is None or address != member.address:
+            if channel is not None:
+                await channel.close()
+            channel = self._open_channel(member.address)
+            self._channels[shard] = member.address, channel
+        return channel
+
+    async def close(self) -> None:
+        """Close all channels."""
+        channels, self._channels = self._channels, {}
+        for _, channel in channels.values():
+            await channel.close()

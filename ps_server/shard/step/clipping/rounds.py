@@ -1,0 +1,148 @@
+"""Rounds of a model whose gradients are clipped and that several shards hold: each shard scales its part alike.
+
+A round whose time has come is closed: its pushes are settled, and later ones are late. Its step is combined, the shards
+ask each other for their parts of the squared norm, and it is taken when all parts are there. Until then nothing has
+changed, so a shard that is killed meanwhile forgets the round, gets its pushes again, and asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from ps_protocol.errors import PsError
+from ps_protocol.model.layout import Layout
+from ps_server.consistency import Position, PushInfo, Round, Tracker, WorkerKey
+from ps_server.failpoints import Failpoints
+from ps_server.optimizers.clipping import total
+from ps_server.shard.executor import ShardExecutor
+from ps_server.shard.step.applier import Applier
+from ps_server.shard.step.clipping.steps import JoinedRound
+from ps_server.shard.step.push import IncomingPush
+
+AskNorm = Callable[[int, str, int, Position], Awaitable[float]]
+"""The part of another shard: its number, model, epoch, position. Returns when that is known, however long it takes."""
+
+ANSWER_SECONDS = 5.0
+"""How long another shard's question waits for its answer, before that asks again."""
+
+
+class ClippedRounds:
+    """Part of one ShardModel, on the shard's event loop. At most one round is closed at a time."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        applier: Applier,
+        executor: ShardExecutor,
+        held: Mapping[tuple[WorkerKey, int], IncomingPush],
+        ask: AskNorm,
+        advance: Callable[[], None],
+        failpoints: Failpoints,
+    ) -> None:
+        """``held``: accepted pushes whose step is still open. ``advance`` is called when a round can be taken."""
+        spec = layout.shard_map.spec
+        self._layout, self._name, self._max_norm = layout, spec.name, spec.clip_grad_norm
+        self._others = [shard for shard in layout.shard_map.holders if shard != layout.shard]
+        self._applier = applier
+        self._tracker: Tracker = applier.tracker
+        self._executor = executor
+        self._held = held
+        self._ask = ask
+        self._advance = advance
+        self._failpoints = failpoints
+        self.live_workers = 1
+        #: The steps of the rounds returned last, by position, until they are queued.
+        self.joined: dict[Position, JoinedRound] = {}
+        self._exchange: asyncio.Task[None] | None = None
+        #: The closed round, once all parts of its norm are known.
+        self._settled: tuple[float, JoinedRound] | None = None
+        self._askers: set[asyncio.Future[None]] = set()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether a round waits for its norm, or to be taken."""
+        return self._tracker.norms.closed is not None
+
+    def take_ready(self, now: float) -> list[Round]:
+        """As the tracker's: the rounds whose norm is known. Closes the next one."""
+        rounds = []
+        while True:
+            if self._settled is not None:
+                part, joined = self._settled
+                self._settled = None
+                rounds.append(self._tracker.take_closed(part))
+                self.joined[rounds[-1].position] = joined
+            pushes = self._tracker.close_ready(now)
+            if pushes is None:
+                break
+            if pushes:
+                self._exchange = asyncio.create_task(self._settle(pushes), name="round norm")
+                break
+            rounds.append(self._tracker.take_closed(0.0))
+        self._answer()
+        return rounds
+
+    async def part(self, position: Position) -> float | None:
+        """What this shard adds to the squared norm of a round; None: not known after a while. Raises what stopped the
+        model.
+        """
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                while True:
+                    self._applier.gate.check()
+                    if (known := self._tracker.part_of_norm(position)) is not None:
+                        return known
+                    asker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    self._askers.add(asker)
+                    try:
+                        await asker
+                    finally:
+                        self._askers.discard(asker)
+        except TimeoutError:
+            return None
+
+    def stop(self) -> None:
+        """The model is stopped: no round is taken any more."""
+        if self._exchange is not None:
+            self._exchange.cancel()
+        self._answer()
+
+    async def _settle(self, infos: Sequence[PushInfo]) -> None:
+        norms, position = self._tracker.norms, infos[0].position
+        pushes = [self._held[info.worker, info.sequence] for info in infos]
+        joined = JoinedRound(pushes, self.live_workers, self._max_norm)
+        working = self._applier.working
+        pool, tables = working.pool, working.replica.tables
+        cost = self._layout.region_bytes + sum(push.rows.cost for push in pushes if push.rows)
+        try:
+            norms.part = await asyncio.shield(self._executor.submit(lambda: joined.join(pool, tables), cost))
+            self._answer()
+            norms.waits_for = f"the gradient norm of {position} on {_named(self._others)}"
+            epoch = self._layout.shard_map.epoch
+            asked = (self._ask(shard, self._name, epoch, position) for shard in self._others)
+            joined.total = total([norms.part, *await asyncio.gather(*asked)])
+            if self._failpoints.armed:
+                self._failpoints.hit("after_round_norm")
+        except asyncio.CancelledError:
+            # Queued behind the joining.
+            await asyncio.shield(self._executor.submit(joined.forget, 0))
+            raise
+        except PsError as error:
+            self._applier.stop(error)
+            return
+        except Exception as error:  # noqa: BLE001 -- the model is stopped with it
+            self._applier.failed(error)
+            return
+        self._exchange, self._settled = None, (norms.part, joined)
+        self._advance()
+
+    def _answer(self) -> None:
+        """What the tracker knows may have changed."""
+        for asker in self._askers:
+            if not asker.done():
+                asker.set_result(None)
+
+
+def _named(shards: Sequence[int]) -> str:
+    return f"shard{'s' if len(shards) > 1 else ''} {', '.join(map(str, shards))}"

@@ -1,0 +1,60 @@
+"""Copies of one model's state while it is trained: for readers, snapshots and checkpoints."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Collection
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING
+
+from ps_protocol.model.layout import Layout
+from ps_server.consistency import Tracker
+from ps_server.log.manifest import ModelPart
+from ps_server.optimizers.state import StateEntry
+from ps_server.shard.step.gate import Gate
+from ps_server.shard.step.published import Published
+from ps_server.shard.step.working_copy import WorkingCopy
+from ps_server.state.blocks import Block
+
+if TYPE_CHECKING:
+    from ps_server.state.bucket_groups import Group, Wanted
+
+
+class CopiedModel(ABC):
+    """What of a ShardModel others copy; on the shard's event loop, copied in the executor between two updates."""
+
+    layout: Layout
+    tracker: Tracker
+    gate: Gate
+    _working: WorkingCopy
+
+    @property
+    @abstractmethod
+    def initialised(self) -> bool:
+        """Whether it has values."""
+
+    @abstractmethod
+    def published(self, *, quick: bool = False) -> AbstractAsyncContextManager[Published]:
+        """Parameters and buffers after everything decided so far. ``quick``: read from shared memory."""
+
+    @asynccontextmanager
+    async def save(self, slices: Collection[int] | None = None) -> AsyncIterator[tuple[Published, list[StateEntry]]]:
+        """Values and a copy of the optimizer state, whole or of these slices, of one version."""
+        self.gate.check()
+        copied = self._working.state(slices)
+        async with self.published() as published:
+            yield published, await copied
+
+    async def describe(self) -> ModelPart:
+        """Where the model stands: what pushes it knows, and how far the log was when it knew them."""
+        state, initialised = self.tracker.persisted_state(), self.initialised
+        number = await self.gate.guard(self._working.number)
+        return ModelPart(self.layout.shard_map, initialised, state, number)
+
+    async def copy_block(self, block: Block, into: memoryview) -> tuple[int, memoryview, list[StateEntry]]:
+        """A copy of one block, made between two updates: the last record it contains, values, optimizer state."""
+        return await self.gate.guard(lambda: self._working.copy_block(block, into))
+
+    async def copy_buckets(self, wanted: Wanted) -> tuple[int, Group]:
+        """The last record in copies of the next buckets of ``wanted``, and these; none: there are no more."""
+        return await self.gate.guard(lambda: self._working.copy_buckets(wanted))
