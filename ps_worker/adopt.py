@@ -42,6 +42,7 @@ def adopt_optimizer(
     style: Style = PLAIN,
     tables: Iterable[object] = (),
     models: TrainedModels | None = None,
+    clip_grad_norm: float | None = None,
     reconnect_timeout_seconds: float = RECONNECT_TIMEOUT_SECONDS,
 ) -> tuple[PsOptimizer, RemoteModel]:
     """``given`` itself, which runs on the shards from now on, and the model for the cluster.
@@ -76,6 +77,7 @@ def adopt_optimizer(
         seed=lambda: session.seed,
         module=module,
         held=models.held if models is not None else {},
+        clip_grad_norm=clip_grad_norm,
     )
     check_style(style, declaration)
     _check_tables(declaration, scheduled=has_scheduler(optimizer) or any(True for _ in schedulers))

@@ -178,6 +178,7 @@ class Cluster(Collectives):
         overlap: bool = False,
         writes: str = "assign",
         tables: Iterable[torch.nn.Module] = (),
+        clip_grad_norm: float | None = None,
     ) -> PsOptimizer:
         """Have the shards run ``optimizer``, one of torch that has been built on parameters of ``model``.
 
@@ -202,6 +203,7 @@ class Cluster(Collectives):
             style=Style(Wire.parse(wire), overlap, choice(Writes, writes, "writes")),
             tables=tables,
             models=self._models,
+            clip_grad_norm=clip_grad_norm,
             reconnect_timeout_seconds=self._session.config.reconnect_timeout_seconds,
         )
         self._models.add(declared)

@@ -141,7 +141,10 @@ _BEGINNINGS = {
         "shard %d resumes: the quiesce was not completed",
     ),
     "model.placed": ("model '%s': %d slices, %.1f MB, %s, %s",),
-    "model.waits": ("model '%s' cannot be placed here yet: %s",),
+    "model.waits": (
+        "model '%s' cannot be placed here yet: %s",
+        "model '%s' waits for the gradient norm of shard %d: %s",
+    ),
     "model.stopped": (
         "model '%s' cannot be placed here",
         "model '%s' stopped: it could not be resharded",

@@ -7,13 +7,16 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError, Message
 
 from ps_protocol.errors import ERROR_TRAILER, ConfigError, ErrorCode, InternalError, InvalidRequest, PsError
 from ps_protocol.wire.convert.errors import to_detail
 from ps_server.serving.log_limit import LogLimit
+
+M = TypeVar("M", bound=Message)
 
 logger = logging.getLogger(__name__)
 logger.addFilter(LogLimit())
@@ -96,3 +99,11 @@ async def translated(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterat
         # At the edge of the process every error is typed.
         logger.exception("a request failed")
         await _abort(context, InternalError(f"{type(error).__name__}: {error}", remedy="see the log of the server"))
+
+
+def parsed(kind: type[M], data: bytes) -> M:
+    """The message in ``data``. Raises InvalidRequest for bytes that are no ``kind``."""
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise InvalidRequest(f"a message is not a {kind.__name__}", actual=f"{len(data)} bytes") from error

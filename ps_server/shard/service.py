@@ -32,12 +32,12 @@ from ps_server.consistency import WorkerKey
 from ps_server.consistency.messages import pushes_to_pb, worker_from_pb
 from ps_server.optimizers.state_bytes import describe, tensor_bytes
 from ps_server.serving.authorization import check_member
-from ps_server.serving.rpc_errors import translated
+from ps_server.serving.rpc_errors import parsed, translated
 from ps_server.shard.access.fence import ACCESS, Access, Fence
 from ps_server.shard.access.open_checks import OpenChecks
 from ps_server.shard.byte_budget import READERS
 from ps_server.shard.counters import Counters
-from ps_server.shard.durability.load_reader import LoadReader, check_slices, parse_load
+from ps_server.shard.durability.load_reader import LoadReader, check_slices
 from ps_server.shard.model_status import model_status
 from ps_server.shard.models import Registry
 from ps_server.shard.quiesce.quiesce import Quiescence
@@ -226,7 +226,7 @@ class ShardService:
 
     async def load(self, _: AsyncIterator[bytes], context: Context) -> bytes:
         """Write parameters, buffers and optimizer state."""
-        message = parse_load(await read_first(context, *self._registry.context.first_message) or b"")
+        message = parsed(pb.LoadRequest, await read_first(context, *self._registry.context.first_message) or b"")
         if message.WhichOneof("body") != "header":
             raise InvalidRequest("a Load begins with its header", actual=str(message.WhichOneof("body")))
         header = message.header

@@ -182,8 +182,8 @@ class GradientBuffers:
         missing = frozenset(absent)
         present = (view for n in range(len(self._bindings.parameters)) if n not in missing for view in self._views[n])
         wide = torch.float32
-        norms = (torch.linalg.vector_norm(v, dtype=torch.promote_types(v.dtype, wide)).item() for v in present)
-        return sum(norm * norm for norm in norms)
+        norms = (torch.linalg.vector_norm(v, dtype=torch.promote_types(v.dtype, wide)) for v in present)
+        return sum(float(norm) * float(norm) for norm in norms)
 
     def _found_arenas(self) -> list[torch.Tensor]:
         return [

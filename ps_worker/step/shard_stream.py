@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 
@@ -26,14 +25,13 @@ from ps_worker.step.pending_lookups import PendingLookups
 from ps_worker.step.push_trace import PushTrace
 from ps_worker.step.shard_values import ShardValues
 from ps_worker.step.summary import Outcome, StepPush, StepSummary, StreamPosition, Style
+from ps_worker.step.torch_versions import TorchVersions
 from ps_worker.tables.lookup import Position, ShardLookup
 from ps_worker.tables.row_router import RowRouter
 from ps_worker.tables.update import NO_ROWS
 from ps_worker.transport.base import ClientTransport, Link
 from ps_worker.transport.negotiate import open_stream
 from ps_worker.transport.replies import Peer
-
-logger = logging.getLogger("ps_worker")
 
 
 class ShardStream:
@@ -72,8 +70,7 @@ class ShardStream:
         self.is_pushing = False
         #: Of the push under way, and of the last that the shard said it had applied.
         self._sequence = self._acknowledged = 0
-        #: The shard's version of torch that was reported last.
-        self._torch_reported = ""
+        self._torch_versions = TorchVersions()
         self._opened_at = 0.0
         #: The shard's incarnation that the stream was opened to.
         self._opened_to = 0
@@ -154,22 +151,11 @@ class ShardStream:
             self._gradients.place(self.shard, segment)
         if self._receive_buffer is None and (self._overlap or (self._wire != RAW and segment is None)):
             self._receive_buffer = ReceiveBuffer(self.layout, self._wire)
-        self._report_torch(opened.torch_version)
+        self._torch_versions.note(self.peer, opened.torch_version)
         self._opened_at = time.monotonic()
         self._options = ({},) * len(shard_map.spec.group_options)
         self._table_options = ({},) * len(shard_map.spec.tables)
         return StreamPosition(opened.version, (opened.phase, opened.clock), opened.last_sequence, opened.initialised)
-
-    def _report_torch(self, version: str) -> None:
-        if version not in ("", torch.__version__, self._torch_reported):
-            self._torch_reported = version
-            logger.warning(
-                "%s applies updates with torch %s, and this worker computes gradients with torch %s: results may "
-                "differ in the last digits; install the same version on both",
-                self.peer,
-                version,
-                torch.__version__,
-            )
 
     def drop(self, *, for_good: bool = False) -> None:
         """End the stream now; what is under way on it is lost. ``for_good``: no other is opened here."""

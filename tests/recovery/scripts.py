@@ -37,6 +37,8 @@ class Work:
     ballast: int = 0
     #: It trains tables, with so many new ids in each step, and nothing else.
     rows: int = 0
+    #: Gradients are clipped to this norm; 0: they are not.
+    clip: float = 0.0
 
 
 class Ledger(torch.nn.Module):
@@ -88,7 +90,8 @@ def work(told: Work) -> None:
 
     with ps_worker.connect(transport=told.transport, device="cpu", reconnect_timeout_seconds=60) as cluster:
         model, ledger = make_model(told.ballast), Ledger()
-        made = [cluster.optimizer(getattr(torch.optim, told.optimizer), model, lr=0.01, name="model")]
+        chosen = getattr(torch.optim, told.optimizer)
+        made = [cluster.optimizer(chosen, model, lr=0.01, name="model", clip_grad_norm=told.clip or None)]
         if told.tag >= 0:
             made.append(cluster.optimizer(torch.optim.SGD, ledger, lr=1.0, name="ledger"))
         say("started", made[0].version)

@@ -49,6 +49,7 @@ def messages(method: str, worker: pb.WorkerId) -> list[Any]:
         "GetRows": [pb.GetRowsRequest(model="model")],
         "SaveBuckets": [pb.SaveBucketsRequest(model="model")],
         "Feed": [pb.FeedRequest(model="model")],
+        "GetRoundNorm": [pb.RoundNormRequest(model="model")],
     }[method]
 
 
@@ -92,6 +93,7 @@ def test_every_method_is_for_readers_or_behind_a_fence() -> None:
         "GetRows",
         "SaveBuckets",
         "Feed",
+        "GetRoundNorm",
     }
 
 

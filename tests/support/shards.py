@@ -200,6 +200,7 @@ def running_shard(
             budgets=ByteBudgets.of(answer_bytes, upload_bytes, counts),
         )
         registry = Registry(context, storage.recovered)
+        closing.callback(lambda: loop.run(registry.peers.close()))
         shard = TestShard(loop, registry, failpoints, counters, storage)
 
         async def begin() -> None:

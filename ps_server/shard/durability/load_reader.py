@@ -6,12 +6,10 @@ import math
 from collections.abc import Sequence
 
 import torch
-from google.protobuf.message import DecodeError
 
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.payload_headers import StateHeader
-from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import LOAD_REQUESTS, ChunkReceiver
 from ps_server.optimizers.state import StateEntry, StateKey
 from ps_server.optimizers.state_bytes import tensor_bytes

@@ -22,11 +22,13 @@ CONVERTS = (
     "ps_server/cli/psctl/model_status.py",
     "ps_server/cli/psctl/row_loader.py",
     "ps_server/shard/reshard/transfer.py",
+    "ps_server/shard/peers.py",
     "ps_worker/step/shard_calls.py",
     # Faces of services.
     "ps_server/coordinator/service.py",
     "ps_server/coordinator/jobs/declaring.py",
     "ps_server/shard/service.py",
+    "ps_server/shard/round_norms.py",
     "ps_server/shard/tables/rows_service.py",
     "ps_server/shard/tables/change_feed.py",
     "ps_server/shard/standby/log_feed.py",
