@@ -11,7 +11,9 @@ from torch.optim import Optimizer
 
 from ps_protocol.errors import InvalidRequest, UnsupportedOptimizer
 from ps_protocol.model.optimizers import ELEMENTWISE, EXECUTION_HINTS, REFUSED, SHAPED
+from ps_protocol.model.registered_optimizers import name_of, reads_shapes, registered_names, registered_optimizer
 from ps_protocol.model.spec import DType, Kind, ModelSpec, Options, Variable
+from ps_server.optimizers.registered import accepted_arguments, require_arguments, require_state
 from ps_server.optimizers.state import Expected
 from ps_server.state.region import torch_dtype
 
@@ -31,7 +33,7 @@ _FLOATING = _FUSED_DTYPES | {DType.FLOAT16, DType.BFLOAT16}
 def validate(spec: ModelSpec) -> None:
     """Raises UnsupportedOptimizer when shards cannot optimize this model, InvalidRequest when its groups are wrong."""
     cls = _class(spec.optimizer)
-    if spec.optimizer in SHAPED and not spec.unsplit:
+    if reads_shapes(spec.optimizer) and not spec.unsplit:
         raise InvalidRequest(
             f"{spec.optimizer} reads the shape of its variables", expected="unsplit = true", actual="unsplit = false"
         )
@@ -42,6 +44,11 @@ def validate(spec: ModelSpec) -> None:
             _check_variable(spec, variable)
     for options in spec.group_options:
         complete(cls, options)
+    if (entry := registered_optimizer(spec.optimizer)) is not None:
+        for arguments in arguments_of(spec):
+            require_arguments(entry, arguments)
+            for dtype in sorted({v.dtype for v in spec.variables if v.kind is Kind.PARAMETER}, key=str):
+                require_state(entry, arguments, dtype)
     if spec.optimizer == "torch.optim.Adagrad":
         # torch takes this argument from the constructor and not from the groups.
         values = {options.get("initial_accumulator_value", 0) for options in spec.group_options}
@@ -55,7 +62,12 @@ def validate(spec: ModelSpec) -> None:
 
 def is_shaped(spec: ModelSpec) -> bool:
     """Whether variables are stepped one by one, in their shapes."""
-    return spec.unsplit or spec.optimizer in SHAPED
+    return spec.unsplit or reads_shapes(spec.optimizer)
+
+
+def is_registered(spec: ModelSpec) -> bool:
+    """Whether its optimizer is a user's: any step of it may raise."""
+    return registered_optimizer(spec.optimizer) is not None
 
 
 def arguments_of(spec: ModelSpec) -> list[Arguments]:
@@ -145,17 +157,27 @@ def expected_state(
 
 
 def _class(name: str) -> type[Optimizer]:
+    if (entry := registered_optimizer(name)) is not None:
+        torch_class: type[Optimizer] = entry.torch_class
+        return torch_class
     if name in REFUSED:
         raise UnsupportedOptimizer(f"{name} cannot run on shards: {REFUSED[name]}", remedy="choose another optimizer")
     supported = ELEMENTWISE | SHAPED
     found: type[Optimizer] | None = getattr(torch.optim, name.rpartition(".")[2], None) if name in supported else None
+    if found is None and not name.startswith("torch.optim."):
+        raise UnsupportedOptimizer(
+            f"optimizer '{name}' is not registered on this shard",
+            expected=", ".join(registered_names()) or "a class of torch.optim",
+            actual=name,
+            remedy="install its package where ps-server runs, or name the module that registers it with --optimizers",
+        )
     if found is None:
         known = sorted(n for n in supported if hasattr(torch.optim, n.rpartition(".")[2]))
         raise UnsupportedOptimizer(
             f"optimizer '{name}' is not supported",
             expected=", ".join(known),
             actual=f"{name} with torch {torch.__version__} on the shard",
-            remedy="use one of these classes itself; a subclass would not run on shards",
+            remedy="use one of these classes itself; a subclass has to be registered (docs/optimizers.md)",
         )
     return found
 
@@ -163,10 +185,13 @@ def _class(name: str) -> type[Optimizer]:
 def _instance(cls: type[Optimizer], groups: list[dict[str, Any]], arguments: Arguments) -> Optimizer:
     """``cls`` made with ``arguments`` as its defaults; torch's refusal becomes UnsupportedOptimizer."""
     keywords = {name: value for name, value in arguments.items() if (cls.__name__, name) not in _GROUP_ONLY}
+    if registered_optimizer(name_of(cls)) is not None:
+        keywords = accepted_arguments(cls, keywords)
     try:
         return cls(groups, **keywords)
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
-        raise UnsupportedOptimizer(f"torch.optim.{cls.__name__}: {error}", actual=str(arguments)) from error
+        name = cls.__name__ if registered_optimizer(name_of(cls)) is not None else f"torch.optim.{cls.__name__}"
+        raise UnsupportedOptimizer(f"{name}: {error}", actual=str(arguments)) from error
 
 
 def _fixed(arguments: Arguments) -> dict[str, bool]:

@@ -48,7 +48,7 @@ class ShardOptimizer:
         self._odd_options = first_out_of_range(spec, self._declared) is not None
         self._odd_state = False
         #: Every step can be undone.
-        self.careful = False
+        self.careful = catalog.is_registered(spec)
         self._fused = [group.get("fused") is True for group in self._torch.param_groups]
         for arena in self._arenas:
             arena.adopt(self._torch)

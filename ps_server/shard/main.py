@@ -17,6 +17,8 @@ from ps_protocol.cluster.address import split_address
 from ps_protocol.cluster.tf_config import TfConfig
 from ps_protocol.errors import ConfigError
 from ps_protocol.logs import LogFormat, configure_logging, describe_process
+from ps_protocol.model.registered_optimizers import ENVIRONMENT as OPTIMIZERS_VARIABLE
+from ps_protocol.model.registered_optimizers import load_entry_points, load_modules, named_modules
 from ps_protocol.security.settings import SecuritySettings
 from ps_server.cli.options.common import clean_errors, exit_option, run_program, server_options
 from ps_server.cli.options.limits import byte_limit_options, shard_limit_options
@@ -102,6 +104,13 @@ _M_ARENA_MAX = -8
     "from. The shard writes to and reads from no other folders.",
 )
 @click.option(
+    "--optimizers",
+    envvar=[OPTIMIZERS_VARIABLE, "PS_SERVER_OPTIMIZERS"],
+    default="",
+    metavar="MODULE,…",
+    help="Modules that register optimizer classes of your own, beside those of installed packages.",
+)
+@click.option(
     "--threads", type=click.IntRange(0), default=0, help="Number of threads of the optimizer; 0: half of the cores."
 )
 @click.option(
@@ -131,6 +140,7 @@ def main(
     bulk_ports: str,
     metrics_port: str,
     shm: bool,
+    optimizers: str,
     threads: int,
     connect_timeout: float,
     standby: bool,
@@ -212,6 +222,8 @@ def main(
             security=security,
         )
         serve = _serving()
+        load_modules(named_modules(optimizers))
+        load_entry_points()
         grpc_server.run(lambda stop: serve(config, stop))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from ps_protocol.errors import ConfigError, InvalidRequest, UnsupportedOptimizer
-from ps_protocol.model.optimizers import SHAPED
+from ps_protocol.model.registered_optimizers import reads_shapes
 from ps_worker.model.declare import qualified_name
 from ps_worker.model.optimizer_state import StateByNumber
 
@@ -77,7 +77,7 @@ def state_of(given: torch.optim.Optimizer) -> StateByNumber:
         state = {name: value for name, value in given.state.get(parameter, {}).items() if value is not None}
         if not state or _is_fresh(state, given.defaults):
             continue
-        if qualified not in SHAPED:
+        if not reads_shapes(qualified):
             _check_shapes(number, parameter, state)
         found[number] = state
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,15 @@ import torch
 
 from ps_protocol.errors import ConfigError, UnsupportedOptimizer
 from ps_protocol.model.optimizers import ELEMENTWISE, EXECUTION_HINTS, REFUSED, SHAPED
+from ps_protocol.model.registered_optimizers import (
+    ENVIRONMENT,
+    load_entry_points,
+    load_modules,
+    name_of,
+    named_modules,
+    reads_shapes,
+    registered_optimizer,
+)
 from ps_protocol.model.spec import Buffers, ModelSpec, NonFinite, Option, Options
 from ps_worker.model.bindings import Bindings, ParameterGroup, Source, bind, check_free, named_as_in, read_groups
 from ps_worker.model.optimizer_state import StateByNumber
@@ -80,7 +90,7 @@ def build_spec(
         group_options=tuple(group_options(group, accepted) for group in template.param_groups),
         nonfinite=choice(NonFinite, nonfinite, "nonfinite"),
         buffers=kept,
-        unsplit=qualified in SHAPED,
+        unsplit=reads_shapes(qualified),
         tables=found.specs,
         clip_grad_norm=checked_clip(clip_grad_norm),
     )
@@ -92,17 +102,33 @@ def qualified_name(torch_class: type[torch.optim.Optimizer]) -> str:
     """The name on the wire, as "torch.optim.SGD". Raises UnsupportedOptimizer for a class that shards cannot run."""
     short = getattr(torch_class, "__name__", repr(torch_class))
     qualified = f"torch.optim.{short}"
+    own = getattr(torch.optim, short, None) is torch_class
+    if not own and (registered := _registered_name(torch_class)):
+        return registered
     if qualified in REFUSED:
         raise UnsupportedOptimizer(
             f"{qualified} cannot run on shards: {REFUSED[qualified]}", remedy=f"choose another one: {_KNOWN_TEXT}"
         )
-    if qualified not in _KNOWN or getattr(torch.optim, short, None) is not torch_class:
+    if qualified not in _KNOWN or not own:
         raise UnsupportedOptimizer(
             f"{short} is not an optimizer that shards run",
             expected=_KNOWN_TEXT,
-            remedy="pass one of torch.optim's own classes, not an instance and not a subclass",
+            remedy="pass one of torch.optim's own classes, not an instance; register one of your own for shards "
+            "(docs/optimizers.md)",
         )
     return qualified
+
+
+def _registered_name(torch_class: object) -> str:
+    """The name under which a class is registered, by now or by a module that can be found; empty: by none."""
+    if not isinstance(torch_class, type):
+        return ""
+    name = name_of(torch_class)
+    if registered_optimizer(name) is None:
+        load_modules(named_modules(os.environ.get(ENVIRONMENT, "")))
+        load_entry_points()
+    known = registered_optimizer(name)
+    return name if known is not None and known.torch_class is torch_class else ""
 
 
 def named_arguments(
@@ -185,7 +211,7 @@ def _instantiate(
         return torch_class(meta, **_usable(arguments))
     except (ValueError, TypeError, RuntimeError) as error:
         raise UnsupportedOptimizer(
-            f"torch.optim.{torch_class.__name__} refuses these arguments: {error}",
+            f"{qualified_name(torch_class)} refuses these arguments: {error}",
             actual=", ".join(f"{key}={value!r}" for key, value in arguments.items()),
         ) from error
 

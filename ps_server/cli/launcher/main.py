@@ -197,6 +197,12 @@ def run_replicas(programs: Programs, form: LogFormat, log_dir: Path | None) -> i
     help="Folder for TensorBoard event files of what cluster.report() tells, in a folder per worker.",
 )
 @click.option(
+    "--optimizers",
+    default="",
+    metavar="MODULE,…",
+    help="Modules that register optimizer classes of your own, imported by shards and workers (docs/optimizers.md).",
+)
+@click.option(
     "--no-progress",
     is_flag=True,
     help="Do not show the status table of the job, nor status lines where stderr is not a terminal.",
@@ -235,6 +241,7 @@ def main(
     log_dir: Path | None,
     trace: Path | None,
     tensorboard: Path | None,
+    optimizers: str,
     log_level: str,
     log_format: str,
     no_progress: bool,
@@ -294,6 +301,7 @@ def main(
         trace=job_trace.folder if job_trace else None,
         tensorboard=tensorboard.absolute() if tensorboard else None,
         strategy=strategy or "",
+        optimizers=optimizers,
     )
     if not has_servers(strategy):
         sys.exit(run_replicas(programs, form, log_dir))

@@ -11,6 +11,7 @@ from pathlib import Path
 from ps_protocol.client.coordinator import LINEAGE_VARIABLE
 from ps_protocol.cluster.replicas import STRATEGY_VARIABLE
 from ps_protocol.logs import LogFormat
+from ps_protocol.model.registered_optimizers import ENVIRONMENT as OPTIMIZERS_VARIABLE
 from ps_protocol.model.spec import Consistency
 from ps_protocol.tracing.settings import VARIABLE as TRACE_VARIABLE
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
@@ -72,6 +73,8 @@ class Programs:
     tensorboard: Path | None = None
     #: Name of the strategy, for scripts that name none; empty: none.
     strategy: str = ""
+    #: Modules that register optimizers, for shards and workers.
+    optimizers: str = ""
     #: Commands of ps-coordinator and ps-server.
     servers: tuple[tuple[str, ...], tuple[str, ...]] = SERVER_PROGRAMS
 
@@ -152,6 +155,8 @@ class Programs:
         environment[LINEAGE_VARIABLE] = f"{self.lineage} {process}"
         if self.trace is not None:
             environment[TRACE_VARIABLE] = str(self.trace)
+        if self.optimizers:
+            environment[OPTIMIZERS_VARIABLE] = self.optimizers
         if process.part in (ProcessRole.WORKER, ProcessRole.EVALUATOR):
             if self.strategy:
                 environment[STRATEGY_VARIABLE] = self.strategy

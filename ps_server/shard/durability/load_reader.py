@@ -48,14 +48,6 @@ class LoadReader:
         self.payload = ChunkReceiver(LOAD_REQUESTS, pieces, "Load")
 
 
-def parse_load(data: bytes) -> pb.LoadRequest:
-    """Raises InvalidRequest for bytes that are no LoadRequest."""
-    try:
-        return pb.LoadRequest.FromString(data)
-    except DecodeError as error:
-        raise InvalidRequest("a message is not a LoadRequest", actual=f"{len(data)} bytes") from error
-
-
 def check_slices(layout: Layout, slices: Sequence[int]) -> None:
     """Raises InvalidRequest for a slice that is not there, or is asked for twice."""
     if slices and (max(slices) >= len(layout.slices) or len(set(slices)) < len(slices)):

@@ -12,11 +12,13 @@ import torch
 
 from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.errors import ModelMismatch, StorageFull
+from ps_protocol.model.registered_optimizers import name_of
 from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.v1 import shard_pb2, shard_pb2_grpc
 from ps_server.cli.options.storage import Durability
 from tests.shard.disks import NEVER, OFTEN, durable, held, seeded, shard_on
 from tests.shard.durability.test_replay import OPTIMIZERS
+from tests.support import user_optimizers
 from tests.support.length import paired
 from tests.support.shards import (
     StubStream,
@@ -43,11 +45,12 @@ def small(monkeypatch):
     monkeypatch.setattr("ps_server.shard.durability.snapshotter._LOOK_SECONDS", 0.001)
 
 
-@pytest.mark.parametrize(("optimizer", "rule"), paired(list(OPTIMIZERS), [NEVER, OFTEN]))
+@pytest.mark.parametrize(("optimizer", "rule"), paired([*OPTIMIZERS, user_optimizers.Counting], [NEVER, OFTEN]))
 def test_a_killed_shard_comes_back_bit_for_bit(tmp_path, optimizer, rule, killed):
     chance = seeded()
+    name, options = ("torch.optim." + optimizer, OPTIMIZERS[optimizer]) if isinstance(optimizer, str) else (None, {})
     with shard_on(tmp_path / "a", rule=rule) as shard:
-        model, _ = start(shard, optimizer=f"torch.optim.{optimizer}", **OPTIMIZERS[optimizer])
+        model, _ = start(shard, optimizer=name or name_of(optimizer), **options)
         stream = StubStream(shard)
         for step in range(1, 25):
             absent = sorted({chance.randrange(2) for _ in range(chance.randrange(2))})
