@@ -7,11 +7,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from ps_protocol.errors import NonFiniteGradient, UnsupportedOptimizer
+from ps_protocol.errors import UnsupportedOptimizer
 from ps_protocol.model.spec import NonFinite
 from ps_worker.model.optimizer_state import StateByNumber
 from ps_worker.step.remote_model import RemoteModel
-from ps_worker.step.summary import StepSummary
+from ps_worker.step.summary import StepSummary, nonfinite_gradient
 
 Residuals = Mapping[int, Mapping[str, torch.Tensor]]
 """What a wire format has left out of gradients, by number of the variable."""
@@ -104,10 +104,6 @@ def _nonfinite(models: Sequence[RemoteModel]) -> str | None:
             if parameter.grad is None or bool(torch.isfinite(parameter.grad).all()):
                 continue
             if model.spec.nonfinite is NonFinite.REFUSE:
-                raise NonFiniteGradient(
-                    "a gradient holds NaN or infinity; nothing was sent",
-                    variable=variable.name,
-                    remedy='lower the learning rate, clip gradients, or pass nonfinite="skip" to cluster.optimizer',
-                )
+                raise nonfinite_gradient(variable.name)
             return variable.name
     return None

@@ -26,14 +26,12 @@ from ps_worker.on_shards import declare_optimizer
 from ps_worker.optimizer import PsOptimizer
 from ps_worker.session.reporting import log
 from ps_worker.session.session import Session
-from ps_worker.session.terminate import TerminationGuard
+from ps_worker.session.terminate import TerminationGuard, leave_reason
 from ps_worker.step.summary import Style, Writes
 from ps_worker.tables import factories
 from ps_worker.tables.prefetch import BatchIds, Prefetch
 
 T = TypeVar("T")
-
-_REASON_CHARACTERS = 200
 
 
 class Cluster(Collectives):
@@ -68,7 +66,7 @@ class Cluster(Collectives):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            self._leave(_reason(error))
+            self._leave(leave_reason(error))
         finally:
             self._guard.remove()
 
@@ -128,11 +126,8 @@ class Cluster(Collectives):
         ``wire`` is a format that makes payloads on a network smaller: "bf16", "fp16", "int8" or "topk:RATIO"
         (docs/codecs.md); shared memory does not use it. With ``overlap`` a step returns at once, and the exchange with
         the shards runs while the next gradients are computed. The parameters then lack this worker's own last push,
-        which ssp bounds include. In sync, and in ssp(0), ``step`` waits as without it.
-
-        With ``clip_grad_norm`` the shards scale gradients down to this norm before each update: in sync the mean over
-        the workers, so that training is that of one process with ``torch.nn.utils.clip_grad_norm_`` on the joined
-        batch; in async and ssp each push. The norm is over all variables and rows of tables, on all shards.
+        which ssp bounds include. In sync, and in ssp(0), ``step`` waits as without it. With ``clip_grad_norm`` shards
+        clip gradients to this norm, over all of the model: in sync the mean over the workers (docs/gradients.md).
 
         The tables of embeddings in ``model`` are part of it, with row optimizers of their own. Where ``model`` is no
         module, they are found in ``module`` and the modules ``tables``. ``overlap`` is not possible with tables; see
@@ -348,10 +343,3 @@ class Cluster(Collectives):
     def _workers_only(self, call: str, remedy: str) -> None:
         if self._session.config.role is not Role.WORKER:
             raise ConfigError(f"an evaluator called {call}", expected="worker", actual=self.role, remedy=remedy)
-
-
-def _reason(error: BaseException | None) -> str:
-    """The reason why a worker leaves; empty at a clean end."""
-    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
-        return ""
-    return f"{type(error).__name__}: {error}".removesuffix(": ")[:_REASON_CHARACTERS]

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -124,14 +125,12 @@ class ShardService:
             "Restore": (self.restore, pb.RestoreRequest),
             "GetRoundNorm": (partial(get_round_norm, self._registry), pb.RoundNormRequest),
         }
-        streams |= {
-            name: grpc.unary_stream_rpc_method_handler(self._guarded(name, handler), kind.FromString)
-            for name, (handler, kind) in read.items()
-        }
-        streams |= {
-            name: grpc.unary_unary_rpc_method_handler(self._guarded(name, handler), kind.FromString, _serialized)
-            for name, (handler, kind) in asked.items()
-        }
+        for name, (handler, kind) in read.items():
+            streams[name] = grpc.unary_stream_rpc_method_handler(self._guarded(name, handler), kind.FromString)
+        to_bytes = methodcaller("SerializeToString")
+        for name, (handler, kind) in asked.items():
+            guarded = self._guarded(name, handler)
+            streams[name] = grpc.unary_unary_rpc_method_handler(guarded, kind.FromString, to_bytes)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, streams),))
 
     def _guarded(self, name: str, handler: _Handler) -> _Handler:
@@ -338,10 +337,6 @@ class ShardService:
     async def _folder(self, text: str) -> Path:
         """Where a checkpoint is or will be. Raises InvalidRequest for a place that this shard does not use."""
         return await asyncio.to_thread(self._registry.context.checkpoints.confine, text)
-
-
-def _serialized(message: Message) -> bytes:
-    return message.SerializeToString()
 
 
 async def _ended(anchor: GrpcServerTransport) -> None:

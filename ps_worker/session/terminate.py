@@ -9,6 +9,8 @@ from types import FrameType
 
 EXIT_CODE = 128 + signal.SIGTERM
 
+_REASON_CHARACTERS = 200
+
 
 class Terminated(SystemExit):
     """SIGTERM arrived. A SystemExit, so a script that does not catch it ends with exit code 143 and no traceback."""
@@ -51,3 +53,10 @@ class TerminationGuard:
             os.kill(os.getpid(), signal.SIGTERM)
             return
         raise Terminated
+
+
+def leave_reason(error: BaseException | None) -> str:
+    """The reason why a worker leaves; empty at a clean end."""
+    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        return ""
+    return f"{type(error).__name__}: {error}".removesuffix(": ")[:_REASON_CHARACTERS]

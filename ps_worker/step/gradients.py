@@ -14,6 +14,7 @@ from ps_protocol.wire.shared_memory import SharedMemory
 from ps_worker.memory.blocks import HOST, FlatMemory, Homes
 from ps_worker.memory.plan import FlatPlan
 from ps_worker.model.bindings import Bindings
+from ps_worker.tables.update import RowUpdate
 
 
 class GradientBuffers:
@@ -177,13 +178,16 @@ class GradientBuffers:
         return None
 
     @torch.no_grad()
-    def squared_norm(self, absent: tuple[int, ...]) -> float:
-        """The sum of squares of all present gradients, as collected last."""
+    def squared_norm(self, absent: tuple[int, ...], rows: RowUpdate | None = None) -> float:
+        """The sum of squares of all present gradients, as collected last, and of ``rows``: what shards clip a push by
+        that they apply alone.
+        """
         missing = frozenset(absent)
         present = (view for n in range(len(self._bindings.parameters)) if n not in missing for view in self._views[n])
         wide = torch.float32
         norms = (torch.linalg.vector_norm(v, dtype=torch.promote_types(v.dtype, wide)) for v in present)
-        return sum(float(norm) * float(norm) for norm in norms)
+        of_rows = [each.squared_norm() for each in rows.tables] if rows is not None else []
+        return sum((float(norm) * float(norm) for norm in norms), sum(of_rows))
 
     def _found_arenas(self) -> list[torch.Tensor]:
         return [

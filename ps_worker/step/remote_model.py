@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from ps_protocol.errors import NonFiniteGradient
 from ps_protocol.model.spec import Buffers, NonFinite, Options
 from ps_protocol.model.tables import RowOptions
 from ps_protocol.tracing.tracer import Attributes, TraceSpan
@@ -25,7 +24,7 @@ from ps_worker.step.gradient_buckets import GradientBuckets
 from ps_worker.step.gradients import GradientBuffers
 from ps_worker.step.overlap import Overlap
 from ps_worker.step.pipeline import StepPipeline
-from ps_worker.step.summary import StepPush, StepSummary, Style
+from ps_worker.step.summary import StepPush, StepSummary, Style, nonfinite_gradient
 from ps_worker.tables.binding import TableBinding
 from ps_worker.tables.table import TableModule
 
@@ -241,8 +240,7 @@ class RemoteModel:
     def _exchange(self, push: StepPush) -> StepSummary:
         """Check the gradients collected, then push them. Raises NonFiniteGradient, with nothing sent, by policy."""
         if self.spec.clip_grad_norm and not push.skipped:
-            # For shards that apply it alone; where they take the mean of pushes, they find the norm of that.
-            push = replace(push, squared_norm=self._squared_norm(push))
+            push = replace(push, squared_norm=self._gradients.squared_norm(push.absent, push.rows))
         if self.spec.nonfinite is NonFinite.ALLOW:
             return self.pipeline.exchange(push)
         variable = self.name if push.skipped else self._first_nonfinite(push)
@@ -251,15 +249,7 @@ class RemoteModel:
         self._session.counters.nonfinite += 1
         if self.spec.nonfinite is NonFinite.SKIP:
             return self.pipeline.exchange(replace(push, skipped=True, with_buffers=False, staged=()))
-        raise NonFiniteGradient(
-            "a gradient holds NaN or infinity; nothing was sent",
-            variable=variable,
-            remedy='lower the learning rate, clip gradients, or pass nonfinite="skip" to cluster.optimizer',
-        )
-
-    def _squared_norm(self, push: StepPush) -> float:
-        rows = sum(each.squared_norm() for each in push.rows.tables) if push.rows is not None else 0.0
-        return self._gradients.squared_norm(push.absent) + rows
+        raise nonfinite_gradient(variable)
 
     def _first_nonfinite(self, push: StepPush) -> str | None:
         """Name of the first variable or table with a gradient that holds NaN or infinity."""

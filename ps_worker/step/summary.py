@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ps_protocol.errors import InvalidRequest, PsError
+from ps_protocol.errors import InvalidRequest, NonFiniteGradient, PsError
 from ps_protocol.model.layout import Range
 from ps_protocol.model.spec import Options
 from ps_protocol.model.tables import RowOptions
@@ -143,3 +143,12 @@ def checked_weight(weight: object) -> float:
             remedy="make no step for a batch without samples",
         )
     return number
+
+
+def nonfinite_gradient(variable: str) -> NonFiniteGradient:
+    """The refusal of a step with NaN or infinity in the gradient of ``variable``."""
+    return NonFiniteGradient(
+        "a gradient holds NaN or infinity; nothing was sent",
+        variable=variable,
+        remedy='lower the learning rate, clip gradients, or pass nonfinite="skip" to cluster.optimizer',
+    )

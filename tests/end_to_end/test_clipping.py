@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ps_protocol.errors import ConfigError, ModelMismatch
+from ps_protocol.errors import ConfigError, ModelMismatch, UnsupportedOptimizer
 from ps_protocol.model.spec import Consistency, Mode
 from tests.end_to_end.one_process import Network, alone, joined, loss_of, steps_of, together
 from tests.end_to_end.training import assert_bitwise, assert_close, run_workers
@@ -123,3 +123,14 @@ def test_workers_that_clip_differently_are_told_so():
         told = [each for each in run_workers(job, 2, work) if each]
     assert len(told) == 1
     assert "clip_grad_norm" in told[0]
+
+
+def test_a_group_that_is_added_later_would_have_a_norm_of_its_own_and_is_refused():
+    def work(cluster):
+        model = Network(None)
+        optimizer = cluster.optimizer(torch.optim.SGD, model.body.parameters(), lr=0.1, clip_grad_norm=CLIP)
+        with pytest.raises(UnsupportedOptimizer, match="clipped together"):
+            optimizer.add_param_group({"params": list(model.head.parameters())})
+
+    with running_job(1, 1) as job:
+        run_workers(job, 1, work)
