@@ -60,6 +60,14 @@ def test_workers_get_the_folders_that_ps_run_was_given(tmp_path):
     assert "PS_TENSORBOARD" not in shard
 
 
+def test_shards_and_workers_are_told_which_modules_register_optimizers():
+    programs = Programs(Script(("python", "train.py")), Consistency(), 1, 1, 1, optimizers="lion,tiger")
+    for role in (ProcessRole.SHARD, ProcessRole.WORKER):
+        assert programs.environment(ProcessName(role, 0), "x:1", {})["PS_OPTIMIZERS"] == "lion,tiger"
+    without = Programs(Script(("python", "train.py")), Consistency(), 1, 1, 1)
+    assert "PS_OPTIMIZERS" not in without.environment(ProcessName(ProcessRole.SHARD, 0), "x:1", {})
+
+
 def test_psctl_joins_files_of_programs_started_by_hand(tmp_path):
     for process in ("worker 0", "worker 1"):
         leave_file(tmp_path, process)
