@@ -5,5 +5,5 @@ interface and what all share. ``one_device``, ``cluster_strategies`` (parameter_
 ``data_parallel`` (mirrored, multi_worker_mirrored) and ``tpu`` are the strategies: each owns its device, and its
 connection or process group, from its constructor to ``close``. ``equal_batches`` owns the split of data into as many
 batches on each replica. ``placement`` reads which replica this process is; ``reductions`` has the ways to average
-gradients.
+gradients. ``fit`` trains.
 """

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -13,6 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from ps_protocol.errors import ConfigError
+from ps_worker.strategies.fit.callbacks import Callback
+from ps_worker.strategies.fit.inputs import as_loader
+from ps_worker.strategies.fit.loop import Fit, History, evaluate
+from ps_worker.strategies.fit.settings import FitSettings, Loss
 from ps_worker.strategies.prepared import check_model, check_optimizer
 from ps_worker.strategies.structures import mapped
 
@@ -180,6 +185,82 @@ class Strategy(ABC):
         Call it after the model is made: initial values are to be the same everywhere.
         """
         torch.manual_seed((seed + self.rank) % 2**63)
+
+    def restore(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        values: Mapping[str, Any],
+        state: dict[str, Any],
+    ) -> None:
+        """Put the ``state_dict`` of a module and of its optimizer back. Every replica calls it."""
+        self.unwrap(model).load_state_dict(values)
+        optimizer.load_state_dict(state)
+
+    def fit(
+        self,
+        model: nn.Module,
+        data: Any,
+        *,
+        loss: Loss,
+        epochs: int = 1,
+        steps_per_epoch: int | None = None,
+        batch_size: int = 32,
+        validation: Any = None,
+        metrics: Mapping[str, Loss] | None = None,
+        accumulate: int = 1,
+        precision: str = "fp32",
+        clip_grad_norm: float | None = None,
+        scheduler: Any = None,
+        callbacks: Sequence[Callback] = (),
+        checkpoint: str | Path | None = None,
+        progress: bool | None = None,
+    ) -> History:
+        """Train a prepared ``model`` and return the numbers of each epoch.
+
+        ``data`` and ``validation`` are DataLoaders of (input, …, target), distributed here, or tuples of NumPy arrays
+        or tensors, of which ``batch_size`` samples make a batch of a replica. ``loss`` and ``metrics`` are functions of
+        output and target, means over a batch. ``accumulate`` batches make a step; ``scheduler`` is stepped after each.
+        ``precision`` is "fp32", "bf16" or "fp16". ``clip_grad_norm`` clips the averaged gradient; on parameter servers
+        that of each replica, before the mean.
+
+        After each epoch the chief writes ``checkpoint``; where that file is there already, on all replicas' hosts, the
+        fit continues from it. ``progress`` shows a bar, by default on a terminal. Replicas draw different random
+        numbers, so dropout differs. Raises ConfigError for what does not fit, DamagedData for another file.
+        """
+        optimizer = self._optimizers.get(model)
+        if optimizer is None:
+            raise ConfigError("fit() got a model that is not prepared", remedy="call model, optimizer = s.prepare(…)")
+        given = FitSettings(
+            loss=loss,
+            epochs=epochs,
+            steps_per_epoch=steps_per_epoch,
+            accumulate=accumulate,
+            precision=precision,
+            clip_grad_norm=clip_grad_norm,
+            scheduler=scheduler,
+            metrics=metrics or {},
+            callbacks=callbacks,
+            checkpoint=Path(checkpoint) if checkpoint is not None else None,
+            progress=progress,
+        )
+        loader = self.distribute(as_loader(data, batch_size, shuffle=True))
+        checked = as_loader(validation, batch_size, shuffle=False)
+        if self.replicas > 1:
+            self.seed_replica(torch.initial_seed())
+        return Fit(self, model, optimizer, given).run(loader, checked)
+
+    def evaluate(
+        self,
+        model: nn.Module,
+        data: Any,
+        *,
+        loss: Loss,
+        metrics: Mapping[str, Loss] | None = None,
+        batch_size: int = 32,
+    ) -> dict[str, float]:
+        """The mean loss and metrics over all samples of ``data``, the same on every replica, which all call it."""
+        return evaluate(self, model, as_loader(data, batch_size, shuffle=False), loss, metrics or {})
 
     @abstractmethod
     def close(self) -> None:

@@ -10,13 +10,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ps_protocol.errors import ConfigError
+from ps_protocol.errors import ConfigError, Unavailable
 from ps_protocol.model.spec import Mode
 from ps_protocol.security.settings import SecuritySettings
 from ps_worker.connection import connect
 from ps_worker.optimizer import PsOptimizer
 from ps_worker.strategies.base import Strategy
 from ps_worker.strategies.equal_batches import equal_share
+
+VIEW_SECONDS = 60.0
+"""How long a worker waits to be told of the mode that it has set."""
 
 
 class ParameterServer(Strategy):
@@ -74,6 +77,13 @@ class ParameterServer(Strategy):
             return
         try:
             self.cluster.set_mode(mode, staleness=staleness, backup=backup, grace_seconds=grace_seconds)
+            # What is asked of this view next goes by the mode: how data is split, and how many replicas are in sync.
+            seen = self._session.wait_for(lambda view: view.consistency.mode.value == mode, VIEW_SECONDS)
+            if not seen:
+                raise Unavailable(
+                    f"the job's mode is not seen to be {mode} after {VIEW_SECONDS:g} s",
+                    remedy="see whether another process changes the mode of this job",
+                )
         except BaseException:
             self.close()
             raise
@@ -124,6 +134,9 @@ class ParameterServer(Strategy):
         return model, self.cluster.adopt(optimizer, model, schedulers, **self._model_options)
 
     def _distribute(self, loader: Any) -> Any:
+        # In step, a worker that has no batch left would keep those waiting that have.
+        if self._session.consistency.mode is Mode.SYNC and not self._session.elastic:
+            return equal_share(loader, self.rank, self.replicas, self.cluster.seed, itertools.count(), None)
         return self.cluster.shard(loader)
 
     def _all_reduce(self, how: str, tensor: Tensor) -> Tensor:
@@ -141,6 +154,20 @@ class ParameterServer(Strategy):
         optimizer = self._optimizers.get(model)
         if isinstance(optimizer, PsOptimizer):
             optimizer.pull()
+
+    def restore(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        values: Mapping[str, Any],
+        state: dict[str, Any],
+    ) -> None:
+        """As in ``Strategy``; the chief's values become the cluster's."""
+        if self.is_chief and isinstance(optimizer, PsOptimizer):
+            model.load_state_dict(values)
+            optimizer.assign()
+        optimizer.load_state_dict(state)
+        self.barrier()
 
     def close(self) -> None:
         """Leave the job; servers of the script's own end."""
@@ -199,6 +226,3 @@ class CentralStorage(ParameterServer):
                 'parameter_server with mode="sync"',
             )
         return made
-
-    def _distribute(self, loader: Any) -> Any:
-        return equal_share(loader, self.rank, self.replicas, self.cluster.seed, itertools.count(), None)

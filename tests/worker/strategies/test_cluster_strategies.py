@@ -90,6 +90,13 @@ def test_a_mode_that_the_job_refuses_ends_the_connection():
         assert job.gone(0)
 
 
+def test_a_mode_that_is_not_seen_to_change_is_an_error(monkeypatch):
+    monkeypatch.setattr(cluster_strategies, "VIEW_SECONDS", 0.0)
+    monkeypatch.setattr(ps_worker.Cluster, "set_mode", lambda *_, **__: None)
+    with running_job() as job, pytest.raises(ps_worker.Unavailable, match="mode is not seen to be sync"):
+        ps_worker.strategy("parameter_server", coordinator=job.address, mode="sync", device="cpu")
+
+
 def test_central_storage_refuses_an_elastic_job():
     with running_job(workers=0) as job, pytest.raises(ConfigError, match="needs a fixed number of workers"):
         ps_worker.strategy("central_storage", coordinator=job.address, device="cpu")
