@@ -18,7 +18,7 @@ from ps_worker.data.samples import Share, batch_samples, shard
 from ps_worker.strategies.fit import saved
 from ps_worker.strategies.fit.accumulation import grouped
 from ps_worker.strategies.fit.inputs import parts
-from ps_worker.strategies.fit.replica import Replica
+from ps_worker.strategies.fit.replica import LoopReplica
 from ps_worker.strategies.fit.settings import PRECISIONS, FitSettings, Loss
 
 History = list[dict[str, float]]
@@ -28,7 +28,9 @@ History = list[dict[str, float]]
 class Fit:
     """One fit of a prepared model. Called by ``Strategy.fit`` on every replica alike."""
 
-    def __init__(self, s: Replica, model: nn.Module, optimizer: torch.optim.Optimizer, settings: FitSettings) -> None:
+    def __init__(
+        self, s: LoopReplica, model: nn.Module, optimizer: torch.optim.Optimizer, settings: FitSettings
+    ) -> None:
         self._s, self._model, self._optimizer, self._settings = s, model, optimizer, settings
         self._scaler = torch.amp.GradScaler(s.device.type, enabled=settings.precision == "fp16")
         self._steps = count(1)
@@ -136,7 +138,7 @@ class Totals:
         sums = torch.cat([stacked * samples, stacked.new_tensor([float(samples)])])
         self._sums = sums if self._sums is None else self._sums + sums
 
-    def of_all(self, s: Replica) -> dict[str, float]:
+    def of_all(self, s: LoopReplica) -> dict[str, float]:
         """The means over the samples of all replicas."""
         mine = self._sums if self._sums is not None else torch.zeros(len(self._metrics) + 2, dtype=torch.float64)
         *sums, samples = s.reduce("sum", mine.cpu()).tolist()
@@ -144,7 +146,9 @@ class Totals:
 
 
 @torch.no_grad()
-def evaluate(s: Replica, model: nn.Module, loader: Any, loss: Loss, metrics: Mapping[str, Loss]) -> dict[str, float]:
+def evaluate(
+    s: LoopReplica, model: nn.Module, loader: Any, loss: Loss, metrics: Mapping[str, Loss]
+) -> dict[str, float]:
     """The mean loss and metrics over all samples of ``loader``, each of which one replica measures."""
     s.barrier()
     s.refresh(model)

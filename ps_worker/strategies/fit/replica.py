@@ -11,7 +11,7 @@ from torch import nn
 T = TypeVar("T")
 
 
-class Replica(Protocol):
+class LoopReplica(Protocol):
     """A strategy, as this process sees it; see ``ps_worker.Strategy``."""
 
     @property
