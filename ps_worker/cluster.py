@@ -24,7 +24,7 @@ from ps_worker.model.declare import choice, named_arguments
 from ps_worker.multi_model.trained_models import TrainedModels
 from ps_worker.on_shards import declare_optimizer
 from ps_worker.optimizer import PsOptimizer
-from ps_worker.session.reporting import log
+from ps_worker.session.reporting import log, plain_metrics
 from ps_worker.session.session import Session
 from ps_worker.session.terminate import TerminationGuard, leave_reason
 from ps_worker.step.summary import Style, Writes
@@ -217,14 +217,16 @@ class Cluster(Collectives):
         return Prefetch(loader, ids_of, self._models.table_modules, lambda: self._session.lookahead)
 
     @overload
-    def shard(self, loader: DataLoader[T], *, lease: bool | None = None, name: str | None = None) -> DataLoader[T]: ...
+    def shard(
+        self, loader: DataLoader[T], *, lease: bool | None = None, name: str | None = None, even: bool = False
+    ) -> DataLoader[T]: ...
     @overload
     def shard(
         self, loader: IterableDataset[T], *, lease: bool | None = None, name: str | None = None
     ) -> IterableDataset[T]: ...
     @overload
     def shard(self, loader: Dataset[T], *, lease: bool | None = None, name: str | None = None) -> Dataset[T]: ...
-    def shard(self, loader: Any, *, lease: bool | None = None, name: str | None = None) -> Any:
+    def shard(self, loader: Any, *, lease: bool | None = None, name: str | None = None, even: bool = False) -> Any:
         """Give this worker's part of a DataLoader, Dataset or IterableDataset, disjoint from the other workers' parts.
 
         A DataLoader keeps its arguments; its ``batch_size`` stays per worker. Shuffling is common to all workers and
@@ -238,9 +240,12 @@ class Cluster(Collectives):
         leases the same datasets in the same order, or gives each a ``name``; the default is "data", "data-1", … in that
         order.
 
+        With ``even`` every worker gets equally many batches, for code that counts steps: the samples of a last window
+        with fewer samples than workers are added to the batches before.
+
         Raises ConfigError for data that cannot be split, or leased as requested.
         """
-        return self._datasets.shard(loader, lease, name)
+        return self._datasets.shard(loader, lease, name, even)
 
     def barrier(self) -> None:
         """Wait until every live worker has called this, then take the newest parameters and buffers.
@@ -253,18 +258,7 @@ class Cluster(Collectives):
 
     def report(self, **metrics: float | torch.Tensor) -> None:
         """Show numbers such as ``loss=loss`` with this worker's progress, and in TensorBoard with PS_TENSORBOARD."""
-        plain: dict[str, float | torch.Tensor] = {}
-        for name, value in metrics.items():
-            if isinstance(value, torch.Tensor) and value.numel() == 1:
-                plain[name] = value.detach()
-            elif isinstance(value, int | float):
-                plain[name] = float(value)
-            else:
-                raise ConfigError(
-                    f"report() cannot show '{name}'",
-                    expected="a number or a tensor of one element",
-                    actual=repr(value)[:80],
-                )
+        plain = plain_metrics(metrics)
         self._session.progress.report(plain)
         self._session.instruments.report(plain)
 

@@ -50,8 +50,6 @@ class PsOptimizer(torch.optim.Optimizer):
     #: The class that shards run; set by ``ps_worker.on_shards``.
     _torch_class: type[torch.optim.Optimizer]
     _sealed = False
-    #: Accelerate leaves a prepared optimizer as it is; else it reads and writes all state once.
-    _is_accelerate_prepared = True
     #: Declares a group that is added later, under a name of its own; set by what made the optimizer.
     _declare_group: Callable[[dict[str, Any], str], PsOptimizer]
     #: Waits for all workers and ends the use of models; set as ``_declare_group``.
@@ -111,6 +109,17 @@ class PsOptimizer(torch.optim.Optimizer):
     def step_was_skipped(self) -> bool:
         """Whether the last step was skipped because a gradient held NaN or infinity (``nonfinite="skip"``)."""
         return self.last is not None and self.last.outcome is Outcome.SKIPPED
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        # Accelerate asks before it wraps an optimizer. Its wrapper reads and writes all state once; without a wrapper
+        # it steps for each batch of an accumulation.
+        raise UnsupportedOptimizer(
+            "accelerate.Accelerator cannot prepare an optimizer of the cluster",
+            expected="ps_worker.huggingface.PsAccelerator, or PsTrainer",
+            actual="accelerate.Accelerator",
+            remedy="from ps_worker.huggingface import PsAccelerator as Accelerator",
+        )
 
     @torch.no_grad()
     def step(  # type: ignore[override]

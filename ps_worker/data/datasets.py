@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from ps_protocol.cluster.view import Role
 from ps_protocol.errors import ConfigError
 from ps_worker.data import samples
+from ps_worker.data.equal_batches import equal_share
 from ps_worker.data.leased_loader import LeasedData, can_lease, leased
 from ps_worker.session.session import Session
 
@@ -46,11 +47,16 @@ class Datasets:
         """Datasets on which leases may be held."""
         return list(self._leased)
 
-    def shard(self, loader: Any, lease: bool | None, name: str | None) -> Any:
+    def shard(self, loader: Any, lease: bool | None, name: str | None, even: bool = False) -> Any:
         """The worker's part of ``loader``. Raises ConfigError where it cannot be split, or leased as asked."""
+        if even and lease:
+            raise ConfigError("shard() is given lease=True and even=True", expected="one of them", actual="both")
         name = self._name_of(loader, name)
         epochs = self._epochs.setdefault(name, itertools.count()) if name else itertools.count()
         record = self._session.progress.record_samples
+        if even:
+            share = share_of(self._session)
+            return equal_share(loader, share.rank, share.world_size, share.seed, epochs, None, record)
         if lease and not can_lease(loader):
             raise ConfigError(
                 "shard() cannot lease this",

@@ -14,12 +14,30 @@ import torch
 
 from ps_protocol.cluster.transport import IN_CLEAR
 from ps_protocol.cluster.view import ClusterView, Member, MemberStats, Role
+from ps_protocol.errors import ConfigError
 from ps_protocol.metrics.histogram import Histogram
 
 HINT_SECONDS = 5.0
 _MARK_SECONDS = 0.25
 
 log = logging.getLogger("ps_worker")
+
+
+def plain_metrics(metrics: Mapping[str, object]) -> dict[str, float | torch.Tensor]:
+    """Numbers, and detached tensors of one element, by name. Raises ConfigError for anything else."""
+    plain: dict[str, float | torch.Tensor] = {}
+    for name, value in metrics.items():
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            plain[name] = value.detach()
+        elif isinstance(value, int | float):
+            plain[name] = float(value)
+        else:
+            raise ConfigError(
+                f"report() cannot show '{name}'",
+                expected="a number or a tensor of one element",
+                actual=repr(value)[:80],
+            )
+    return plain
 
 
 class WaitReason(enum.Enum):

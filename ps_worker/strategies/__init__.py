@@ -3,7 +3,6 @@
 ``registry`` knows the names and makes a strategy; ``choice`` finds the name that nobody stated. ``base`` is the
 interface and what all share. ``one_device``, ``cluster_strategies`` (parameter_server, central_storage),
 ``data_parallel`` (mirrored, multi_worker_mirrored) and ``tpu`` are the strategies: each owns its device, and its
-connection or process group, from its constructor to ``close``. ``equal_batches`` owns the split of data into as many
-batches on each replica. ``placement`` reads which replica this process is; ``reductions`` has the ways to average
-gradients. ``fit`` trains.
+connection or process group, from its constructor to ``close``. ``placement`` reads which replica this process is;
+``reductions`` has the ways to average gradients. ``fit`` trains.
 """

@@ -14,9 +14,9 @@ from ps_protocol.errors import ConfigError, Unavailable
 from ps_protocol.model.spec import Mode
 from ps_protocol.security.settings import SecuritySettings
 from ps_worker.connection import connect
+from ps_worker.data.equal_batches import equal_share
 from ps_worker.optimizer import PsOptimizer
 from ps_worker.strategies.base import Strategy
-from ps_worker.strategies.equal_batches import equal_share
 
 VIEW_SECONDS = 60.0
 """How long a worker waits to be told of the mode that it has set."""

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ps_protocol.errors import ConfigError
+from ps_worker.data.equal_batches import equal_share
 from ps_worker.session.device import check_device
 from ps_worker.strategies.base import Strategy
-from ps_worker.strategies.equal_batches import equal_share
 from ps_worker.strategies.placement import Placement, placement
 from ps_worker.strategies.process_group import TIMEOUT_SECONDS, ProcessGroup, backend_for, lost_replicas
 from ps_worker.strategies.reductions import check_reduction, hook_of

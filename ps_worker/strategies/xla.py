@@ -12,8 +12,8 @@ import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 from torch import Tensor, nn
 
+from ps_worker.data.equal_batches import equal_share
 from ps_worker.strategies.base import Strategy
-from ps_worker.strategies.equal_batches import equal_share
 
 
 class XlaReplicas(Strategy):

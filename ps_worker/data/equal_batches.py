@@ -9,6 +9,7 @@ is used once, and none is repeated to fill up.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -65,8 +66,12 @@ def too_few(count: int, replicas: int) -> ConfigError:
     )
 
 
+def not_counted(samples: int) -> None:
+    """Counts nothing."""
+
+
 class EqualBatches(Sampler[list[Any]]):
-    """The batches of one replica. Each iteration takes the next epoch's order."""
+    """The batches of one replica. Each iteration takes the next epoch's order, or that which ``set_epoch`` named."""
 
     def __init__(
         self,
@@ -76,19 +81,27 @@ class EqualBatches(Sampler[list[Any]]):
         place: tuple[int, int, int],
         epochs: Iterator[int],
         verify: Verify | None,
+        on_samples: Callable[[int], None] = not_counted,
     ) -> None:
-        """``place``: rank, number of replicas, their common seed."""
+        """``place``: rank, number of replicas, their common seed. ``on_samples`` gets the samples of each batch."""
         self._source, self._batch_size, self._drop_last = source, batch_size, drop_last
         self._rank, self._replicas, self._seed = place
         self._epochs = epochs
         self._verify = verify
+        self._on_samples = on_samples
+
+    def set_epoch(self, epoch: int) -> None:
+        """All iterations from now on have the order of ``epoch``, until it is set again."""
+        self._epochs = itertools.repeat(epoch)
 
     def __iter__(self) -> Iterator[list[Any]]:
         order = list(common_order(self._source, self._seed, next(self._epochs)))
         if self._verify is not None:
             self._verify(digest(order))
         for first, end in self._windows(len(order)):
-            yield order[first + self._rank : end : self._replicas]
+            batch = order[first + self._rank : end : self._replicas]
+            self._on_samples(len(batch))
+            yield batch
 
     def __len__(self) -> int:
         return len(self._windows(len(self._source)))  # type: ignore[arg-type]  # TypeError as from the source itself
@@ -148,15 +161,22 @@ class EqualStream(IterableDataset[list[Any]]):
 
 
 def equal_share(
-    loader: Any, rank: int, replicas: int, seed: int, epochs: Iterator[int], verify: Verify | None
+    loader: Any,
+    rank: int,
+    replicas: int,
+    seed: int,
+    epochs: Iterator[int],
+    verify: Verify | None,
+    on_samples: Callable[[int], None] = not_counted,
 ) -> DataLoader[Any]:
     """A loader of this replica's part of ``loader``. Raises ConfigError for what cannot be split equally.
 
-    ``verify`` is called for samplers of the user's own, and of streams never.
+    ``on_samples`` gets the number of samples of each batch of a sampler with a length. ``verify`` is called for
+    samplers of the user's own, and of streams never.
     """
     if not isinstance(loader, DataLoader):
         raise ConfigError(
-            "distribute() cannot split this",
+            "this cannot be split into as many batches for each replica",
             expected="a DataLoader",
             actual=type(loader).__name__,
             remedy="wrap it in a torch.utils.data.DataLoader",
@@ -176,7 +196,7 @@ def equal_share(
         return DataLoader(loader.dataset, batch_size=None, sampler=turns, **arguments)
     source = loader.sampler
     checked = None if _is_common(source) else verify
-    batches = EqualBatches(source, loader.batch_size, loader.drop_last, place, epochs, checked)
+    batches = EqualBatches(source, loader.batch_size, loader.drop_last, place, epochs, checked, on_samples)
     return DataLoader(loader.dataset, batch_sampler=batches, **arguments)
 
 

@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 from ps_worker import ConfigError
-from ps_worker.strategies.equal_batches import EqualStream, equal_share, windows
+from ps_worker.data.equal_batches import EqualStream, equal_share, windows
 from tests.support.length import examples
 
 
@@ -150,3 +150,18 @@ def test_batches_of_the_users_own_that_do_not_come_out_even_are_refused():
 def test_what_cannot_be_split_is_a_typed_error(loader, message):
     with pytest.raises(ConfigError, match=message):
         shares(loader, 2)
+
+
+def test_epochs_advance_until_one_is_set():
+    share = shares(DataLoader(dataset(20), batch_size=5, shuffle=True), 2)[0]
+    first, second = epoch_of(share), epoch_of(share)
+    assert first != second
+    share.batch_sampler.set_epoch(0)
+    assert epoch_of(share) == epoch_of(share) == first
+
+
+def test_samples_are_counted():
+    counted = []
+    share = equal_share(DataLoader(dataset(9), batch_size=4), 0, 2, 5, itertools.count(), None, counted.append)
+    epoch_of(share)
+    assert counted == [5]

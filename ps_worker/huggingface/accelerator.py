@@ -1,0 +1,170 @@
+"""``accelerate.Accelerator`` whose optimizers run on the shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.data_loader import prepare_data_loader
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.scheduler import AcceleratedScheduler
+from accelerate.utils import recursively_apply
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, IterableDataset
+
+from ps_protocol.errors import ConfigError
+from ps_worker.cluster import Cluster
+from ps_worker.huggingface.place import connected, take_place
+from ps_worker.huggingface.weighed import WeighedOptimizer
+from ps_worker.optimizer import PsOptimizer
+
+_NAME = "accelerate"
+"""Name of the collective calls."""
+
+
+class PsAccelerator(Accelerator):
+    """An ``Accelerator`` for a worker of a job: ``prepare`` adopts optimizers and splits loaders.
+
+    ``cluster`` is the connection; without it the constructor joins the job of the environment, and the process leaves
+    it at its end. ``optimizer_options`` are options of ``Cluster.adopt``, such as ``{"wire": "int8"}``. All other
+    arguments are those of ``Accelerator``.
+
+    ``gather``, ``gather_for_metrics`` and ``reduce`` go through the coordinator, which bounds their size
+    (``Cluster.all_gather``). Gradients do not: the shards average them.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster | None = None,
+        *,
+        optimizer_options: Mapping[str, Any] = MappingProxyType({}),
+        **arguments: Any,
+    ) -> None:
+        """Raises what ``connect`` raises, and ConfigError where torch.distributed is in use."""
+        self.cluster = connected() if cluster is None else cluster
+        self._optimizer_options = dict(optimizer_options)
+        take_place(self.cluster)
+        super().__init__(**arguments)
+
+    #: Whether loaders that are prepared are split among the workers. Where not, a worker has all there is to gather.
+    splits_data = True
+
+    def prepare(self, *objects: Any, device_placement: list[bool] | None = None) -> Any:
+        """As ``Accelerator.prepare``. A torch optimizer is adopted for the module given with it.
+
+        Raises ConfigError for an optimizer without its module, and what ``Cluster.adopt`` raises.
+        """
+        modules = [each for each in objects if isinstance(each, torch.nn.Module)]
+        for module in modules:
+            # The shards' values are put into the parameters in place: they have to be where they stay.
+            module.to(self.device)
+        schedulers = [each for each in objects if isinstance(each, LRScheduler)]
+        adopted = [self._adopted(each, modules, schedulers) for each in objects]
+        return super().prepare(*adopted, device_placement=device_placement)
+
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
+    ) -> AcceleratedOptimizer:
+        """Wrap an optimizer of the cluster. Its state stays on the shards: nothing is pulled or pushed."""
+        if isinstance(optimizer, AcceleratedOptimizer):
+            return super().prepare_optimizer(optimizer, device_placement)
+        if not isinstance(optimizer, PsOptimizer):
+            raise _without_module(optimizer)
+        wrapped = WeighedOptimizer(optimizer, self.scaler)
+        self._optimizers.append(wrapped)
+        return wrapped
+
+    def prepare_scheduler(self, scheduler: LRScheduler) -> AcceleratedScheduler:
+        """Wrap a scheduler. It advances once per step of the optimizer, whatever the number of workers."""
+        wrapped = super().prepare_scheduler(scheduler)
+        wrapped.split_batches = True
+        return wrapped
+
+    def prepare_data_loader(
+        self, data_loader: DataLoader[Any], device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
+    ) -> DataLoader[Any]:
+        """Give this worker's part: every sample is in one batch of one worker, and all workers have as many batches.
+
+        Raises ConfigError for data that cannot be split so. ``dispatch_batches`` and ``split_batches`` have no effect.
+        """
+        if getattr(data_loader, "_is_accelerate_prepared", False):
+            return super().prepare_data_loader(data_loader)
+        part = self._part(data_loader) if self.splits_data else data_loader
+        prepared = prepare_data_loader(
+            part,
+            self.device,
+            # It is split already.
+            num_processes=1,
+            process_index=0,
+            put_on_device=self.device_placement if device_placement is None else device_placement,
+            dispatch_batches=False,
+            non_blocking=self.non_blocking,
+            use_stateful_dataloader=self.use_stateful_dataloader,
+        )
+        self._dataloaders.append(prepared)
+        return prepared
+
+    def gather(self, tensor: Any) -> Any:
+        """Concatenate the tensors of all workers, also inside containers. Raises what ``Cluster.all_gather`` raises."""
+        return recursively_apply(self._gathered, tensor, error_on_other_type=True) if self.splits_data else tensor
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """As ``gather``: no sample is in two batches, so that nothing is left out."""
+        return self.gather(input_data)
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """Reduce tensors over all workers: "sum", "mean", "max" or "none"."""
+        if reduction == "none":
+            return tensor
+
+        def reduced(each: torch.Tensor) -> torch.Tensor:
+            return self.cluster.all_reduce(each, reduction, name=_NAME) * scale
+
+        return recursively_apply(reduced, tensor, error_on_other_type=True)
+
+    def wait_for_everyone(self) -> None:
+        """Wait until every live worker has called this."""
+        self.cluster.barrier()
+
+    def save_state(self, *arguments: Any, **named: Any) -> Any:
+        """As in accelerate; rank 0 writes everything, and alone reads the optimizer's state from the shards."""
+        location = super().save_state(*arguments, **named) if self.is_main_process else None
+        self.wait_for_everyone()
+        return location
+
+    def _adopted(self, item: Any, modules: list[torch.nn.Module], schedulers: list[LRScheduler]) -> Any:
+        if not isinstance(item, torch.optim.Optimizer) or isinstance(item, PsOptimizer | AcceleratedOptimizer):
+            return item
+        own = {id(parameter) for group in item.param_groups for parameter in group["params"]}
+        for module in [*modules, *self._models]:
+            if own <= {id(parameter) for parameter in module.parameters()}:
+                following = [each for each in schedulers if getattr(each, "optimizer", None) is item]
+                return self.cluster.adopt(item, module, following, **self._optimizer_options)
+        raise _without_module(item)
+
+    def _part(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+        return self.cluster.shard(loader, lease=False, even=not isinstance(loader.dataset, IterableDataset))
+
+    def _gathered(self, tensor: torch.Tensor) -> torch.Tensor:
+        parts = self.cluster.all_gather(tensor, name=_NAME)
+        return torch.cat([part if part.ndim else part[None] for part in parts]).to(tensor.device)
+
+
+def over_cluster(accelerator: Accelerator, cluster: Cluster, optimizer_options: Mapping[str, Any]) -> PsAccelerator:
+    """``accelerator`` itself, from now on a ``PsAccelerator``: a ``Trainer`` makes its own."""
+    accelerator.__class__ = PsAccelerator
+    accelerator.cluster = cluster
+    accelerator._optimizer_options = dict(optimizer_options)
+    return accelerator
+
+
+def _without_module(optimizer: torch.optim.Optimizer) -> ConfigError:
+    return ConfigError(
+        f"prepare() got a {type(optimizer).__name__} without the module of its parameters",
+        expected="accelerator.prepare(model, optimizer, …) in one call",
+        actual="the optimizer alone",
+        remedy="give prepare() the model as well",
+    )
