@@ -201,7 +201,7 @@ _BEGINNINGS = {
         "TensorBoard lacks %d calls of cluster.report(), which",
         "TensorBoard's event files end here: %s",
         "spans go nowhere: this process has no OpenTelemetry",
-        "the trace file %s is full, and later steps are not in",
+        "the trace file %s is full, and the oldest steps are dropped",
         "the trace ends here: %s cannot be written: %s",
     ),
 }

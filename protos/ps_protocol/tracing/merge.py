@@ -20,7 +20,7 @@ from ps_protocol.text import printable
 from ps_protocol.tracing.clock import ClockReading
 from ps_protocol.tracing.rows import parts_of
 from ps_protocol.tracing.trace_events import ProcessEvents
-from ps_protocol.tracing.trace_file import SUFFIX, Record
+from ps_protocol.tracing.trace_file import EARLIER, SUFFIX, Record
 from ps_protocol.tracing.tracer import Part
 
 MERGED = "trace.json"
@@ -147,7 +147,14 @@ def _open(path: Path) -> TraceFile:
 
 
 def _records(path: Path) -> Iterator[Record]:
-    """The spans of a file; a last line that its process did not write whole is left out. Raises DamagedData."""
+    """The spans of a file, after those of its earlier half. Raises DamagedData."""
+    if (earlier := path.with_suffix(EARLIER)).exists():
+        yield from _records_of(earlier)
+    yield from _records_of(path)
+
+
+def _records_of(path: Path) -> Iterator[Record]:
+    """The spans of one file; a last line that its process did not write whole is left out. Raises DamagedData."""
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if number == 1 or not line.endswith(b"\n"):

@@ -1,7 +1,8 @@
 """A tracer that writes trace files, from which ``merge`` makes the picture; no collector is needed.
 
 A file has lines of JSON: first who writes and which clock it reads, then batches of spans. A step must not pay for the
-verbose format of trace viewers; a process that is killed leaves whole lines.
+verbose format of trace viewers; a process that is killed leaves whole lines. A file that is full becomes the earlier
+half of the trace, in the place of the one before: the newest steps are kept.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from ps_protocol.tracing.tracer import Attributes, NotedTimes, Part, Row
 
 logger = logging.getLogger(__name__)
 
-SUFFIX = ".trace"
+SUFFIX, EARLIER = ".trace", ".earlier"
+"""Of the file that is written, and of the one that was full before it, which has the same name otherwise."""
 
 BATCH = 32
 """Spans are written together, as many as these, or those of a second."""
@@ -53,21 +55,30 @@ class FileTracer:
         open_folder(folder)
         #: Where the spans are.
         self.path = folder / f"{process.replace(' ', '-')}-{secrets.token_hex(4)}{SUFFIX}"
-        try:
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise _refused(f"the trace file {self.path}", error) from error
-        self._file: BinaryIO | None = os.fdopen(descriptor, "wb", 0)
+        self._head = _line({"process": process, "clock": asdict(read_clock())})
+        self._half_bytes = limit_bytes // 2
+        #: The oldest steps are not kept any more.
+        self._drops = False
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._left_bytes = limit_bytes
+        try:
+            self._file: BinaryIO | None = self._begin_file()
+        except OSError as error:
+            raise _refused(f"the trace file {self.path}", error) from error
         #: Of traces that begin here, the first half of the number; the second is that of the span.
         self.prefix = f"{getrandbits(64) or 1:016x}"
         self._numbers = count(getrandbits(62) or 1)
         #: Appended to by any thread, emptied under the lock.
         self._ended: deque[FileSpan] = deque()
         self._written_ns = 0
-        self._write({"process": process, "clock": asdict(read_clock())})
+
+    def _begin_file(self) -> BinaryIO:
+        """Raises OSError."""
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        file = os.fdopen(descriptor, "wb", 0)
+        self._left_bytes = self._half_bytes - len(self._head)
+        file.write(self._head)
+        return file
 
     def begin(self, name: str, track: str, begin_ns: int, attributes: Attributes, traceparent: str = "") -> FileSpan:
         """Begin a span; it is kept when it ends."""
@@ -94,22 +105,29 @@ class FileTracer:
         if batch:
             self._write(batch)
 
-    def _write(self, line: object) -> None:
-        """Write one line, unless it would make the file too long: then end it."""
+    def _write(self, batch: list[Record]) -> None:
+        """Write one line, to a new file where this one would become too long."""
         if self._file is None:
             return
-        data = json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n"
-        self._left_bytes -= len(data)
-        if self._left_bytes < 0:
-            logger.warning("the trace file %s is full, and later steps are not in it: see PS_TRACE_MB", self.path)
-            self._end()
-            return
+        data = _line(batch)
         try:
+            if len(data) > self._left_bytes:
+                self._file = self._turn_over(self._file)
+            self._left_bytes -= len(data)
             if self._file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             logger.warning("the trace ends here: %s cannot be written: %s", self.path, error.strerror)
             self._end()
+
+    def _turn_over(self, file: BinaryIO) -> BinaryIO:
+        """What ``file`` has becomes the earlier half, and what was that is dropped. Raises OSError."""
+        if not self._drops and self.path.with_suffix(EARLIER).exists():
+            self._drops = True
+            logger.warning("the trace file %s is full, and the oldest steps are dropped: see PS_TRACE_MB", self.path)
+        file.close()
+        os.replace(self.path, self.path.with_suffix(EARLIER))  # noqa: PTH105
+        return self._begin_file()
 
     def _end(self) -> None:
         file, self._file = self._file, None
@@ -199,6 +217,10 @@ class FileSpan:
         trace, cause = self._identity
         rows = [source.row() for source in self._sources]
         return self._name, self._track, self._begin_ns, self._end_ns, said, trace, self.key, cause, self._parts, rows
+
+
+def _line(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def _refused(what: str, error: OSError) -> ConfigError:

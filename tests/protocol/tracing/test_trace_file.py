@@ -10,7 +10,7 @@ from ps_protocol.errors import ConfigError
 from ps_protocol.tracing.context import parse_traceparent
 from ps_protocol.tracing.merge import MERGED, merge
 from ps_protocol.tracing.settings import LIMIT_MB, limit_bytes, make_tracer
-from ps_protocol.tracing.trace_file import BATCH, FileTracer
+from ps_protocol.tracing.trace_file import BATCH, EARLIER, FileTracer
 from tests.support.trace_events import Event, check, parts_of, process_names, read, spans
 
 ROOMY = 1 << 20
@@ -115,14 +115,21 @@ def test_what_a_killed_process_wrote_is_readable(make: Make) -> None:
     assert len(json.loads(batch)) == BATCH
 
 
-def test_the_file_ends_at_its_limit_and_says_so(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_at_the_limit_the_newest_steps_are_kept_in_order_and_it_says_so_once(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     tracer = make("worker 0", 4_000)
-    for number in range(100):
-        step(tracer, number * 2_000_000_000, number * 2_000_000_000 + 900)
-    assert 2_000 < tracer.path.stat().st_size <= 4_000
+    seconds = range(0, 200, 2)
+    for second in seconds:
+        step(tracer, second * 1_000_000_000, second * 1_000_000_000 + 900)
+    earlier = tracer.path.with_suffix(EARLIER)
+    assert 2_000 < tracer.path.stat().st_size + earlier.stat().st_size <= 4_000
+    assert earlier.stat().st_mode & 0o777 == 0o600
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "PS_TRACE_MB" in caplog.text
-    assert spans(picture(tracer), "step")
+    kept = [round(span["ts"] / 1e6) for span in spans(picture(tracer), "step")]
+    assert 5 <= len(kept) < len(seconds)
+    assert kept == list(seconds)[-len(kept) :]
 
 
 def test_a_disk_that_fills_up_ends_the_trace_and_not_the_job(make: Make, caplog: pytest.LogCaptureFixture) -> None:
