@@ -177,12 +177,15 @@ class CoordinatorClient:
         request = _heartbeat(member, stats, keeps_state=True, sync=word)
         self._connection.call("Heartbeat", request, timeout_seconds, metadata=self.sessions.metadata(member))
 
-    def leave(self, member: Member, reason: str = "", timeout_seconds: float = CALL_SECONDS) -> None:
-        """End the membership of ``member``, tried once. ``reason`` is empty at a clean end. Raises Fenced."""
+    def leave(
+        self, member: Member, reason: str = "", timeout_seconds: float = CALL_SECONDS, *, once: bool = True
+    ) -> None:
+        """End the membership of ``member``. ``reason`` is empty at a clean end. Raises Fenced, Unavailable."""
         request = pb.LeaveRequest(
             role=convert.role_to_pb(member.role), index=member.index, incarnation=member.incarnation, reason=reason
         )
-        self._connection.once("Leave", request, timeout_seconds, metadata=self.sessions.metadata(member))
+        call = self._connection.once if once else self._connection.call
+        call("Leave", request, timeout_seconds, metadata=self.sessions.metadata(member))
         self.sessions.forget(member)
 
     def watch(self, known_revision: int = 0, journal_mark: bytes = b"", member: Member | None = None) -> ViewStream:

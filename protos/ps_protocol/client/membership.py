@@ -8,6 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -25,6 +26,9 @@ JOIN_SECONDS = 60.0
 
 LEAVE_SECONDS = 2.0
 """How long a leaving process tries to report it; after that its lease ends by itself."""
+
+FINISHED_SECONDS = 5.0
+"""The same for a worker that has finished: the others would wait for one that was lost."""
 
 _REWATCH_SECONDS = 0.5
 
@@ -66,6 +70,8 @@ class Membership:
         self.fenced: Fenced | None = None
         #: The newest mark from the coordinator: its journal must contain it after a restart.
         self._journal_mark = b""
+        #: When the coordinator answered last.
+        self._answered = time.monotonic()
         #: Held while callbacks run: they see views one at a time, in order.
         self._delivery = threading.RLock()
         self._on_view: list[OnView] = []
@@ -211,17 +217,29 @@ class Membership:
         self._sync = word
 
     def leave(self, reason: str = "") -> None:
-        """Give up the place now and close; ``reason`` is empty at a clean end. Raises nothing."""
+        """Give up the place now and close; ``reason`` is empty at a clean end. Raises nothing.
+
+        Takes seconds at most also where the coordinator does not answer; LEAVE_SECONDS and FINISHED_SECONDS say how many.
+        """
         if self._closed.is_set():
             return
         self.close()
         if self.fenced is None:
             try:
-                # Once more: the numbers of the last heartbeat are some steps old.
-                self._client.heartbeat(self.member, self._read_stats(), LEAVE_SECONDS)
-                self._client.leave(self.member, reason, LEAVE_SECONDS)
+                self._report_leaving(reason)
             except PsError as error:
                 logger.info("%s could not report that it leaves: %s", self.member, error)
+
+    def _report_leaving(self, reason: str) -> None:
+        # A heartbeat first: the numbers of the last one are some steps old.
+        if reason or self.member.role is not Role.WORKER:
+            self._client.heartbeat(self.member, self._read_stats(), LEAVE_SECONDS)
+            self._client.leave(self.member, reason, LEAVE_SECONDS)
+            return
+        deadline = min(self._answered + self._joined.lease_seconds, time.monotonic() + FINISHED_SECONDS)
+        with suppress(Unavailable):
+            self._client.heartbeat(self.member, self._read_stats(), LEAVE_SECONDS)
+        self._client.leave(self.member, reason, max(LEAVE_SECONDS, deadline - time.monotonic()), once=False)
 
     def close(self) -> None:
         """End the threads without leaving: the cluster sees a process that died. Safe to repeat."""
@@ -259,6 +277,7 @@ class Membership:
                     journal_mark=self._journal_mark,
                 )
                 self._journal_mark = mark or self._journal_mark
+                self._answered = time.monotonic()
             except Fenced as error:
                 self._lose_place(error)
                 return

@@ -273,11 +273,23 @@ def test_a_refused_join_raises_its_reason_and_leaves_no_thread(coordinator: Test
     assert not [t.name for t in threading.enumerate() if t.name.startswith("ps-")]
 
 
-def test_leaving_a_coordinator_that_is_gone_is_quick_and_raises_nothing(coordinator: TestCoordinator) -> None:
-    with member(coordinator.address) as m:
+@pytest.mark.parametrize("spec", [WORKER, JoinSpec(Role.SHARD, 0, "127.0.0.1:1")], ids=["worker", "shard"])
+def test_leaving_a_coordinator_that_is_gone_is_quick_and_raises_nothing(coordinator: TestCoordinator, spec) -> None:
+    with member(coordinator.address, spec) as m:
         coordinator.stop()
+        m.leave("by hand" if spec is WORKER else "")
         m.leave()
+
+
+def test_a_worker_that_has_finished_says_so_when_the_coordinator_is_back(coordinator: TestCoordinator) -> None:
+    with member(coordinator.address) as m:
+        coordinator.disconnect()
+        timer = threading.Timer(0.3, coordinator.reconnect)
+        timer.start()
         m.leave()
+        timer.join()
+    with CoordinatorClient(coordinator.address) as client:
+        assert [m.gone for m in client.get_status(WAIT).members] == ["left"]
 
 
 def test_a_closed_membership_leaves_no_thread(coordinator: TestCoordinator) -> None:
