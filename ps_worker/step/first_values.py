@@ -50,7 +50,8 @@ class FirstValues:
             if self._session.initialiser():
                 self._upload({stream.shard: stream for stream in empty}, router, persistently)
                 break
-            empty = [s for s in empty if not persistently(s, s.values.initialised)]
+            while empty and persistently(empty[0], empty[0].values.initialised):
+                empty = empty[1:]
             if empty and time.monotonic() > deadline:
                 raise NotReady(
                     f"no worker uploaded the initial values of model '{name}' within {self._timeout_seconds:g} seconds",
