@@ -81,8 +81,8 @@ damage: setup  ## flip bits in files of data directories, cut and delete them: e
 fuzz: setup  ## send mutated messages to every role while a job trains beside them: MESSAGES=300000 (each), SEED=
 	$(BIN)/python -m fuzz --messages $(or $(MESSAGES),300000) $(if $(SEED),--seed $(SEED))
 
-sim: setup  ## simulate a cluster through faults, once per seed (SEEDS=1000 SHARDS=4 WORKERS=6 STEPS=6)
-	$(BIN)/python -m simulation --seeds $(SEEDS) --shards $(SHARDS) --workers $(WORKERS) --steps $(or $(STEPS),6)
+sim: setup  ## simulate a cluster through faults, once per seed (SEEDS=1000 FROM=0 SHARDS=4 WORKERS=6 STEPS=6)
+	$(BIN)/python -m simulation --seeds $(SEEDS) --from $(or $(FROM),0) --shards $(SHARDS) --workers $(WORKERS) --steps $(or $(STEPS),6)
 
 cluster:  ## the same training in containers (needs docker compose; TLS=1, MODE=async|ssp|sync, DURABILITY=durable|snapshot|memory)
 	deploy/up.sh

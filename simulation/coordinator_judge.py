@@ -54,9 +54,10 @@ class CoordinatorJudge:
                 )
 
     def placed(self, shard_map: ShardMap) -> None:
-        """One placement for ever, with every row on exactly one shard."""
-        known = self._placed.setdefault(shard_map.spec.name, shard_map)
-        if known is shard_map:
+        """One placement for each epoch, with every row on exactly one shard."""
+        known = self._placed.get(shard_map.spec.name)
+        if known is None or known.epoch < shard_map.epoch:
+            self._placed[shard_map.spec.name] = shard_map
             rows = Counter(
                 (piece.variable, row) for piece in shard_map.slices for row in range(piece.row_begin, piece.row_end)
             )
@@ -65,6 +66,10 @@ class CoordinatorJudge:
                 self._fail("a row lies on no shard, or on two")
         elif shard_map != known:
             self._fail("a model was placed twice, differently")
+
+    def shard_map(self, model: str) -> ShardMap | None:
+        """The newest placement of ``model`` that was told; None: there is none."""
+        return self._placed.get(model)
 
     def decided(self, view: ClusterView, phase: int) -> None:
         """A barrier opens only when every live worker has come to it."""

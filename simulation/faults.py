@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.errors import Retryable
 from simulation.judge import Judge
 from simulation.plan import random_mode
 from simulation.processes import Processes
@@ -11,6 +13,9 @@ from simulation.programs import CoordinatorProgram, ShardProgram
 from simulation.runtime.disk import Disk
 from simulation.runtime.kernel import Kernel, Process
 from simulation.runtime.network import Partition
+from simulation.runtime.wait import sleep
+
+_MOVE_TRIES = 8
 
 
 class Faults:
@@ -157,6 +162,28 @@ class Faults:
 
     def _checkpoint(self) -> bool:
         self._processes.command("psctl", lambda client: client.checkpoint())
+        return True
+
+    def _move(self) -> bool:
+        """One variable moves to one shard, if every shard keeps something."""
+        shard_map = self._judge.coordinator.shard_map("model")
+        if shard_map is None:
+            return False
+        variable, target = self._random.choice(shard_map.spec.variables).name, self._random.randrange(self._plan.shards)
+        stay = {piece.shard for piece in shard_map.slices if shard_map.spec.variables[piece.variable].name != variable}
+        if stay | {target} != set(range(self._plan.shards)):
+            return False
+
+        def move(client: CoordinatorClient) -> None:
+            for _ in range(_MOVE_TRIES):
+                try:
+                    for _progress in client.move((target,), (), "model", variable):
+                        pass
+                    return
+                except Retryable:
+                    sleep(1.0)
+
+        self._processes.command("psctl", move)
         return True
 
     def _worker_joins(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import NoReturn
@@ -13,7 +14,7 @@ from ps_server.consistency import Position, PushDecision, PushInfo, Tracker, Ver
 from ps_server.consistency.events import START
 from simulation.coordinator_judge import CoordinatorJudge
 from simulation.runtime.kernel import Kernel
-from simulation.truth import Clocks, Name, ShardTruth, Update
+from simulation.truth import Clocks, Name, RowValues, ShardTruth, Update
 
 _DROPPED = (Verdict.LATE, Verdict.STALE, Verdict.SKIP)
 
@@ -112,6 +113,25 @@ class Judge:
         truth.clocks.place(worker.rank, position)
         self._reach(truth, worker, position)
 
+    # Shards: rows
+
+    def rows_sent(self, number: int, member: Member, sequence: int, rows: RowValues) -> None:
+        """A worker sends gradients of rows with a push, the first time or again."""
+        self._shards[number].sent_rows.setdefault((member.index, member.incarnation, sequence), rows)
+
+    def rows_served(self, number: int, version: int, rows: RowValues, what: str = "serves") -> None:
+        """A shard answers a lookup with ``rows`` as of ``version``."""
+        truth = self._shards[number]
+        if version > len(truth.history):
+            self.fail(f"shard {number} {what} rows of version {version}; {len(truth.history)} were logged")
+        for row, value in rows.items():
+            if not math.isclose(value, expected := truth.row(row, version), rel_tol=1e-4, abs_tol=1e-2):
+                self.fail(f"shard {number} {what} row {row} as {value} in version {version} instead of {expected}")
+
+    def rows_known(self, number: int) -> list[int]:
+        """The ids of all rows that were ever in a push to shard ``number``."""
+        return sorted({row for rows in self._shards[number].sent_rows.values() for row in rows})
+
     # Shards: pushes
 
     def sent(self, number: int, member: Member, sequence: int, skipped: bool, value: float) -> None:
@@ -148,7 +168,11 @@ class Judge:
             truth.applied[name] = version
             gradient += self._sent[number][name]
         velocity = self._momentum * velocity + gradient / len(pushes)
-        truth.history.append(Update(pushes, value - scale * velocity, velocity, is_round))
+        rows: Counter[int] = Counter()
+        for push in pushes:
+            for row, row_gradient in truth.sent_rows.get(_name(push), {}).items():
+                rows[row] -= scale * row_gradient / len(pushes)  # type: ignore[assignment]
+        truth.history.append(Update(pushes, value - scale * velocity, velocity, is_round, rows))
         self.pushes_applied += len(pushes)
 
     def round_decided(self, number: int, position: Position, pushes: tuple[PushInfo, ...]) -> None:
@@ -252,13 +276,10 @@ class Judge:
                 if later := [name for name in names if applied.get(name, 0) > other_version]:
                     self.fail(f"a checkpoint has push {later[0]} on shard {number}, not on shard {other}")
 
-    def finish(self, finals: Mapping[int, tuple[int, float]]) -> None:
-        """At the end: what each shard holds is the sum of its history, which holds everything acknowledged."""
-        for number, (version, value) in finals.items():
-            truth = self._shards[number]
-            expected = truth.history[-1].value if truth.history else truth.initial
-            if version != len(truth.history) or (expected is not None and not _same(value, expected)):
-                self.fail(f"shard {number} ends at version {version} with {value} instead of {expected}")
+    def newest(self, number: int) -> float:
+        """The value after the last update in the log of a shard."""
+        truth = self._shards[number]
+        return truth.history[-1].value if truth.history else truth.initial or 0.0
 
     def acknowledged_by(self, number: int) -> int:
         """The newest incarnation of shard ``number`` that acknowledged a push."""

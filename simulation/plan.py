@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from ps_protocol.model.spec import Consistency, Mode, StalePolicy
@@ -26,7 +26,11 @@ ALL_FAULTS = (
     "all_crash",
     "checkpoint",
 )
-"""Kinds of faults. ``calls`` is there, too: calls lost, late and repeated, all the time until faults end."""
+"""Kinds of faults. There are two more: ``calls``, lost, late and repeated all the time until faults end, and ``move``,
+slices that move between shards while the job trains.
+"""
+
+_SEPARATE = ("calls", "move")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +39,9 @@ class Size:
 
     shards: int = 4
     workers: int = 6
-    #: Per worker and phase.
+    #: Per worker, over all phases.
     steps: int = 6
-    faults: tuple[str, ...] = (*ALL_FAULTS, "calls")
+    faults: tuple[str, ...] = (*ALL_FAULTS, *_SEPARATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,7 @@ class Plan:
     seed: int
     shards: int
     workers: int
+    #: Per worker and phase.
     steps: int
     phases: int
     #: Mean time of a worker between two steps.
@@ -79,7 +84,8 @@ class Plan:
     acknowledged_after: bool
     #: The format of payloads, as workers name it.
     wire: str
-    restart_seconds: float
+    #: The model has a table of rows, where it has one at all: see ``has_table``.
+    table: bool
     lease_seconds: float
     heartbeat_seconds: float
     delay_seconds: float
@@ -98,6 +104,11 @@ class Plan:
     def has_checkpoints(self) -> bool:
         """Whether the coordinator has a folder for checkpoints."""
         return any(fault.kind == "checkpoint" for fault in self.faults)
+
+    @property
+    def has_table(self) -> bool:
+        """Whether the model has a table: not beside another model, and not with steps that overlap."""
+        return self.table and not self.overlap and self.models == 1
 
     @property
     def keeps_acknowledged(self) -> bool:
@@ -133,25 +144,26 @@ def make_plan(seed: int, size: Size) -> Plan:
     random, more = Random(f"plan of {seed}"), Random(f"more of {seed}")
     large = size.workers > 100
     expected = size.workers if random.random() < 0.7 else 0
-    window = random.uniform(6, 20)
+    window = random.uniform(5, 15)
     phases = random.choice([1, 2, 3]) if not large else 1
+    steps = -(-size.steps // phases)
     durable = random.random() < 0.8
     calls = "calls" in size.faults
-    kinds = [kind for kind in size.faults if kind != "calls"]
+    kinds = [kind for kind in size.faults if kind not in _SEPARATE]
     count = (random.randrange(2, 14) if not large else random.randrange(10, 40)) if kinds else 0
     faults = sorted((Fault(random.uniform(0.5, window), random.choice(kinds)) for _ in range(count)), key=_by_time)
-    return Plan(
+    plan = Plan(
         seed=seed,
         shards=size.shards,
         workers=size.workers,
-        steps=size.steps,
+        steps=steps,
         phases=phases,
-        think_seconds=window / (size.steps * phases + 1) * random.uniform(0.3, 1.0),
+        think_seconds=window / (steps * phases + 1) * random.uniform(0.3, 1.0),
         skipped=random.choice([0.0, 0.0, 0.05, 0.3]),
         consistency=random_mode(random, expected),
         expected_workers=expected,
         durable=durable,
-        snapshot_seconds=random.choice([0.0 if durable else 0.7, 0.7, 2.0, 5.0]),
+        snapshot_seconds=random.choice([0.0 if durable else 0.7, 0.7, 3.0, 5.0]),
         fsync=durable and random.random() < 0.5,
         sync_seconds=random.choice([0.0, 0.001, 0.05]),
         log_bytes=1 << 20,
@@ -161,18 +173,27 @@ def make_plan(seed: int, size: Size) -> Plan:
         standby=durable and not large and more.random() < 0.2,
         acknowledged_after=more.random() < 0.6,
         wire=more.choice(["raw", "raw", "raw", "int8", "topk:0.3"]),
-        restart_seconds=random.choice([0.1, 2.0, 8.0]),
+        table=more.random() < 0.3 and not large,
         lease_seconds=5.0 if not large else 10.0,
-        heartbeat_seconds=1.0 if not large else 2.5,
+        heartbeat_seconds=2.0 if not large else 2.5,
         delay_seconds=random.choice([0.001, 0.005, 0.05]) if not large else random.choice([0.001, 0.003]),
         calls_lost=random.choice([0.0, 0.02, 0.2]) if calls else 0.0,
         calls_late=random.choice([0.0, 0.02, 0.2]) if calls else 0.0,
-        data_items=random.choice([0, size.workers * size.steps]) if not large or random.random() < 0.1 else 0,
+        data_items=random.choice([0, size.workers * steps]) if not large or random.random() < 0.1 else 0,
         quiet_at=window,
         ends_at=window + 300.0,
         rows=_rows(size.shards, random),
         faults=tuple(faults),
     )
+    moves = "move" in size.faults and more.random() < 0.3 and not large
+    return _with_moves(plan, more) if moves and plan.keeps_acknowledged else plan
+
+
+def _with_moves(plan: Plan, random: Random) -> Plan:
+    """Slices move. The order of updates must not matter, and each element brings the same: the judge adds them up."""
+    times = [random.uniform(1.5, plan.quiet_at) for _ in range(random.randrange(1, 4))]
+    faults = sorted((*plan.faults, *(Fault(time, "move") for time in times)), key=_by_time)
+    return replace(plan, momentum=0.0, wire="raw", models=1, table=False, faults=tuple(faults))
 
 
 def _by_time(fault: Fault) -> float:

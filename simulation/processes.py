@@ -206,7 +206,9 @@ class Processes:
         # So does a standby that takes over before it has the initial values, where they were acknowledged before.
         self.lost = self.lost or (how.startswith("lost") and not self.plan.keeps_acknowledged)
         unwanted = how.startswith("place taken") and program.rank is None
-        if how == "finished" or self._judge.coordinator.finished or unwanted:
+        # The others wait for one of which the coordinator has not heard that it has finished: it is started again.
+        finished = how == "finished" and program.process in self._subjects.left
+        if finished or self._judge.coordinator.finished or unwanted:
             # Once the job is finished, a worker that joins would be the first of a new run, and wait for the others.
             self.to_finish -= 1
         elif not program.replaced:

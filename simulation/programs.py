@@ -22,6 +22,7 @@ from ps_server.shard import process as shard
 from ps_server.shard.config import Acknowledge, ShardConfig, SideChannelConfig
 from ps_worker import Cluster
 from ps_worker.optimizer import PsOptimizer
+from ps_worker.rows import SGD, Constant
 from ps_worker.session.config import WorkerConfig
 from ps_worker.session.session import Session
 from simulation.plan import Plan
@@ -35,6 +36,11 @@ COORDINATOR = f"coordinator:{PORT}"
 
 GRADIENT_UNIT = 2520.0
 """A mean of up to ten gradients that are multiples of it is exact."""
+
+ROW_GRADIENT_UNIT = 60.0
+"""The same for rows, whose numbers are float32."""
+
+ROW_IDS = 30
 
 FIRST_VALUE = 77.0
 
@@ -208,6 +214,7 @@ class WorkerProgram(Program):
         #: Another process was started in its place; nobody starts this one again.
         self.replaced = False
         self.steps_made = 0
+        self._table: torch.nn.Module | None = None
         self._plan = plan
         self._on_end = on_end
         kernel.schedule(0.0, self.process, self._begin)
@@ -243,6 +250,8 @@ class WorkerProgram(Program):
         plan = self._plan
         config = WorkerConfig(COORDINATOR, rank=self.rank, device="cpu", transport="grpc")
         with Cluster(Session.join(config)) as cluster:
+            table = cluster.embedding(2, name="rows", optimizer=SGD(lr=1.0), init=Constant(0.0))
+            self._table = table if plan.has_table else None
             optimizers = [self._optimizer(cluster) for _ in range(plan.models)]
             loader = None
             if plan.data_items:
@@ -257,7 +266,11 @@ class WorkerProgram(Program):
 
     def _optimizer(self, cluster: Cluster) -> PsOptimizer:
         plan = self._plan
-        model = torch.nn.ParameterList(torch.full((rows, 4), FIRST_VALUE, dtype=torch.float64) for rows in plan.rows)
+        model: torch.nn.Module = torch.nn.ParameterList(
+            torch.full((rows, 4), FIRST_VALUE, dtype=torch.float64) for rows in plan.rows
+        )
+        if self._table is not None:
+            model = torch.nn.ModuleList([model, self._table])
         return cluster.optimizer(
             torch.optim.SGD,
             model,
@@ -276,6 +289,9 @@ class WorkerProgram(Program):
             shown = float("nan") if random.random() < plan.skipped else gradient
             for parameter in (each for group in optimizer.param_groups for each in group["params"]):
                 parameter.grad = torch.full_like(parameter, shown)
+            if self._table is not None:
+                ids = torch.tensor(random.sample(range(ROW_IDS), 3))
+                (self._table(ids) * (ROW_GRADIENT_UNIT * random.randrange(1, 5))).sum().backward()
             optimizer.step()
         self.steps_made += 1
 

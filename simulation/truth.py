@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ps_protocol.model.spec import Consistency
@@ -11,6 +12,9 @@ from ps_server.consistency.events import START
 
 Name = tuple[int, int, int]
 """A push: rank, incarnation, sequence."""
+
+RowValues = Mapping[int, float]
+"""By id: the number that all elements of a row have."""
 
 
 @dataclass(slots=True)
@@ -48,6 +52,8 @@ class Update:
     value: float
     velocity: float
     is_round: bool
+    #: What it adds to rows.
+    rows: RowValues
 
 
 @dataclass(slots=True)
@@ -82,3 +88,9 @@ class ShardTruth:
     #: Highest position each life of a worker was ever accepted or placed at.
     reached: dict[tuple[int, int], Position] = field(default_factory=dict)
     verdicts: dict[Name, Verdict] = field(default_factory=dict)
+    #: The rows of each push.
+    sent_rows: dict[Name, RowValues] = field(default_factory=dict)
+
+    def row(self, number: int, version: int) -> float:
+        """The row with id ``number`` after the update that made ``version``."""
+        return sum(update.rows.get(number, 0.0) for update in self.history[:version])

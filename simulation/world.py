@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,7 @@ class Outcome:
     pushes: int
     replies: int
     virtual_seconds: float
+    processor_seconds: float
     #: How often each fault came.
     faults: dict[str, int]
 
@@ -58,6 +60,7 @@ class World:
 
     def run(self) -> Outcome:
         """Play the plan to its end and judge it."""
+        began = time.process_time()
         folder = Path(tempfile.mkdtemp(prefix="torch-ps-simulation-", dir=_MEMORY if _MEMORY.is_dir() else None))
         gradients = torch.is_grad_enabled()
         try:
@@ -80,6 +83,7 @@ class World:
             self._judge.pushes_applied,
             self._judge.replies,
             kernel.now,
+            time.process_time() - began,
             self._counts,
         )
 

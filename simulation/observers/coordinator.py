@@ -63,6 +63,7 @@ class CoordinatorObservers:
 
     def _settle(self, original: Any) -> Any:
         def settle(driver: Any, decision: Any) -> Any:
+            self._subjects.moves.decided(driver.shard_maps.values())
             if decision.reason:
                 self._judge.decided(driver._state.view, driver._state.membership.phase)
             return original(driver, decision)
@@ -97,6 +98,9 @@ class CoordinatorObservers:
 
     def _message(self, original: Any) -> Any:
         def message(service: Any, view: Any) -> Any:
+            for shard_map in service._driver.shard_maps.values():
+                if shard_map.epoch == view.models.get(shard_map.spec.name):
+                    self._judge.placed(shard_map)
             self._judge.told(view)
             return original(service, view)
 
@@ -127,5 +131,7 @@ class CoordinatorObservers:
                 if not piece.state:
                     data = bytearray(piece.nbytes)
                     source.read(piece, 0, piece.nbytes, memoryview(data))
-                    found.setdefault(shards[piece.variable, piece.row_begin], []).extend(memoryview(data).cast("d"))
+                    shift = self._subjects.moves.shift(model.shard_map, piece.variable, piece.row_begin)
+                    values = (value - shift for value in memoryview(data).cast("d"))
+                    found.setdefault(shards[piece.variable, piece.row_begin], []).extend(values)
         return {shard: self._subjects.one(values) for shard, values in found.items()}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ps_server.consistency import Tracker, Verdict
 from ps_server.log.durable import DurableLog
 from ps_server.log.entries import AppliedUpdate, Loaded, MemoryLog
@@ -12,6 +14,7 @@ from ps_server.shard.models import Registry
 from ps_server.shard.step import stream as step_stream
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.push_reader import StreamCodec
+from ps_server.shard.step.rows import ModelRows
 from ps_server.shard.step.stream import StepStream
 from ps_server.shard.step.values import ModelValues
 from ps_server.state.region import Region
@@ -63,6 +66,7 @@ class ShardObservers:
             (StepStream, "_reply", self._reply),
             (step_stream, "send_published", self._send_published),
             (StreamCodec, "encode", self._encode),
+            (ModelRows, "look_up", self._look_up),
         )
 
     def _judged(self, tracker: Tracker) -> int | None:
@@ -84,14 +88,31 @@ class ShardObservers:
             if shard is not None:
                 for name, model in models.items():
                     value = self._subjects.value_of(model.replica.region) if model.initialised else None
-                    self._judge.restored(
-                        self._subjects.place(shard.number, name), shard.disk.name, model.tracker, value
-                    )
+                    place = self._subjects.place(shard.number, name)
+                    self._judge.restored(place, shard.disk.name, model.tracker, value)
+                    self._restored_rows(place, model)
                 for name in sorted(self._judge.models - models.keys()):
                     self._judge.restored_nothing(self._subjects.place(shard.number, name), shard.disk.name)
             original(registry, models)
 
         return recover
+
+    def _restored_rows(self, place: int, model: Any) -> None:
+        ids = np.array(self._judge.rows_known(place), np.int64)
+        for table in model.replica.tables:
+            values = np.empty((len(ids), table.spec.dim), np.float32)
+            table.look_up(ids, values)
+            self._judge.rows_served(place, model.tracker.version, self._subjects.rows(ids, values), "restored")
+
+    def _look_up(self, original: Any) -> Any:
+        async def look_up(rows: ModelRows, wanted: Any, room: Any = None) -> Any:
+            version, found = await original(rows, wanted, room)
+            if (place := self._judged(rows._applier.tracker)) is not None and wanted.parts:
+                ((_, ids),) = wanted.parts
+                self._judge.rows_served(place, version, self._subjects.rows(ids, np.frombuffer(found, np.float32)))
+            return version, found
+
+        return look_up
 
     def _model_made(self, original: Any) -> Any:
         def made(model: ShardModel, start: Any, *arguments: Any, **keywords: Any) -> None:

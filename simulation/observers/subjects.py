@@ -12,8 +12,10 @@ import numpy.typing as npt
 from ps_protocol.model.layout import Layout
 from ps_server.state.region import Region
 from simulation.judge import Judge, model_number
+from simulation.observers.moves import Moves
 from simulation.runtime.disk import Disk
 from simulation.runtime.kernel import Kernel
+from simulation.truth import RowValues
 
 Wrappers = Iterable[tuple[Any, str, Callable[[Any], Any]]]
 """What has the observed function, its name there, and what makes the observer of the function."""
@@ -40,11 +42,17 @@ class Subjects:
         self.newest: dict[int, int] = {}
         #: Processes that train.
         self.workers: set[Any] = set()
+        #: Those of which the coordinator has heard that they leave.
+        self.left: set[Any] = set()
+        self.moves = Moves(judge)
         self._positions: dict[int, tuple[Layout, npt.NDArray[np.int64]]] = {}
 
     def value_of(self, region: Region) -> float:
-        """The value that all variables in ``region`` have."""
-        return self.one(self.values(region.layout, region.bytes))
+        """The value that all variables in ``region`` have, less what slices that moved have brought along."""
+        values = self.values(region.layout, region.bytes)
+        if shifts := self.moves.shifts(region.layout):
+            values = [round(value - shift, 2) for value, shift in zip(values, shifts, strict=True)]
+        return self.one(values)
 
     def values(self, layout: Layout, data: Any) -> list[float]:
         """All elements of the variables in ``data``, the bytes of a region."""
@@ -62,10 +70,20 @@ class Subjects:
             self.judge.fail(f"{self.kernel.process} has values of different updates: {min(values)} to {max(values)}")
         return values[0]
 
+    def rows(self, ids: npt.NDArray[np.int64], values: npt.NDArray[np.float32]) -> RowValues:
+        """By id, the number that all elements of a row have."""
+        if not len(ids):
+            return {}
+        found = values.reshape(len(ids), -1)
+        if (found != found[:, :1]).any():
+            self.judge.fail(f"{self.kernel.process} has a row of different updates: {found.tolist()}")
+        return dict(zip(ids.tolist(), found[:, 0].tolist(), strict=True))
+
     def forget(self) -> None:
         """Let go of all processes."""
         self.shards.clear()
         self.workers.clear()
+        self.left.clear()
         self._positions.clear()
 
     def serving(self) -> Shard | None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.view import Member, Role
 from ps_worker.step.shard_stream import ShardStream
 from ps_worker.step.summary import Outcome
 from simulation.observers.subjects import Subjects, Wrappers
+from simulation.truth import RowValues
 
 _NOTHING = (Outcome.LATE, Outcome.STALE, Outcome.SKIPPED)
 
@@ -25,7 +29,15 @@ class WorkerObservers:
         yield from (
             (ShardStream, "send", self._send),
             (ShardStream, "receive", self._receive),
+            (CoordinatorClient, "leave", self._leave),
         )
+
+    def _leave(self, original: Any) -> Any:
+        def leave(client: CoordinatorClient, *arguments: Any, **keywords: Any) -> None:
+            original(client, *arguments, **keywords)
+            self._subjects.left.add(self._subjects.kernel.process)
+
+        return leave
 
     def _send(self, original: Any) -> Any:
         def send(lane: Any, push: Any) -> None:
@@ -35,6 +47,8 @@ class WorkerObservers:
             member, place = self._sender(lane)
             values = self._subjects.values(lane.layout, lane._gradients.memory(lane.shard))
             gradient, left = 0.0 if push.skipped else self._subjects.one(values), self._left_out(lane, len(values))
+            if push.rows is not None and not push.skipped:
+                self._judge.rows_sent(place, member, push.sequence, self._rows(lane, push))
             try:
                 original(lane, push)
             finally:
@@ -62,6 +76,13 @@ class WorkerObservers:
 
         return receive
 
+    def _rows(self, lane: Any, push: Any) -> RowValues:
+        """The gradients of rows in this shard's part of a push."""
+        part = push.rows.of(lane._router, lane.shard)
+        count, data = sum(table.rows for table in part.tables), b"".join(part.pieces)
+        ids, gradients = np.frombuffer(data[: 8 * count], np.int64), np.frombuffer(data[8 * count :], np.float32)
+        return self._subjects.rows(ids, gradients)
+
     def _sender(self, lane: Any) -> tuple[Member, int]:
         member = Member(Role.WORKER, lane._session.rank, lane._session.incarnation)
         return member, self._subjects.place(lane.shard, lane._router.shard_map.spec.name)
@@ -69,4 +90,6 @@ class WorkerObservers:
     @staticmethod
     def _left_out(lane: Any, elements: int) -> float:
         """The mean of what the wire format keeps for later pushes."""
+        if lane._encoder is None:
+            return 0.0
         return math.fsum(float(entry.tensor.sum()) for entry in lane.residuals()) / elements

@@ -176,6 +176,8 @@ class Call:
         if self.server:
             self._network.end(self, self.server.process)
         self._on_end(error)
+        # Both refer to what holds this call: without them it is gone when nobody uses it, before any collector runs.
+        del self._on_end, self._on_message
 
     # -- what the server sends
 

@@ -162,6 +162,7 @@ class Kernel(EventLoop):
                 return
         self.process = process
         self.count += 1
+        handle.callback = None
         try:
             callback(*handle.arguments)
         except Killed:

@@ -107,6 +107,7 @@ class ServerCall:
     def _over(self, task: asyncio.Task[None]) -> None:
         self._server.calls.pop(self, None)
         self._server.network.end(self._call, self.process)
+        self.task = self._call.server = None
         for callback in self._done:
             callback(self)
 

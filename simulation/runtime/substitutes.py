@@ -21,6 +21,7 @@ import grpc
 
 from ps_server.serving import grpc_server
 from ps_server.shard.durability import snapshotter
+from ps_worker.multi_model import no_op_steps
 from simulation.runtime import futures, locks, threads, wait
 from simulation.runtime.aio_clients import AioChannel
 from simulation.runtime.clients import Channel
@@ -36,6 +37,13 @@ EPOCH_SECONDS = 1_700_000_000.0
 """The day's clock at the beginning of a run."""
 
 PORT = 7000
+
+_PERIODS: Sequence[tuple[ModuleType, str, float]] = (
+    (snapshotter, "_SMALL_BYTES", 0),
+    (snapshotter, "_LOOK_SECONDS", 0.7),
+    (no_op_steps, "_PAUSE_SECONDS", 0.2),
+)
+"""What is asked for many times a second: a step takes about a second here, and nothing happens meanwhile."""
 
 
 class _Time:
@@ -245,11 +253,12 @@ def installed(kernel: Kernel, network: Network, files: Files) -> Iterator[None]:
     }
     originals = _originals()
     places, defaults = _places()
-    # A log of this size would be looked after twenty times a second.
-    tuned, snapshotter._SMALL_BYTES = snapshotter._SMALL_BYTES, 0
+    periods = [(module, name, getattr(module, name)) for module, name, _ in _PERIODS]
     before = [(function, function.__defaults__) for function, _ in defaults]
     wait.use(kernel)
     try:
+        for module, name, period in _PERIODS:
+            setattr(module, name, period)
         for place in places:
             setattr(place.holder, place.name, table[originals[id(place.value)]])
         for function, at in defaults:
@@ -263,5 +272,6 @@ def installed(kernel: Kernel, network: Network, files: Files) -> Iterator[None]:
             setattr(place.holder, place.name, place.value)
         for function, values_before in before:
             function.__defaults__ = values_before
-        snapshotter._SMALL_BYTES = tuned
+        for module, name, period_before in periods:
+            setattr(module, name, period_before)
         wait.use(None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from greenlet import getcurrent, greenlet
 
 from simulation.runtime.kernel import Killed, Violation
@@ -57,6 +58,7 @@ class Thread:
         self._ended.wait(timeout)
 
     def _run(self) -> None:
+        torch.set_grad_enabled(True)  # as in a thread that begins; the one before may have been within ``no_grad``
         try:
             if self._target:
                 self._target(*self._args, **self._kwargs)

@@ -31,7 +31,7 @@ def shown(texts: str | tuple[str, ...], seeds: Iterable[int], size: Size | None 
     The known seed of the test that calls it comes before ``seeds``, but not under ``make test-long``. One model, no
     standbys and raw payloads, where ``fixed`` does not say otherwise.
     """
-    fixed = {"models": 1, "standby": False, "acknowledged_after": True, "wire": "raw"} | fixed
+    fixed = {"models": 1, "standby": False, "acknowledged_after": True, "wire": "raw", "table": False} | fixed
     wanted = (texts,) if isinstance(texts, str) else texts
 
     def showing(tried: Iterable[int]) -> Iterator[Outcome]:

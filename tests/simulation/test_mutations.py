@@ -19,7 +19,9 @@ from ps_server.log import recovery
 from ps_server.log.durable import DurableLog
 from ps_server.shard.durability.replication import Replication
 from ps_server.shard.standby import follower
+from ps_server.shard.step import applier
 from ps_server.shard.step.model import ShardModel
+from ps_server.state import reshard
 from ps_server.state.apply import Replay
 from ps_worker.step.model_streams import ModelStreams
 from ps_worker.step.shard_stream import ShardStream
@@ -27,6 +29,8 @@ from simulation.plan import Fault, Size
 from tests.simulation.runs import every_second, shown
 
 SEEDS = range(40)
+LONG = {"steps": 30, "phases": 1, "data_items": 0}
+MOVES = {"durable": True, "momentum": 0.0, "models": 1, "wire": "raw"}
 SHARD_CRASHES = Size(faults=("shard_crash", "stream_break"))
 
 
@@ -176,7 +180,15 @@ def test_workers_that_look_at_one_shard_only_wait_for_each_other_for_ever(monkey
 # Bugs that were found and mended (docs/simulation.md): each comes back with its mend taken out. Seeds 558, 1995 and 541
 # are the test above.
 
-SNAPSHOT_CRASHES = {"durable": False, "snapshot_seconds": 0.7, "faults": every_second("snapshot_crash")}
+SNAPSHOT_CRASHES = {
+    "durable": False,
+    "snapshot_seconds": 0.7,
+    **LONG,
+    "think_seconds": 0.2,
+    "sync_seconds": 0.05,
+    "quiet_at": 12.0,
+    "faults": tuple(Fault(2.0 + 0.5 * number, "snapshot_crash") for number in range(16)),
+}
 
 
 def test_a_gap_before_the_newest_snapshot_is_taken_for_damage(monkeypatch):
@@ -218,9 +230,8 @@ def test_a_worker_that_does_not_say_how_far_it_has_come_stands_at_different_plac
 def test_an_answer_before_the_standby_has_the_push_is_seen_when_it_takes_over(monkeypatch):
     monkeypatch.setattr(Replication, "covers", lambda self, number, *, always=False: True)
     faults = tuple(Fault(2.0 + 0.5 * number, "shard_crash") for number in range(12))
-    assert shown(
-        "was acknowledged", SEEDS, durable=True, standby=True, faults=faults, delay_seconds=0.05, think_seconds=0.1
-    )
+    fixed = {"durable": True, "standby": True, "delay_seconds": 0.05, "think_seconds": 0.1, "quiet_at": 12.0}
+    assert shown("was acknowledged", SEEDS, faults=faults, **fixed, **LONG)
 
 
 def test_a_standby_that_does_not_apply_what_it_follows_is_seen_when_it_takes_over(monkeypatch):
@@ -232,6 +243,33 @@ def test_a_standby_that_does_not_apply_what_it_follows_is_seen_when_it_takes_ove
     monkeypatch.setattr(follower, "Replay", Forgetful)
     faults = tuple(Fault(2.0 + 0.5 * number, "shard_crash") for number in range(12))
     assert shown("with values", SEEDS, durable=True, standby=True, acknowledged_after=False, faults=faults)
+
+
+def test_a_round_that_adds_rows_up_instead_of_taking_their_mean_is_seen(monkeypatch):
+    combined = applier.combined_rows
+    monkeypatch.setattr(
+        applier, "combined_rows", lambda pushes, tables, count, **how: combined(pushes, tables, 1, **how)
+    )
+    assert shown("row ", SEEDS, Size(faults=()), table=True, overlap=False, consistency=Consistency(Mode.SYNC))
+
+
+def test_rows_that_a_snapshot_leaves_out_are_missed_at_the_restart(monkeypatch):
+    async def none(self, wanted):
+        return 0, []
+
+    monkeypatch.setattr(ShardModel, "copy_buckets", none)
+    faults = tuple(Fault(3.0 + 0.5 * number, "shard_crash") for number in range(10))
+    fixed = {"table": True, "overlap": False, "durable": True, "snapshot_seconds": 0.7}
+    assert shown("restored row", SEEDS, faults=faults, **fixed)
+
+
+def test_slices_that_come_without_their_values_are_seen(monkeypatch):
+    cut = reshard._cut
+    monkeypatch.setattr(
+        reshard, "_cut", lambda layout, pending: [memoryview(bytes(len(each))) for each in cut(layout, pending)]
+    )
+    faults = tuple(Fault(2.0 + number, "move") for number in range(6))
+    assert shown("values of different updates", SEEDS, faults=faults, **MOVES)
 
 
 def test_a_format_that_forgets_what_it_left_out_is_seen(monkeypatch):

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from simulation.__main__ import main
 from simulation.plan import ALL_FAULTS, Fault, Size
 from tests.simulation.runs import run
 from tests.support.length import choose
@@ -50,16 +51,29 @@ def test_without_faults_all_work_is_done_and_applied():
     assert outcome.replies >= 4 * 6 * 6
 
 
-def test_a_seed_gives_the_same_history_in_every_process():
-    digests = []
-    for hash_seed in ("1", "2"):
-        done = subprocess.run(
-            [sys.executable, "-m", "simulation", "--seed", "7", "--trace", "--steps", str(choose(6, 3))],
-            env=os.environ | {"PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            check=True,
-            text=True,
-        )
-        digests.append(re.sub(r"torch-ps-simulation-\w+", "folder", done.stdout))
-    assert digests[0] == digests[1]
-    assert len(digests[0].splitlines()) > 50
+def test_a_seed_gives_the_same_history_in_every_process(capfd):
+    arguments = ["--seed", "7", "--trace", "--steps", str(choose(6, 3))]
+    done = subprocess.run(
+        [sys.executable, "-m", "simulation", *arguments],
+        env=os.environ | {"PYTHONHASHSEED": "1"},
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert main(arguments) == 0
+    here, there = (re.sub(r"torch-ps-simulation-\w+", "folder", text) for text in (capfd.readouterr().out, done.stdout))
+    assert here == there
+    assert len(here.splitlines()) > 50
+
+
+def test_a_run_of_many_seeds_counts_them_and_says_where_the_next_begins(capsys):
+    small = ["-j", "1", "--shards", "1", "--workers", "2", "--steps", "1", "--faults", "none"]
+    assert main(["--seeds", "2", "--from", "5", *small]) == 0
+    told = capsys.readouterr().out
+    assert "2 seeds from 5 (1 shards, 2 workers): 0 violations" in told
+    assert told.endswith("to go on: --from 7\n")
+
+
+def test_a_fault_that_is_unknown_is_refused(capsys):
+    assert main(["--faults", "shard_crash,flood"]) == 2
+    assert "unknown faults: flood" in capsys.readouterr().out

@@ -219,7 +219,7 @@ class Membership:
     def leave(self, reason: str = "") -> None:
         """Give up the place now and close; ``reason`` is empty at a clean end. Raises nothing.
 
-        Takes seconds at most also where the coordinator does not answer; LEAVE_SECONDS and FINISHED_SECONDS say how many.
+        Takes seconds at most also where the coordinator does not answer: LEAVE_SECONDS, FINISHED_SECONDS.
         """
         if self._closed.is_set():
             return
