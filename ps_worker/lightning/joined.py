@@ -42,7 +42,7 @@ def join(given: Cluster | None) -> Cluster:
     if cluster is None:
         cluster = _cluster = connect()
         cluster.__enter__()
-        atexit.register(_leave, os.getpid())
+        atexit.register(leave, os.getpid())
     if cluster.role != "worker":
         raise ConfigError(
             "an evaluator cannot run a trainer",
@@ -60,7 +60,8 @@ def note_failure(error: BaseException | None) -> None:
     _failure = error
 
 
-def _leave(pid: int) -> None:
+def leave(pid: int) -> None:
+    """Leave the job, in the process ``pid`` that joined it: what happens at its exit. Repeatable."""
     global _cluster
     if _cluster is None or os.getpid() != pid:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,23 @@ import torch
 from lightning.fabric import Fabric
 from torch.distributed import ReduceOp
 
-import ps_worker
 from ps_protocol.errors import ConfigError, InvalidRequest
-from ps_worker.lightning import TorchPsFabricStrategy, TorchPsStrategy
+from ps_worker.lightning import TorchPsFabricStrategy, TorchPsStrategy, joined
 from tests.lightning.modules import Classifier, loader, network, trainer
+
+
+class Failing(Classifier):
+    """Ends its run with an error."""
+
+    def training_step(self, batch: Sequence[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        raise ValueError("planned")
+
+
+def as_evaluator(folder: Path) -> dict[str, Any]:
+    """An evaluator is refused."""
+    with pytest.raises(ConfigError, match=r"an evaluator cannot run a trainer.*cluster.follow"):
+        Fabric(accelerator="cpu", devices=1, strategy="torch_ps").launch()
+    return {}
 
 
 def fabric_calls(folder: Path) -> dict[str, Any]:
@@ -56,7 +70,7 @@ def fabric_calls(folder: Path) -> dict[str, Any]:
 
 def trainer_calls(folder: Path) -> dict[str, Any]:
     """Several trainers: data that is not split, evaluation, prediction, mixed precision, a cluster that is given."""
-    cluster = ps_worker.connect()
+    cluster = joined.join(None)
     whole = trainer(folder, TorchPsStrategy(cluster), 1, use_distributed_sampler=False, enable_checkpointing=False)
     whole.fit(Classifier(), loader(8), loader(8))
     mixed = trainer(folder, TorchPsStrategy(cluster), 1, precision="bf16-mixed", enable_checkpointing=False)
@@ -64,6 +78,9 @@ def trainer_calls(folder: Path) -> dict[str, Any]:
     mixed.fit(module, loader(8))
     validated = mixed.validate(module, loader(8, 24, 2), verbose=False)
     predicted = mixed.predict(module, loader(8, 24, 2))
+    failing = trainer(folder, "torch_ps", 1, enable_checkpointing=False)
+    with pytest.raises(ValueError, match="planned"):
+        failing.fit(Failing(), loader(8))
     return {
         "batches": [whole.num_training_batches, mixed.num_training_batches],
         "validated": validated[0]["val_loss"],

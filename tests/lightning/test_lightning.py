@@ -31,9 +31,11 @@ def both(processes: LightningProcesses, folder: Path, scenario: str, **more: Any
     with running_job(workers=2, lease_seconds=60.0, consistency=Consistency(Mode.SYNC)) as job:
         shared = {"folder": folder / "job", "strategy": "torch_ps", "workers": 2, **more}
         alone = {"folder": folder / "alone", "strategy": "auto", "workers": 1, **more}
-        return processes.run(
+        results = processes.run(
             folder, (scenario, in_job(job, 0), shared), (scenario, in_job(job, 1), shared), (scenario, {}, alone)
         )
+        assert [job.gone(rank) for rank in range(2)] == ["left", "left"]
+        return results
 
 
 def assert_equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> None:
@@ -106,13 +108,17 @@ def test_a_fabric_loop_saves_and_loads_as_in_one_process(processes: LightningPro
 def test_single_calls_are_answered_and_refused(processes: LightningProcesses, tmp_path: Path) -> None:
     with running_job(workers=2, lease_seconds=60.0) as job:
         calls = [("fabric_calls", in_job(job, rank), {"folder": tmp_path / "job"}) for rank in range(2)]
-        assert [each["rank"] for each in processes.run(tmp_path, *calls)] == [0, 1]
+        evaluator = ("as_evaluator", {**in_job(job, 0), "PS_ROLE": "evaluator"}, {"folder": tmp_path})
+        zero, one, _ = processes.run(tmp_path, *calls, evaluator)
+        assert (zero["rank"], one["rank"]) == (0, 1)
 
 
 def test_several_trainers_of_a_process_share_its_connection(processes: LightningProcesses, tmp_path: Path) -> None:
     with running_job(workers=2, lease_seconds=60.0, consistency=Consistency(Mode.SYNC)) as job:
         calls = [("trainer_calls", in_job(job, rank), {"folder": tmp_path / "job"}) for rank in range(2)]
         zero, one = processes.run(tmp_path, *calls)
+        # The last run of a trainer failed, and the script went on to its end.
+        assert [job.gone(rank) for rank in range(2)] == ["left: ValueError: planned"] * 2
     assert zero["batches"] == one["batches"] == [12, 6]
     assert zero["validated"] == one["validated"]
     assert zero["finite"]
