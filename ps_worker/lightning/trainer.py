@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from ps_worker.cluster import Cluster
 from ps_worker.lightning import joined
@@ -36,6 +37,8 @@ class TorchPsStrategy(TrainerProcess, Strategy):
         self._adopting = adopting
         #: Whether the trainer is to split DataLoaders; None until it has begun.
         self._splits: bool | None = None
+        #: What the trainer was told, while the shards clip in its place.
+        self._clip_grad_norm: float | None = None
 
     @property
     def is_distributed(self) -> bool:
@@ -64,10 +67,17 @@ class TorchPsStrategy(TrainerProcess, Strategy):
         """Build the optimizers, and have the shards run them."""
         super().setup_optimizers(trainer)
         assert self.lightning_module is not None
+        adopting = {**self._clipping(trainer, self.lightning_module), **self._adopting}
         schedulers = [config.scheduler for config in self.lr_scheduler_configs]
         for optimizer in self.optimizers:
             own = [each for each in schedulers if getattr(each, "optimizer", None) is optimizer]
-            self.cluster.adopt(optimizer, self.lightning_module, own, **self._adopting)
+            self.cluster.adopt(optimizer, self.lightning_module, own, **adopting)
+
+    def teardown(self) -> None:
+        """Give the trainer back what it was told. What is on the shards stays."""
+        if self._clip_grad_norm is not None:
+            self._trainer.gradient_clip_val, self._clip_grad_norm = self._clip_grad_norm, None
+        super().teardown()
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """The state from the shards on worker 0, which writes it; nothing on others."""
@@ -87,6 +97,15 @@ class TorchPsStrategy(TrainerProcess, Strategy):
     def on_exception(self, exception: BaseException) -> None:
         """Note why this worker leaves."""
         joined.note_failure(exception)
+
+    def _clipping(self, trainer: pl.Trainer, module: pl.LightningModule) -> dict[str, float]:
+        """Have the shards clip by norm where the trainer would: of the mean gradient, not of each worker's."""
+        norm = trainer.gradient_clip_val
+        by_value = trainer.gradient_clip_algorithm == "value"
+        if not norm or by_value or is_overridden("configure_gradient_clipping", module):
+            return {}
+        self._clip_grad_norm, trainer.gradient_clip_val = norm, None
+        return {"clip_grad_norm": float(norm)}
 
     def _epoch(self) -> int:
         return int(self._trainer.current_epoch)

@@ -113,7 +113,14 @@ def fit(folder: Path, strategy: str, workers: int, resume: str | None = None) ->
     module, losses = Classifier(), Losses()
     stopping = EarlyStopping("val_loss", patience=1, min_delta=0.01)
     checkpoints = ModelCheckpoint(monitor="val_loss", save_last=True, filename="best")
-    fitting = trainer(folder, strategy, 9 if resume else 6, [losses, stopping, checkpoints], accumulate_grad_batches=4)
+    fitting = trainer(
+        folder,
+        strategy,
+        9 if resume else 6,
+        [losses, stopping, checkpoints],
+        accumulate_grad_batches=4,
+        gradient_clip_val=0.1,
+    )
     fitting.fit(module, loader(8 // workers), loader(8 // workers, 24, 2), ckpt_path=resume)
     return {
         "rank": fitting.global_rank,
