@@ -54,7 +54,6 @@ def main() -> None:
         learning_rate=2e-3,
         lr_scheduler_type="constant_with_warmup",
         warmup_steps=4,
-        max_grad_norm=0.0,
         train_sampling_strategy="sequential",
         eval_strategy="epoch",
         save_strategy="epoch",

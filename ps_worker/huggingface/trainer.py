@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -82,10 +83,15 @@ class PsTrainer(Trainer):
         optimizer = super().create_optimizer(model)
         if not isinstance(optimizer, PsOptimizer):
             whole = self.accelerator.unwrap_model(self.model)
-            optimizer = self.cluster.adopt(optimizer, whole, schedulers, **self._optimizer_options)
+            clip = {"clip_grad_norm": self.args.max_grad_norm} if self.args.max_grad_norm > 0 else {}
+            optimizer = self.cluster.adopt(optimizer, whole, schedulers, **clip | self._optimizer_options)
         self.optimizer = self.accelerator.prepare_optimizer(optimizer)
         self.optimizer._is_accelerate_prepared = True
         return self.optimizer
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        # The shards clip, after the mean over the workers; here the norm is found for the log.
+        return self.accelerator.clip_grad_norm_(model.parameters(), math.inf)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Give this worker's part of the training data."""

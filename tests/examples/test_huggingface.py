@@ -99,3 +99,15 @@ def test_a_loop_of_accelerate_ends_with_the_values_of_one_process(tmp_path: Path
     assert len(found) == 1
     ours, reference = (load_file(tmp_path / name / "model.safetensors") for name in ("state", "reference"))
     torch.testing.assert_close(ours, reference, rtol=0, atol=1e-6)
+
+
+def test_a_step_of_adapters_moves_their_bytes_alone(tmp_path: Path) -> None:
+    shared().load("peft")
+    shared().load("transformers.models.gpt2.modeling_gpt2")
+    done = job(tmp_path, "lora.py", "--steps", "4", "--output", str(tmp_path / "adapters"))
+    found = re.search(r"a step moves (\d+) bytes: adapters (\d+), base (\d+)", done.stdout)
+    assert found is not None, done.stdout
+    moved, adapters, base = map(int, found.groups())
+    # Gradients and parameters, and room between variables.
+    assert 2 * adapters <= moved < 3 * adapters < base
+    assert (tmp_path / "adapters" / "adapter_model.safetensors").exists()
