@@ -83,10 +83,16 @@ class TwoOptimizers(pl.LightningModule):
 
 
 class Losses(Callback):
-    """What was logged at the end of each epoch."""
+    """What was logged at the end of each epoch, and how long gradients were."""
 
     def __init__(self) -> None:
         self.seen: list[dict[str, float]] = []
+        #: Of the gradients of this process, before clipping.
+        self.norms: list[float] = []
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any) -> None:
+        gradients = torch.cat([p.grad.reshape(-1) for p in pl_module.parameters() if p.grad is not None])
+        self.norms.append(gradients.norm().item())
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.seen.append({name: value.item() for name, value in trainer.callback_metrics.items()})
@@ -126,6 +132,7 @@ def fit(folder: Path, strategy: str, workers: int, resume: str | None = None) ->
         "rank": fitting.global_rank,
         "parameters": [p.detach().clone() for p in module.parameters()],
         "losses": losses.seen,
+        "norm": max(losses.norms),
         "epochs": fitting.current_epoch,
         "steps": fitting.global_step,
         "lr": fitting.optimizers[0].param_groups[0]["lr"],

@@ -20,13 +20,16 @@ import torch
 class LightningProcesses:
     """One per test module. Each scenario runs in as many processes as it has environments, one after the import."""
 
-    def __init__(self, interpreter: str = sys.executable) -> None:
+    def __init__(self, lightning: Path | None = None) -> None:
+        """``lightning``: a folder with another version than the installed one."""
+        paths = [str(lightning)] if lightning else []
+        paths += [path for path in (os.environ.get("PYTHONPATH"),) if path]
         self._process = subprocess.Popen(
-            [interpreter, "-m", "tests.lightning.processes"],
+            [sys.executable, "-m", "tests.lightning.processes"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PS_LOG_LEVEL": "warning"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PS_LOG_LEVEL": "warning", "PYTHONPATH": os.pathsep.join(paths)},
         )
 
     def run(self, folder: Path, *calls: tuple[str, Mapping[str, str], Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -82,11 +85,15 @@ def main() -> None:
 
 
 def _run(scenario: Any, folder: Path, number: int) -> int:
+    import lightning
+
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             result = scenario()
-        torch.save({**result, "warnings": sorted({str(each.message) for each in caught})}, folder / f"{number}.pt")
+        result["warnings"] = sorted({str(each.message) for each in caught})
+        result["lightning"] = lightning.__version__
+        torch.save(result, folder / f"{number}.pt")
     except BaseException:  # noqa: BLE001 -- the process ends with it
         (folder / f"{number}.txt").write_text(traceback.format_exc())
         return 1

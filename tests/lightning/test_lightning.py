@@ -1,8 +1,12 @@
 """Lightning and Fabric with two workers against the same script in one process.
 
-Costs 12 s of CPU time, most of it for the one import of Lightning; each of the 12 processes is forked and takes 0.5 s.
+Costs 15 s of CPU time, half of it for the one import of Lightning, from which 17 processes are forked; at full length
+twice that, for the oldest Lightning.
 """
 
+import importlib.metadata
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,14 +16,31 @@ import torch
 
 from ps_protocol.model.spec import Consistency, Mode
 from tests.lightning.processes import LightningProcesses
+from tests.support.length import choose
 from tests.worker.jobs import Job, running_job
 
+OLDEST = "2.6.4"
+"""Two versions before it were malicious uploads."""
 
-@pytest.fixture(scope="module")
-def processes() -> Iterator[LightningProcesses]:
-    started = LightningProcesses()
+
+@pytest.fixture(scope="module", params=choose(["installed", OLDEST], ["installed"]))
+def processes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LightningProcesses]:
+    """With the installed version of Lightning; at full length also with the oldest one that is supported."""
+    folder = None if request.param == "installed" else tmp_path_factory.mktemp("lightning")
+    if folder:
+        install = ("install", "--quiet", "--no-deps", "--target", str(folder), f"lightning=={request.param}")
+        if subprocess.run([sys.executable, "-m", "pip", *install], check=False, timeout=120).returncode:
+            pytest.skip(f"pip cannot install lightning {request.param} here")
+    started = LightningProcesses(folder)
     yield started
     started.close()
+
+
+@pytest.fixture
+def version(processes: LightningProcesses, request: pytest.FixtureRequest) -> str:
+    """Of the Lightning that the test is to run with."""
+    wanted = request.node.callspec.params["processes"]
+    return importlib.metadata.version("lightning") if wanted == "installed" else wanted
 
 
 def in_job(job: Job, rank: int) -> dict[str, str]:
@@ -65,10 +86,12 @@ def saved(folder: Path) -> list[str]:
 
 
 def test_a_module_trains_stops_saves_and_resumes_as_in_one_process(
-    processes: LightningProcesses, tmp_path: Path
+    processes: LightningProcesses, version: str, tmp_path: Path
 ) -> None:
     zero, one, alone = both(processes, tmp_path, "fit")
+    assert zero["lightning"] == one["lightning"] == version
     assert_same_training(zero, one, alone)
+    assert alone["norm"] > 0.1, "nothing was clipped"
     assert (zero["rank"], one["rank"], zero["epochs"], one["epochs"]) == (0, 1, alone["epochs"], alone["epochs"])
     assert zero["steps"] == one["steps"] == alone["steps"]
     for ours, its in zip(zero["losses"], alone["losses"], strict=True):
