@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import click
 from ps_protocol.errors import ConfigError
 from ps_protocol.logs import LEVELS, LogFormat
 from ps_protocol.model.spec import Mode
+from ps_server.cli.launcher.benchmark import benchmark
 from ps_server.cli.launcher.job_folder import JobFolder, lineage_of
 from ps_server.cli.launcher.job_trace import JobTrace
 from ps_server.cli.launcher.programs import Programs, Script
@@ -95,8 +97,20 @@ def run_replicas(programs: Programs, form: LogFormat, log_dir: Path | None) -> i
             return Runner(supervisor, replicas, screen, os.environ, log_dir, show_progress=False).run()
 
 
+class JobCommand(click.Command):
+    """ps-run; ``ps-run benchmark`` is another command, unless a script has that name."""
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **named: Any) -> Any:  # type: ignore[override]
+        """As in click."""
+        given = list(sys.argv[1:] if args is None else args)
+        if given[:1] == ["benchmark"] and not Path("benchmark").exists():
+            return benchmark.main(given[1:], "ps-run benchmark", **named)
+        return super().main(args, prog_name, **named)
+
+
 @click.command(
-    context_settings={"allow_interspersed_args": False, "max_content_width": 110, "auto_envvar_prefix": "PS_RUN"}
+    cls=JobCommand,
+    context_settings={"allow_interspersed_args": False, "max_content_width": 110, "auto_envvar_prefix": "PS_RUN"},
 )
 @config_option
 @click.option(
@@ -263,6 +277,8 @@ def main(
 
     With --data-dir the job survives the end of its servers and of ps-run: the same command continues it. After a job
     that finished, the same command continues to train from its parameters.
+
+    ps-run benchmark SCRIPT runs it under several strategies and prints what each took.
     """
     given = given_values(context)
     check_strategy(strategy, given)
