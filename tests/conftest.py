@@ -12,6 +12,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import ps_worker  # noqa: F401, I001 -- first, for it tells gRPC about forks
 import torch
+from tests.recovery.zygote import NURSERY, nursery
 from tests.support import length
 
 length.load_profile()
@@ -25,6 +26,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_configure(config):
+    """What starts several test processes gives them one nursery."""
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        os.environ[NURSERY] = nursery().address
 
 
 def pytest_collection_finish():

@@ -1,6 +1,7 @@
 """Starts programs as processes forked from one that has imported everything: in 50 ms instead of seconds.
 
-They are processes like any other: killed, frozen and waited for one by one.
+They are processes like any other: killed, frozen and waited for one by one. Test processes that run beside each other
+have one ``Nursery``, which imports once and forks a zygote for each.
 """
 
 from __future__ import annotations
@@ -26,33 +27,68 @@ from tests.recovery import inside
 
 COORDINATOR, SHARD, WORKER, PS_RUN, PYTHON = "coordinator", "shard", "worker", "ps-run", "python"
 
+Programs = dict[str, Callable[[Sequence[str]], None]]
+"""By kind, what is run."""
+
 #: How long a test waits for a process to end before it fails.
 PATIENCE_SECONDS = 30.0
 
 
+NURSERY = "TESTS_NURSERY"
+"""The address of the nursery, for the processes of a test session."""
+
+
 @functools.cache
 def shared() -> Zygote:
-    """The one of this test session."""
-    started = Zygote()
+    """The one of this test process."""
+    if NURSERY not in os.environ:
+        os.environ[NURSERY] = nursery().address
+    started = Zygote(os.environ[NURSERY])
     atexit.register(started.close)
     return started
+
+
+@functools.cache
+def nursery() -> Nursery:
+    """The one of this test session, which ends with the process that calls first."""
+    started = Nursery()
+    atexit.register(started.close)
+    return started
+
+
+class Nursery:
+    """A process that forks zygotes, once somebody asks for the first."""
+
+    def __init__(self) -> None:
+        self.address = f"torch-ps-tests-{os.getpid()}"
+        self._lives, theirs = socket.socketpair()
+        with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            # An abstract address: nothing is left in the file system.
+            listener.bind(f"\0{self.address}")
+            listener.listen()
+            passed = [listener.fileno(), theirs.fileno()]
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.recovery.zygote", *map(str, passed)],
+                pass_fds=passed,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            )
+
+    def close(self) -> None:
+        self._lives.close()
+        try:
+            self._process.wait(PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 class Zygote:
     """Used by the thread of the test."""
 
-    def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.recovery.zygote", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+    def __init__(self, address: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.connect(f"\0{address}")
+        self.pid: int = json.loads(self._socket.recv(1 << 16))
 
     def start(
         self, kind: str, arguments: Sequence[str], environment: Mapping[str, str], files: Sequence[int]
@@ -71,8 +107,8 @@ class Zygote:
         return code
 
     def close(self) -> None:
+        """It ends, and with it whatever it has started."""
         self._socket.close()
-        self._process.wait()
 
     def _ask(self, request: dict[str, Any], files: Sequence[int] = ()) -> Any:
         socket.send_fds(self._socket, [json.dumps(request).encode()], files)
@@ -118,7 +154,29 @@ class Forked:
 
 
 def main() -> None:
-    """The process that is forked: imports, then serves requests until the test session is over."""
+    """The nursery: waits for the first test process, imports, then forks a zygote for each one that connects."""
+    listener, lives = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
+    programs: Programs = {}
+    zygotes = []
+    while True:
+        ready, _, _ = select.select([listener, lives], [], [])
+        if lives in ready:
+            # Each ends with its test process.
+            for pid in zygotes:
+                os.waitpid(pid, 0)
+            return
+        connected, _ = listener.accept()
+        programs = programs or _imported()
+        zygotes.append(os.fork())
+        if not zygotes[-1]:
+            listener.close()
+            lives.close()
+            _serve(connected, programs)
+            os._exit(0)
+        connected.close()
+
+
+def _imported() -> Programs:
     import ps_worker  # noqa: F401, I001 -- first, for it tells gRPC about forks
     import ps_server.coordinator.main
     import ps_server.shard.main
@@ -138,22 +196,28 @@ def main() -> None:
         reference.alone(1, name)
     # So does what handles rows, which loads machine code too.
     tables.warm_up(table_spec())
-    programs = {
+    # What nobody collects, nobody copies.
+    gc.collect()
+    gc.freeze()
+    return {
         COORDINATOR: ps_server.coordinator.main.main,
         SHARD: ps_server.shard.main.main,
         WORKER: scripts.main,
         PS_RUN: forked.ps_run,
         PYTHON: python,
     }
-    # What nobody collects, nobody copies.
-    gc.collect()
-    gc.freeze()
-    requests, running = socket.socket(fileno=int(sys.argv[1])), set[int]()
+
+
+def _serve(requests: socket.socket, programs: Programs) -> None:
+    """The zygote: answers one test process until that hangs up, then ends what it has started."""
+    running = set[int]()
+    requests.send(json.dumps(os.getpid()).encode())
     while True:
         data, files, _, _ = socket.recv_fds(requests, 1 << 16, 3)
         if not data:
             for pid in running:
                 os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
             return
         request = json.loads(data)
         if "poll" in request:
