@@ -157,3 +157,12 @@ def test_a_torch_with_a_device_called_tpu_is_used_as_data_parallel_replicas(monk
     with ps_worker.strategy("tpu") as s:
         assert isinstance(s, tpu.TpuReplicas)
         same_training.assert_same(same_training.train(s), same_training.alone())
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch_xla") is None, reason="torch_xla is not installed")
+def test_a_replica_on_an_xla_device_equals_one_process(monkeypatch):
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    with ps_worker.strategy("tpu") as s:
+        assert (s.device.type, s.replicas) == ("xla", 1)
+        same_training.assert_same(same_training.train(s), same_training.alone())
+        assert s.gather(torch.tensor(3)).tolist() == [3]
