@@ -32,7 +32,7 @@ class PsTrainer(Trainer):
     it at its end. ``optimizer_options`` are options of ``Cluster.adopt``.
 
     Rank 0 saves, logs and evaluates; the others take its metrics, so that early stopping and the best checkpoint are
-    the same everywhere. ``per_device_train_batch_size`` is per worker. Data is split as ``cluster.shard(even=True)``
+    the same everywhere. While it is away nothing is saved, and the next rank evaluates. ``per_device_train_batch_size`` is per worker. Data is split as ``cluster.shard(even=True)``
     does, in a new order for each epoch.
     """
 
@@ -122,16 +122,24 @@ class PsTrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Rank 0 evaluates the newest parameters on all the data; the other workers wait for its metrics."""
+        """One worker evaluates the newest parameters on all the data; the others wait for its metrics.
+
+        It is the lowest rank of those that are there: rank 0, or the next one where that has left or was lost.
+        """
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(chosen, dict):
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        first = self.is_world_process_zero()
-        if first:
-            self._pull()
-        found = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix) if first else {}
-        metrics: dict[str, float] = self.cluster.broadcast(found, name=_NAME)
-        if not first:
+        while True:
+            evaluator = min(self.cluster.gather_values(None, name=_NAME))
+            own: dict[str, float] | None = None
+            if evaluator == self.cluster.rank:
+                self._pull()
+                own = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+            found = self.cluster.gather_values(own, name=_NAME)
+            if evaluator in found:
+                break
+        metrics: dict[str, float] = found[evaluator]
+        if own is None:
             self.log(dict(metrics))
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics

@@ -1,0 +1,109 @@
+"""What PsTrainer and PsAccelerator refuse, each with one typed error; loaders and schedulers as they prepare them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator, PartialState
+from accelerate.state import AcceleratorState, GradientState
+from torch.utils.data import DataLoader, TensorDataset
+
+from ps_protocol.errors import ConfigError, UnsupportedOptimizer
+from ps_worker import Cluster
+from ps_worker.huggingface import PsAccelerator
+from tests.worker.jobs import running_job
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """The only worker of a job; Accelerate's state is put back."""
+    with running_job(1, 1) as job, job.cluster(rank=0) as joined:
+        yield joined
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def made() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = torch.nn.Linear(3, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_an_optimizer_without_its_model_is_refused(cluster: Cluster) -> None:
+    accelerator = PsAccelerator(cluster)
+    with pytest.raises(ConfigError, match="without the module"):
+        accelerator.prepare(made()[1])
+    with pytest.raises(ConfigError, match="without the module"):
+        accelerator.prepare_optimizer(made()[1])
+
+
+def test_accelerate_alone_refuses_an_optimizer_of_the_cluster(cluster: Cluster) -> None:
+    model, optimizer = made()
+    adopted = cluster.adopt(optimizer, model)
+    with pytest.raises(UnsupportedOptimizer, match="PsAccelerator"):
+        Accelerator().prepare(model, adopted)
+
+
+def test_a_process_group_is_refused(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(ConfigError, match="LOCAL_RANK"):
+        PsAccelerator(cluster)
+    assert not torch.distributed.is_initialized()
+    assert not PartialState._shared_state
+
+
+def test_an_accumulation_is_one_step_of_optimizer_and_scheduler(cluster: Cluster) -> None:
+    accelerator = PsAccelerator(cluster, gradient_accumulation_steps=2)
+    model, optimizer = made()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    loader = DataLoader(TensorDataset(torch.ones(8, 3)), batch_size=2)
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    assert (accelerator.num_processes, accelerator.process_index, accelerator.is_main_process) == (1, 0, True)
+    for (batch,) in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(batch).mean())
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    assert optimizer.optimizer.version == 2
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**2)
+    assert not optimizer.step_was_skipped
+    assert accelerator.gather(torch.ones(2)).tolist() == [1, 1]
+    assert accelerator.reduce(torch.ones(2), "mean").tolist() == [1, 1]
+    assert accelerator.reduce(torch.ones(1), "none").tolist() == [1]
+    accelerator.wait_for_everyone()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("auto_find_batch_size", {"auto_find_batch_size": True}),
+        ("train_sampling_strategy", {"train_sampling_strategy": "batch_rebalance"}),
+    ],
+)
+def test_arguments_of_other_kinds_of_distribution_are_refused(
+    cluster: Cluster, tmp_path: Path, name: str, changes: dict[str, Any]
+) -> None:
+    from transformers import TrainingArguments
+
+    from ps_worker.huggingface import PsTrainer
+
+    arguments = TrainingArguments(output_dir=str(tmp_path), report_to="none", **changes)
+    with pytest.raises(ConfigError, match=name) as raised:
+        PsTrainer(model=made()[0], args=arguments, cluster=cluster)
+    assert raised.value.remedy
+
+
+def test_an_optimizer_that_shards_do_not_run_is_refused_by_its_name(cluster: Cluster, tmp_path: Path) -> None:
+    from transformers import TrainingArguments
+
+    from ps_worker.huggingface import PsTrainer
+
+    arguments = TrainingArguments(output_dir=str(tmp_path), optim="adafactor", report_to="none", use_cpu=True)
+    trainer = PsTrainer(model=made()[0], args=arguments, cluster=cluster)
+    with pytest.raises(UnsupportedOptimizer, match="Adafactor"):
+        trainer.create_optimizer()
