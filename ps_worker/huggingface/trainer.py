@@ -32,8 +32,9 @@ class PsTrainer(Trainer):
     it at its end. ``optimizer_options`` are options of ``Cluster.adopt``.
 
     Rank 0 saves, logs and evaluates; the others take its metrics, so that early stopping and the best checkpoint are
-    the same everywhere. While it is away nothing is saved, and the next rank evaluates. ``per_device_train_batch_size`` is per worker. Data is split as ``cluster.shard(even=True)``
-    does, in a new order for each epoch.
+    the same everywhere. While it is away nothing is saved, and the next rank evaluates.
+    ``per_device_train_batch_size`` is per worker. Data is split as ``cluster.shard(even=True)`` does, in a new order
+    for each epoch.
     """
 
     accelerator: PsAccelerator
