@@ -1,12 +1,18 @@
-"""``clip_grad_norm``: training is that of one process that clips the gradient of the joined batch. Costs 3 s."""
+"""``clip_grad_norm``: training is that of one process that clips the gradient of the joined batch. Costs 5 s."""
 
 from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
 
-from ps_protocol.errors import ConfigError, ModelMismatch, UnsupportedOptimizer
+from ps_protocol.errors import ConfigError, ModelMismatch, NotReady, UnsupportedOptimizer
 from ps_protocol.model.spec import Consistency, Mode
+from ps_server.checkpoint.read.checkpoint import Checkpoint
+from ps_server.cli.options.checkpoint import CheckpointConfig
 from tests.end_to_end.one_process import Network, alone, joined, loss_of, steps_of, together
 from tests.end_to_end.training import assert_bitwise, assert_close, run_workers
 from tests.worker.jobs import running_job
@@ -134,3 +140,40 @@ def test_a_group_that_is_added_later_would_have_a_norm_of_its_own_and_is_refused
 
     with running_job(1, 1) as job:
         run_workers(job, 1, work)
+
+
+def test_checkpoints_that_are_made_meanwhile_find_every_step_on_all_shards_or_on_none(tmp_path):
+    steps = steps_of([(3, 3)] * 40)
+    done = threading.Event()
+
+    def work(cluster):
+        model = Network(None)
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.05, momentum=0.5, clip_grad_norm=CLIP)
+        for step in steps:
+            optimizer.zero_grad()
+            loss_of(model, step[cluster.rank]).backward()
+            optimizer.step()
+        return [p.detach().clone() for p in model.parameters()]
+
+    def checkpoint(job, taken):
+        while not done.is_set():
+            with suppress(NotReady):
+                taken.append(job.client.checkpoint()[0])
+
+    taken: list[str] = []
+    with running_job(2, 2, consistency=Consistency(Mode.SYNC), checkpoints=CheckpointConfig(tmp_path)) as job:
+        beside = threading.Thread(target=checkpoint, args=(job, taken))
+        beside.start()
+        try:
+            found = run_workers(job, 2, work)
+        finally:
+            done.set()
+            beside.join()
+    batches = [joined(step) for step in steps]
+    wanted = alone(batches, torch.optim.SGD, tables=False, clip=CLIP, lr=0.05, momentum=0.5)
+    assert_close(found[0], wanted, 1e-5)
+    assert taken
+    for folder in taken:
+        if Path(folder).exists():  # old ones are deleted
+            facts = Checkpoint.open(Path(folder)).manifest.models["model"].facts
+            assert len({tuple(each["tracker"]["applied"]) for each in facts}) == 1
