@@ -248,7 +248,7 @@ def test_a_standby_that_does_not_apply_what_it_follows_is_seen_when_it_takes_ove
 def test_a_round_that_adds_rows_up_instead_of_taking_their_mean_is_seen(monkeypatch):
     combined = applier.combined_rows
     monkeypatch.setattr(
-        applier, "combined_rows", lambda pushes, tables, count, **how: combined(pushes, tables, 1, **how)
+        applier, "combined_rows", lambda pushes, tables, _, **how: combined(pushes, tables, [1.0] * len(pushes), **how)
     )
     assert shown("row ", SEEDS, Size(faults=()), table=True, overlap=False, consistency=Consistency(Mode.SYNC))
 
