@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from tests.recovery.cluster import LEASE_SECONDS
 from tests.recovery.conftest import launch, zygote  # noqa: F401
 from tests.shard.standby.pair import Pair
 
@@ -14,8 +15,10 @@ from tests.shard.standby.pair import Pair
 def pair(launch) -> Iterator[Callable[..., Pair]]:  # noqa: F811
     """``pair(*options)``: a running cluster whose shard 0 has a standby."""
 
-    def start(*options: str, follows: bool = True, first: Sequence[str] = ()) -> Pair:
-        made = Pair(launch(start=False), options, first)
+    def start(
+        *options: str, follows: bool = True, first: Sequence[str] = (), lease_seconds: float = LEASE_SECONDS
+    ) -> Pair:
+        made = Pair(launch(start=False, lease_seconds=lease_seconds), options, first)
         made.start(follows=follows)
         return made
 

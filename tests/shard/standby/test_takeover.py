@@ -111,7 +111,7 @@ def test_a_primary_that_comes_back_follows_and_takes_over_again(pair):
 
 
 def test_a_primary_started_again_before_its_lease_ends_keeps_its_place(pair):
-    made = pair("--acknowledge", "after")
+    made = pair("--acknowledge", "after", lease_seconds=20.0)
     worker = made.cluster.worker(pauses=[5])
     worker.read("step 5")
     made.first.kill()
