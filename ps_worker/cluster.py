@@ -24,9 +24,9 @@ from ps_worker.model.declare import choice, named_arguments
 from ps_worker.multi_model.trained_models import TrainedModels
 from ps_worker.on_shards import declare_optimizer
 from ps_worker.optimizer import PsOptimizer
-from ps_worker.session.reporting import log, plain_metrics
+from ps_worker.session.reporting import plain_metrics
 from ps_worker.session.session import Session
-from ps_worker.session.terminate import TerminationGuard, leave_reason
+from ps_worker.session.terminate import TerminationGuard, leave_reason, warn_of_no_step
 from ps_worker.step.summary import Style, Writes
 from ps_worker.tables import factories
 from ps_worker.tables.prefetch import BatchIds, Prefetch
@@ -34,7 +34,7 @@ from ps_worker.tables.prefetch import BatchIds, Prefetch
 T = TypeVar("T")
 
 
-class Cluster(Collectives):
+class Cluster:
     """A worker's or evaluator's connection to its job. Used from one thread, best as ``with connect() as cluster``.
 
     At the end of the ``with`` block it leaves the job within seconds, so that no other member waits for it, without
@@ -51,7 +51,7 @@ class Cluster(Collectives):
         self._session = session
         self._embedded = embedded
         self._models = TrainedModels(session)
-        super().__init__(session, self._models)
+        self._collectives = Collectives(session, self._models)
         self._datasets = Datasets(session, self._models.idle)
         self._guard = TerminationGuard()
         self._left = False
@@ -256,6 +256,22 @@ class Cluster(Collectives):
         self._workers_only("barrier()", "leave it out: workers do not wait for evaluators")
         self._models.meet()
 
+    def all_gather(self, tensor: torch.Tensor, *, name: str = "default") -> list[torch.Tensor]:
+        """The tensors of all workers by rank, 64 KiB each at most. ``Collectives`` tells what calls have in common."""
+        return self._collectives.all_gather(tensor, name=name)
+
+    def all_reduce(self, tensor: torch.Tensor, reduction: str = "mean", *, name: str = "default") -> torch.Tensor:
+        """The "mean", "sum", "min" or "max" of a small tensor over the workers; as ``Collectives.all_reduce``."""
+        return self._collectives.all_reduce(tensor, reduction, name=name)
+
+    def broadcast(self, value: Any, source: int = 0, *, name: str = "default") -> Any:
+        """The tensor or JSON value of worker ``source``; as ``Collectives.broadcast``."""
+        return self._collectives.broadcast(value, source, name=name)
+
+    def gather_values(self, value: Any, *, name: str = "default", section: int = 0) -> dict[int, Any]:
+        """Tensors or JSON values of all workers, by rank; as ``Collectives.gather_values``."""
+        return self._collectives.gather_values(value, name=name, section=section)
+
     def report(self, **metrics: float | torch.Tensor) -> None:
         """Show numbers such as ``loss=loss`` with this worker's progress, and in TensorBoard with PS_TENSORBOARD."""
         plain = plain_metrics(metrics)
@@ -299,17 +315,9 @@ class Cluster(Collectives):
         self._leave("")
 
     def _warn_of_nothing_done(self) -> None:
-        """Warn of a worker that made no step, unless it leased data: others may have had all of it."""
         did_something = self._session.steps or self._datasets.leased or self._followed
-        if self._session.config.role is not Role.WORKER or did_something:
-            return
-        call = "step() of its optimizer" if self._models else "optimizer()"
-        log.warning(
-            "%s %d leaves without a step: the script never called %s, and its parameters are as they were",
-            self.role,
-            self.rank,
-            call,
-        )
+        if self._session.config.role is Role.WORKER and not did_something:
+            warn_of_no_step(self.rank, "step() of its optimizer" if self._models else "optimizer()")
 
     def _leave(self, reason: str) -> None:
         # In this order, also after errors: the last steps, the report of the items they trained, the membership.

@@ -7,6 +7,8 @@ import signal
 import threading
 from types import FrameType
 
+from ps_worker.session.reporting import log
+
 EXIT_CODE = 128 + signal.SIGTERM
 
 _REASON_CHARACTERS = 200
@@ -60,3 +62,10 @@ def leave_reason(error: BaseException | None) -> str:
     if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
         return ""
     return f"{type(error).__name__}: {error}".removesuffix(": ")[:_REASON_CHARACTERS]
+
+
+def warn_of_no_step(rank: int, call: str) -> None:
+    """Say that a worker leaves a job whose parameters it has not trained: its script never called ``call``."""
+    log.warning(
+        "worker %d leaves without a step: the script never called %s, and its parameters are as they were", rank, call
+    )
