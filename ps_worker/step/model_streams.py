@@ -72,6 +72,18 @@ class ModelStreams:
 
     # -- opening
 
+    def enter(self) -> list[StreamPosition]:
+        """Open all streams for the first time: where this worker stands on each shard, and what it finds there.
+
+        Shards may let a newcomer in at different positions. One that has it lower than another is told: it would wait
+        for pushes that this worker never makes, and its rows, which come before the first push, wait with it.
+        """
+        found = [self.open_first(stream) for stream in self.all]
+        for number, stream in enumerate(self.all):
+            if found[number].position < self.position:
+                found[number] = self.persistently(stream, partial(self.open, stream, self.position))
+        return found
+
     def ensure_open(self) -> None:
         """Open the streams that are not open. Raises ModelMoved, PsError."""
         self.check_newest()
@@ -92,7 +104,7 @@ class ModelStreams:
         told = clock if phase == self._session.phase else 0
         began = time.perf_counter()
         try:
-            standing = stream.open(self._session.phase, told if self.started else None)
+            standing = stream.open(self._session.phase, told if self.started or position else None)
         finally:
             if self.started:
                 self._session.counters.waits[WaitReason.RECONNECT] += time.perf_counter() - began

@@ -91,7 +91,7 @@ class StepPipeline:
 
     def _start(self) -> None:
         streams = self.streams
-        standings = [streams.open_first(stream) for stream in streams.all]
+        standings = streams.enter()
         self.joined_running = any(standing.version > 0 for standing in standings)
         empty = [stream for stream, s in zip(streams.all, standings, strict=True) if not s.initialised]
         if self.joined_running:

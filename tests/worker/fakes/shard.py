@@ -79,6 +79,8 @@ class FakeShard:
                     epoch = request.open.epoch
                     self._check_epoch(epoch, context)
                     worker = (request.open.worker.rank, request.open.worker.incarnation)
+                    if request.open.HasField("clock"):
+                        self.stand = max(self.stand, (request.open.phase, request.open.clock))
                     yield pb.StepReply(opened=self._opened(worker)).SerializeToString()
                 case "fetch":
                     yield from self._answer(pb.StepResult(outcome=pb.OUTCOME_APPLIED), with_buffers=True)

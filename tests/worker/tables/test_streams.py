@@ -30,6 +30,28 @@ def prefetched(session: FakeSession, model: Clicks, ids: list[torch.Tensor]) -> 
     return Prefetch(ids, lambda batch: {model.bag: batch}, lambda: [model.bag], lambda: session.lookahead)
 
 
+# -- joining
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_worker_that_joins_at_different_positions_tells_the_shard_that_has_it_lower(
+    session: FakeSession, ahead: int
+) -> None:
+    train(*on_shards(session), batches(2))
+    session.shards[ahead].stand = (0, 4)
+    for shard in session.shards:
+        shard.faults.hold_ahead = True
+    late = session.join(rank=1)
+    # Rows for its first push, step 5, come after step 4: the other shard has it at step 2.
+    train(*on_shards(late), batches(1))
+    opened = [[each.clock for each in shard.opens if each.worker.rank == 1] for shard in session.shards]
+    assert opened[ahead] == [0]
+    assert opened[1 - ahead] == [0, 4]
+    assert [shard.pushes[-1].clock for shard in session.shards] == [5, 5]
+    late.close()
+
+
 # -- broken streams
 
 
