@@ -164,15 +164,15 @@ def _class(name: str) -> type[Optimizer]:
         raise UnsupportedOptimizer(f"{name} cannot run on shards: {REFUSED[name]}", remedy="choose another optimizer")
     supported = ELEMENTWISE | SHAPED
     found: type[Optimizer] | None = getattr(torch.optim, name.rpartition(".")[2], None) if name in supported else None
+    known = sorted(n for n in supported if hasattr(torch.optim, n.rpartition(".")[2]))
     if found is None and not name.startswith("torch.optim."):
         raise UnsupportedOptimizer(
             f"optimizer '{name}' is not registered on this shard",
-            expected=", ".join(registered_names()) or "a class of torch.optim",
+            expected=", ".join([*registered_names(), *known]),
             actual=name,
             remedy="install its package where ps-server runs, or name the module that registers it with --optimizers",
         )
     if found is None:
-        known = sorted(n for n in supported if hasattr(torch.optim, n.rpartition(".")[2]))
         raise UnsupportedOptimizer(
             f"optimizer '{name}' is not supported",
             expected=", ".join(known),
