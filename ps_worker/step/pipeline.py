@@ -263,14 +263,16 @@ class StepPipeline:
     def _receive_rows(self, lookup: Lookup) -> None:
         self.streams.check_newest()
         lookup.lay_out(self.streams.router)
-        asked = [stream for stream in self.streams.all if stream.shard in lookup.parts]
-        self.streams.in_turns(asked, partial(self._has_rows, lookup), self.streams.position)
+        # Shards without a part take turns, too: one that was restarted makes others wait for this worker's position.
+        self.streams.in_turns(self.streams.all, partial(self._has_rows, lookup), self.streams.position)
         for part in lookup.parts.values():
             if isinstance(part.error, ModelMoved):
                 raise part.error
 
     def _has_rows(self, lookup: Lookup, stream: ShardStream) -> bool:
         """Whether the part of ``stream`` has come, having asked for it; False: the shard waits."""
+        if stream.shard not in lookup.parts:
+            return True
         part, position = lookup.parts[stream.shard], self.next_position
         if not part.arrived and not stream.is_open:
             self.streams.open(stream)

@@ -145,6 +145,21 @@ def test_a_stream_opened_again_says_how_far_the_worker_has_come_and_its_push_is_
     assert [opened.clock for opened in shard.opens][2:] == [0]
 
 
+def test_a_worker_that_joins_tells_a_shard_that_has_it_behind_the_others(session: FakeSession) -> None:
+    first = started(session)
+    first.step()
+    first.step()
+    ahead, behind = session.shards
+    # What a restart forgets: the shard would wait for pushes that the new process of this rank never makes.
+    behind.stand = (0, 0)
+    opens = len(ahead.opens), len(behind.opens)
+    again = started(session.join(0, incarnation=2))
+    assert [opened.HasField("clock") for opened in ahead.opens[opens[0] :]] == [False]
+    told = [opened.clock if opened.HasField("clock") else None for opened in behind.opens[opens[1] :]]
+    assert told == [None, 2]
+    assert again.step().clock == 3
+
+
 def test_a_shard_that_waits_does_not_hide_a_push_that_another_has_lost(session: FakeSession) -> None:
     worker = started(session)
     waits, loses = session.shards

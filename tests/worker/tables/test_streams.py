@@ -125,6 +125,23 @@ def test_training_with_random_faults_is_training_without(session: FakeSession) -
     assert_same(model, reference)
 
 
+def test_a_restarted_shard_without_a_part_of_the_lookup_is_told_the_position_while_another_waits(
+    session: FakeSession,
+) -> None:
+    model, optimizer = on_shards(session)
+    moved(session, 1)
+    train(model, optimizer, batches(1))
+    restarted, holds = session.shards
+    # It answers when the other shard knows this worker again, as where a third worker waits there for this one.
+    holds.faults.hold_ahead, holds.stand = True, (0, 0)
+    restarted.stop()
+    restarted.serve()
+    restarted.faults.on_open = lambda: setattr(holds, "stand", (0, 1))
+    opens = len(restarted.opens)
+    model(batches(1, seed=1)[0])
+    assert [opened.clock for opened in restarted.opens[opens:]] == [1]
+
+
 # -- moves
 
 
