@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from ps_protocol import shim
 from ps_server.cli.launcher.events import ProcessName
-from ps_server.cli.launcher.lines import LineSplitter
+from ps_server.cli.launcher.output.lines import LineSplitter
 
 READ_BYTES = 1 << 16
 

@@ -21,10 +21,10 @@ from ps_protocol.model.spec import Mode
 from ps_server.cli.launcher.benchmark import benchmark
 from ps_server.cli.launcher.job_folder import JobFolder, lineage_of
 from ps_server.cli.launcher.job_trace import JobTrace
+from ps_server.cli.launcher.output.screen import Screen
 from ps_server.cli.launcher.programs import Programs, Script
 from ps_server.cli.launcher.replicas import ReplicaPrograms, check_strategy, given_values, gpus, has_servers
 from ps_server.cli.launcher.runner import Runner
-from ps_server.cli.launcher.screen import Screen
 from ps_server.cli.launcher.supervisor import JobPlan, Supervisor
 from ps_server.cli.options.checkpoint import checkpoint_config, checkpoint_options
 from ps_server.cli.options.cluster import CLUSTER_OPTIONS, cluster_options, given_flags

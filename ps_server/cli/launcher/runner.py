@@ -36,11 +36,11 @@ from ps_server.cli.launcher.events import (
     StartProcess,
 )
 from ps_server.cli.launcher.job_folder import JobFolder
+from ps_server.cli.launcher.output.progress import ProgressPoller
+from ps_server.cli.launcher.output.screen import Screen
+from ps_server.cli.launcher.output.summary import Folders, silent_workers, summary
 from ps_server.cli.launcher.programs import Programs
-from ps_server.cli.launcher.progress import ProgressPoller
-from ps_server.cli.launcher.screen import Screen
 from ps_server.cli.launcher.signals import SignalPipe
-from ps_server.cli.launcher.summary import Folders, silent_workers, summary
 from ps_server.cli.launcher.supervisor import ENDING, Stage, Supervisor
 from ps_server.private_files import open_private
 

@@ -11,8 +11,8 @@ import click
 from ps_protocol.feed.cursor import load_cursor, save_cursor
 from ps_protocol.feed.reader import Change, Following, TableFeed
 from ps_server.cli.psctl.connection import connected, coordinator_option
-from ps_server.cli.psctl.facts import output_option
-from ps_server.cli.psctl.notes import note
+from ps_server.cli.psctl.output.facts import output_option
+from ps_server.cli.psctl.output.notes import note
 
 _INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended, as shells report it."""

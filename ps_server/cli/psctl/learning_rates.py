@@ -11,8 +11,8 @@ import click
 from ps_protocol.cluster.model_status import ModelStatus
 from ps_protocol.errors import Unavailable, UnknownModel
 from ps_server.cli.psctl.connection import connected, coordinator_option
-from ps_server.cli.psctl.facts import output_option, tell
 from ps_server.cli.psctl.model_status import shard_maps, statuses_of
+from ps_server.cli.psctl.output.facts import output_option, tell
 
 CALL_SECONDS = 5.0
 

@@ -26,15 +26,15 @@ from ps_server.cli.options.mode import MODES, bound_options, consistency_of
 from ps_server.cli.options.security import security_options
 from ps_server.cli.psctl.certs import certs
 from ps_server.cli.psctl.connection import connected, coordinator_option, patiently
-from ps_server.cli.psctl.facts import output_option, tell
 from ps_server.cli.psctl.feed import feed
 from ps_server.cli.psctl.learning_rates import learning_rates
 from ps_server.cli.psctl.moves import drain, move
-from ps_server.cli.psctl.notes import log_as, note
+from ps_server.cli.psctl.output.facts import output_option, tell
+from ps_server.cli.psctl.output.notes import log_as, note
+from ps_server.cli.psctl.output.status_json import status_json
 from ps_server.cli.psctl.rows import import_rows
-from ps_server.cli.psctl.status_json import status_json
 from ps_server.cli.psctl.tables import table_totals
-from ps_server.cli.psctl.top import report, top
+from ps_server.cli.psctl.top.command import report, top
 from ps_server.cli.psctl.trace import trace
 from ps_server.cli.psctl.wait import UNHEALTHY, ailments, wait
 from ps_server.cli.status.text import TableTotals, status_line, status_tables, time_text

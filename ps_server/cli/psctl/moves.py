@@ -14,8 +14,8 @@ from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.coordinator_streams import MoveStream
 from ps_protocol.cluster.view import MoveProgress
 from ps_server.cli.psctl.connection import connected, coordinator_option
-from ps_server.cli.psctl.facts import output_option, tell
-from ps_server.cli.psctl.notes import note
+from ps_server.cli.psctl.output.facts import output_option, tell
+from ps_server.cli.psctl.output.notes import note
 
 MB = 1 << 20
 

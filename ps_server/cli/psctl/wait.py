@@ -12,7 +12,7 @@ import click
 
 from ps_protocol.cluster.view import ClusterStatus, ClusterView, Role
 from ps_server.cli.psctl.connection import connected, coordinator_option
-from ps_server.cli.psctl.notes import note
+from ps_server.cli.psctl.output.notes import note
 from ps_server.cli.status.columns import note_of
 from ps_server.cli.status.text import current_members, headline
 

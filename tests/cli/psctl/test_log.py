@@ -9,7 +9,8 @@ from click.testing import CliRunner
 
 from ps_protocol import logs
 from ps_protocol.log_events import EVENTS
-from ps_server.cli.psctl import main, notes
+from ps_server.cli.psctl import main
+from ps_server.cli.psctl.output import notes
 from ps_server.coordinator.settings import ClusterSettings
 from tests.support.coordinators import running_coordinator
 

@@ -20,7 +20,7 @@ from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.cluster.history import Curve, Curves, JobHistory
 from ps_protocol.cluster.view import Member, MemberStats, Role
 from ps_server.cli.psctl import connection, main
-from ps_server.cli.psctl.glance_view import glance_view, short, spark
+from ps_server.cli.psctl.top.glance_view import glance_view, short, spark
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.glance.job import glance_of
 from tests.glance.jobs import history, shard, worker

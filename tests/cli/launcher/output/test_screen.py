@@ -12,8 +12,8 @@ from rich.console import Console
 from ps_protocol.cluster.view import ClusterStatus, ClusterView, Member, MemberStats, MemberStatus, Role
 from ps_protocol.model.spec import Consistency, Mode
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
-from ps_server.cli.launcher.lines import MAX_LINE_BYTES, LineSplitter
-from ps_server.cli.launcher.screen import Screen
+from ps_server.cli.launcher.output.lines import MAX_LINE_BYTES, LineSplitter
+from ps_server.cli.launcher.output.screen import Screen
 from ps_server.cli.status.text import TableTotals, elapsed_text, status_line, status_tables
 
 

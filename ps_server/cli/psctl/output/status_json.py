@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from ps_protocol.cluster.view import ClusterStatus, ClusterView, MemberStatus
-from ps_server.cli.psctl.facts import to_json
+from ps_server.cli.psctl.output.facts import to_json
 from ps_server.cli.status.text import TableTotals
 
 SCHEMA = 1

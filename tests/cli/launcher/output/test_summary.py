@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ps_protocol.cluster.view import ClusterStatus, ClusterView, Member, MemberStats, MemberStatus, Role
-from ps_server.cli.launcher.summary import Folders, silent_workers, summary
+from ps_server.cli.launcher.output.summary import Folders, silent_workers, summary
 
 
 def worker(rank: int, incarnation: int = 1, **stats: int) -> MemberStatus:
