@@ -12,6 +12,7 @@ import torch
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.spec import DType, Kind, Variable
 from ps_worker.model.plain import check_plain
+from ps_worker.tables.plain_names import plain_name
 
 #: What ``cluster.optimizer`` takes: a module, or parameters in any form torch.optim takes.
 Source = torch.nn.Module | Iterable[Any]
@@ -147,12 +148,15 @@ def check_free(bindings: Bindings, held: Mapping[int, str]) -> None:
 
 
 def bind(groups: list[ParameterGroup], module: torch.nn.Module | None = None) -> Bindings:
-    """Check and name every tensor; with ``module``, its persistent buffers too. Raises InvalidRequest."""
+    """Check and name every tensor; with ``module``, its persistent buffers too. Raises InvalidRequest.
+
+    Names are the same whether or not modules are compiled.
+    """
     variables: list[Variable] = []
     parameters: list[torch.Tensor] = []
     for number, group in enumerate(groups):
         for name, tensor in zip(group.names, group.parameters, strict=True):
-            variables.append(_parameter(name, tensor, number))
+            variables.append(_parameter(plain_name(name), tensor, number))
             parameters.append(tensor)
     _check_together([v.name for v in variables], parameters)
     references = []
@@ -257,4 +261,4 @@ def persistent_buffers(module: torch.nn.Module) -> Iterable[tuple[str, BufferRef
             if value is None or key in owner._non_persistent_buffers_set or id(value) in seen:
                 continue
             seen.add(id(value))
-            yield f"{path}.{key}" if path else key, BufferRef(owner, key)
+            yield plain_name(f"{path}.{key}" if path else key), BufferRef(owner, key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ps_protocol.errors import InvalidRequest, UnsupportedOptimizer
+from ps_worker.tables.plain_names import INNER_MODULE
 
 _WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"})
 """Classes that exchange gradients or parameters between processes by themselves."""
@@ -22,7 +23,7 @@ def plain_module(module: torch.nn.Module) -> torch.nn.Module:
             actual=type(module).__name__,
             remedy="leave the wrapper out, or give the model inside it: the cluster averages gradients",
         )
-    inside = getattr(module, "_orig_mod", None)
+    inside = getattr(module, INNER_MODULE, None)
     return plain_module(inside) if isinstance(inside, torch.nn.Module) else module
 
 

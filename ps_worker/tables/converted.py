@@ -11,6 +11,7 @@ from torch import nn
 from ps_protocol.errors import InvalidRequest
 from ps_worker.rows import RowOptimizer
 from ps_worker.tables.modules import Embedding, EmbeddingBag
+from ps_worker.tables.plain_names import plain_name
 from ps_worker.tables.table import Table, TableModule
 
 logger = logging.getLogger("ps_worker")
@@ -26,20 +27,20 @@ def convert(model: nn.Module, min_rows: int, optimizer: RowOptimizer | None) -> 
     tables: dict[int, Table] = {}
     made: dict[int, TableModule] = {}
     for path, module in embeddings.items():
-        weight = module.weight
+        weight, name = module.weight, plain_name(path)
         if not weight.requires_grad:
             continue
         if uses[id(weight)] > of_embeddings[id(weight)]:
-            logger.warning("'%s' stays as it is: its weight is also used by a module that is not an embedding", path)
+            logger.warning("'%s' stays as it is: its weight is also used by a module that is not an embedding", name)
             continue
         if id(weight) not in tables:
-            tables[id(weight)] = _table(path or "embedding", module, optimizer)
+            tables[id(weight)] = _table(name or "embedding", module, optimizer)
         if id(module) not in made:
             made[id(module)] = _module(module, tables[id(weight)]).train(module.training)
         if not path:
             return made[id(module)]
-        parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, made[id(module)])
+        parent, _, attribute = path.rpartition(".")
+        setattr(model.get_submodule(parent), attribute, made[id(module)])
     return model
 
 

@@ -310,3 +310,31 @@ def test_a_parameter_of_another_optimizer_is_refused_by_name() -> None:
     module = nn.Linear(1, 1)
     with pytest.raises(InvalidRequest, match="'bias' belongs to the optimizer of model 'first' already"):
         build_spec(torch.optim.SGD, module, {}, name="second", held={id(module.bias): "first"})
+
+
+@pytest.mark.parametrize("where", ["outside", "inside", "both", "groups", "named", "module"])
+def test_names_are_the_same_with_and_without_compile(where: str) -> None:
+    plain = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
+    expected = names(declare(plain))
+    model: nn.Module = copy.deepcopy(plain)
+    if where != "outside":
+        model[1] = torch.compile(model[1], backend="eager")
+    if where in ("outside", "both"):
+        model = torch.compile(model, backend="eager")
+    arguments: dict[str, Any] = {}
+    source: object = model
+    if where in ("groups", "named"):
+        source = [{"params": list(model.named_parameters() if where == "named" else model.parameters())}]
+    if where in ("groups", "named", "module"):
+        arguments["module"] = model
+        source = model.parameters() if where == "module" else source
+    declared = build_spec(torch.optim.SGD, source, {"lr": 0.1}, name="model", **arguments)
+    assert names(declared) == expected
+    assert "1.1.running_mean" in expected
+
+
+def test_a_name_that_differs_by_compile_alone_is_there_twice() -> None:
+    named = [("a.weight", nn.Parameter(torch.zeros(2))), ("_orig_mod.a.weight", nn.Parameter(torch.zeros(2)))]
+    with pytest.raises(InvalidRequest, match="same name") as caught:
+        declare(named)
+    assert caught.value.variable == "a.weight"

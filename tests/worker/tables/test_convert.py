@@ -81,3 +81,12 @@ def test_what_a_table_does_not_do_is_refused_by_name(module: nn.Module, said: st
     with pytest.raises(InvalidRequest, match=said) as error:
         convert(model, 10, None)
     assert error.value.variable == "user"
+
+
+def test_a_table_has_the_same_name_inside_a_compiled_module() -> None:
+    inner = torch.compile(nn.ModuleDict({"users": nn.Embedding(20, 2)}), backend="eager")
+    model = torch.compile(nn.Sequential(inner), backend="eager")
+    convert(model, 10, None)
+    module = model.get_submodule("_orig_mod.0._orig_mod.users")
+    assert isinstance(module, Embedding)
+    assert module.tables[0].name == "0.users"
