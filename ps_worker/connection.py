@@ -29,6 +29,7 @@ def connect(
 
     What is not given comes from ``PS_COORDINATOR``, ``PS_ROLE``, ``PS_RANK``, ``PS_DEVICE``, ``PS_TRANSPORT``,
     ``PS_CONNECT_TIMEOUT`` and ``PS_RECONNECT_TIMEOUT``, then from ``TF_CONFIG``. ``ps-run`` sets what its workers need.
+    Under torchrun the rank may come from ``RANK``, and ``PS_COORDINATOR=:7000`` is that port of ``MASTER_ADDR``.
 
     A worker without any address starts a cluster of its own: a coordinator and one shard, as processes of this machine
     that end with it. It says so on stderr. ``local=False`` makes a missing address an error instead.

@@ -15,6 +15,7 @@ from ps_protocol.errors import ConfigError
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
+from ps_worker.session.torchrun import hinted_rank, is_one_of_several, with_host
 
 T = TypeVar("T")
 
@@ -78,17 +79,23 @@ class WorkerConfig:
         reconnect_timeout_seconds: float | None = None,
         security: SecuritySettings | None = None,
     ) -> WorkerConfig:
-        """Argument, else ``PS_*``, else ``TF_CONFIG``, else default. Raises ConfigError naming what is wrong."""
+        """Argument, else ``PS_*``, else ``TF_CONFIG``, else torchrun's variables, else default.
+
+        Raises ConfigError naming what is wrong.
+        """
         environ = {name: value for name, value in environ.items() if value}
         tf = TfConfig.parse(environ["TF_CONFIG"]) if "TF_CONFIG" in environ else None
         stated_role = role or environ.get("PS_ROLE")
         chosen_role = _role(stated_role, tf)
         # The index of a TF_CONFIG task does not apply to a process with another role.
         tf_rank = tf.task_index if tf and tf.task_type == chosen_role.value else None
+        chosen_rank = _first(_number("rank", rank, int), _number("PS_RANK", environ.get("PS_RANK"), int), tf_rank)
+        if chosen_rank is None and tf is None and chosen_role is Role.WORKER:
+            chosen_rank = hinted_rank(environ)
         return cls(
-            coordinator=_coordinator(coordinator or environ.get("PS_COORDINATOR"), tf),
+            coordinator=_coordinator(coordinator or environ.get("PS_COORDINATOR"), tf, environ),
             role=chosen_role,
-            rank=_first(_number("rank", rank, int), _number("PS_RANK", environ.get("PS_RANK"), int), tf_rank),
+            rank=chosen_rank,
             device=device or environ.get("PS_DEVICE"),
             take_over=_switch("PS_TAKE_OVER", environ),
             metrics_bind=environ.get("PS_METRICS_BIND", "127.0.0.1"),
@@ -105,9 +112,13 @@ class WorkerConfig:
 def runs_alone(
     environ: Mapping[str, str], role: str | None, rank: int | None, security: SecuritySettings | None
 ) -> bool:
-    """Whether nothing says that this worker is one of a job: no address, role, rank, certificate or token."""
+    """Whether nothing says that this worker is one of a job: no address, role, rank, certificate or token, and no
+    torchrun that started several.
+    """
     named = ("PS_COORDINATOR", "TF_CONFIG", "PS_ROLE", "PS_RANK")
     if any(environ.get(name) for name in named) or (role, rank, security) != (None, None, None):
+        return False
+    if is_one_of_several(environ):
         return False
     return SecuritySettings.from_environment(environ) == SecuritySettings()
 
@@ -122,11 +133,14 @@ def _first(*values: T | None) -> T | None:
     return next((value for value in values if value is not None), None)
 
 
-def _coordinator(stated: str | None, tf: TfConfig | None) -> str:
-    address = stated or (tf.coordinator_address if tf else None)
+def _coordinator(stated: str | None, tf: TfConfig | None, environ: Mapping[str, str]) -> str:
+    address = with_host(stated, environ) if stated else (tf.coordinator_address if tf else None)
     if address is None:
+        why = ": TF_CONFIG has no chief" if tf else ""
+        if tf is None and is_one_of_several(environ):
+            why = ": torchrun names none"
         raise ConfigError(
-            "the coordinator's address is not known" + (": TF_CONFIG has no chief" if tf else ""),
+            "the coordinator's address is not known" + why,
             expected="host:port",
             remedy="start the script with ps-run, or set PS_COORDINATOR, or set TF_CONFIG with a chief, "
             "or call connect('host:port')",

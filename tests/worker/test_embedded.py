@@ -160,6 +160,7 @@ def test_servers_that_are_not_installed_are_a_typed_error(monkeypatch, alone):
         ({"TF_CONFIG": "{}"}, None, None, None),
         ({"PS_ROLE": "evaluator"}, None, None, None),
         ({"PS_RANK": "1"}, None, None, None),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, None, None, None),
         ({"PS_TOKEN": "worker:a:" + "0" * 32}, None, None, None),
         ({}, "evaluator", None, None),
         ({}, None, 1, None),
@@ -168,4 +169,5 @@ def test_servers_that_are_not_installed_are_a_typed_error(monkeypatch, alone):
 )
 def test_what_names_a_job_does_not_run_alone(environ, role, rank, security):
     assert runs_alone({}, None, None, None)
+    assert runs_alone({"RANK": "0", "WORLD_SIZE": "1"}, None, None, None)
     assert not runs_alone(environ, role, rank, security)

@@ -119,3 +119,44 @@ def test_a_server_task_is_told_which_program_belongs_there(kind: str, program: s
 def test_a_bad_variable_is_named(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=name):
         WorkerConfig.from_environment({"PS_COORDINATOR": "a:1", name: value})
+
+
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "m", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "address", "rank"),
+    [
+        ({"PS_COORDINATOR": "env:7000"}, "env:7000", 3),
+        ({"PS_COORDINATOR": "env:7000", "PS_RANK": "1"}, "env:7000", 1),
+        ({"PS_COORDINATOR": ":7000"}, "m:7000", 3),
+        ({"PS_COORDINATOR": ":7000", "MASTER_ADDR": "::1"}, "[::1]:7000", 3),
+        ({"PS_COORDINATOR": "env:7000", "PS_ROLE": "evaluator"}, "env:7000", None),
+        ({"PS_COORDINATOR": "env:7000", "WORLD_SIZE": ""}, "env:7000", None),
+        (tf_config(), "tf:7000", 1),
+        ({**tf_config(), "PS_ROLE": "evaluator"}, "tf:7000", None),
+    ],
+)
+def test_the_variables_of_torchrun_fill_in_what_nothing_else_says(environ, address, rank) -> None:
+    config = WorkerConfig.from_environment({**TORCHRUN, **environ})
+    assert (config.coordinator, config.rank) == (address, rank)
+
+
+def test_an_argument_wins_over_torchrun() -> None:
+    assert WorkerConfig.from_environment(TORCHRUN, coordinator="a:1", rank=0).rank == 0
+
+
+@pytest.mark.parametrize(
+    ("environ", "what"), [({"RANK": "4"}, "not below WORLD_SIZE"), ({"RANK": "x"}, "RANK"), ({"WORLD_SIZE": "-2"}, "W")]
+)
+def test_variables_of_torchrun_that_do_not_fit_are_refused_unless_another_setting_wins(environ, what) -> None:
+    with pytest.raises(ConfigError, match=what):
+        WorkerConfig.from_environment({"PS_COORDINATOR": "a:1", **TORCHRUN, **environ})
+    assert WorkerConfig.from_environment({"PS_COORDINATOR": "a:1", "PS_RANK": "0", **TORCHRUN, **environ}).rank == 0
+
+
+def test_torchrun_alone_names_no_coordinator() -> None:
+    with pytest.raises(ConfigError, match="torchrun names none"):
+        WorkerConfig.from_environment(TORCHRUN)
+    with pytest.raises(ConfigError, match="no host"):
+        WorkerConfig.from_environment({"PS_COORDINATOR": ":7000"})
