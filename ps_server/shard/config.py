@@ -13,7 +13,7 @@ from ps_server.cli.options.storage import StorageConfig
 from ps_server.failpoints import Failpoints
 from ps_server.limits import ServerLimits
 from ps_server.serving.metrics import MetricsConfig
-from ps_server.shard.watchdog import STUCK_SECONDS
+from ps_server.shard.execution.watchdog import STUCK_SECONDS
 
 
 class Acknowledge(enum.Enum):

@@ -15,7 +15,7 @@ from ps_server.limits import LimitCounts, ServerLimits
 from ps_server.log.entries import Entry, MemoryLog, UpdateLog
 from ps_server.shard.byte_budget import ByteBudget, ByteBudgets
 from ps_server.shard.durability.replication import Replication
-from ps_server.shard.executor import INLINE_BYTES, ShardExecutor
+from ps_server.shard.execution.executor import INLINE_BYTES, ShardExecutor
 from ps_server.tables.arrays import machine_bytes
 
 Work = Callable[[], Awaitable[None]]

@@ -29,7 +29,7 @@ from ps_server.limits import ServerLimits
 from ps_server.serving import grpc_server
 from ps_server.serving.metrics import MetricsConfig, metrics_option, parse_port
 from ps_server.shard.config import Acknowledge, ShardConfig, SideChannelConfig
-from ps_server.shard.watchdog import EXIT_STUCK, STUCK_SECONDS
+from ps_server.shard.execution.watchdog import EXIT_STUCK, STUCK_SECONDS
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_server.consistency.messages import position_from_pb
-from ps_server.shard.models import Registry
+from ps_server.shard.models.registry import Registry
 from ps_server.shard.transport.grpc_stream import Context
 
 

@@ -39,8 +39,9 @@ from ps_server.shard.access.open_checks import OpenChecks
 from ps_server.shard.byte_budget import READERS
 from ps_server.shard.counters import Counters
 from ps_server.shard.durability.load_reader import LoadReader, check_slices
-from ps_server.shard.model_status import model_status
-from ps_server.shard.models import Registry
+from ps_server.shard.execution.tasks import until
+from ps_server.shard.models.model_status import model_status
+from ps_server.shard.models.registry import Registry
 from ps_server.shard.quiesce.quiesce import Quiescence
 from ps_server.shard.reshard.resharding import Resharding
 from ps_server.shard.round_norms import get_round_norm
@@ -49,7 +50,6 @@ from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.stream import StepStream, send_published
 from ps_server.shard.tables.change_feed import ChangeFeed
 from ps_server.shard.tables.rows_service import RowsService
-from ps_server.shard.tasks import until
 from ps_server.shard.transport.base import parse_request
 from ps_server.shard.transport.grpc_stream import (
     Context,

@@ -10,7 +10,7 @@ from ps_server.consistency import Tracker, Verdict
 from ps_server.log.durable import DurableLog
 from ps_server.log.entries import AppliedUpdate, Loaded, MemoryLog
 from ps_server.shard.access.fence import Fence
-from ps_server.shard.models import Registry
+from ps_server.shard.models.registry import Registry
 from ps_server.shard.step import stream as step_stream
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.push_reader import StreamCodec

@@ -13,7 +13,7 @@ import pytest
 from ps_protocol.errors import InvalidRequest, ModelMoved, StateLost, UnknownModel
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
-from ps_server.shard import models as registry_module
+from ps_server.shard.models import registry as registry_module
 from tests.support.shards import TestShard, error_of, running_shard
 from tests.support.tables import RowStream, array, get_rows, start_with, table_spec
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ps_server.shard.watchdog import EXIT_STUCK
+from ps_server.shard.execution.watchdog import EXIT_STUCK
 from tests.recovery.reference import alone, replayed
 from tests.recovery.scripts import STEPS
 from tests.support.shards import wait_until

@@ -9,9 +9,9 @@ import threading
 
 import pytest
 
-from ps_server.shard import watchdog as module
-from ps_server.shard.executor import INLINE_BYTES, ShardExecutor
-from ps_server.shard.watchdog import EXIT_STUCK, Watchdog
+from ps_server.shard.execution import watchdog as module
+from ps_server.shard.execution.executor import INLINE_BYTES, ShardExecutor
+from ps_server.shard.execution.watchdog import EXIT_STUCK, Watchdog
 
 
 def _never_ends(begun: threading.Event, release: threading.Event) -> None:
@@ -89,7 +89,7 @@ def test_it_looks_from_a_thread_of_its_own_until_it_is_closed(monkeypatch: pytes
 
 def test_the_process_ends_with_a_code_of_its_own_although_its_log_is_stuck_too():
     script = (
-        "import logging, threading, ps_server.shard.watchdog as w\n"
+        "import logging, threading, ps_server.shard.execution.watchdog as w\n"
         "class Stuck(logging.Handler):\n"
         "    def emit(self, record): threading.Event().wait()\n"
         "logging.getLogger().addHandler(Stuck())\n"

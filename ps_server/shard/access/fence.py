@@ -13,7 +13,7 @@ from ps_protocol.rpc.channel import SHARD_KEY
 from ps_protocol.wire.convert.key import ShardKey
 from ps_server.consistency import WorkerKey
 from ps_server.serving.authorization import check_member
-from ps_server.shard.models import Registry
+from ps_server.shard.models.registry import Registry
 
 
 class Access(enum.Enum):

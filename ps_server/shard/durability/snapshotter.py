@@ -21,7 +21,7 @@ from ps_server.log.manifest import ModelPart
 from ps_server.log.row_messages import describe_buckets
 from ps_server.log.snapshots import SnapshotWriter
 from ps_server.optimizers.state import StateEntry
-from ps_server.shard.executor import ShardExecutor
+from ps_server.shard.execution.executor import ShardExecutor
 from ps_server.state.blocks import Block, blocks_of
 from ps_server.state.bucket_groups import Group, Wanted, buckets_of
 

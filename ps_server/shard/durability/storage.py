@@ -17,7 +17,7 @@ from ps_server.log.folder import DataFolder
 from ps_server.log.recovery import recover
 from ps_server.shard.durability.record_ages import SAMPLE_SECONDS, RecordAges
 from ps_server.shard.durability.snapshotter import SnapshotSource, Snapshotter
-from ps_server.shard.executor import ShardExecutor
+from ps_server.shard.execution.executor import ShardExecutor
 from ps_server.state.model_state import ModelState
 
 logger = logging.getLogger(__name__)

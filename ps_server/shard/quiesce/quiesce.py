@@ -22,8 +22,8 @@ from ps_server.checkpoint.read.checkpoint import Checkpoint
 from ps_server.checkpoint.write.model_writer import write_part
 from ps_server.consistency import TrackerState, WorkerKey
 from ps_server.shard.durability.checkpoint_bases import CheckpointBases
-from ps_server.shard.models import Registry
-from ps_server.shard.restore import restore
+from ps_server.shard.models.registry import Registry
+from ps_server.shard.models.restore import restore
 from ps_server.shard.step.model import ShardModel
 
 if TYPE_CHECKING:

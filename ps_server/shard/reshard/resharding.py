@@ -20,8 +20,8 @@ from ps_protocol.wire.convert.headers import state_headers_to_pb
 from ps_protocol.wire.convert.model import shard_map_to_pb
 from ps_server.log.entries import Resharded, StagedReshard
 from ps_server.optimizers.state_bytes import describe
-from ps_server.shard.executor import INLINE_BYTES
-from ps_server.shard.models import Registry
+from ps_server.shard.execution.executor import INLINE_BYTES
+from ps_server.shard.models.registry import Registry
 from ps_server.shard.quiesce.quiesce import Quiescence
 from ps_server.shard.reconcile import moved_on
 from ps_server.shard.reshard.transfer import fetch

@@ -29,8 +29,8 @@ from ps_server.log.recovery import recover
 from ps_server.log.snapshots import SnapshotWriter
 from ps_server.shard.durability.passive_replica import PassiveReplica
 from ps_server.shard.durability.storage import Storage
-from ps_server.shard.executor import ShardExecutor
-from ps_server.shard.tasks import finished
+from ps_server.shard.execution.executor import ShardExecutor
+from ps_server.shard.execution.tasks import finished
 from ps_server.state.apply import Replay
 from ps_server.state.blocks import Block
 

@@ -28,7 +28,8 @@ from ps_server.failpoints import Failpoints
 from ps_server.log.entries import StagedReshard, UpdateLog
 from ps_server.shard.counters import StepTimes
 from ps_server.shard.durability.replication import Replication
-from ps_server.shard.executor import ShardExecutor
+from ps_server.shard.execution.executor import ShardExecutor
+from ps_server.shard.execution.tasks import Timer
 from ps_server.shard.step.applier import Applier
 from ps_server.shard.step.clipping.rounds import AskNorm, ClippedRounds
 from ps_server.shard.step.clipping.steps import ClippedSteps
@@ -42,7 +43,6 @@ from ps_server.shard.step.push_trace import ServedPush
 from ps_server.shard.step.rows import ModelRows
 from ps_server.shard.step.values import ModelValues
 from ps_server.shard.step.working_copy import WorkingCopy
-from ps_server.shard.tasks import Timer
 from ps_server.state.model_state import ModelState
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ from ps_protocol.wire.formats import Wire
 from ps_server.consistency import Position, PushInfo, WorkerKey
 from ps_server.shard.byte_budget import FREE_BYTES, ByteBudgets
 from ps_server.shard.counters import Counters
-from ps_server.shard.executor import INLINE_BYTES
+from ps_server.shard.execution.executor import INLINE_BYTES
+from ps_server.shard.execution.tasks import in_thread
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.options import merge_options, merge_row_options
 from ps_server.shard.step.push import IncomingPush, require_norm, require_weight
 from ps_server.shard.step.pushed_rows import PushedRows, announced
 from ps_server.shard.step.staging import Staging
-from ps_server.shard.tasks import in_thread
 from ps_server.shard.transport.base import ServerTransport, scatter
 from ps_server.state.region import Region
 

@@ -13,7 +13,7 @@ from ps_protocol.errors import InternalError
 from ps_protocol.model.tables import Ids
 from ps_server.log.entries import UpdateLog
 from ps_server.optimizers.state import StateEntry
-from ps_server.shard.executor import INLINE_BYTES, ShardExecutor
+from ps_server.shard.execution.executor import INLINE_BYTES, ShardExecutor
 from ps_server.shard.step.published import CopyInProgress, LastChanges, Published
 from ps_server.shard.step.pushed_rows import ROW_COST_BYTES
 from ps_server.state.blocks import Block

@@ -25,7 +25,7 @@ from ps_protocol.wire.socket_messages import (
     framed,
 )
 from ps_protocol.wire.tls_carrier import TlsCarrier
-from ps_server.shard.tasks import in_thread
+from ps_server.shard.execution.tasks import in_thread
 from ps_server.shard.transport.base import no_segments, parse_request, put_inline
 from ps_server.state.region import Region
 

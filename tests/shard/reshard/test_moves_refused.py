@@ -125,7 +125,7 @@ def test_a_move_that_is_over_is_not_prepared_for():
     ids=["epoch", "optimizer", "rows"],
 )
 def test_a_shard_map_that_does_not_follow_is_refused_and_nothing_is_changed(wanted, kind, words, monkeypatch):
-    monkeypatch.setattr("ps_server.shard.models.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("ps_server.shard.models.registry.PATIENCE_SECONDS", 0.1)
     with job(spec_of(), HERE) as made:
         worker = Worker(made)
         made.begin_move()

@@ -18,8 +18,8 @@ from ps_protocol.model.spec import Consistency, Mode, NonFinite, ShardMap, Slice
 from ps_server.consistency import Position, PushInfo, Verdict, WorkerKey
 from ps_server.failpoints import Failpoints
 from ps_server.shard.context import ShardContext
-from ps_server.shard.executor import ShardExecutor
-from ps_server.shard.models import Registry
+from ps_server.shard.execution.executor import ShardExecutor
+from ps_server.shard.models.registry import Registry
 from ps_server.shard.quiesce import quiesce
 from ps_server.shard.step.clipping import rounds
 from ps_server.shard.step.model import ShardModel

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ps_server.shard import executor
+from ps_server.shard.execution import executor
 from ps_server.shard.step.published import CopyInProgress
 from tests.support.shards import StubStream, flat, gradients, load, running_shard, simple_spec, wait_until, whole_map
 

@@ -15,7 +15,7 @@ from ps_protocol.model.layout import Layout
 from ps_server.consistency import Position, PushInfo, Round, Tracker, WorkerKey
 from ps_server.failpoints import Failpoints
 from ps_server.optimizers.clipping import total
-from ps_server.shard.executor import ShardExecutor
+from ps_server.shard.execution.executor import ShardExecutor
 from ps_server.shard.step.applier import Applier
 from ps_server.shard.step.clipping.steps import JoinedRound
 from ps_server.shard.step.push import IncomingPush

@@ -21,8 +21,8 @@ from ps_protocol.model.spec import ShardMap
 from ps_server.shard.context import ShardContext
 from ps_server.shard.durability.passive_replica import PassiveReplica
 from ps_server.shard.durability.snapshotter import SnapshotSource
+from ps_server.shard.models.placing import PlacingProgress, new_state, recovered_state, restore_model, warm_up
 from ps_server.shard.peers import ShardPeers
-from ps_server.shard.placing import PlacingProgress, new_state, recovered_state, restore_model, warm_up
 from ps_server.shard.reconcile import moved_on
 from ps_server.shard.step.model import ShardModel
 from ps_server.state.model_state import ModelState

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from ps_server.shard.watchdog import Watchdog
+from ps_server.shard.execution.watchdog import Watchdog
 
 T = TypeVar("T")
 

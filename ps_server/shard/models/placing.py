@@ -15,8 +15,8 @@ from ps_server import tables
 from ps_server.checkpoint.read.checkpoint import Checkpoint
 from ps_server.log.entries import Placed, Resharded
 from ps_server.shard.context import ShardContext
+from ps_server.shard.models.restore import restore, saved_tracker
 from ps_server.shard.reconcile import Reconciliation, check_fits, reconcile
-from ps_server.shard.restore import restore, saved_tracker
 from ps_server.shard.step.model import ShardModel
 from ps_server.state.model_state import ModelState, new_model
 from ps_server.state.reshard import resharded

@@ -15,8 +15,8 @@ from ps_server.checkpoint.read.table_reader import saved_table
 from ps_server.consistency import TrackerState
 from ps_server.log.entries import BucketsPut
 from ps_server.optimizers.state import StateEntry
+from ps_server.shard.execution.tasks import finished
 from ps_server.shard.step.model import ShardModel
-from ps_server.shard.tasks import finished
 from ps_server.state.region import Region
 from ps_server.tables.bucket_contents import BucketContents
 
