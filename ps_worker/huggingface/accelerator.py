@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.checkpointing import save_accelerator_state
 from accelerate.data_loader import prepare_data_loader
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.scheduler import AcceleratedScheduler
@@ -48,6 +50,9 @@ class PsAccelerator(Accelerator):
         self._optimizer_options = dict(optimizer_options)
         take_place(self.cluster)
         super().__init__(**arguments)
+
+    #: Rank 0 is in accelerate's own ``save_state``.
+    _saves_alone = False
 
     #: Whether loaders that are prepared are split among the workers. Where not, a worker has all there is to gather.
     splits_data = True
@@ -127,13 +132,47 @@ class PsAccelerator(Accelerator):
 
     def wait_for_everyone(self) -> None:
         """Wait until every live worker has called this."""
-        self.cluster.barrier()
+        if not self._saves_alone:
+            self.cluster.barrier()
 
     def save_state(self, *arguments: Any, **named: Any) -> Any:
-        """As in accelerate; rank 0 writes everything, and alone reads the optimizer's state from the shards."""
-        location = super().save_state(*arguments, **named) if self.is_main_process else None
+        """As in accelerate; every worker calls it. Returns the folder, on every worker.
+
+        Rank 0 writes what all have in common, and alone reads the optimizer's state from the shards; the others wait
+        for it, and then write their random states where they see the folder. Nothing is written, and None is returned,
+        where rank 0 is not there.
+        """
         self.wait_for_everyone()
-        return location
+        if self.is_main_process:
+            location = None
+            try:
+                location = self._save_alone(*arguments, **named)
+            finally:
+                self.cluster.gather_values(None if location is None else str(location), name=_NAME)
+            return location
+        folder = self.cluster.gather_values(None, name=_NAME).get(0)
+        if folder is None:
+            return None
+        self.project_configuration.iteration += 1
+        if Path(folder).is_dir():
+            save_accelerator_state(folder, [], [], [], [], self.state.process_index, self.step)
+        return Path(folder)
+
+    def load_state(self, *arguments: Any, **named: Any) -> None:
+        """As in accelerate, on every worker: each reads the folder, and one sends the optimizer's state to the shards.
+
+        Returns when every worker has loaded.
+        """
+        super().load_state(*arguments, **named)
+        self.wait_for_everyone()
+
+    def _save_alone(self, *arguments: Any, **named: Any) -> Any:
+        # With automatic naming accelerate waits for the others in between; here they are not in that code.
+        self._saves_alone = True
+        try:
+            return super().save_state(*arguments, **named)
+        finally:
+            self._saves_alone = False
 
     def _adopted(self, item: Any, modules: list[torch.nn.Module], schedulers: list[LRScheduler]) -> Any:
         if not isinstance(item, torch.optim.Optimizer) or isinstance(item, PsOptimizer | AcceleratedOptimizer):
