@@ -50,6 +50,8 @@ class Cluster:
         """``embedded``: the servers of this script alone, which end with this object."""
         self._session = session
         self._embedded = embedded
+        if embedded is not None:
+            session.watch_own_servers(embedded.check)
         self._models = TrainedModels(session)
         self._collectives = Collectives(session, self._models)
         self._datasets = Datasets(session, self._models.idle)

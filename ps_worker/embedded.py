@@ -6,19 +6,18 @@ import atexit
 import importlib.util
 import os
 import queue
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 from ps_protocol import shim
-from ps_protocol.errors import ConfigError, Unavailable
+from ps_protocol.errors import ConfigError, StateLost, Unavailable
+from ps_worker.own_server import OwnServer
 
 _POLL_SECONDS = 0.02
 
@@ -42,7 +41,7 @@ class EmbeddedCluster:
     def __init__(self, timeout_seconds: float) -> None:
         self._deadline = time.monotonic() + timeout_seconds
         self._pid = os.getpid()
-        self._children: list[subprocess.Popen[bytes]] = []
+        self._servers: list[OwnServer] = []
         self._requests: queue.SimpleQueue[Sequence[str] | None] = queue.SimpleQueue()
         self._started: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._keep, name="embedded cluster", daemon=True)
@@ -75,23 +74,20 @@ class EmbeddedCluster:
         if os.getpid() != self._pid:
             return
         atexit.unregister(self.close)
-        for child in reversed(self._children):
-            child.send_signal(signal.SIGTERM)
-            try:
-                child.wait(_GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-        self._children.clear()
+        for server in reversed(self._servers):
+            server.end(_GRACE_SECONDS)
+        self._servers.clear()
         self._requests.put(None)
 
-    def ended(self) -> str:
-        """Which of the two has ended by itself, and how; empty: none."""
-        for name, child in zip(("coordinator", "shard"), self._children, strict=False):
-            if (code := child.poll()) is not None:
-                how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-                return f"the {name} of this script's own cluster {how}"
-        return ""
+    def check(self) -> None:
+        """Raises StateLost when one of the two has ended by itself: nothing starts it again."""
+        for server in self._servers:
+            if server.ended:
+                raise StateLost(
+                    server.ended,
+                    actual=server.last_lines,
+                    remedy="run the script again; under ps-run --data-dir a server that ends is started again",
+                )
 
     def _start_servers(self) -> None:
         with tempfile.TemporaryDirectory(prefix="torch-ps-") as folder:
@@ -108,13 +104,15 @@ class EmbeddedCluster:
         child = self._started.get()
         if isinstance(child, OSError):
             raise Unavailable(f"the {program} of this script's own cluster cannot be started: {child}") from child
-        self._children.append(child)
+        self._servers.append(OwnServer(program, child))
 
     def _wait_for(self, ready: Path) -> str:
         """The address in the file ``ready``, once it is there."""
         while not ready.exists():
-            if what := self.ended():
-                raise Unavailable(what, remedy="read its messages above, or give connect() the address of a cluster")
+            if ended := [server for server in self._servers if server.ended]:
+                raise Unavailable(
+                    ended[0].ended, actual=ended[0].last_lines, remedy="give connect() the address of a cluster"
+                )
             if time.monotonic() >= self._deadline:
                 raise Unavailable(
                     "the script's own cluster did not start in time", remedy="wait longer with PS_CONNECT_TIMEOUT"
@@ -136,12 +134,10 @@ def _popen(program: Sequence[str]) -> subprocess.Popen[bytes]:
     environment.pop("TF_CONFIG", None)
     # A group of its own: Ctrl-C in the terminal is the script's, which ends them when it is done.
     return subprocess.Popen(
-        shim.command(program), stdin=subprocess.DEVNULL, stdout=_stderr(), env=environment, process_group=0
+        shim.command(program),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        process_group=0,
     )
-
-
-def _stderr() -> int:
-    """Descriptor of standard error: what servers print is no output of the script."""
-    with suppress(OSError, ValueError, AttributeError):
-        return sys.stderr.fileno()
-    return subprocess.DEVNULL

@@ -149,7 +149,7 @@ class NotReady(Retryable):
 
 
 class StateLost(PsError):
-    """A shard came back without the parameters it held."""
+    """A shard came back without the parameters it held, or a server of a script's own cluster ended with them."""
 
     code = ErrorCode.STATE_LOST
 

@@ -67,6 +67,8 @@ class Session:
         #: Traces, and event files of TensorBoard.
         self.instruments = Instruments()
         self._metrics: MetricsServer | None = None
+        #: Raises when a server that this process has started has ended; None: it has started none.
+        self._own_servers: Callable[[], None] | None = None
 
     @classmethod
     def join(cls, config: WorkerConfig) -> Self:
@@ -179,9 +181,15 @@ class Session:
         return device_of(self._config.device, self.rank)
 
     def check(self) -> None:
-        """Raises Fenced when this worker lost its place."""
+        """Raises Fenced when this worker lost its place, StateLost when a server of the script's own has ended."""
         if self._membership.fenced is not None:
             self._membership.check()
+        if self._own_servers is not None:
+            self._own_servers()
+
+    def watch_own_servers(self, check: Callable[[], None]) -> None:
+        """``check`` raises an error when one of the servers that this process has started has ended."""
+        self._own_servers = check
 
     def initialiser(self) -> bool:
         """Whether this is the lowest live rank now."""

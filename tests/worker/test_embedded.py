@@ -20,12 +20,16 @@ from ps_worker import embedded
 from ps_worker.embedded import EmbeddedCluster
 from ps_worker.session.config import runs_alone
 from tests.recovery.zygote import PYTHON, shared
+from tests.support.length import choose
+from tests.support.shards import wait_until
+from tests.worker.jobs import running_job
 
 #: Stands for a server: writes its ready file, and ends at SIGTERM.
 SERVER = """
 import pathlib, signal, sys
 file = pathlib.Path(sys.argv[sys.argv.index("--ready-file") + 1])
 if "dies" in sys.argv:
+    print("no memory left", file=sys.stderr)
     sys.exit(3)
 file.with_suffix(".part").write_text("127.0.0.1:9\\n")
 file.with_suffix(".part").rename(file)
@@ -42,7 +46,7 @@ from tests.worker.test_embedded import use_light_servers
 use_light_servers()
 started = EmbeddedCluster.start(60.0)
 with open(sys.argv[2] + ".part", "w") as file:
-    json.dump([child.pid for child in started._children], file)
+    json.dump([server.pid for server in started._servers], file)
 import os; os.rename(sys.argv[2] + ".part", sys.argv[2])
 if sys.argv[3] == "error":
     raise ValueError("the script's own")
@@ -96,6 +100,40 @@ def test_a_script_without_an_address_trains_with_servers_of_its_own(alone, capfd
     assert said == ["torch-ps: no coordinator is named; this script runs with a cluster of its own"]
 
 
+@pytest.mark.parametrize("number", choose([0, 1], []))
+def test_a_step_fails_at_once_when_a_server_of_the_scripts_own_is_killed(alone, number):
+    with ps_worker.connect(reconnect_timeout_seconds=600) as cluster:
+        model = torch.nn.Linear(3, 2)
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+        os.kill(cluster._embedded._servers[number].pid, signal.SIGKILL)
+        with pytest.raises(ps_worker.StateLost, match=r"was killed by signal 9.*its log") as raised:
+            list(iter(optimizer.step, "never"))
+        assert "ps-run --data-dir" in raised.value.remedy
+
+
+def test_a_step_does_not_wait_for_a_shard_that_is_known_to_be_gone():
+    ended = []
+
+    def check():
+        if ended:
+            raise ps_worker.StateLost("ended")
+
+    with running_job() as job:
+        cluster = job.cluster(rank=0)
+        cluster._session.watch_own_servers(check)
+        model = torch.nn.Linear(3, 2)
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+        job.stop_shard(0)
+        cluster._session.progress.hint = lambda text: ended.append(text)
+        with pytest.raises(ps_worker.StateLost, match="ended"):
+            optimizer.step()
+        assert len(ended) == 1
+
+
 @pytest.mark.parametrize("end", ["error", "interrupt", "kill"])
 def test_servers_end_with_the_script_however_it_ends(tmp_path, end):
     written = tmp_path / "pids"
@@ -117,7 +155,7 @@ def test_servers_end_with_the_script_however_it_ends(tmp_path, end):
 def test_close_ends_both_and_may_be_repeated(light_servers):
     light_servers()
     started = EmbeddedCluster.start(60.0)
-    pids = [child.pid for child in started._children]
+    pids = [server.pid for server in started._servers]
     assert started.address == "127.0.0.1:9"
     assert len(pids) == 2
     started.close()
@@ -127,8 +165,23 @@ def test_close_ends_both_and_may_be_repeated(light_servers):
 
 def test_a_server_that_does_not_start_is_named_with_its_end(light_servers):
     light_servers(("dies",))
-    with pytest.raises(ps_worker.Unavailable, match="the coordinator of this script's own cluster exited with code 3"):
+    named = "the coordinator of this script's own cluster exited with code 3.*its log ends with: no memory left"
+    with pytest.raises(ps_worker.Unavailable, match=named):
         EmbeddedCluster.start(60.0)
+
+
+def test_a_server_that_ends_later_is_named_at_the_next_check(light_servers):
+    light_servers()
+    started = EmbeddedCluster.start(60.0)
+    try:
+        started.check()
+        shard = started._servers[1]
+        os.kill(shard.pid, signal.SIGKILL)
+        wait_until(lambda: bool(shard.ended))
+        with pytest.raises(ps_worker.StateLost, match="the shard of this script's own cluster was killed by signal 9"):
+            started.check()
+    finally:
+        started.close()
 
 
 def test_a_server_that_takes_too_long_is_an_error_with_its_remedy(light_servers):

@@ -1,0 +1,66 @@
+"""One server of a script's own cluster: a child process, and what it has said last."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections import deque
+from contextlib import suppress
+
+_LINES = 5
+"""How many lines of its log an error quotes."""
+
+
+class OwnServer:
+    """A process whose output is passed on to standard error, by a thread that ends with it.
+
+    Called from the user's thread; ``ended`` from any.
+    """
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes]) -> None:
+        """``name``: "coordinator" or "shard". ``process`` has a pipe as its standard output."""
+        self._name = name
+        self._process = process
+        self._lines: deque[str] = deque(maxlen=_LINES)
+        self._told_to_end = False
+        #: How it ended by itself; empty: it runs, or was told to end.
+        self.ended = ""
+        self._relay = threading.Thread(target=self._pass_on, name=f"output of the {name}", daemon=True)
+        self._relay.start()
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
+
+    @property
+    def last_lines(self) -> str:
+        """What it has said last, for an error."""
+        lines = " | ".join(self._lines)
+        return f"its log ends with: {lines}" if lines else "its log is empty"
+
+    def end(self, grace_seconds: float) -> None:
+        """SIGTERM, and SIGKILL where it lives ``grace_seconds`` later; returns when it has ended."""
+        self._told_to_end = True
+        self._process.terminate()
+        try:
+            self._process.wait(grace_seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._relay.join()
+
+    def _pass_on(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            for line in output:
+                self._lines.append(line.decode(errors="replace").rstrip())
+                # What servers print is no output of the script.
+                with suppress(OSError, ValueError, AttributeError):
+                    os.write(sys.stderr.fileno(), line)
+        code = self._process.wait()
+        if not self._told_to_end:
+            how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+            self.ended = f"the {self._name} of this script's own cluster {how}"
