@@ -111,22 +111,37 @@ class EqualBatches(Sampler[list[Any]]):
 
 
 class EqualTurns(Sampler[T]):
-    """Every ``replicas``-th element of a batch sampler of the user's own, whose batches are taken as they are."""
+    """Every ``replicas``-th element of a batch sampler of the user's own, whose batches are taken as they are.
+
+    Each iteration takes the next epoch's order, or that which ``set_epoch`` named.
+    """
 
     def __init__(
-        self, source: Iterable[T], place: tuple[int, int, int], epochs: Iterator[int], verify: Verify | None
+        self,
+        source: Iterable[T],
+        place: tuple[int, int, int],
+        epochs: Iterator[int],
+        verify: Verify | None,
+        on_samples: Callable[[int], None],
     ) -> None:
         self._source = source
         self._rank, self._replicas, self._seed = place
         self._epochs = epochs
         self._verify = verify
+        self._on_samples = on_samples
+
+    def set_epoch(self, epoch: int) -> None:
+        """All iterations from now on have the order of ``epoch``, until it is set again."""
+        self._epochs = itertools.repeat(epoch)
 
     def __iter__(self) -> Iterator[T]:
         order = list(common_order(self._source, self._seed, next(self._epochs)))
         if self._verify is not None:
             self._verify(digest(order))
         self._check(len(order))
-        return iter(order[self._rank :: self._replicas])
+        for element in order[self._rank :: self._replicas]:
+            self._on_samples(len(element) if isinstance(element, list | tuple) else 1)
+            yield element
 
     def __len__(self) -> int:
         return len(self._source) // self._replicas  # type: ignore[arg-type]  # TypeError as from the source itself
@@ -144,11 +159,25 @@ class EqualTurns(Sampler[T]):
 class EqualStream(IterableDataset[list[Any]]):
     """The batches of one replica out of a stream that all replicas read alike, one window ahead."""
 
-    def __init__(self, source: Iterable[Any], batch_size: int, drop_last: bool, rank: int, replicas: int) -> None:
+    def __init__(
+        self,
+        source: Iterable[Any],
+        batch_size: int,
+        drop_last: bool,
+        rank: int,
+        replicas: int,
+        on_samples: Callable[[int], None] = not_counted,
+    ) -> None:
         self._source, self._batch_size, self._drop_last = source, batch_size, drop_last
         self._rank, self._replicas = rank, replicas
+        self._on_samples = on_samples
 
     def __iter__(self) -> Iterator[list[Any]]:
+        for batch in self._batches():
+            self._on_samples(len(batch))
+            yield batch
+
+    def _batches(self) -> Iterator[list[Any]]:
         window, held = self._replicas * self._batch_size, list[Any]()
         for item in self._source:
             held.append(item)
@@ -171,8 +200,8 @@ def equal_share(
 ) -> DataLoader[Any]:
     """A loader of this replica's part of ``loader``. Raises ConfigError for what cannot be split equally.
 
-    ``on_samples`` gets the number of samples of each batch of a sampler with a length. ``verify`` is called for
-    samplers of the user's own, and of streams never.
+    ``on_samples`` gets the number of samples of each batch. ``verify`` is called for samplers of the user's own, and of
+    streams never.
     """
     if not isinstance(loader, DataLoader):
         raise ConfigError(
@@ -186,11 +215,11 @@ def equal_share(
     refuse_split_data(loader)
     arguments = kept_arguments(loader)
     if isinstance(loader.dataset, IterableDataset):
-        return _stream(loader, rank, replicas, arguments)
+        return _stream(loader, rank, replicas, arguments, on_samples)
     place = rank, replicas, seed
     if loader.batch_size is None:
         source: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
-        turns = EqualTurns(source, place, epochs, None if _is_common(source) else verify)
+        turns = EqualTurns(source, place, epochs, None if _is_common(source) else verify, on_samples)
         if loader.batch_sampler is not None:
             return DataLoader(loader.dataset, batch_sampler=turns, **arguments)
         return DataLoader(loader.dataset, batch_size=None, sampler=turns, **arguments)
@@ -200,7 +229,9 @@ def equal_share(
     return DataLoader(loader.dataset, batch_sampler=batches, **arguments)
 
 
-def _stream(loader: DataLoader[Any], rank: int, replicas: int, arguments: dict[str, Any]) -> DataLoader[Any]:
+def _stream(
+    loader: DataLoader[Any], rank: int, replicas: int, arguments: dict[str, Any], on_samples: Callable[[int], None]
+) -> DataLoader[Any]:
     if loader.num_workers or loader.batch_size is None:
         raise ConfigError(
             "an iterable dataset is dealt to replicas in the training process",
@@ -209,7 +240,7 @@ def _stream(loader: DataLoader[Any], rank: int, replicas: int, arguments: dict[s
             remedy="give the DataLoader those, or use a dataset with a length, or the strategy parameter_server",
         )
     iterable: IterableDataset[Any] = loader.dataset  # type: ignore[assignment]  # as was asked
-    stream = EqualStream(iterable, loader.batch_size, loader.drop_last, rank, replicas)
+    stream = EqualStream(iterable, loader.batch_size, loader.drop_last, rank, replicas, on_samples)
     return DataLoader(stream, batch_size=None, **arguments)
 
 

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ps_protocol.errors import ConfigError
+from ps_worker.model.declare import checked_clip
+from ps_worker.strategies.clipping import clip_in_steps
 from ps_worker.strategies.fit.callbacks import Callback
 from ps_worker.strategies.fit.inputs import as_loader
 from ps_worker.strategies.fit.loop import Fit, History, evaluate
@@ -40,6 +42,8 @@ class Strategy(ABC):
     def __init__(self) -> None:
         #: The optimizer that belongs to a prepared model, for ``fit``.
         self._optimizers: weakref.WeakKeyDictionary[nn.Module, torch.optim.Optimizer] = weakref.WeakKeyDictionary()
+        #: The norm that an optimizer was prepared to clip to.
+        self._clips: weakref.WeakKeyDictionary[torch.optim.Optimizer, float] = weakref.WeakKeyDictionary()
         #: Loaders that ``distribute`` has made.
         self._distributed: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -85,20 +89,25 @@ class Strategy(ABC):
         optimizer: type[torch.optim.Optimizer] | torch.optim.Optimizer,
         *,
         schedulers: Iterable[Any] = (),
+        clip_grad_norm: float | None = None,
         **arguments: Any,
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """``model`` on this replica's device, with rank 0's values, and the optimizer that trains it.
 
         ``optimizer`` is a class, made with ``arguments`` (``lr=…``), or one that is built already over the parameters
-        of ``model``, with the ``schedulers`` that are built on it. Every replica calls this alike. Raises ConfigError
-        for a model that is wrapped already and for arguments of a built optimizer; UnsupportedOptimizer for an
-        optimizer that this strategy cannot run.
+        of ``model``, with the ``schedulers`` that are built on it. With ``clip_grad_norm`` each step clips the gradient
+        that it applies, the mean over the replicas in sync, to this norm. Every replica calls this alike. Raises
+        ConfigError for a model that is wrapped already, for arguments of a built optimizer and for a norm that is not
+        positive and finite; UnsupportedOptimizer for an optimizer that this strategy cannot run.
         """
         check_model(model)
         check_optimizer(optimizer, arguments)
+        norm = checked_clip(clip_grad_norm) or None
         model.to(self.device)
-        prepared, made = self._prepare(model, optimizer, tuple(schedulers), arguments)
+        prepared, made = self._prepare(model, optimizer, tuple(schedulers), arguments, norm)
         self._optimizers[prepared] = made
+        if norm is not None:
+            self._clips[made] = norm
         return prepared, made
 
     @abstractmethod
@@ -108,7 +117,22 @@ class Strategy(ABC):
         optimizer: type[torch.optim.Optimizer] | torch.optim.Optimizer,
         schedulers: tuple[Any, ...],
         arguments: Mapping[str, Any],
+        clip_grad_norm: float | None,
     ) -> tuple[nn.Module, torch.optim.Optimizer]: ...
+
+    def _clipping(self, optimizer: torch.optim.Optimizer, norm: float | None) -> AbstractContextManager[Any]:
+        """What ``fit(clip_grad_norm=…)`` enters. Raises ConfigError where ``prepare`` was given another norm."""
+        prepared = self._clips.get(optimizer)
+        if norm is None or norm == prepared:
+            return nullcontext()
+        if prepared is not None:
+            raise ConfigError(
+                "fit() and prepare() are given different norms to clip to",
+                expected=f"clip_grad_norm={prepared:g}, as in prepare()",
+                actual=f"{norm:g}",
+                remedy="give it to prepare() alone",
+            )
+        return clip_in_steps(optimizer, norm)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The module that was given to ``prepare``."""
@@ -221,8 +245,8 @@ class Strategy(ABC):
         ``data`` and ``validation`` are DataLoaders of (input, …, target), distributed here, or tuples of NumPy arrays
         or tensors, of which ``batch_size`` samples make a batch of a replica. ``loss`` and ``metrics`` are functions of
         output and target, means over a batch. ``accumulate`` batches make a step; ``scheduler`` is stepped after each.
-        ``precision`` is "fp32", "bf16" or "fp16". ``clip_grad_norm`` clips the averaged gradient; on parameter servers
-        that of each replica, before the mean.
+        ``precision`` is "fp32", "bf16" or "fp16". ``clip_grad_norm`` is that of ``prepare``, for this fit; where shards
+        make means of several workers it is to be given there.
 
         After each epoch the chief writes ``checkpoint``; where that file is there already, on all replicas' hosts, the
         fit continues from it. ``progress`` shows a bar, by default on a terminal. Replicas draw different random
@@ -237,18 +261,19 @@ class Strategy(ABC):
             steps_per_epoch=steps_per_epoch,
             accumulate=accumulate,
             precision=precision,
-            clip_grad_norm=clip_grad_norm,
             scheduler=scheduler,
             metrics=metrics or {},
             callbacks=callbacks,
             checkpoint=Path(checkpoint) if checkpoint is not None else None,
             progress=progress,
         )
+        clipping = self._clipping(optimizer, checked_clip(clip_grad_norm) or None)
         loader = self.distribute(as_loader(data, batch_size, shuffle=True))
         checked = as_loader(validation, batch_size, shuffle=False)
         if self.replicas > 1:
             self.seed_replica(torch.initial_seed())
-        return Fit(self, model, optimizer, given).run(loader, checked)
+        with clipping:
+            return Fit(self, model, optimizer, given).run(loader, checked)
 
     def evaluate(
         self,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, ClassVar
 
@@ -14,7 +14,6 @@ from ps_protocol.errors import ConfigError, Unavailable
 from ps_protocol.model.spec import Mode
 from ps_protocol.security.settings import SecuritySettings
 from ps_worker.connection import connect
-from ps_worker.data.equal_batches import equal_share
 from ps_worker.optimizer import PsOptimizer
 from ps_worker.strategies.base import Strategy
 
@@ -57,6 +56,13 @@ class ParameterServer(Strategy):
                 "staleness, backup and grace_seconds belong to a mode", remedy="give mode=, too, or leave them out"
             )
         self._model_options = dict(model_options or {})
+        if "clip_grad_norm" in self._model_options:
+            raise ConfigError(
+                "clip_grad_norm is no option of a strategy's models",
+                expected="wire, overlap, nonfinite, buffers, writes",
+                actual="clip_grad_norm",
+                remedy="give it to prepare(), which works under every strategy",
+            )
         #: The connection: ``follow``, ``report``, tables and whatever else only parameter servers have.
         self.cluster = connect(
             coordinator,
@@ -128,15 +134,28 @@ class ParameterServer(Strategy):
         optimizer: type[torch.optim.Optimizer] | torch.optim.Optimizer,
         schedulers: tuple[Any, ...],
         arguments: Mapping[str, Any],
+        clip_grad_norm: float | None,
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
+        options = self._model_options | {"clip_grad_norm": clip_grad_norm}
         if isinstance(optimizer, type):
-            return model, self.cluster.optimizer(optimizer, model, **self._model_options, **arguments)
-        return model, self.cluster.adopt(optimizer, model, schedulers, **self._model_options)
+            return model, self.cluster.optimizer(optimizer, model, **options, **arguments)
+        return model, self.cluster.adopt(optimizer, model, schedulers, **options)
+
+    def _clipping(self, optimizer: torch.optim.Optimizer, norm: float | None) -> AbstractContextManager[Any]:
+        """As in ``Strategy``. Raises ConfigError where only shards can clip the mean, and were not told to."""
+        if norm is not None and self._clips.get(optimizer) is None and self.num_replicas_in_sync > 1:
+            raise ConfigError(
+                "fit() cannot clip a mean that shards make of several workers' gradients",
+                expected=f"prepare(…, clip_grad_norm={norm:g})",
+                actual="a model that was prepared without clip_grad_norm",
+                remedy="give clip_grad_norm to prepare(), which works under every strategy",
+            )
+        return super()._clipping(optimizer, norm)
 
     def _distribute(self, loader: Any) -> Any:
         # In step, a worker that has no batch left would keep those waiting that have.
         if self._session.consistency.mode is Mode.SYNC and not self._session.elastic:
-            return equal_share(loader, self.rank, self.replicas, self.cluster.seed, itertools.count(), None)
+            return self.cluster.shard(loader, even=True)
         return self.cluster.shard(loader)
 
     def _all_reduce(self, how: str, tensor: Tensor) -> Tensor:
@@ -215,8 +234,9 @@ class CentralStorage(ParameterServer):
         optimizer: type[torch.optim.Optimizer] | torch.optim.Optimizer,
         schedulers: tuple[Any, ...],
         arguments: Mapping[str, Any],
+        clip_grad_norm: float | None,
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
-        made = super()._prepare(model, optimizer, schedulers, arguments)
+        made = super()._prepare(model, optimizer, schedulers, arguments, clip_grad_norm)
         if self._session.progress.transport != "shm":
             raise ConfigError(
                 "central_storage keeps the variables in memory that it shares with the shards",

@@ -16,6 +16,7 @@ from ps_protocol.errors import ConfigError
 from ps_worker.data.equal_batches import equal_share
 from ps_worker.session.device import check_device
 from ps_worker.strategies.base import Strategy
+from ps_worker.strategies.clipping import clip_in_steps
 from ps_worker.strategies.placement import Placement, placement
 from ps_worker.strategies.process_group import TIMEOUT_SECONDS, ProcessGroup, backend_for, lost_replicas
 from ps_worker.strategies.reductions import check_reduction, hook_of
@@ -99,8 +100,11 @@ class DataParallel(Strategy):
         optimizer: type[torch.optim.Optimizer] | torch.optim.Optimizer,
         schedulers: tuple[Any, ...],
         arguments: Mapping[str, Any],
+        clip_grad_norm: float | None,
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         built = optimizer(model.parameters(), **arguments) if isinstance(optimizer, type) else optimizer
+        if clip_grad_norm is not None:
+            clip_in_steps(built, clip_grad_norm)
         if self._group.alone:
             return model, built
         devices = [self._device] if self._device.type == "cuda" else None

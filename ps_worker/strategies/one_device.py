@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ps_worker.session.device import check_device
 from ps_worker.strategies.base import Strategy
+from ps_worker.strategies.clipping import clip_in_steps
 
 
 class OneDevice(Strategy):
@@ -44,8 +45,12 @@ class OneDevice(Strategy):
         optimizer: type[torch.optim.Optimizer] | torch.optim.Optimizer,
         schedulers: tuple[Any, ...],
         arguments: Mapping[str, Any],
+        clip_grad_norm: float | None,
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
-        return model, optimizer if not isinstance(optimizer, type) else optimizer(model.parameters(), **arguments)
+        built = optimizer(model.parameters(), **arguments) if isinstance(optimizer, type) else optimizer
+        if clip_grad_norm is not None:
+            clip_in_steps(built, clip_grad_norm)
+        return model, built
 
     def _distribute(self, loader: Any) -> Any:
         return loader

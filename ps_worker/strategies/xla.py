@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ps_worker.data.equal_batches import equal_share
 from ps_worker.strategies.base import Strategy
+from ps_worker.strategies.clipping import clip_in_steps
 
 
 class XlaReplicas(Strategy):
@@ -50,11 +51,14 @@ class XlaReplicas(Strategy):
         optimizer: type[torch.optim.Optimizer] | torch.optim.Optimizer,
         schedulers: tuple[Any, ...],
         arguments: Mapping[str, Any],
+        clip_grad_norm: float | None,
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         if self.replicas > 1:
             xm.broadcast_master_param(model)
         built = optimizer(model.parameters(), **arguments) if isinstance(optimizer, type) else optimizer
         built.register_step_pre_hook(lambda stepped, *_: self._average(stepped))
+        if clip_grad_norm is not None:
+            clip_in_steps(built, clip_grad_norm)
         built.register_step_post_hook(lambda *_: torch_xla.sync())
         return model, built
 

@@ -81,9 +81,6 @@ class Fit:
                     loss = self._settings.loss(output, target)
                 self._scaler.scale(loss / len(group)).backward()  # type: ignore[no-untyped-call]
             totals.add(loss, output, target)
-        if self._settings.clip_grad_norm is not None:
-            self._scaler.unscale_(self._optimizer)
-            nn.utils.clip_grad_norm_(self._model.parameters(), self._settings.clip_grad_norm)
         scale = self._scaler.get_scale()
         self._scaler.step(self._optimizer)
         self._scaler.update()

@@ -27,7 +27,6 @@ class FitSettings:
     steps_per_epoch: int | None = None
     accumulate: int = 1
     precision: str = "fp32"
-    clip_grad_norm: float | None = None
     scheduler: Any = None
     metrics: Mapping[str, Loss] = field(default_factory=dict)
     callbacks: Sequence[Callback] = ()
@@ -39,10 +38,6 @@ class FitSettings:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ConfigError(f"fit() has no such {name}", expected="a whole number from 1", actual=repr(value))
-        if self.clip_grad_norm is not None and not 0 < self.clip_grad_norm < float("inf"):
-            raise ConfigError(
-                "fit() cannot clip to this norm", expected="a number above 0", actual=repr(self.clip_grad_norm)
-            )
         if self.precision not in PRECISIONS:
             raise ConfigError(
                 "fit() has no such precision", expected=", ".join(PRECISIONS), actual=repr(self.precision)

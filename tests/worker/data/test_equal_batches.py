@@ -13,6 +13,7 @@ from torch.utils.data import (
     DataLoader,
     DistributedSampler,
     IterableDataset,
+    RandomSampler,
     Sampler,
     SequentialSampler,
     TensorDataset,
@@ -160,8 +161,24 @@ def test_epochs_advance_until_one_is_set():
     assert epoch_of(share) == epoch_of(share) == first
 
 
-def test_samples_are_counted():
+@pytest.mark.parametrize(
+    ("loader", "samples"),
+    [
+        (DataLoader(dataset(9), batch_size=4), [5]),
+        (DataLoader(Numbers(), batch_size=2), [2, 2]),
+        (DataLoader(dataset(7), batch_sampler=[[0, 1, 2], [3], [4, 5], [6]]), [3, 2]),
+        (DataLoader(dataset(4), batch_size=None), [1, 1]),
+    ],
+)
+def test_samples_are_counted(loader, samples):
     counted = []
-    share = equal_share(DataLoader(dataset(9), batch_size=4), 0, 2, 5, itertools.count(), None, counted.append)
-    epoch_of(share)
-    assert counted == [5]
+    epoch_of(equal_share(loader, 0, 2, 5, itertools.count(), None, counted.append))
+    assert counted == samples
+
+
+def test_batches_of_the_users_own_have_the_order_of_the_epoch_that_is_set():
+    batches = BatchSampler(RandomSampler(range(20)), 2, drop_last=False)
+    share = shares(DataLoader(dataset(20), batch_sampler=batches), 2)[0]
+    assert epoch_of(share) != epoch_of(share)
+    share.batch_sampler.set_epoch(0)
+    assert epoch_of(share) == epoch_of(share)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -13,6 +14,9 @@ from tests.end_to_end.training import loss_of, net
 SAMPLES, JOINED, EPOCHS = 24, 8, 2
 STEPS = EPOCHS * SAMPLES // JOINED
 
+#: Each gradient of the training is longer.
+CLIP = 0.1
+
 
 def dataset() -> TensorDataset:
     generator = torch.Generator().manual_seed(3)
@@ -21,8 +25,8 @@ def dataset() -> TensorDataset:
     )
 
 
-def train(s: Strategy, *, built: bool = False) -> dict[str, Any]:
-    """The script. ``built``: it gives its optimizer, and a scheduler on it."""
+def train(s: Strategy, *, built: bool = False, clip: float | None = None) -> dict[str, Any]:
+    """The script. ``built``: it gives its optimizer, and a scheduler on it. ``clip``: the norm of each step."""
     model: torch.nn.Module = net(seed=s.rank)
     if s.rank == 0:
         model = net()
@@ -30,9 +34,9 @@ def train(s: Strategy, *, built: bool = False) -> dict[str, Any]:
     if built:
         given = torch.optim.SGD(model.parameters(), **settings)
         scheduler = torch.optim.lr_scheduler.StepLR(given, 2, gamma=0.5)
-        model, optimizer = s.prepare(model, given, schedulers=[scheduler])
+        model, optimizer = s.prepare(model, given, schedulers=[scheduler], clip_grad_norm=clip)
     else:
-        model, optimizer = s.prepare(model, torch.optim.SGD, **settings)
+        model, optimizer = s.prepare(model, torch.optim.SGD, clip_grad_norm=clip, **settings)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
     loader = s.distribute(DataLoader(dataset(), batch_size=JOINED // s.replicas))
     losses = []
@@ -56,7 +60,7 @@ def train(s: Strategy, *, built: bool = False) -> dict[str, Any]:
     }
 
 
-def alone() -> dict[str, Any]:
+def alone(clip: float | None = None) -> dict[str, Any]:
     """The reference: plain torch on the joined batches."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -67,6 +71,8 @@ def alone() -> dict[str, Any]:
             optimizer.zero_grad()
             loss = loss_of(model, batch)
             loss.backward()
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
             scheduler.step()
             losses.append(loss.item())
@@ -76,6 +82,13 @@ def alone() -> dict[str, Any]:
         "losses": losses,
         "lr": optimizer.param_groups[0]["lr"],
     }
+
+
+def assert_clipped(found: dict[str, Any]) -> None:
+    """As one process that clips to ``CLIP``, which is not as one that does not."""
+    assert_same(found, alone(CLIP))
+    with pytest.raises(AssertionError):
+        assert_same(found, alone())
 
 
 def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:

@@ -38,6 +38,38 @@ def test_two_workers_in_step_equal_one_process(job, name):
         same_training.assert_same(found, wanted)
 
 
+@pytest.mark.parametrize(("name", "built"), [("central_storage", False), ("parameter_server", True)])
+def test_two_workers_in_step_clip_the_mean_as_one_process_clips_the_joined_batch(job, name, built):
+    options = {"mode": "sync"} if name == "parameter_server" else {}
+    clip = same_training.CLIP
+    for found in both(job, lambda s: same_training.train(s, built=built, clip=clip), name, **options):
+        same_training.assert_clipped(found)
+
+
+def test_a_norm_that_shards_were_not_told_is_refused_where_they_make_means(job):
+    def fit(s):
+        model, _ = s.prepare(net(), torch.optim.SGD, lr=0.1)
+        with pytest.raises(ConfigError, match=r"give clip_grad_norm to prepare\(\)"):
+            s.fit(model, (torch.zeros(4, 6), torch.zeros(4)), loss=torch.nn.functional.cross_entropy, clip_grad_norm=1)
+        return s._session.steps
+
+    assert both(job, fit) == [0, 0]
+
+
+def test_a_norm_among_the_options_of_models_is_refused_before_connecting():
+    with pytest.raises(ConfigError, match=r"give it to prepare\(\)"):
+        ps_worker.strategy("parameter_server", model_options={"clip_grad_norm": 1.0})
+
+
+def test_samples_of_equal_batches_are_counted(job):
+    def read(s):
+        for _ in s.distribute(DataLoader(TensorDataset(torch.arange(9)), batch_size=4)):
+            pass
+        return s._session.progress.totals[1]
+
+    assert both(job, read) == [5, 4]
+
+
 def test_values_of_both_workers(job):
     def exchange(s):
         rank = s.rank

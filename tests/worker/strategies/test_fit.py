@@ -27,9 +27,9 @@ def accuracy(output, target):
     return (output.argmax(1) == target).float().mean()
 
 
-def fit(s, epochs=2, **named: Any):
-    """A fit of the common training; its history and parameters."""
-    model, optimizer = s.prepare(net(), torch.optim.SGD, lr=0.1, momentum=0.9)
+def fit(s, epochs=2, *, clip=None, **named: Any):
+    """A fit of the common training, prepared to clip to ``clip``; its history and parameters."""
+    model, optimizer = s.prepare(net(), torch.optim.SGD, lr=0.1, momentum=0.9, clip_grad_norm=clip)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
     loader = DataLoader(dataset(), batch_size=JOINED // s.replicas)
     options = {"validation": loader, "metrics": {"accuracy": accuracy}, "progress": False}
@@ -73,10 +73,41 @@ def s():
     return ps_worker.strategy("one_device", device="cpu")
 
 
-@pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"clip_grad_norm": 0.05}])
-def test_fit_is_the_plain_loop(s, options):
-    wanted = by_hand(accumulate=options.get("accumulate", 1), clip=options.get("clip_grad_norm"))
-    assert_fits(fit(s, **options), *wanted)
+CLIP = 0.05
+
+
+@pytest.mark.parametrize(
+    ("options", "clip"),
+    [
+        ({}, None),
+        ({"accumulate": 2}, None),
+        ({"clip_grad_norm": CLIP}, CLIP),
+        ({"clip": CLIP, "accumulate": 2}, CLIP),
+        ({"clip": CLIP, "clip_grad_norm": CLIP}, CLIP),
+    ],
+)
+def test_fit_is_the_plain_loop(s, options, clip):
+    assert_fits(fit(s, **options), *by_hand(accumulate=options.get("accumulate", 1), clip=clip))
+
+
+def test_a_norm_of_fit_ends_with_it_and_another_than_that_of_prepare_is_refused(s):
+    model, optimizer = s.prepare(net(), torch.optim.SGD, lr=0.1)
+    s.fit(model, DataLoader(dataset()), loss=LOSS, clip_grad_norm=CLIP, steps_per_epoch=1, progress=False)
+    assert not optimizer._optimizer_step_pre_hooks
+    with pytest.raises(ConfigError, match=r"expected: clip_grad_norm=0\.05, as in prepare.*actual: 1"):
+        fit(s, clip=CLIP, clip_grad_norm=1.0)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_with_a_scaled_loss_unscaled_gradients_are_clipped(s, fused):
+    found = []
+    for precision in ("fp32", "fp16"):
+        model, _ = s.prepare(net(), torch.optim.SGD, lr=0.5, fused=fused, clip_grad_norm=CLIP)
+        before = [p.detach().clone() for p in model.parameters()]
+        s.fit(model, DataLoader(dataset(), 24), loss=LOSS, precision=precision, steps_per_epoch=1, progress=False)
+        moved = torch.cat([(p - old).flatten() for p, old in zip(model.parameters(), before, strict=True)])
+        found.append(moved.norm().item())
+    assert found == pytest.approx([0.5 * CLIP] * 2, rel=1e-3)
 
 
 def test_validation_is_measured_after_each_epoch_in_eval_mode(s):
@@ -94,15 +125,16 @@ def test_validation_is_measured_after_each_epoch_in_eval_mode(s):
     assert dropping.training
 
 
-def test_two_workers_in_step_fit_as_one_process():
+@pytest.mark.parametrize("clip", [None, CLIP])
+def test_two_workers_in_step_fit_as_one_process(clip):
     with running_job(workers=2) as job:
 
         def one(rank):
             with ps_worker.strategy("central_storage", coordinator=job.address, rank=rank, device="cpu") as s:
-                return fit(s)
+                return fit(s, clip=clip)
 
         found = together(lambda: one(0), lambda: one(1))
-    assert_fits(found[0], *by_hand())
+    assert_fits(found[0], *by_hand(clip=clip))
     assert found[0][0] == found[1][0]
 
 
@@ -213,7 +245,7 @@ def test_replicas_are_seeded_apart_for_dropout(s, monkeypatch):
         ({"epochs": 0}, "no such epochs; expected: a whole number from 1; actual: 0"),
         ({"accumulate": 1.5}, "no such accumulate"),
         ({"steps_per_epoch": True}, "no such steps_per_epoch"),
-        ({"clip_grad_norm": 0.0}, "clip to this norm"),
+        ({"clip_grad_norm": 0.0}, "clip_grad_norm is not a norm"),
         ({"precision": "int8"}, "expected: fp32, bf16, fp16; actual: 'int8'"),
         ({"loss": None}, "fit.. has no loss"),
     ],

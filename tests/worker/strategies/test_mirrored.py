@@ -44,6 +44,7 @@ def train_each_way(_: None) -> dict[str, Any]:
         rank = first.rank
         return {
             "trained": found,
+            "clipped": same_training.train(first, clip=same_training.CLIP),
             "gathered": first.gather(torch.arange(rank * 2.0).reshape(rank, 2)).tolist(),
             "scalars": first.gather(torch.tensor(rank)).tolist(),
             "reduced": first.reduce("mean", {"a": torch.tensor([rank, 1]), "b": [rank, 2.0]})["b"],
@@ -87,6 +88,7 @@ def test_four_replicas_equal_one_process_however_gradients_are_reduced(replicas)
         assert set(replica["trained"]) == {"backend", "built", *REDUCTIONS}
         for trained in replica["trained"].values():
             same_training.assert_same(trained, wanted)
+        same_training.assert_clipped(replica["clipped"])
         assert replica["gathered"] == [[0, 1], [0, 1], [2, 3], [0, 1], [2, 3], [4, 5]]
         assert replica["scalars"] == [0, 1, 2, 3]
         assert replica["reduced"] == [1.5, 2.0]

@@ -83,6 +83,18 @@ def test_one_device_is_plain_torch(built):
     assert found == same_training.alone()
 
 
+@pytest.mark.parametrize("built", [False, True])
+def test_one_device_clips_what_it_applies(built):
+    with ps_worker.strategy("one_device", device="cpu") as s:
+        same_training.assert_clipped(same_training.train(s, built=built, clip=same_training.CLIP))
+
+
+@pytest.mark.parametrize("norm", [0, -1.0, float("nan"), True, "1"])
+def test_a_norm_that_nothing_can_be_clipped_to_is_refused(norm):
+    with pytest.raises(ConfigError, match="clip_grad_norm is not a norm"):
+        ps_worker.strategy("one_device").prepare(torch.nn.Linear(1, 1), torch.optim.SGD, lr=0.1, clip_grad_norm=norm)
+
+
 def test_one_device_gives_back_the_users_own_objects():
     s = ps_worker.strategy("one_device", device="cpu")
     model = torch.nn.Linear(2, 1)
