@@ -1,9 +1,8 @@
-"""The membership of a process: joins, keeps the lease alive, and has the newest view of the cluster."""
+"""The membership of a process: joins, holds its lease, and has the newest view of the cluster."""
 
 from __future__ import annotations
 
 import logging
-import math
 import secrets
 import threading
 import time
@@ -16,8 +15,9 @@ import grpc
 
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.client.coordinator_streams import ViewStream
+from ps_protocol.client.lease import MemberLease
 from ps_protocol.cluster.view import ClusterView, Joined, Member, MemberStats, Role, SyncWord
-from ps_protocol.errors import Fenced, NotReady, PermissionDenied, PsError, Unauthenticated, Unavailable
+from ps_protocol.errors import Fenced, NotReady, PsError, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -46,10 +46,9 @@ def log_waiting(text: str) -> None:
 class Membership:
     """One membership of this process. Any thread may use it.
 
-    Owns three daemon threads: one renews the lease and does nothing else, one reads the statistics that go with it, one
-    receives the views. When the coordinator does not answer, the last view stays, the log says so once, and the threads
-    try again until it answers. When the place is lost, ``fenced`` has the reason and the threads end. A view without
-    this member is not published: it only causes the next heartbeat at once.
+    Owns the lease with its threads, and a daemon thread that receives the views. When the coordinator does not answer,
+    the last view stays, and the threads try again until it answers. When the place is lost, ``fenced`` has the reason
+    and the threads end. A view without this member is not published: it only causes the next heartbeat at once.
     """
 
     def __init__(self, client: CoordinatorClient, joined: Joined, token: str = "") -> None:
@@ -58,31 +57,22 @@ class Membership:
         #: The token of the join request; known only to this process and the coordinator.
         self.token = token
         self._joined = joined
-        self._stats: Callable[[], MemberStats] = MemberStats
-        self._last_stats = MemberStats()
-        self._keeps_state = False
-        self._sync: SyncWord | None = None
+        self._lease = MemberLease(client, joined, self._lose_place)
         #: Held while the fields below are written; notified when any of them changes. Readers take them as they are.
         self._changed = threading.Condition()
         #: The newest view of the cluster.
         self.view = ClusterView()
         #: Why this process lost its place; None while it has it.
         self.fenced: Fenced | None = None
-        #: The newest mark from the coordinator: its journal must contain it after a restart.
-        self._journal_mark = b""
-        #: When the coordinator answered last.
-        self._answered = time.monotonic()
         #: Held while callbacks run: they see views one at a time, in order.
         self._delivery = threading.RLock()
         self._on_view: list[OnView] = []
         self._on_fenced: list[OnFenced] = []
         self._closed = threading.Event()
-        self._beat_now = threading.Event()
         self._stream: ViewStream | None = None
         name = f"{joined.member.role.value}-{joined.member.index}"
         self._threads = (
-            threading.Thread(target=self._keep_lease, name=f"ps-heartbeat-{name}", daemon=True),
-            threading.Thread(target=self._gather_stats, name=f"ps-stats-{name}", daemon=True),
+            *self._lease.threads,
             threading.Thread(target=self._follow_views, name=f"ps-watch-{name}", daemon=True),
         )
 
@@ -195,7 +185,7 @@ class Membership:
 
         A slow call, such as a metric on a busy GPU, delays no heartbeat: the numbers are older then.
         """
-        self._stats = stats
+        self._lease.set_stats(stats)
 
     def announce_state(self, timeout_seconds: float = JOIN_SECONDS) -> None:
         """Return once the coordinator knows that this shard's state is on disk under its own incarnation.
@@ -204,8 +194,8 @@ class Membership:
         state is refused. Waits for a coordinator that does not answer. Raises Fenced, or Unavailable after
         ``timeout_seconds``.
         """
-        self._client.announce_state(self.member, self._read_stats(), timeout_seconds)
-        self._keeps_state = True
+        self._client.announce_state(self.member, self._lease.read_stats(), timeout_seconds)
+        self._lease.keeps_state = True
 
     def say_sync(self, word: SyncWord, timeout_seconds: float) -> None:
         """Return once the coordinator knows which directory may take this shard's place if it is lost.
@@ -213,8 +203,8 @@ class Membership:
         Called after ``announce_state``, from one thread at a time. Raises Fenced, or Unavailable after
         ``timeout_seconds``; the coordinator may know nevertheless.
         """
-        self._client.say_sync(self.member, self._read_stats(), word, timeout_seconds)
-        self._sync = word
+        self._client.say_sync(self.member, self._lease.read_stats(), word, timeout_seconds)
+        self._lease.sync = word
 
     def leave(self, reason: str = "") -> None:
         """Give up the place now and close; ``reason`` is empty at a clean end. Raises nothing.
@@ -233,12 +223,12 @@ class Membership:
     def _report_leaving(self, reason: str) -> None:
         # A heartbeat first: the numbers of the last one are some steps old.
         if reason or self.member.role is not Role.WORKER:
-            self._client.heartbeat(self.member, self._read_stats(), LEAVE_SECONDS)
+            self._client.heartbeat(self.member, self._lease.read_stats(), LEAVE_SECONDS)
             self._client.leave(self.member, reason, LEAVE_SECONDS)
             return
-        deadline = min(self._answered + self._joined.lease_seconds, time.monotonic() + FINISHED_SECONDS)
+        deadline = min(self._lease.ends, time.monotonic() + FINISHED_SECONDS)
         with suppress(Unavailable):
-            self._client.heartbeat(self.member, self._read_stats(), LEAVE_SECONDS)
+            self._client.heartbeat(self.member, self._lease.read_stats(), LEAVE_SECONDS)
         self._client.leave(self.member, reason, max(LEAVE_SECONDS, deadline - time.monotonic()), once=False)
 
     def close(self) -> None:
@@ -252,61 +242,12 @@ class Membership:
 
     def _end(self) -> None:
         self._closed.set()
-        self._beat_now.set()
+        self._lease.end()
         with self._changed:
             stream = self._stream
             self._changed.notify_all()
         if stream is not None:
             stream.cancel()
-
-    def _keep_lease(self) -> None:
-        silent, refused_since = False, math.inf
-        while True:
-            self._beat_now.wait(self._joined.heartbeat_seconds)
-            self._beat_now.clear()
-            if self._closed.is_set():
-                return
-            try:
-                mark = self._client.heartbeat(
-                    self.member,
-                    self._last_stats,
-                    self._joined.lease_seconds / 2,
-                    # Repeated for a coordinator that was restored from an old copy of its journal.
-                    keeps_state=self._keeps_state,
-                    sync=self._sync,
-                    journal_mark=self._journal_mark,
-                )
-                self._journal_mark = mark or self._journal_mark
-                self._answered = time.monotonic()
-            except Fenced as error:
-                self._lose_place(error)
-                return
-            except PsError as error:
-                if not silent and not self._closed.is_set():
-                    logger.warning("%s keeps the last view of the cluster: %s", self.member, error)
-                silent = True
-                if not isinstance(error, Unauthenticated | PermissionDenied):
-                    continue
-                refused_since = min(refused_since, time.monotonic())
-                if time.monotonic() - refused_since >= self._joined.lease_seconds:
-                    self._lose_place(Fenced(f"{self.member} is not a member any more: {error}", remedy=error.remedy))
-                    return
-            else:
-                if silent:
-                    logger.warning("the coordinator at %s answers %s again", self._client.address, self.member)
-                silent, refused_since = False, math.inf
-
-    def _gather_stats(self) -> None:
-        while not self._closed.wait(self._joined.heartbeat_seconds):
-            self._last_stats = self._read_stats()
-
-    def _read_stats(self) -> MemberStats:
-        try:
-            return self._stats()
-        except Exception:
-            # an error in a caller's function must not end the lease
-            logger.exception("the statistics of %s could not be read", self.member)
-            return MemberStats()
 
     def _lose_place(self, error: Fenced) -> None:
         logger.error("%s", error)
@@ -320,7 +261,7 @@ class Membership:
     def _follow_views(self) -> None:
         while not self._closed.is_set():
             try:
-                stream = self._client.watch(self.view.revision, self._journal_mark, self.member)
+                stream = self._client.watch(self.view.revision, self._lease.journal_mark, self.member)
                 with self._changed:
                     self._stream = stream
                 # Cancelled here if close() came before it could see this stream.
@@ -333,9 +274,9 @@ class Membership:
             self._closed.wait(_REWATCH_SECONDS)
 
     def _deliver(self, view: ClusterView) -> None:
-        self._journal_mark = view.journal_mark or self._journal_mark
+        self._lease.journal_mark = view.journal_mark or self._lease.journal_mark
         if self.member not in view.members:
-            self._beat_now.set()
+            self._lease.beat_now()
             return
         with self._delivery:
             with self._changed:

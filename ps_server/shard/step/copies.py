@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ps_protocol.model.layout import Layout
-from ps_server.consistency import Tracker
+from ps_server.consistency import Tracker, TrackerState
 from ps_server.log.manifest import ModelPart
 from ps_server.optimizers.state import StateEntry
 from ps_server.shard.step.gate import Gate
+from ps_server.shard.step.held import HeldPushes
 from ps_server.shard.step.published import Published
 from ps_server.shard.step.working_copy import WorkingCopy
 from ps_server.state.blocks import Block
@@ -27,6 +29,7 @@ class CopiedModel(ABC):
     tracker: Tracker
     gate: Gate
     _working: WorkingCopy
+    _held: HeldPushes
 
     @property
     @abstractmethod
@@ -50,6 +53,14 @@ class CopiedModel(ABC):
         state, initialised = self.tracker.persisted_state(), self.initialised
         number = await self.gate.guard(self._working.number)
         return ModelPart(self.layout.shard_map, initialised, state, number)
+
+    def known_pushes(self) -> TrackerState:
+        """What a successor has to know of pushes: all but those held for an open step, which come again."""
+        state = self.tracker.persisted_state()
+        if self._held or self.tracker.collects:
+            return state
+        # With those that changed nothing: a restart forgets them, and they were answered.
+        return replace(state, standings=self.tracker.clocks())
 
     async def copy_block(self, block: Block, into: memoryview) -> tuple[int, memoryview, list[StateEntry]]:
         """A copy of one block, made between two updates: the last record it contains, values, optimizer state."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from copy import copy
@@ -20,7 +19,6 @@ from ps_server.consistency import (
     PushDecision,
     PushInfo,
     Tracker,
-    TrackerState,
     Verdict,
     WorkerKey,
 )
@@ -36,6 +34,7 @@ from ps_server.shard.step.clipping.steps import ClippedSteps
 from ps_server.shard.step.connections import Connections
 from ps_server.shard.step.copies import CopiedModel
 from ps_server.shard.step.gate import Gate
+from ps_server.shard.step.held import HeldPushes
 from ps_server.shard.step.options import OptionDifferences
 from ps_server.shard.step.published import LastChanges, Published
 from ps_server.shard.step.push import IncomingPush, must_skip
@@ -85,9 +84,7 @@ class ShardModel(CopiedModel):
         )
         self.pool = self._working.pool
         #: Accepted pushes whose step is still open (sync).
-        self._held: dict[tuple[WorkerKey, int], IncomingPush] = {}
-        #: When the first push of each open step came (sync).
-        self._round_began: dict[Position, float] = {}
+        self._held = HeldPushes()
         self.rows = ModelRows(self._applier, self._held, lambda: self.is_pending)
         self.values = ModelValues(self._applier, announce, initialised=start.initialised)
         #: Staleness of each rank's last applied push.
@@ -221,8 +218,7 @@ class ShardModel(CopiedModel):
             scale, version = decision.scale, self.tracker.version
             self._applier.update([push], version, self._live_workers, scale=scale, is_round=False)
         elif decision.verdict is Verdict.HOLD:
-            self._held[info.worker, info.sequence] = push
-            self._round_began.setdefault(info.position, time.perf_counter())
+            self._held.hold(push)
         else:
             self._applier.give_up(push)
         self._advance()
@@ -243,7 +239,7 @@ class ShardModel(CopiedModel):
                 return
         now = asyncio.get_running_loop().time()
         for ready in self.tracker.take_ready(now) if self.clipped is None else self.clipped.take_ready(now):
-            pushes = [self._held.pop((info.worker, info.sequence)) for info in ready.contributions]
+            pushes = self._held.take(ready, self.times)
             for info, staleness in zip(ready.contributions, ready.staleness, strict=True):
                 self.staleness[info.worker.rank] = staleness
             if len(pushes) > 1:
@@ -251,8 +247,6 @@ class ShardModel(CopiedModel):
             if pushes:
                 combine = self.clipped.joined.pop(ready.position).combine if self.clipped is not None else None
                 self._applier.update(pushes, ready.version, self._live_workers, is_round=True, combine=combine)
-            if began := self._round_began.pop(ready.position, None):
-                self.times.round.observe(time.perf_counter() - began)
         grace_ends = self.tracker.grace_ends
         if grace_ends is not None or self._grace is not None:
             self._grace = self._grace or Timer(self._advance)
@@ -289,23 +283,13 @@ class ShardModel(CopiedModel):
         Pushes that are held for an open step are forgotten: workers repeat them when they get ``moved``.
         """
         self.stop(moved)
-        for push in self._held.values():
+        for push in self._held.take_all():
             self._applier.give_up(push)
-        self._held.clear()
-        self._round_began.clear()
         # A copy: the cluster's members may still change the other.
         tracker = Tracker(self.tracker.consistency)
         tracker.restore(self.known_pushes())
         shard_map = self.layout.shard_map
         return ModelState(shard_map, self._working.take(), tracker, self.initialised, pending=self.pending)
-
-    def known_pushes(self) -> TrackerState:
-        """What a successor has to know of pushes: all but those held for an open step, which come again."""
-        state = self.tracker.persisted_state()
-        if self._held or self.tracker.collects:
-            return state
-        # With those that changed nothing: a restart forgets them, and they were answered.
-        return replace(state, standings=self.tracker.clocks())
 
     # -- pulls
 

@@ -1,0 +1,115 @@
+"""The lease of one member, and the threads that renew it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+
+from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.cluster.view import Joined, MemberStats, SyncWord
+from ps_protocol.errors import Fenced, PermissionDenied, PsError, Unauthenticated
+
+logger = logging.getLogger(__name__)
+
+
+class MemberLease:
+    """Renews a lease with heartbeats, which carry statistics and tell the coordinator again what it must not forget.
+
+    Owns two daemon threads: one renews the lease and does nothing else, one reads the statistics that go with it. When
+    the coordinator does not answer, the log says so once, and heartbeats go on until it does.
+    """
+
+    def __init__(self, client: CoordinatorClient, joined: Joined, on_lost: Callable[[Fenced], None]) -> None:
+        """``on_lost`` is called once, from the thread that renews the lease, when the place is lost."""
+        self._client = client
+        self._joined = joined
+        self._on_lost = on_lost
+        self._stats: Callable[[], MemberStats] = MemberStats
+        self._last_stats = MemberStats()
+        #: The coordinator knows that this shard's state is on disk, and what directory may take its place.
+        self.keeps_state = False
+        self.sync: SyncWord | None = None
+        #: The newest mark from the coordinator: its journal must contain it after a restart.
+        self.journal_mark = b""
+        #: When the coordinator answered last.
+        self._answered = time.monotonic()
+        self._ended = threading.Event()
+        self._beat_now = threading.Event()
+        name = f"{joined.member.role.value}-{joined.member.index}"
+        #: Started and joined by the membership.
+        self.threads = (
+            threading.Thread(target=self._renew, name=f"ps-heartbeat-{name}", daemon=True),
+            threading.Thread(target=self._gather_stats, name=f"ps-stats-{name}", daemon=True),
+        )
+
+    @property
+    def ends(self) -> float:
+        """When the lease ends unless the coordinator answers again, on the monotonic clock."""
+        return self._answered + self._joined.lease_seconds
+
+    def beat_now(self) -> None:
+        """Send the next heartbeat at once."""
+        self._beat_now.set()
+
+    def end(self) -> None:
+        """Let the threads end; nothing is sent any more."""
+        self._ended.set()
+        self._beat_now.set()
+
+    def set_stats(self, stats: Callable[[], MemberStats]) -> None:
+        """Send ``stats()`` with the heartbeats."""
+        self._stats = stats
+
+    def read_stats(self) -> MemberStats:
+        """The statistics now; empty ones when they cannot be read, which the log says."""
+        try:
+            return self._stats()
+        except Exception:
+            # an error in a caller's function must not end the lease
+            logger.exception("the statistics of %s could not be read", self._joined.member)
+            return MemberStats()
+
+    def _gather_stats(self) -> None:
+        while not self._ended.wait(self._joined.heartbeat_seconds):
+            self._last_stats = self.read_stats()
+
+    def _renew(self) -> None:
+        member = self._joined.member
+        silent, refused_since = False, math.inf
+        while True:
+            self._beat_now.wait(self._joined.heartbeat_seconds)
+            self._beat_now.clear()
+            if self._ended.is_set():
+                return
+            try:
+                mark = self._client.heartbeat(
+                    member,
+                    self._last_stats,
+                    self._joined.lease_seconds / 2,
+                    # Repeated for a coordinator that was restored from an old copy of its journal.
+                    keeps_state=self.keeps_state,
+                    sync=self.sync,
+                    journal_mark=self.journal_mark,
+                )
+                self.journal_mark = mark or self.journal_mark
+                self._answered = time.monotonic()
+            except Fenced as error:
+                self._on_lost(error)
+                return
+            except PsError as error:
+                if not silent and not self._ended.is_set():
+                    logger.warning("%s keeps the last view of the cluster: %s", member, error)
+                silent = True
+                if not isinstance(error, Unauthenticated | PermissionDenied):
+                    continue
+                refused_since = min(refused_since, time.monotonic())
+                if time.monotonic() - refused_since >= self._joined.lease_seconds:
+                    self._on_lost(Fenced(f"{member} is not a member any more: {error}", remedy=error.remedy))
+                    return
+            else:
+                if silent:
+                    logger.warning("the coordinator at %s answers %s again", self._client.address, member)
+                silent, refused_since = False, math.inf
