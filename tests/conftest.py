@@ -34,6 +34,15 @@ def pytest_configure(config):
         os.environ[NURSERY] = nursery().address
 
 
+def pytest_collection_modifyitems(config, items):
+    """Tests marked ``long`` belong to ``make test-long`` only."""
+    if length.FULL:
+        return
+    left_out = [item for item in items if item.get_closest_marker("long")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
 def pytest_collection_finish():
     gc.collect()
     gc.freeze()

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.length import choose
-
 LION = Path(__file__).parents[2] / "examples" / "lion"
 
 
-@pytest.mark.parametrize("mode", choose(["sync", "async"], []))
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["sync", "async"])
 def test_lion_learns_on_two_shards(tmp_path, mode):
     job = ("--no-progress", "--shards", "2", "--workers", "2", "--mode", mode, "--optimizers", "lion")
     command = [sys.executable, "-m", "ps_server.cli.launcher.main", *job, str(LION / "train.py")]

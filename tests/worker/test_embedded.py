@@ -20,7 +20,6 @@ from ps_worker import embedded
 from ps_worker.embedded import EmbeddedCluster
 from ps_worker.session.config import runs_alone
 from tests.recovery.zygote import PYTHON, shared
-from tests.support.length import choose
 from tests.support.shards import wait_until
 from tests.worker.jobs import running_job
 
@@ -100,7 +99,8 @@ def test_a_script_without_an_address_trains_with_servers_of_its_own(alone, capfd
     assert said == ["torch-ps: no coordinator is named; this script runs with a cluster of its own"]
 
 
-@pytest.mark.parametrize("number", choose([0, 1], []))
+@pytest.mark.long
+@pytest.mark.parametrize("number", [0, 1])
 def test_a_step_fails_at_once_when_a_server_of_the_scripts_own_is_killed(alone, number):
     with ps_worker.connect(reconnect_timeout_seconds=600) as cluster:
         model = torch.nn.Linear(3, 2)

@@ -1,0 +1,102 @@
+"""Which worker sends a model's buffers, and what is said of buffers that nobody sends."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ps_worker.on_shards import declare_optimizer
+from tests.worker.fakes import FakeSession
+from tests.worker.model.optimizers import declare, train
+
+
+@pytest.mark.parametrize(("buffers", "rank", "sent"), [("rank0", 0, True), ("rank0", 1, False), ("average", 1, True)])
+def test_buffers_are_sent_by_whom_the_policy_names(session: FakeSession, buffers: str, rank: int, sent: bool) -> None:
+    session.rank = rank
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    optimizer = declare(session, model, buffers=buffers)
+    train(model, optimizer, 2)
+    assert {p.with_buffers for s in session.shards for p in s.pushes} == {sent}
+
+
+def test_a_pull_brings_the_buffers_of_rank_0(session: FakeSession) -> None:
+    def batch_model() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+    other = session.join(rank=1)
+    mine, theirs = batch_model(), batch_model()
+    optimizer = declare(session, mine)
+    reader = declare(other, theirs)
+    train(mine, optimizer, 3)
+    assert theirs[1].num_batches_tracked == 0
+    reader.pull()
+    assert theirs[1].num_batches_tracked == 3
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(value, mine.state_dict()[name], rtol=0, atol=0)
+    other.close()
+
+
+def normalised() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+
+@pytest.mark.parametrize("give", [lambda m: m.parameters(), lambda m: [{"params": list(m[2].parameters())}]])
+def test_buffers_that_are_nobody_s_are_told_of_once_when_training_has_changed_them(
+    session: FakeSession, caplog: pytest.LogCaptureFixture, give: Any
+) -> None:
+    model = normalised()
+    model.register_buffer("positions", torch.arange(3))
+    optimizer = declare(session, give(model))
+    with caplog.at_level(logging.WARNING, "ps_worker"):
+        train(model, optimizer, 2)
+    told = [record.getMessage() for record in caplog.records if "buffers" in record.getMessage()]
+    assert len(told) == 1
+    assert "1.running_mean, 1.running_var, 1.num_batches_tracked, which" in told[0]
+    assert "positions" not in told[0]
+    assert "module=model" in told[0]
+
+
+@pytest.mark.parametrize("settings", [{"module": True}, {"buffers": "local"}, {"whole": True}, {"frozen": True}])
+def test_nothing_is_said_of_buffers_that_have_an_owner(
+    session: FakeSession, caplog: pytest.LogCaptureFixture, settings: dict[str, Any]
+) -> None:
+    model = normalised().train(not settings.pop("frozen", False))
+    if settings.pop("module", False):
+        settings["module"] = model
+    optimizer, _ = declare_optimizer(
+        session,
+        torch.optim.SGD,
+        model if settings.pop("whole", False) else model.parameters(),
+        {"lr": 0.1},
+        name="model",
+        **settings,
+    )
+    with caplog.at_level(logging.WARNING, "ps_worker"):
+        train(model, optimizer, 2)
+    assert [record for record in caplog.records if "buffers" in record.getMessage()] == []
+
+
+def test_more_buffers_than_a_line_holds_are_counted(session: FakeSession, caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(*normalised(), nn.BatchNorm1d(1))
+    optimizer = declare(session, model.parameters())
+    train(model, optimizer, 1)
+    assert "1.num_batches_tracked and 3 more, which" in caplog.text
+
+
+def test_a_module_that_is_gone_has_no_buffers_to_tell_of(
+    session: FakeSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = normalised()
+    weight = model[0].weight
+    optimizer = declare(session, [weight])
+    del model
+    gc.collect()
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    assert "buffers" not in caplog.text
