@@ -35,7 +35,8 @@ class Judge:
         self._durable = durable
         self._early = early
         self._momentum = momentum
-        self._shards = [ShardTruth(number) for number in range(shards * models)]
+        #: What has happened on each shard, for those that say what else is known of it.
+        self.truth = [ShardTruth(number) for number in range(shards * models)]
         #: What each push carries, per shard.
         self._sent: list[dict[Name, float]] = [{} for _ in range(shards * models)]
         #: With a wire format that keeps errors, by number and push: the parameters of its worker after the answer.
@@ -52,7 +53,7 @@ class Judge:
 
     def restored(self, number: int, disk: str, tracker: Tracker, value: float | None) -> None:
         """What a restart brings back is a state that was, with all that was acknowledged; None: without values."""
-        truth = self._shards[number]
+        truth = self.truth[number]
         kept = self._keeps(truth, disk)
         version = tracker.version
         if version > len(truth.history):
@@ -71,7 +72,7 @@ class Judge:
 
     def restored_nothing(self, number: int, disk: str) -> None:
         """An empty disk: nothing was acknowledged before."""
-        truth = self._shards[number]
+        truth = self.truth[number]
         kept = self._keeps(truth, disk)
         if kept and truth.acknowledged:
             self.fail(f"shard {number} starts empty; version {truth.acknowledged} was acknowledged")
@@ -82,7 +83,7 @@ class Judge:
 
     def members(self, number: int, live: Mapping[int, int]) -> None:
         """The shard has a new view."""
-        truth = self._shards[number]
+        truth = self.truth[number]
         truth.live = dict(live)
         for rank in [rank for rank, life in truth.taking_part.items() if live.get(rank) != life]:
             del truth.taking_part[rank]
@@ -95,11 +96,11 @@ class Judge:
 
     def configured(self, number: int, mode: Consistency) -> None:
         """The shard has a new mode."""
-        self._shards[number].mode = mode
+        self.truth[number].mode = mode
 
     def attached(self, number: int, worker: WorkerKey, position: Position) -> None:
         """A worker was told where it stands."""
-        truth = self._shards[number]
+        truth = self.truth[number]
         if truth.live.get(worker.rank) != worker.incarnation:
             self.fail(f"shard {number} let {worker} in, which is not live in its view")
         truth.taking_part[worker.rank] = worker.incarnation
@@ -108,7 +109,7 @@ class Judge:
 
     def arrived(self, number: int, worker: WorkerKey, phase: int) -> None:
         """A worker entered the barrier that ends ``phase``."""
-        truth = self._shards[number]
+        truth = self.truth[number]
         position = max(truth.clocks.of.get(worker.rank, START), Position(phase + 1, 0))
         truth.clocks.place(worker.rank, position)
         self._reach(truth, worker, position)
@@ -117,11 +118,11 @@ class Judge:
 
     def rows_sent(self, number: int, member: Member, sequence: int, rows: RowValues) -> None:
         """A worker sends gradients of rows with a push, the first time or again."""
-        self._shards[number].sent_rows.setdefault((member.index, member.incarnation, sequence), rows)
+        self.truth[number].sent_rows.setdefault((member.index, member.incarnation, sequence), rows)
 
     def rows_served(self, number: int, version: int, rows: RowValues, what: str = "serves") -> None:
         """A shard answers a lookup with ``rows`` as of ``version``."""
-        truth = self._shards[number]
+        truth = self.truth[number]
         if version > len(truth.history):
             self.fail(f"shard {number} {what} rows of version {version}; {len(truth.history)} were logged")
         for row, value in rows.items():
@@ -130,7 +131,7 @@ class Judge:
 
     def rows_known(self, number: int) -> list[int]:
         """The ids of all rows that were ever in a push to shard ``number``."""
-        return sorted({row for rows in self._shards[number].sent_rows.values() for row in rows})
+        return sorted({row for rows in self.truth[number].sent_rows.values() for row in rows})
 
     # Shards: pushes
 
@@ -140,7 +141,7 @@ class Judge:
 
     def decided_push(self, number: int, info: PushInfo, decision: PushDecision) -> None:
         """The shard has decided on a push."""
-        truth, verdict = self._shards[number], decision.verdict
+        truth, verdict = self.truth[number], decision.verdict
         worker = info.worker
         if truth.live.get(worker.rank) != worker.incarnation:
             self.fail(f"shard {number} took a push of {worker}, which is not live in its view")
@@ -153,7 +154,7 @@ class Judge:
 
     def logged(self, number: int, version: int, pushes: tuple[PushInfo, ...], scale: float, is_round: bool) -> None:
         """An update is in the log: from now on it may be restored."""
-        truth = self._shards[number]
+        truth = self.truth[number]
         if version != len(truth.history) + 1:
             self.fail(f"shard {number} logged version {version} after {len(truth.history)}")
         last = truth.history[-1] if truth.history else None
@@ -177,7 +178,7 @@ class Judge:
 
     def round_decided(self, number: int, position: Position, pushes: tuple[PushInfo, ...]) -> None:
         """A round is to be applied, or, of skipped pushes only, to be passed over."""
-        truth = self._shards[number]
+        truth = self.truth[number]
         if any(push.position != position for push in pushes):
             self.fail(f"shard {truth.number}: a round of several positions: {pushes}")
         if position <= truth.last_round:
@@ -194,19 +195,19 @@ class Judge:
 
     def loaded(self, number: int, value: float) -> None:
         """Initial values are in the log."""
-        truth = self._shards[number]
+        truth = self.truth[number]
         if truth.history:
             self.fail(f"shard {number} took initial values after {len(truth.history)} updates")
         truth.initial = value
 
     def values_acknowledged(self, number: int, disk: str) -> None:
         """A worker is told that the initial values are there."""
-        truth = self._shards[number]
+        truth = self.truth[number]
         truth.values_acknowledged, truth.acknowledged_on = True, disk
 
     def answers_pull(self, number: int, info: PushInfo) -> None:
         """The mode lets this pull be answered now."""
-        self._judge_pull(self._shards[number], info)
+        self._judge_pull(self.truth[number], info)
 
     def replied(
         self,
@@ -219,7 +220,7 @@ class Judge:
         value: float,
     ) -> None:
         """A push is acknowledged, and parameters go out with it."""
-        truth, name = self._shards[number], _name(info)
+        truth, name = self.truth[number], _name(info)
         self.replies += 1
         if incarnation < truth.acknowledged_by and not self._early:
             self.fail(
@@ -248,7 +249,7 @@ class Judge:
         if name not in self._sent[number]:
             self.fail(f"{member} got an answer to push {sequence}, which it has not sent")
         if dropped:
-            self._shards[number].dropped.add(name)
+            self.truth[number].dropped.add(name)
 
     def assumed(self, number: int, info: PushInfo, values: Sequence[float]) -> None:
         """With the answer to a push that is made now, its worker has ``values``, as the shard assumes."""
@@ -263,27 +264,22 @@ class Judge:
     def saved(self, parts: Mapping[int, tuple[int, float]]) -> None:
         """A checkpoint holds, by number, this version with this value: every push is on all shards or on none."""
         for number, (version, value) in parts.items():
-            truth = self._shards[number]
+            truth = self.truth[number]
             if version > len(truth.history):
                 self.fail(f"a checkpoint has version {version} of shard {number}; {len(truth.history)} were logged")
             expected = truth.history[version - 1].value if version else truth.initial
             if not _same(value, expected):
                 self.fail(f"a checkpoint has {value} as version {version} of shard {number} instead of {expected}")
         for number, (version, _) in parts.items():
-            names = [_name(push) for update in self._shards[number].history[:version] for push in update.pushes]
+            names = [_name(push) for update in self.truth[number].history[:version] for push in update.pushes]
             for other, (other_version, _) in parts.items():
-                applied = self._shards[other].applied
+                applied = self.truth[other].applied
                 if later := [name for name in names if applied.get(name, 0) > other_version]:
                     self.fail(f"a checkpoint has push {later[0]} on shard {number}, not on shard {other}")
 
-    def newest(self, number: int) -> float:
-        """The value after the last update in the log of a shard."""
-        truth = self._shards[number]
-        return truth.history[-1].value if truth.history else truth.initial or 0.0
-
     def acknowledged_by(self, number: int) -> int:
         """The newest incarnation of shard ``number`` that acknowledged a push."""
-        return max(truth.acknowledged_by for truth in self._shards[number % self.shards :: self.shards])
+        return max(truth.acknowledged_by for truth in self.truth[number % self.shards :: self.shards])
 
     # Inner workings
 

@@ -91,6 +91,20 @@ class ShardTruth:
     #: The rows of each push.
     sent_rows: dict[Name, RowValues] = field(default_factory=dict)
 
+    @property
+    def newest(self) -> float:
+        """The value after the last update in the log."""
+        return self.history[-1].value if self.history else self.initial or 0.0
+
+    @property
+    def held(self) -> set[Name]:
+        """Pushes of live workers that have been accepted and not been applied."""
+        return {
+            name
+            for name, verdict in self.verdicts.items()
+            if verdict is Verdict.HOLD and name not in self.applied and self.live.get(name[0]) == name[1]
+        }
+
     def row(self, number: int, version: int) -> float:
         """The row with id ``number`` after the update that made ``version``."""
         return sum(update.rows.get(number, 0.0) for update in self.history[:version])

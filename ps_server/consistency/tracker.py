@@ -53,7 +53,8 @@ class Tracker:
         self._live: dict[int, int] = {}
         self._participants: dict[int, _Participant] = {}
         self._clocks = ClockVector()
-        self._rounds = PendingRounds()
+        #: Others only read them.
+        self.rounds = PendingRounds()
         #: Where gradients are clipped over several shards.
         self.norms = RoundNorms()
         #: The lowest round and since when it has had its quorum, while it waits for more than that.
@@ -137,9 +138,9 @@ class Tracker:
                 self._count_applied(decision.staleness)
                 self._keep(push)
             case Verdict.HOLD:
-                self._rounds.add(push)
+                self.rounds.add(push)
             case Verdict.SKIP if self._rule.collects:
-                self._rounds.add(push)
+                self.rounds.add(push)
                 self.counts.outcomes[Verdict.SKIP.value] += 1
             case _:
                 self.counts.outcomes[decision.verdict.value] += 1
@@ -160,7 +161,7 @@ class Tracker:
         The grace time of a round begins when it is the lowest and has its quorum; it begins again when that is lost.
         """
         rounds = []
-        while self._rounds.lowest is not FOREVER and self._is_due(self._rounds.lowest, now):
+        while self.rounds.lowest is not FOREVER and self._is_due(self.rounds.lowest, now):
             rounds.append(self._take())
         return rounds
 
@@ -168,11 +169,11 @@ class Tracker:
         """Close the lowest round if its time has come: later pushes of its position are LATE, and it is taken by
         ``take_closed``, in place of ``take_ready``. Returns its pushes; None when none is closed now.
         """
-        lowest = self._rounds.lowest
+        lowest = self.rounds.lowest
         if self.norms.closed is not None or lowest is FOREVER or not self._is_due(lowest, now):
             return None
         self.norms.close(lowest)
-        return self._rounds.first()
+        return self.rounds.first()
 
     def take_closed(self, squared_norm: float) -> Round:
         """The closed round, to be applied now. ``squared_norm``: this shard's part."""
@@ -182,7 +183,7 @@ class Tracker:
     def part_of_norm(self, position: Position) -> float | None:
         """What this shard adds to the squared norm of a round: 0 where that is made without it; None: not known yet."""
         known = self.norms.of(position)
-        if known is None and position not in self._rounds:
+        if known is None and position not in self.rounds:
             return 0.0 if position <= max(self.applied, self._rule.due(self._clocks)) else None
         return known
 
@@ -193,13 +194,13 @@ class Tracker:
 
     def may_pull(self, position: Position) -> bool:
         """Whether a pull of a worker that stands at ``position`` may be answered. Rounds not taken yet hold it back."""
-        return position < self._rounds.lowest and position <= self._rule.answered(self._clocks, self.applied)
+        return position < self.rounds.lowest and position <= self._rule.answered(self._clocks, self.applied)
 
     def blocker(self, position: Position) -> str | None:
         """None when ``may_pull(position)``; else what it waits for, for people."""
         if self.may_pull(position):
             return None
-        if self._rounds.lowest <= min(position, self._rule.due(self._clocks)):
+        if self.rounds.lowest <= min(position, self._rule.due(self._clocks)):
             return self.norms.waits_for or f"{position} is about to be applied"
         rank, others = self._clocks.slowest()
         more = f" and {others} more" if others else ""
@@ -268,7 +269,7 @@ class Tracker:
         self._started = True
 
     def _take(self) -> Round:
-        self.applied, pushes = self._rounds.take()
+        self.applied, pushes = self.rounds.take()
         staleness = tuple(map(self._staleness, pushes))
         for push, versions in zip(pushes, staleness, strict=True):
             self._count_applied(versions)

@@ -26,19 +26,32 @@ class Moves:
             name, epoch = shard_map.spec.name, shard_map.epoch
             known = self._epochs.get((name, epoch))
             if known is None or known[0] != shard_map:
+                self._check_one_point(shard_map)
                 self._epochs[name, epoch] = shard_map, self._brought(shard_map)
 
     def _brought(self, shard_map: ShardMap) -> Mapping[Piece, float]:
         before = self._epochs.get((shard_map.spec.name, shard_map.epoch - 1))
         if before is None:
             return {}
-        home = _homes(before[0])
+        home, truth = _homes(before[0]), self._judge.truth
         found: dict[Piece, float] = {}
         for piece, shard in _homes(shard_map).items():
-            brought = before[1].get(piece, 0.0) + self._judge.newest(home[piece]) - self._judge.newest(shard)
+            brought = before[1].get(piece, 0.0) + truth[home[piece]].newest - truth[shard].newest
             if brought:
                 found[piece] = brought
         return found
+
+    def _check_one_point(self, shard_map: ShardMap) -> None:
+        """A push that one shard has applied and another holds would be applied twice to a slice, or never."""
+        before = self._epochs.get((shard_map.spec.name, shard_map.epoch - 1))
+        holders = [self._judge.truth[number] for number in before[0].holders] if before else []
+        applied = {name: truth.number for truth in holders for name in truth.applied}
+        for truth in holders:
+            if both := truth.held & applied.keys():
+                self._judge.fail(
+                    f"slices move while shard {truth.number} holds push {min(both)}, which shard {applied[min(both)]} "
+                    f"has applied"
+                )
 
     def shift(self, shard_map: ShardMap, variable: str, row: int) -> float:
         """What the slice of ``variable`` that begins with ``row`` has brought along."""

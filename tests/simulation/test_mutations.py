@@ -1,6 +1,7 @@
 """The judge is not blind: with one rule broken on purpose in the shipped code, some seed shows it."""
 
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from types import SimpleNamespace
 
 from ps_protocol.errors import StorageFull
@@ -10,8 +11,8 @@ from ps_server.consistency import Position, Tracker, Verdict
 from ps_server.consistency.modes import Ssp, Sync
 from ps_server.coordinator.data.data_leases import DataLeases
 from ps_server.coordinator.data.interval_set import IntervalSet
-from ps_server.coordinator.jobs import checkpoints
-from ps_server.coordinator.jobs.quiesce import Quiesce
+from ps_server.coordinator.jobs import checkpoints, move_runner
+from ps_server.coordinator.jobs.quiesce import Quiesce, check_same_position
 from ps_server.coordinator.membership import durability_ledger
 from ps_server.coordinator.membership.barrier import Barrier
 from ps_server.coordinator.publisher import Publisher
@@ -20,6 +21,7 @@ from ps_server.log.durable import DurableLog
 from ps_server.shard.durability.replication import Replication
 from ps_server.shard.standby import follower
 from ps_server.shard.step import applier
+from ps_server.shard.step.copies import CopiedModel
 from ps_server.shard.step.model import ShardModel
 from ps_server.state import reshard
 from ps_server.state.apply import Replay
@@ -270,6 +272,23 @@ def test_slices_that_come_without_their_values_are_seen(monkeypatch):
     )
     faults = tuple(Fault(2.0 + number, "move") for number in range(6))
     assert shown("values of different updates", SEEDS, faults=faults, **MOVES)
+
+
+def test_a_move_after_which_held_pushes_count_as_known_loses_them(monkeypatch):
+    def with_those_held(self):
+        return replace(self.tracker.persisted_state(), standings=self.tracker.clocks())
+
+    monkeypatch.setattr(CopiedModel, "known_pushes", with_those_held)
+    faults = tuple(Fault(2.0 + number, "move") for number in range(6))
+    assert shown("which it has not applied", SEEDS, consistency=Consistency(Mode.SYNC), faults=faults, **MOVES)
+
+
+def test_a_move_while_one_shard_holds_a_push_that_another_has_applied_is_seen(monkeypatch):
+    def whatever_is_held(reports):
+        check_same_position([[replace(model, open={}) for model in models] for models in reports])
+
+    monkeypatch.setattr(move_runner, "check_same_position", whatever_is_held)
+    assert shown("slices move while shard", [201365])
 
 
 def test_a_format_that_forgets_what_it_left_out_is_seen(monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,3 +16,5 @@ class ModelPosition:
     #: Of the last round applied in sync.
     phase: int = 0
     clock: int = 0
+    #: By rank and incarnation, the sequence of the first accepted push whose round is still open.
+    open: Mapping[tuple[int, int], int] = field(default_factory=dict)

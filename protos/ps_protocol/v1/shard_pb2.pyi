@@ -625,16 +625,18 @@ class WorkerSequence(_message.Message):
     def __init__(self, worker: _Optional[_Union[WorkerId, _Mapping]] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class ModelCut(_message.Message):
-    __slots__ = ("model", "accepted", "phase", "clock")
+    __slots__ = ("model", "accepted", "phase", "clock", "open")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
     model: str
     accepted: _containers.RepeatedCompositeFieldContainer[WorkerSequence]
     phase: int
     clock: int
-    def __init__(self, model: _Optional[str] = ..., accepted: _Optional[_Iterable[_Union[WorkerSequence, _Mapping]]] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ...) -> None: ...
+    open: _containers.RepeatedCompositeFieldContainer[WorkerSequence]
+    def __init__(self, model: _Optional[str] = ..., accepted: _Optional[_Iterable[_Union[WorkerSequence, _Mapping]]] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., open: _Optional[_Iterable[_Union[WorkerSequence, _Mapping]]] = ...) -> None: ...
 
 class PauseRequest(_message.Message):
     __slots__ = ("quiesce", "seconds")

@@ -93,7 +93,8 @@ def check_same_position(reports: Iterable[Sequence[ModelPosition]]) -> None:
     points: dict[str, tuple[Any, ...]] = {}
     for model in (model for models in reports for model in models):
         accepted = tuple((worker, sequence) for worker, sequence in model.accepted.items() if sequence)
-        point = model.phase, model.clock, accepted
+        # While the mode changes, a push may wait for its round on one shard and be applied on another.
+        point = model.phase, model.clock, accepted, tuple(model.open.items())
         if points.setdefault(model.model, point) != point:
             raise QuiesceLost(
                 f"the shards were not at one point of model '{model.model}'",

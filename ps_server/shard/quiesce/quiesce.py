@@ -274,4 +274,7 @@ def _standing(model: ShardModel) -> ModelPosition:
     accepted = {
         (standing.worker.rank, standing.worker.incarnation): standing.last_sequence for standing in tracker.clocks()
     }
-    return ModelPosition(model.name, accepted, tracker.applied.phase, tracker.applied.clock)
+    waiting = {(worker.rank, worker.incarnation): sequence for worker, sequence in tracker.rounds.open().items()}
+    # A worker that is gone may have sent its last push to some shards only.
+    waiting = {worker: waiting[worker] for worker in accepted if worker in waiting}
+    return ModelPosition(model.name, accepted, tracker.applied.phase, tracker.applied.clock, waiting)

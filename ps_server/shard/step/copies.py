@@ -13,7 +13,6 @@ from ps_server.consistency import Tracker, TrackerState
 from ps_server.log.manifest import ModelPart
 from ps_server.optimizers.state import StateEntry
 from ps_server.shard.step.gate import Gate
-from ps_server.shard.step.held import HeldPushes
 from ps_server.shard.step.published import Published
 from ps_server.shard.step.working_copy import WorkingCopy
 from ps_server.state.blocks import Block
@@ -29,7 +28,6 @@ class CopiedModel(ABC):
     tracker: Tracker
     gate: Gate
     _working: WorkingCopy
-    _held: HeldPushes
 
     @property
     @abstractmethod
@@ -55,12 +53,14 @@ class CopiedModel(ABC):
         return ModelPart(self.layout.shard_map, initialised, state, number)
 
     def known_pushes(self) -> TrackerState:
-        """What a successor has to know of pushes: all but those held for an open step, which come again."""
-        state = self.tracker.persisted_state()
-        if self._held or self.tracker.collects:
-            return state
-        # With those that changed nothing: a restart forgets them, and they were answered.
-        return replace(state, standings=self.tracker.clocks())
+        """What a successor has to know of pushes: all but those whose round is open, which come again."""
+        state, waiting = self.tracker.persisted_state(), self.tracker.rounds.open()
+        # With those that changed nothing. A restart forgets them, but values that move here may hold them.
+        known = (
+            applied if decided.worker in waiting else decided
+            for applied, decided in zip(state.standings, self.tracker.clocks(), strict=True)
+        )
+        return replace(state, standings=tuple(known))
 
     async def copy_block(self, block: Block, into: memoryview) -> tuple[int, memoryview, list[StateEntry]]:
         """A copy of one block, made between two updates: the last record it contains, values, optimizer state."""

@@ -156,6 +156,59 @@ def test_in_sync_a_push_held_for_its_step_comes_again_and_its_step_is_made_once(
         assert {made.model(number).pool.in_use for number in made.holders} == {0}
 
 
+def test_a_push_held_in_sync_comes_again_though_the_mode_changes_while_slices_move():
+    live = {0: 1, 1: 2}
+    with job(spec_of("RMSprop"), HERE, live=live, consistency=Consistency(Mode.SYNC)) as made:
+        workers = [Worker(made, rank) for rank in live]
+        workers[0].send()
+        wait_until(lambda: all(len(made.model(number)._held) == 1 for number in made.holders))
+        made.begin_move()
+        reached = made.reach()
+        assert [each.sequence for model in reached[0].models for each in model.open] == [1]
+        wanted = made.next_map(THERE)
+        for number in made.nodes:
+            made.prepare(number, wanted)
+        made.consistency = Consistency(Mode.ASYNC)
+        made.show()
+        made.commit(wanted)
+        for worker in workers:
+            worker.open()
+        assert {stream.opened.last_sequence for stream in workers[0].streams.values()} == {0}
+        workers[0].repeat()
+        assert workers[0].results() == [pb.OUTCOME_APPLIED] * 3
+        assert_same(made.values(), undisturbed(spec_of("RMSprop"), 1)[0])
+        for worker in workers:
+            worker.end()
+
+
+def test_in_sync_a_push_that_came_too_late_is_known_after_a_move():
+    live = {0: 1, 1: 2, 2: 3}
+    consistency = Consistency(Mode.SYNC, backup=1)
+    with job(spec_of("RMSprop"), HERE, live=live, consistency=consistency) as made:
+        workers = [Worker(made, rank) for rank in live]
+        for worker in workers[:2]:
+            worker.send()
+        for worker in workers[:2]:
+            assert worker.results() == [pb.OUTCOME_APPLIED] * 2
+        workers[2].send()  # and the answer is lost
+        wait_until(lambda: all(made.model(n).tracker.counts.outcomes["late"] for n in made.holders))
+        values = made.values()
+        wanted = made.next_map(THERE)
+        made.begin_move()
+        made.reach()
+        for number in made.nodes:
+            made.prepare(number, wanted)
+        made.consistency = Consistency(Mode.ASYNC)
+        made.commit(wanted)
+        for worker in workers:
+            worker.open()
+        workers[2].repeat()
+        assert workers[2].results() == [pb.OUTCOME_DUPLICATE] * 3
+        assert_same(made.values(), values)
+        for worker in workers:
+            worker.end()
+
+
 def test_no_step_is_made_while_slices_move_though_the_worker_it_waited_for_is_lost():
     live = {0: 1, 1: 2}
     with job(spec_of(), HERE, live=live, consistency=Consistency(Mode.SYNC)) as made:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ps_protocol.cluster.quiesced import ModelPosition
 from ps_protocol.v1 import shard_pb2 as pb
@@ -13,12 +13,10 @@ def positions_to_pb(positions: Iterable[ModelPosition]) -> list[pb.ModelCut]:
     return [
         pb.ModelCut(
             model=each.model,
-            accepted=[
-                pb.WorkerSequence(worker=pb.WorkerId(rank=rank, incarnation=incarnation), sequence=sequence)
-                for (rank, incarnation), sequence in each.accepted.items()
-            ],
+            accepted=_sequences_to_pb(each.accepted),
             phase=each.phase,
             clock=each.clock,
+            open=_sequences_to_pb(each.open),
         )
         for each in positions
     ]
@@ -29,9 +27,21 @@ def positions_from_pb(messages: Iterable[pb.ModelCut]) -> list[ModelPosition]:
     return [
         ModelPosition(
             each.model,
-            {(a.worker.rank, a.worker.incarnation): a.sequence for a in each.accepted},
+            _sequences_from_pb(each.accepted),
             each.phase,
             each.clock,
+            _sequences_from_pb(each.open),
         )
         for each in messages
     ]
+
+
+def _sequences_to_pb(sequences: Mapping[tuple[int, int], int]) -> list[pb.WorkerSequence]:
+    return [
+        pb.WorkerSequence(worker=pb.WorkerId(rank=rank, incarnation=incarnation), sequence=sequence)
+        for (rank, incarnation), sequence in sequences.items()
+    ]
+
+
+def _sequences_from_pb(messages: Iterable[pb.WorkerSequence]) -> dict[tuple[int, int], int]:
+    return {(each.worker.rank, each.worker.incarnation): each.sequence for each in messages}
