@@ -10,13 +10,19 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from ps_worker.cluster import Cluster
 from ps_worker.lightning import joined
+from ps_worker.lightning.adopted import close_earlier, note_adopted, optimizers_of
 from ps_worker.lightning.process import TrainerProcess
+from ps_worker.optimizer import PsOptimizer
 
 _numbers: Iterator[int] = itertools.count()
+
+_EPOCH_BITS = 16
+"""Room for epochs in the number of a section."""
 
 
 class TorchPsStrategy(TrainerProcess, Strategy):
@@ -33,12 +39,17 @@ class TorchPsStrategy(TrainerProcess, Strategy):
         ``adopting``: arguments of ``cluster.adopt``, such as ``wire="int8"``.
         """
         Strategy.__init__(self)
-        TrainerProcess.__init__(self, cluster, f"lightning-{next(_numbers)}", self._epoch)
+        TrainerProcess.__init__(self, cluster, f"lightning-{next(_numbers)}", self._section)
         self._adopting = adopting
         #: Whether the trainer is to split DataLoaders; None until it has begun.
         self._splits: bool | None = None
         #: What the trainer was told, while the shards clip in its place.
         self._clip_grad_norm: float | None = None
+        #: Those of the last fit.
+        self._own: list[PsOptimizer] = []
+        #: How many fits have begun before, and whether this one knows the epoch of its checkpoint.
+        self._fits = -1
+        self._knows_epoch = False
 
     @property
     def is_distributed(self) -> bool:
@@ -47,6 +58,9 @@ class TorchPsStrategy(TrainerProcess, Strategy):
 
     def setup_environment(self) -> None:
         """Join the job."""
+        if self._trainer.state.fn is TrainerFn.FITTING:
+            self._fits += 1
+            self._knows_epoch = False
         self.join_job()
         super().setup_environment()
         if self._splits is None:
@@ -64,14 +78,22 @@ class TorchPsStrategy(TrainerProcess, Strategy):
         self.model.to(self.root_device)
 
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
-        """Build the optimizers, and have the shards run them."""
-        super().setup_optimizers(trainer)
+        """Build the optimizers, and have the shards run them. Those of an earlier fit are closed."""
         assert self.lightning_module is not None
+        close_earlier(self.lightning_module, self._own)
+        super().setup_optimizers(trainer)
         adopting = {**self._clipping(trainer, self.lightning_module), **self._adopting}
         schedulers = [config.scheduler for config in self.lr_scheduler_configs]
+        self._own = []
         for optimizer in self.optimizers:
-            own = [each for each in schedulers if getattr(each, "optimizer", None) is optimizer]
-            self.cluster.adopt(optimizer, self.lightning_module, own, **adopting)
+            following = [each for each in schedulers if getattr(each, "optimizer", None) is optimizer]
+            self._own.append(self.cluster.adopt(optimizer, self.lightning_module, following, **adopting))
+            note_adopted(self._own[-1:])
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Set up the module, its optimizers and its precision; a checkpoint's state of training comes next."""
+        super().setup(trainer)
+        self._knows_epoch = True
 
     def teardown(self) -> None:
         """Give the trainer back what it was told. What is on the shards stays."""
@@ -91,8 +113,15 @@ class TorchPsStrategy(TrainerProcess, Strategy):
 
     def on_validation_start(self) -> None:
         """Have every worker evaluate the newest parameters."""
-        for optimizer in self.optimizers:
-            optimizer.pull()  # type: ignore[attr-defined]
+        self._pull()
+
+    def on_test_start(self) -> None:
+        """Have every worker test the newest parameters."""
+        self._pull()
+
+    def on_predict_start(self) -> None:
+        """Have every worker predict with the newest parameters."""
+        self._pull()
 
     def on_exception(self, exception: BaseException) -> None:
         """Note why this worker leaves."""
@@ -107,8 +136,17 @@ class TorchPsStrategy(TrainerProcess, Strategy):
         self._clip_grad_norm, trainer.gradient_clip_val = norm, None
         return {"clip_grad_norm": float(norm)}
 
-    def _epoch(self) -> int:
-        return int(self._trainer.current_epoch)
+    def _pull(self) -> None:
+        trainer, module = self._trainer, self.lightning_module
+        assert module is not None
+        if trainer.state.fn is TrainerFn.FITTING or not trainer.ckpt_path:
+            for optimizer in optimizers_of(module):
+                optimizer.pull()
+
+    def _section(self) -> int:
+        """Rises, also where a fit goes on from a checkpoint that is older than what the fit before has reached."""
+        epoch = int(self._trainer.current_epoch) if self._knows_epoch else 0
+        return (max(0, self._fits) << _EPOCH_BITS) + epoch
 
     @property
     def _trainer(self) -> pl.Trainer:

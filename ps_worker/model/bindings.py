@@ -143,7 +143,8 @@ def check_free(bindings: Bindings, held: Mapping[int, str]) -> None:
                 f"the parameter '{variable.name}' belongs to the optimizer of model '{held[id(parameter)]}' already",
                 variable=variable.name,
                 expected="each parameter in one optimizer",
-                remedy="use one cluster.optimizer(...) with parameter groups, or give each its own parameters",
+                remedy="use one cluster.optimizer(...) with parameter groups, give each its own parameters, "
+                "or close() the first one",
             )
 
 

@@ -48,6 +48,9 @@ class Classifier(pl.LightningModule):
     def validation_step(self, batch: Sequence[torch.Tensor], batch_idx: int) -> None:
         self.log("val_loss", self.loss(batch), sync_dist=True)
 
+    def test_step(self, batch: Sequence[torch.Tensor], batch_idx: int) -> None:
+        self.log("test_loss", self.loss(batch), sync_dist=True)
+
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
         return [optimizer], [{"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5), "interval": "epoch"}]
@@ -138,6 +141,37 @@ def fit(folder: Path, strategy: str, workers: int, resume: str | None = None) ->
         "lr": fitting.optimizers[0].param_groups[0]["lr"],
         "best": str(checkpoints.best_model_path),
         "last": str(checkpoints.last_model_path),
+    }
+
+
+def again(folder: Path, strategy: str, workers: int) -> dict[str, Any]:
+    """One module in two trainers: saved and tested after a fit, fitted again from an old checkpoint, and once more."""
+    module, losses, seen = Classifier(), Losses(), list[torch.Tensor]()
+    train, test = loader(8 // workers), loader(8 // workers, 24, 2)
+
+    def note() -> None:
+        seen.extend(p.detach().clone() for p in module.parameters())
+
+    # The first epoch, which is not the last, is the best one.
+    worst = ModelCheckpoint(monitor="val_loss", mode="max", filename="worst")
+    first = trainer(folder / "first", strategy, 3, [losses, worst])
+    first.fit(module, train, test)
+    note()
+    first.save_checkpoint(folder / "end.ckpt")
+    measured = [first.validate(module, test, verbose=False), first.test(module, test, "best", verbose=False)]
+    note()
+    first.fit_loop.max_epochs = 4
+    first.fit(module, train, test, ckpt_path=worst.best_model_path)
+    note()
+    other = trainer(folder / "other", strategy, 2, [losses], enable_checkpointing=False)
+    measured.append(other.validate(module, test, verbose=False))
+    other.fit(module, train, test)
+    note()
+    return {
+        "parameters": seen,
+        "losses": losses.seen,
+        "lr": [each.optimizers[0].param_groups[0]["lr"] for each in (first, other)],
+        "measured": [value for (each,) in measured for value in each.values()],
     }
 
 
