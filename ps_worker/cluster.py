@@ -51,7 +51,7 @@ class Cluster:
         self._session = session
         self._embedded = embedded
         if embedded is not None:
-            session.watch_own_servers(embedded.check)
+            session.check_own_servers = embedded.check
         self._models = TrainedModels(session)
         self._collectives = Collectives(session, self._models)
         self._datasets = Datasets(session, self._models.idle)

@@ -67,8 +67,8 @@ class Session:
         #: Traces, and event files of TensorBoard.
         self.instruments = Instruments()
         self._metrics: MetricsServer | None = None
-        #: Raises when a server that this process has started has ended; None: it has started none.
-        self._own_servers: Callable[[], None] | None = None
+        #: Raises an error when a server that this process has started has ended.
+        self.check_own_servers: Callable[[], None] = lambda: None
 
     @classmethod
     def join(cls, config: WorkerConfig) -> Self:
@@ -184,12 +184,7 @@ class Session:
         """Raises Fenced when this worker lost its place, StateLost when a server of the script's own has ended."""
         if self._membership.fenced is not None:
             self._membership.check()
-        if self._own_servers is not None:
-            self._own_servers()
-
-    def watch_own_servers(self, check: Callable[[], None]) -> None:
-        """``check`` raises an error when one of the servers that this process has started has ended."""
-        self._own_servers = check
+        self.check_own_servers()
 
     def initialiser(self) -> bool:
         """Whether this is the lowest live rank now."""
@@ -234,8 +229,7 @@ class Session:
 
     def declare(self, spec: ModelSpec) -> ShardMap:
         """Declare a model. Raises ModelMismatch when the job's differs, Unavailable or NotReady."""
-        member = self._membership.member
-        return self._persist(lambda seconds: self._client.declare_model(member, spec, seconds))
+        return self._persist(lambda seconds: self._client.declare_model(self._membership.member, spec, seconds))
 
     def epoch(self, model: str) -> int:
         """The epoch of the model's shard map in the newest view; 0: it has none."""
@@ -267,8 +261,7 @@ class Session:
 
     def exchange(self, key: ExchangeKey, payload: bytes, wait_seconds: float) -> ExchangeState:
         """See CoordinatorClient.exchange; repeated while the coordinator is away."""
-        member = self._membership.member
-        return self._persist(lambda seconds: self._client.exchange(member, key, payload, wait_seconds, seconds))
+        return self._persist(lambda s: self._client.exchange(self._membership.member, key, payload, wait_seconds, s))
 
     def record_step(self, samples: int | None, staleness: int, bytes: int, clock: int = 0) -> None:
         """Count one push; ``bytes`` were transferred in both directions. ``clock``: of this phase, with the push."""
