@@ -258,13 +258,15 @@ class Cluster:
         self._workers_only("barrier()", "leave it out: workers do not wait for evaluators")
         self._models.meet()
 
-    def all_gather(self, tensor: torch.Tensor, *, name: str = "default") -> list[torch.Tensor]:
+    def all_gather(self, tensor: torch.Tensor, *, name: str = "default", section: int = 0) -> list[torch.Tensor]:
         """The tensors of all workers by rank, 64 KiB each at most. ``Collectives`` tells what calls have in common."""
-        return self._collectives.all_gather(tensor, name=name)
+        return self._collectives.all_gather(tensor, name=name, section=section)
 
-    def all_reduce(self, tensor: torch.Tensor, reduction: str = "mean", *, name: str = "default") -> torch.Tensor:
+    def all_reduce(
+        self, tensor: torch.Tensor, reduction: str = "mean", *, name: str = "default", section: int = 0
+    ) -> torch.Tensor:
         """The "mean", "sum", "min" or "max" of a small tensor over the workers; as ``Collectives.all_reduce``."""
-        return self._collectives.all_reduce(tensor, reduction, name=name)
+        return self._collectives.all_reduce(tensor, reduction, name=name, section=section)
 
     def broadcast(self, value: Any, source: int = 0, *, name: str = "default") -> Any:
         """The tensor or JSON value of worker ``source``; as ``Collectives.broadcast``."""

@@ -48,15 +48,20 @@ class Collectives:
         self._trained = models
         self._ordinals: defaultdict[tuple[str, int], Iterator[int]] = defaultdict(itertools.count)
 
-    def all_gather(self, tensor: torch.Tensor, *, name: str = "default") -> list[torch.Tensor]:
-        """The tensors of all workers that took part, by rank, on the device of ``tensor``. Shapes may differ."""
-        _check_tensor(tensor, "all_gather")
-        return [each.to(tensor.device) for each in self._gather("all_gather", tensor, name).values()]
+    def all_gather(self, tensor: torch.Tensor, *, name: str = "default", section: int = 0) -> list[torch.Tensor]:
+        """The tensors of all workers that took part, by rank, on the device of ``tensor``. Shapes may differ.
 
-    def all_reduce(self, tensor: torch.Tensor, reduction: str = "mean", *, name: str = "default") -> torch.Tensor:
+        ``section``: as in ``gather_values``.
+        """
+        _check_tensor(tensor, "all_gather")
+        return [each.to(tensor.device) for each in self._gather("all_gather", tensor, name, section).values()]
+
+    def all_reduce(
+        self, tensor: torch.Tensor, reduction: str = "mean", *, name: str = "default", section: int = 0
+    ) -> torch.Tensor:
         """The element-wise "mean", "sum", "min" or "max" over the workers that took part; a new tensor.
 
-        Raises InvalidRequest where shapes or dtypes differ between workers.
+        ``section``: as in ``gather_values``. Raises InvalidRequest where shapes or dtypes differ between workers.
         """
         _check_tensor(tensor, "all_reduce")
         if reduction not in _REDUCTIONS:
@@ -70,7 +75,7 @@ class Collectives:
                 actual=str(tensor.dtype),
                 remedy="give tensor.float(), or reduce with 'sum'",
             )
-        parts = self._gather(f"all_reduce {reduction}", tensor, name)
+        parts = self._gather(f"all_reduce {reduction}", tensor, name, section)
         for rank, part in parts.items():
             if (part.shape, part.dtype) != (tensor.shape, tensor.dtype):
                 raise InvalidRequest(

@@ -94,6 +94,10 @@ class EqualBatches(Sampler[list[Any]]):
         """All iterations from now on have the order of ``epoch``, until it is set again."""
         self._epochs = itertools.repeat(epoch)
 
+    def start_epochs(self, first: int) -> None:
+        """The next iteration has the order of epoch ``first``, and those after it the orders that follow."""
+        self._epochs = itertools.count(first)
+
     def __iter__(self) -> Iterator[list[Any]]:
         order = list(common_order(self._source, self._seed, next(self._epochs)))
         if self._verify is not None:
@@ -133,6 +137,10 @@ class EqualTurns(Sampler[T]):
     def set_epoch(self, epoch: int) -> None:
         """All iterations from now on have the order of ``epoch``, until it is set again."""
         self._epochs = itertools.repeat(epoch)
+
+    def start_epochs(self, first: int) -> None:
+        """The next iteration has the order of epoch ``first``, and those after it the orders that follow."""
+        self._epochs = itertools.count(first)
 
     def __iter__(self) -> Iterator[T]:
         order = list(common_order(self._source, self._seed, next(self._epochs)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -63,6 +64,10 @@ class LeasedData(Sampler[Any]):
             for position in range(lease.begin, lease.end):
                 self._note(position)
                 yield order[position]
+
+    def start_epochs(self, first: int) -> None:
+        """The next iteration is epoch ``first``, and those after it the epochs that follow."""
+        self._epochs = itertools.count(first)
 
     def begin(self) -> LeaseFeed:
         """Start the next epoch; an iteration still open is ended."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -70,6 +71,10 @@ class ShareSampler(Sampler[T]):
         self._source = source
         self._share = share
         self._epochs = epochs
+
+    def start_epochs(self, first: int) -> None:
+        """The next iteration has the order of epoch ``first``, and those after it the orders that follow."""
+        self._epochs = itertools.count(first)
 
     def __iter__(self) -> Iterator[T]:
         order = common_order(self._source, self._share.seed, next(self._epochs))

@@ -42,6 +42,8 @@ class Strategy(ABC):
     def __init__(self) -> None:
         #: The optimizer that belongs to a prepared model, for ``fit``.
         self._optimizers: weakref.WeakKeyDictionary[nn.Module, torch.optim.Optimizer] = weakref.WeakKeyDictionary()
+        #: Epochs of the fits so far.
+        self._epochs = 0
         #: The norm that an optimizer was prepared to clip to.
         self._clips: weakref.WeakKeyDictionary[torch.optim.Optimizer, float] = weakref.WeakKeyDictionary()
         #: Loaders that ``distribute`` has made.
@@ -216,10 +218,22 @@ class Strategy(ABC):
         optimizer: torch.optim.Optimizer,
         values: Mapping[str, Any],
         state: dict[str, Any],
+        epoch: int,
     ) -> None:
-        """Put the ``state_dict`` of a module and of its optimizer back. Every replica calls it."""
+        """Put the ``state_dict`` of a module and of its optimizer back, before ``epoch``. Every replica calls it."""
         self.unwrap(model).load_state_dict(values)
         optimizer.load_state_dict(state)
+
+    def epoch(self, number: int) -> AbstractContextManager[Any]:
+        """Entered by ``fit`` for epoch ``number`` of all fits: ``barrier`` and ``reduce`` within belong to it."""
+        return nullcontext()
+
+    def continue_data(self, loader: Any, optimizer: torch.optim.Optimizer, epoch: int) -> None:
+        """Have a loader that ``distribute`` has made begin with the order of ``epoch``."""
+        for sampler in (getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)):
+            start = getattr(sampler, "start_epochs", None)
+            if start is not None:
+                start(epoch)
 
     def fit(
         self,
@@ -249,8 +263,10 @@ class Strategy(ABC):
         make means of several workers it is to be given there.
 
         After each epoch the chief writes ``checkpoint``; where that file is there already, on all replicas' hosts, the
-        fit continues from it. ``progress`` shows a bar, by default on a terminal. Replicas draw different random
-        numbers, so dropout differs. Raises ConfigError for what does not fit, DamagedData for another file.
+        fit continues from it. A worker that was started again while others train takes its epoch, learning rate and
+        history from there, and the parameters from the shards. ``progress`` shows a bar, by default on a terminal.
+        Replicas draw different random numbers, so dropout differs. Raises ConfigError for what does not fit,
+        DamagedData for another file.
         """
         optimizer = self._optimizers.get(model)
         if optimizer is None:
@@ -272,8 +288,9 @@ class Strategy(ABC):
         checked = as_loader(validation, batch_size, shuffle=False)
         if self.replicas > 1:
             self.seed_replica(torch.initial_seed())
+        first, self._epochs = self._epochs, self._epochs + epochs
         with clipping:
-            return Fit(self, model, optimizer, given).run(loader, checked)
+            return Fit(self, model, optimizer, given, first).run(loader, checked)
 
     def evaluate(
         self,

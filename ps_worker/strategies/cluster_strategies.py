@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, ClassVar
 
@@ -14,8 +14,12 @@ from ps_protocol.errors import ConfigError, Unavailable
 from ps_protocol.model.spec import Mode
 from ps_protocol.security.settings import SecuritySettings
 from ps_worker.connection import connect
+from ps_worker.data.leased_loader import LeasedLoader
 from ps_worker.optimizer import PsOptimizer
 from ps_worker.strategies.base import Strategy
+
+_FIT, _RESTORE = "fit", "fit restores"
+"""Names of exchanges: those of the epochs of a fit, and of what comes before them."""
 
 VIEW_SECONDS = 60.0
 """How long a worker waits to be told of the mode that it has set."""
@@ -76,6 +80,8 @@ class ParameterServer(Strategy):
             local=local,
         )
         self._session = self.cluster._session
+        #: The name under which exchanges are counted, and the section in it.
+        self._exchanges = "strategy", 0
         self._begin(mode, staleness, backup, grace_seconds)
 
     def _begin(self, mode: str | None, staleness: int | None, backup: int, grace_seconds: float) -> None:
@@ -159,14 +165,37 @@ class ParameterServer(Strategy):
         return self.cluster.shard(loader)
 
     def _all_reduce(self, how: str, tensor: Tensor) -> Tensor:
-        return self.cluster.all_reduce(tensor, how, name="strategy")
+        name, section = self._exchanges
+        return self.cluster.all_reduce(tensor, how, name=name, section=section)
 
     def _all_gather(self, tensor: Tensor) -> list[Tensor]:
-        return self.cluster.all_gather(tensor, name="strategy")
+        name, section = self._exchanges
+        return self.cluster.all_gather(tensor, name=name, section=section)
+
+    @contextmanager
+    def epoch(self, number: int) -> Iterator[None]:
+        """As in ``Strategy``; a worker that comes to an epoch which the others have passed gets what they exchanged."""
+        before, self._exchanges = self._exchanges, (_FIT, number)
+        try:
+            yield
+        finally:
+            self._exchanges = before
 
     def barrier(self) -> None:
         """As ``Cluster.barrier``: also brings the newest parameters into every model."""
-        self.cluster.barrier()
+        name, section = self._exchanges
+        if name == _FIT:
+            self._meet(name, section)
+        else:
+            self.cluster.barrier()
+
+    def _meet(self, name: str, section: int) -> None:
+        """A barrier that a worker passes at once which begins its script again, where the others have passed it."""
+        models = self.cluster._models
+        for model in models:
+            model.finish()
+        self.cluster.gather_values(None, name=name, section=section)
+        models.pull()
 
     def refresh(self, model: nn.Module) -> None:
         """As the ``pull`` of its optimizer."""
@@ -180,13 +209,23 @@ class ParameterServer(Strategy):
         optimizer: torch.optim.Optimizer,
         values: Mapping[str, Any],
         state: dict[str, Any],
+        epoch: int,
     ) -> None:
-        """As in ``Strategy``; the chief's values become the cluster's."""
+        """As in ``Strategy``; the chief's values become the cluster's, unless the cluster's are newer."""
+        if joined_running(optimizer):
+            for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
+                group.update({name: value for name, value in saved.items() if name != "params"})
+            return
         if self.is_chief and isinstance(optimizer, PsOptimizer):
             model.load_state_dict(values)
             optimizer.assign()
         optimizer.load_state_dict(state)
-        self.barrier()
+        self._meet(_RESTORE, epoch)
+
+    def continue_data(self, loader: Any, optimizer: torch.optim.Optimizer, epoch: int) -> None:
+        """As in ``Strategy``. The coordinator of a new job leases the first epoch, whatever a file says."""
+        if not isinstance(loader, LeasedLoader) or joined_running(optimizer):
+            super().continue_data(loader, optimizer, epoch)
 
     def close(self) -> None:
         """Leave the job; servers of the script's own end."""
@@ -246,3 +285,8 @@ class CentralStorage(ParameterServer):
                 'parameter_server with mode="sync"',
             )
         return made
+
+
+def joined_running(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the model had been trained when this worker came: what the shards have is newer than a file."""
+    return isinstance(optimizer, PsOptimizer) and optimizer._model.pipeline.joined_running

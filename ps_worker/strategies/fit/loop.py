@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from itertools import count
 from typing import Any
@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from ps_worker.data.samples import Share, batch_samples, shard
 from ps_worker.strategies.fit import saved
 from ps_worker.strategies.fit.accumulation import grouped
+from ps_worker.strategies.fit.callbacks import Callback
 from ps_worker.strategies.fit.inputs import parts
 from ps_worker.strategies.fit.replica import LoopReplica
 from ps_worker.strategies.fit.settings import PRECISIONS, FitSettings, Loss
@@ -29,32 +30,49 @@ class Fit:
     """One fit of a prepared model. Called by ``Strategy.fit`` on every replica alike."""
 
     def __init__(
-        self, s: LoopReplica, model: nn.Module, optimizer: torch.optim.Optimizer, settings: FitSettings
+        self,
+        s: LoopReplica,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        settings: FitSettings,
+        first_epoch: int = 0,
     ) -> None:
+        """``first_epoch``: the number of epochs of the fits before this one, on every replica."""
         self._s, self._model, self._optimizer, self._settings = s, model, optimizer, settings
+        self._first_epoch = first_epoch
         self._scaler = torch.amp.GradScaler(s.device.type, enabled=settings.precision == "fp16")
         self._steps = count(1)
         self._history: History = []
 
     def run(self, loader: Iterable[Any], validation: Any) -> History:
         """Train the epochs that a checkpoint does not have yet."""
-        self._restore()
+        self._restore(loader)
+        if self._any_ends(lambda callback: callback.on_fit_begin(self._history)):
+            return self._history
         for epoch in range(len(self._history), self._settings.epochs):
-            for callback in self._settings.callbacks:
-                callback.on_epoch_begin(epoch)
-            logs = self._epoch(loader, epoch)
-            if validation is not None:
-                found = evaluate(self._s, self._model, validation, self._settings.loss, self._settings.metrics)
-                logs |= {f"val_{name}": value for name, value in found.items()}
-            self._history.append(logs)
-            self._save()
-            # Every callback is told, also after one that ends the fit.
-            ends = [bool(callback.on_epoch_end(epoch, logs)) for callback in self._settings.callbacks]
-            if any(ends):
-                break
+            with self._s.epoch(self._first_epoch + epoch):
+                if self._epoch(loader, epoch, validation):
+                    break
         return self._history
 
-    def _epoch(self, loader: Iterable[Any], epoch: int) -> dict[str, float]:
+    def _epoch(self, loader: Iterable[Any], epoch: int, validation: Any) -> bool:
+        """Whether a callback ends the fit after this epoch."""
+        for callback in self._settings.callbacks:
+            callback.on_epoch_begin(epoch)
+        logs = self._train(loader, epoch)
+        if validation is not None:
+            found = evaluate(self._s, self._model, validation, self._settings.loss, self._settings.metrics)
+            logs |= {f"val_{name}": value for name, value in found.items()}
+        self._history.append(logs)
+        self._save()
+        return self._any_ends(lambda callback: callback.on_epoch_end(epoch, logs))
+
+    def _any_ends(self, call: Callable[[Callback], bool | None]) -> bool:
+        # Every callback is told, also after one that ends the fit.
+        said = [call(callback) for callback in self._settings.callbacks]
+        return any(said)
+
+    def _train(self, loader: Iterable[Any], epoch: int) -> dict[str, float]:
         totals = Totals(self._settings.loss, self._settings.metrics)
         self._model.train()
         groups = grouped(loader, self._settings.accumulate, self._settings.steps_per_epoch)
@@ -107,12 +125,16 @@ class Fit:
             saved.write(self._settings.checkpoint, contents)
         self._s.barrier()
 
-    def _restore(self) -> None:
+    def _restore(self, loader: Iterable[Any]) -> None:
         path = self._settings.checkpoint
         if path is None or not path.exists():
             return
         contents = saved.read(path)
-        self._s.restore(self._model, self._optimizer, contents["model"], contents["optimizer"])
+        epoch = len(contents["history"])
+        self._s.restore(
+            self._model, self._optimizer, contents["model"], contents["optimizer"], self._first_epoch + epoch
+        )
+        self._s.continue_data(loader, self._optimizer, epoch)
         if self._settings.scheduler is not None:
             self._settings.scheduler.load_state_dict(contents["scheduler"])
         self._scaler.load_state_dict(contents["scaler"])

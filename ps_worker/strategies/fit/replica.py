@@ -39,6 +39,12 @@ class LoopReplica(Protocol):
     def reduce(self, how: str, value: T) -> T:
         """The mean or sum over the replicas."""
 
+    def epoch(self, number: int) -> AbstractContextManager[Any]:
+        """A context for everything in an epoch."""
+
+    def continue_data(self, loader: Any, optimizer: torch.optim.Optimizer, epoch: int) -> None:
+        """Have the loader begin with ``epoch``."""
+
     def refresh(self, model: nn.Module) -> None:
         """Bring the newest values into ``model``."""
 
@@ -54,5 +60,6 @@ class LoopReplica(Protocol):
         optimizer: torch.optim.Optimizer,
         values: dict[str, Any],
         state: dict[str, Any],
+        epoch: int,
     ) -> None:
         """Put saved values and state back."""

@@ -143,15 +143,30 @@ def fit_and_continue(folder: str) -> Any:
     with ps_worker.strategy("mirrored", devices="cpu") as s:
         whole = fit(s)
         fit(s, epochs=1, checkpoint=f"{folder}/fit.pt")
-        return [whole, fit(s, checkpoint=f"{folder}/fit.pt")]
+        return [whole, fit(s, checkpoint=f"{folder}/fit.pt"), dropped_in_a_fit(s)]
 
 
-def test_two_replicas_fit_as_one_process_and_continue_from_a_checkpoint(tmp_path):
+def dropped_in_a_fit(s) -> list[bool]:
+    """Which of 64 equal inputs a fit has dropped."""
+    seen: list[bool] = []
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(64, 1))
+    model[0].register_forward_hook(lambda module, given, dropped: seen.extend((dropped == 0).flatten().tolist()))
+    torch.manual_seed(7)
+    prepared, _ = s.prepare(model, torch.optim.SGD, lr=0.1)
+    data = torch.ones(s.replicas, 64), torch.zeros(s.replicas, 1)
+    s.fit(prepared, data, loss=nn.functional.mse_loss, batch_size=1, progress=False)
+    return seen
+
+
+def test_two_replicas_fit_as_one_process_continue_from_a_checkpoint_and_drop_different_inputs(tmp_path):
     replicas = Replicas(tmp_path, 2, fit_and_continue, str(tmp_path))
     try:
-        for whole, continued in replicas.values():
+        values = replicas.values()
+        for whole, continued, dropped in values:
             assert_fits(whole, *by_hand())
             assert continued == whole
+            assert len(dropped) == 64
+        assert values[0][2] != values[1][2]
     finally:
         replicas.close()
 
@@ -165,6 +180,37 @@ def test_parameter_servers_continue_from_a_checkpoint(tmp_path):
         ):
             histories.append(fit(s, epochs=epochs, checkpoint=tmp_path / "fit.pt"))
     assert_fits(histories[1], *by_hand())
+
+
+def test_a_fit_in_step_that_is_continued_in_another_job_has_the_orders_of_one_that_is_not(tmp_path):
+    def shuffled(s, epochs, path):
+        model, _ = s.prepare(net(), torch.optim.SGD, lr=0.1)
+        loader = DataLoader(dataset(), batch_size=8, shuffle=True)
+        return s.fit(model, loader, loss=LOSS, epochs=epochs, checkpoint=path, progress=False)
+
+    found = []
+    for epochs, path in ((1, tmp_path / "part.pt"), (3, tmp_path / "part.pt"), (3, None)):
+        with running_job() as job, ps_worker.strategy("central_storage", coordinator=job.address, device="cpu") as s:
+            found.append(shuffled(s, epochs, path))
+    continued, whole = ([logs["loss"] for logs in history] for history in found[1:])
+    assert continued == pytest.approx(whole, abs=1e-6)
+
+
+@pytest.mark.parametrize("another_job", [False, True])
+def test_who_continues_a_fit_of_leased_data_trains_the_epochs_that_the_file_lacks(tmp_path, another_job):
+    def trained(job, epochs):
+        with ps_worker.strategy("parameter_server", coordinator=job.address, mode="async", device="cpu") as s:
+            model, _ = s.prepare(net(), torch.optim.SGD, lr=0.1)
+            s.fit(model, DataLoader(dataset(), 8), loss=LOSS, epochs=epochs, checkpoint=tmp_path / "f", progress=False)
+            return s._session.progress.totals[1]
+
+    with running_job(workers=0) as job:
+        assert trained(job, 2) == 48
+        if not another_job:
+            assert trained(job, 3) == 24
+    if another_job:
+        with running_job(workers=0) as job:
+            assert trained(job, 3) == 24
 
 
 def test_a_file_that_is_no_checkpoint_is_a_typed_error(s, tmp_path):
@@ -212,6 +258,17 @@ def test_callbacks_are_called_in_order_and_steps_are_limited(s):
 
 def test_early_stopping_ends_a_fit_that_does_not_get_better(s):
     assert len(fit(s, epochs=9, callbacks=[EarlyStopping(patience=2, min_delta=100.0)])[0]) == 3
+
+
+def test_early_stopping_remembers_the_epochs_of_a_checkpoint(s, tmp_path):
+    def stopping():
+        return [EarlyStopping(patience=3, min_delta=100.0)]
+
+    assert len(fit(s, epochs=2, callbacks=stopping(), checkpoint=tmp_path / "fit.pt")[0]) == 2
+    again = stopping()
+    assert len(fit(s, epochs=9, callbacks=again, checkpoint=tmp_path / "fit.pt")[0]) == 4
+    assert len(fit(s, epochs=9, callbacks=stopping(), checkpoint=tmp_path / "fit.pt")[0]) == 4
+    assert len(fit(s, epochs=9, callbacks=again)[0]) == 4
 
 
 def test_arrays_are_shuffled_batches(s):
