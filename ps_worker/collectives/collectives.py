@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -129,7 +130,11 @@ class Collectives:
                 remedy="reduce it before, or write it to storage that all workers read",
             )
         ordinal = (section << _SECTION_BITS) + next(self._ordinals[name, section])
-        return wait_for_exchange(self._session, self._trained, ExchangeKey(name, ordinal), payload).payloads
+        began = time.perf_counter()
+        payloads = wait_for_exchange(self._session, self._trained, ExchangeKey(name, ordinal), payload).payloads
+        nbytes = len(payload) + sum(map(len, payloads.values()))
+        self._session.counters.exchanged(time.perf_counter() - began, nbytes)
+        return payloads
 
 
 def _check_tensor(value: object, call: str) -> None:

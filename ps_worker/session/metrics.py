@@ -28,6 +28,12 @@ RECONNECTS = WORKER.counter("reconnects_total", "Streams to shards that were ope
 NONFINITE = WORKER.counter(
     "nonfinite_steps_total", "Steps whose gradients held NaN or infinity, refused or skipped by this worker."
 )
+EXCHANGE = WORKER.histogram(
+    "exchange_seconds",
+    "Duration of collective calls (all_reduce, broadcast, those of Lightning and Hugging Face), with the time that "
+    "other workers took to make them.",
+)
+EXCHANGE_BYTES = WORKER.counter("exchange_bytes_total", "Payloads of collective calls, in both directions.")
 WORKER_CLOCK = WORKER.gauge("clock", "Steps that this worker has pushed in the present phase.")
 
 
@@ -45,6 +51,8 @@ def read_worker(progress: Progress) -> Sequence[Sample]:
         WORKER_BYTES.of(nbytes),
         RECONNECTS.of(counters.reconnects),
         NONFINITE.of(counters.nonfinite),
+        EXCHANGE.of(counters.exchange.value),
+        EXCHANGE_BYTES.of(counters.exchange_bytes),
         WORKER_CLOCK.of(progress.position[1]),
     ]
 

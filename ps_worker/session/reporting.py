@@ -67,6 +67,10 @@ class WorkerCounters:
     reconnects: int = 0
     #: Steps whose gradients held NaN or infinity, refused or skipped by this worker.
     nonfinite: int = 0
+    #: Duration of collective calls that got their results, in seconds.
+    exchange: Histogram = field(default_factory=Histogram)
+    #: Payloads of these calls: this worker's, and those of all workers that came back.
+    exchange_bytes: int = 0
     _ended: float = 0.0
 
     def begins(self, now: float) -> None:
@@ -78,6 +82,11 @@ class WorkerCounters:
         """The step that began at ``began`` has ended."""
         self.step.observe(now - began)
         self._ended = now
+
+    def exchanged(self, seconds: float, nbytes: int) -> None:
+        """A collective call got its results; ``nbytes`` of payloads went in both directions."""
+        self.exchange.observe(seconds)
+        self.exchange_bytes += nbytes
 
     def answered(self, seconds: float, waited: float, reconnecting: float, others: WaitReason) -> None:
         """The answers to a push came after ``seconds``.

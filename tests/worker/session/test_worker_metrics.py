@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from ps_protocol.cluster.exchange import ExchangeKey, ExchangeState
 from ps_protocol.cluster.view import Member, Role
 from ps_protocol.errors import ConfigError, NonFiniteGradient
 from ps_protocol.metrics.definition import HistogramValue
+from ps_worker.collectives.collectives import Collectives
 from ps_worker.on_shards import declare_optimizer
 from ps_worker.optimizer import PsOptimizer
 from ps_worker.session.config import WorkerConfig
@@ -83,6 +85,25 @@ def test_a_gradient_that_is_not_finite_is_counted_refused_or_skipped(session: Fa
     training.step()
     assert moved(session)["nonfinite_steps_total",] == 1
     assert moved(session)["step_seconds",] == 2
+
+
+def test_a_collective_call_has_a_duration_and_the_bytes_of_all_payloads(
+    session: FakeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[bytes] = []
+
+    def exchange(key: ExchangeKey, payload: bytes, wait_seconds: float) -> ExchangeState:
+        given.append(payload)
+        # The other worker comes with the second request.
+        return ExchangeState(True, {0: payload, 1: payload}) if len(given) == 2 else ExchangeState(False, missing=(1,))
+
+    monkeypatch.setattr(session, "config", WorkerConfig("host:1"), raising=False)
+    monkeypatch.setattr(session, "exchange", exchange, raising=False)
+    before = moved(session)
+    assert (before["exchange_seconds",], before["exchange_bytes_total",]) == (0, 0)
+    assert Collectives(session, []).all_reduce(torch.ones(3), "sum").tolist() == [2, 2, 2]
+    after = moved(session)
+    assert (after["exchange_seconds",], after["exchange_bytes_total",]) == (1, 3 * len(given[0]))
 
 
 def test_the_time_for_other_workers_is_what_the_shard_says_and_never_more_than_there_is() -> None:
