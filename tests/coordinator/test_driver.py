@@ -17,7 +17,7 @@ def driven(body: Callable[[Driver], Coroutine[Any, Any, None]], settings: Cluste
         driver = Driver(settings)
         driver.start()
         try:
-            await asyncio.wait_for(body(driver), 10)
+            await asyncio.wait_for(body(driver), 60)
         finally:
             await driver.close()
 

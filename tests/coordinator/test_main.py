@@ -213,7 +213,7 @@ def test_the_process_serves_writes_its_ready_file_and_stops_cleanly_on_a_signal(
             stream = client.watch()
             next(iter(stream))
             child.send_signal(number)
-            assert child.wait(10) == 0
+            assert child.wait(60) == 0
         assert ready.read_text().strip() == address
         assert "Traceback" not in child.stderr.read()
 

@@ -32,7 +32,7 @@ def refusal(channel: grpc.Channel, method: str, data: bytes) -> PsError:
     path = f"/{SERVICE.full_name}/{method}"
     call = channel.unary_stream(path) if METHODS[method] else channel.unary_unary(path)
     with pytest.raises(grpc.RpcError) as caught:
-        list(call(data, timeout=10))
+        list(call(data, timeout=60))
     return translate(caught.value)
 
 
@@ -56,7 +56,7 @@ def test_bytes_that_are_no_message_get_one_typed_error_and_no_traceback(
 
 def test_the_health_service_and_reflection_refuse_nonsense_as_well(client: CoordinatorClient) -> None:
     with open_channel(client.address) as channel, pytest.raises(grpc.RpcError) as caught:
-        channel.unary_unary("/grpc.health.v1.Health/Check")(b"\x0a\xff", timeout=10)
+        channel.unary_unary("/grpc.health.v1.Health/Check")(b"\x0a\xff", timeout=60)
     assert type(translate(caught.value)) is InvalidRequest
 
 

@@ -57,7 +57,7 @@ def outcome(address: str, method: str) -> PsError:
     with open_channel(address) as channel:
         unary, stream = channel.unary_unary(f"/test.Failing/{method}"), channel.unary_stream(f"/test.Failing/{method}")
         with pytest.raises(grpc.RpcError) as caught:
-            unary(b"", timeout=10) if method.startswith("unary") else list(stream(b"", timeout=10))
+            unary(b"", timeout=60) if method.startswith("unary") else list(stream(b"", timeout=60))
         return translate(caught.value, "the test server")
 
 
@@ -144,7 +144,7 @@ def test_a_stopping_server_reports_not_serving_until_its_calls_have_ended() -> N
             stopping = asyncio.run_coroutine_threadsafe(server.stop(10.0), loop.loop)
             assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
             watch.cancel()
-            stopping.result(5)
+            stopping.result(60)
 
 
 def test_the_address_of_a_wildcard_server_is_one_that_can_be_dialled() -> None:

@@ -114,7 +114,7 @@ def test_a_checkpoint_under_training_holds_each_push_on_every_shard_or_on_none(t
     with running_job(3, 3, consistency=mode, checkpoints=config) as job, ThreadPoolExecutor(1) as pool:
         training = pool.submit(run_workers, job, 3, work)
         try:
-            started.wait(20)
+            started.wait(60)
             for _ in range(8):
                 job.client.checkpoint()
         finally:

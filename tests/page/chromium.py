@@ -153,7 +153,7 @@ class Browser:
     def close(self) -> None:
         os.close(self._write)
         try:
-            self._process.wait(10)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

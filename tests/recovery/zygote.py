@@ -31,7 +31,7 @@ Programs = dict[str, Callable[[Sequence[str]], None]]
 """By kind, what is run."""
 
 #: How long a test waits for a process to end before it fails.
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 
 
 NURSERY = "TESTS_NURSERY"

@@ -21,7 +21,7 @@ from tests.support.tables import RowStream, get_rows, start_with, table_spec
 
 
 def played(body):
-    asyncio.run(asyncio.wait_for(body(), 20))
+    asyncio.run(asyncio.wait_for(body(), 60))
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def call(shard: TestShard, method: str, requests: list[Any], metadata: Any = ())
     named = "stream" if kind.client_streaming else "unary", "stream" if kind.server_streaming else "unary"
     made = getattr(shard.channel, "_".join(named))(path)
     try:
-        answer = made(iter(data) if kind.client_streaming else data[0], timeout=20, metadata=metadata)
+        answer = made(iter(data) if kind.client_streaming else data[0], timeout=60, metadata=metadata)
         for _ in answer if kind.server_streaming else ():
             pass
     except grpc.RpcError as failure:
@@ -168,8 +168,8 @@ def waits_and_is_fenced(shard: TestShard, log: AskedLog) -> None:
     log.asked.clear()
     worker = pb.WorkerId(rank=0, incarnation=5)
     data = [message.SerializeToString() for message in messages("Load", worker)]
-    loading = shard.channel.stream_unary("/ps_protocol.v1.Shard/Load").future(iter(data), timeout=20)
-    assert log.asked.wait(10)
+    loading = shard.channel.stream_unary("/ps_protocol.v1.Shard/Load").future(iter(data), timeout=60)
+    assert log.asked.wait(60)
     shard.set_view({0: 6})
     shard.loop.run(open_again())
     with pytest.raises(grpc.RpcError) as refused:

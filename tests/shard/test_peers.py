@@ -133,5 +133,5 @@ def test_a_model_whose_gradients_are_not_clipped_over_shards_has_no_norm_to_tell
     with running_shard({0: 1}, Consistency(Mode.SYNC)) as shard:
         start(shard)
         with pytest.raises(grpc.RpcError) as caught:
-            shard_pb2_grpc.ShardStub(shard.channel).GetRoundNorm(pb.RoundNormRequest(model="model"), timeout=20)
+            shard_pb2_grpc.ShardStub(shard.channel).GetRoundNorm(pb.RoundNormRequest(model="model"), timeout=60)
         assert isinstance(error_of(caught.value), InvalidRequest)

@@ -273,7 +273,7 @@ def hold_loop(loop: LoopThread) -> Callable[[], None]:
         go.wait(30)
 
     loop.loop.call_soon_threadsafe(hold)
-    assert held.wait(10)
+    assert held.wait(60)
     return go.set
 
 

@@ -100,7 +100,7 @@ class Job:
         self.wait_for_shards()
         shard = self._shards.pop(index)
         self.loop.loop.call_soon_threadsafe(shard.stop.set)
-        shard.served.result(10)
+        shard.served.result(60)
         shard.ready_file.unlink()
 
     def stop_shards(self) -> None:
@@ -108,10 +108,10 @@ class Job:
         for shard in self._shards:
             self.loop.loop.call_soon_threadsafe(shard.stop.set)
         for shard in self._shards:
-            shard.served.result(10)
+            shard.served.result(60)
 
     def config(
-        self, role: Role = Role.WORKER, rank: int | None = None, seconds: float = 10.0, transport: str = "auto"
+        self, role: Role = Role.WORKER, rank: int | None = None, seconds: float = 60.0, transport: str = "auto"
     ) -> WorkerConfig:
         config = WorkerConfig(self.address, role, rank, "cpu", seconds, seconds, transport)
         if self.lab is None:

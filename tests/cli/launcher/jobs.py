@@ -16,7 +16,7 @@ from tests.support.interpreters import Interpreter, run
 
 SCRIPTS = Path(__file__).with_name("scripts")
 ROOT = Path(__file__).parents[3]
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 
 #: Arguments are a folder, "one" or "both", a script and its own: the script in the folder, in a session of its own.
 _BEGIN = """

@@ -155,7 +155,7 @@ def test_a_command_that_takes_long_says_so_and_returns_or_raises_what_it_should(
         go.set()
 
     monkeypatch.setattr(connection.click, "echo", say)
-    assert connection.patiently("writing", lambda: go.wait(10) and "done") == "done"
+    assert connection.patiently("writing", lambda: go.wait(60) and "done") == "done"
     assert said[0] == "writing for 0 s"
     with pytest.raises(ZeroDivisionError):
         connection.patiently("dividing", lambda: 1 / 0)

@@ -128,4 +128,4 @@ def test_a_shard_that_is_to_end_with_its_job_ends_when_it_is_released(standby, t
         assert client.get_status().view.finished
         assert not served.done()
         coordinator._loop.loop.call_soon_threadsafe(coordinator._driver.release)
-        served.result(20)
+        served.result(60)

@@ -111,7 +111,7 @@ def driven(body: Any) -> None:
         driver = Driver(SHORT)
         driver.start()
         try:
-            await asyncio.wait_for(body(driver), 20)
+            await asyncio.wait_for(body(driver), 60)
         finally:
             await driver.close()
 

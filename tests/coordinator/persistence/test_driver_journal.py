@@ -44,7 +44,7 @@ def driven(folder: Path, *bodies: Callable[[Driver, CountingJournal], Coroutine[
                 driver = Driver(SETTINGS, journal=journal)
                 driver.start()
                 try:
-                    await asyncio.wait_for(body(driver, journal), 10)
+                    await asyncio.wait_for(body(driver, journal), 60)
                 finally:
                     await driver.close()
 

@@ -84,10 +84,10 @@ def test_the_process_ends_with_the_true_cause(tmp_path: Path, monkeypatch: pytes
         with Journal.open(tmp_path / "copy") as journal:
             config = CoordinatorConfig("127.0.0.1", 0, None, SETTINGS)
             running = asyncio.create_task(serve(config, journal, asyncio.Event()))
-            driver = await asyncio.wait_for(drivers.get(), 20)
+            driver = await asyncio.wait_for(drivers.get(), 60)
             with pytest.raises(DamagedData):
                 beat(driver, member, mark)
-            await asyncio.wait_for(running, 20)
+            await asyncio.wait_for(running, 60)
 
     monkeypatch.setattr(coordinator_main, "Driver", driver_made)
     with pytest.raises(DamagedData, match="older than what was on disk"):
@@ -101,7 +101,7 @@ def test_members_of_a_running_job_tell_it_by_themselves_and_keep_their_view(tmp_
         try:
             shutil.copytree(data, tmp_path / "copy")
             client.set_consistency(Consistency(Mode.SSP, 2))
-            view: ClusterView = worker.wait_for(lambda view: view.consistency.mode is Mode.SSP, 20.0)
+            view: ClusterView = worker.wait_for(lambda view: view.consistency.mode is Mode.SSP, 60.0)
             coordinator.stop()
             shutil.rmtree(data)
             shutil.copytree(tmp_path / "copy", data)

@@ -95,7 +95,7 @@ def played_in(make: Callable[[], J], body: Callable[[J], Coroutine[Any, Any, Non
         job = make()
         try:
             await job.start()
-            await asyncio.wait_for(body(job), 20)
+            await asyncio.wait_for(body(job), 60)
         finally:
             await job.moves.stop()
             for shard in job.shards:
@@ -350,7 +350,7 @@ def test_a_decision_that_cannot_be_written_down_is_not_told_and_not_taken_back(t
             asked = asyncio.Event()
             job.shards[1].fails = defaultdict(list, StageReshard=[fill], GetModel=[asked.set])
             moving = asyncio.create_task(job.reshard(Wish(to=(2,))))
-            await asyncio.wait_for(asked.wait(), 10)
+            await asyncio.wait_for(asked.wait(), 60)
             assert job.driver.view.moving
             assert all(shard.bound for shard in job.shards)
             disk.refuses = False

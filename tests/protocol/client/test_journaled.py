@@ -21,7 +21,7 @@ from ps_server.coordinator.settings import ClusterSettings
 from tests.support.coordinators import TestCoordinator, running_coordinator
 from tests.support.ports import free_port
 
-WAIT = 20.0
+WAIT = 60.0
 WORKER = JoinSpec(Role.WORKER)
 SETTINGS = ClusterSettings(lease_seconds=20.0, heartbeat_seconds=0.05, seed=5)
 

@@ -95,11 +95,11 @@ def call(attacked: Target, method: str, messages: list[bytes]) -> PsError | None
     channel, path = attacked.shard.channel, SERVICE + method
     try:
         if method in ("GetRows", "SaveBuckets"):
-            answers = channel.unary_stream(path)(messages[0], timeout=20)
+            answers = channel.unary_stream(path)(messages[0], timeout=60)
         elif method == "Step":
-            answers = channel.stream_stream(path)(iter(messages), timeout=20)
+            answers = channel.stream_stream(path)(iter(messages), timeout=60)
         else:
-            answers = [channel.stream_unary(path)(iter(messages), timeout=20)]
+            answers = [channel.stream_unary(path)(iter(messages), timeout=60)]
         for _ in answers:
             pass
     except grpc.RpcError as failure:

@@ -332,7 +332,7 @@ SENT = st.one_of(
 def attach(stream: StubStream, shard: TestShard) -> socket.socket:
     """The stream's bulk socket, confirmed."""
     (offered,) = stream.opened.side_channels
-    sock = socket.create_connection((shard.address.rpartition(":")[0], offered.port), timeout=20)
+    sock = socket.create_connection((shard.address.rpartition(":")[0], offered.port), timeout=60)
     sock.sendall(framed(pb.StepRequest(attach=pb.Attach(token=offered.token)).SerializeToString()))
     (length,) = LENGTH.unpack(sock.recv(LENGTH.size, socket.MSG_WAITALL))
     reply = pb.StepReply.FromString(sock.recv(length, socket.MSG_WAITALL) if length else b"")
@@ -364,7 +364,7 @@ def test_whatever_comes_on_a_bulk_socket_before_its_token_admits_nobody(attacked
     stream = StubStream(attacked.shard, incarnation=attacked.newcomer(), transports=[common_pb2.TRANSPORT_BULK])
     (offered,) = stream.opened.side_channels
     address = attacked.shard.address.rpartition(":")[0], offered.port
-    with socket.create_connection(address, timeout=20) as sock, suppress(OSError):
+    with socket.create_connection(address, timeout=60) as sock, suppress(OSError):
         sock.sendall(b"".join(sent))
         sock.shutdown(socket.SHUT_WR)
         while sock.recv(1 << 16):

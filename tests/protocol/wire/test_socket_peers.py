@@ -151,7 +151,7 @@ def test_a_connection_shut_down_here_wakes_who_waits_on_it(kind: str):
 
         reading = threading.Thread(target=read)
         reading.start()
-        waiting.wait(10)
+        waiting.wait(60)
         one.shutdown(socket.SHUT_RDWR)
         wait_until(lambda: bool(failed))
         reading.join()

@@ -51,7 +51,7 @@ def test_a_restore_whose_caller_goes_waits_for_what_is_being_read(monkeypatch):
 
     def slowly(*arguments):
         reading.set()
-        assert goes_on.wait(20)
+        assert goes_on.wait(60)
         yield from ()
 
     monkeypatch.setattr(shard_restore, "batches", slowly)

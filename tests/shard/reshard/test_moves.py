@@ -240,7 +240,7 @@ def test_a_stream_with_an_old_shard_map_is_refused_and_one_with_a_newer_waits():
         early = threading.Thread(target=lambda: opened.append(StubStream(made.nodes[2], epoch=2)))
         early.start()
         made.commit(wanted)
-        early.join(10)
+        early.join(60)
         assert opened[0].opened.initialised
         with pytest.raises(grpc.RpcError) as refused:
             StubStream(made.nodes[0], epoch=1)
@@ -268,7 +268,7 @@ def test_values_that_are_loaded_while_slices_move_come_before_or_after_all_of_it
         for number in made.nodes:
             made.prepare(number, wanted)
         made.commit(wanted)
-        writing.join(10)
+        writing.join(60)
         assert isinstance(loaded[0], ModelMoved)
         assert_same(made.values(), values)
 

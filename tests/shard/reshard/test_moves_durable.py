@@ -119,7 +119,7 @@ def test_no_snapshot_begins_while_slices_move_and_one_under_way_is_given_up(tmp_
 
         model.copy_block = slowly
         worker.train(1)
-        assert copying.wait(10)
+        assert copying.wait(60)
         count = snapshotter.count
         prepared(made, wanted)
         made.commit(wanted)

@@ -92,7 +92,7 @@ def test_another_cut_waits_for_the_decision(monkeypatch):
         )
         freezing.start()
         made.commit(wanted)
-        freezing.join(10)
+        freezing.join(60)
         assert [model.model for model in replies[0].models] == ["model"]
         assert made.model(0).layout.shard_map.epoch == 2
 

@@ -127,7 +127,7 @@ def test_a_copy_during_which_values_were_loaded_is_not_used(tmp_path, monkeypatc
         model, _ = start(shard, momentum=0.9)
         train_until_cut(shard, model)
         following.begin(shard)
-        assert copying.wait(10)
+        assert copying.wait(60)
 
         async def load():
             async with model.save() as (_, entries):
@@ -206,7 +206,7 @@ def test_a_copy_that_was_interrupted_leaves_a_directory_that_starts_over(tmp_pat
         with monkeypatch.context() as patched, follower(tmp_path / "b") as following:
             patched.setattr(receive, stuck)
             following.begin(shard)
-            assert copying.wait(10)
+            assert copying.wait(60)
         with follower(tmp_path / "b") as following:
             assert following.storage.recovered == {}
             assert following.follower.incarnation == 0
@@ -296,7 +296,7 @@ def test_a_push_is_answered_when_its_standby_has_it(tmp_path):
         shard.look(7)
         assert not answered.wait(0.1)
         shard.look(None)
-        assert answered.wait(10)
+        assert answered.wait(60)
         pushing.join()
         assert shard.words[-1].directory == ""
         assert isinstance(following.ended(), Unavailable)

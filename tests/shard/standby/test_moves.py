@@ -123,7 +123,7 @@ def test_a_copy_during_which_slices_moved_is_not_used(tmp_path, monkeypatch):
 
         model.copy_block = slowly
         following.begin(made.nodes[0])
-        assert copying.wait(10)
+        assert copying.wait(60)
         made.move(THERE)
         go_on.set()
         assert "slices moved during the copy" in str(following.ended())

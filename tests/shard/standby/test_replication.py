@@ -24,7 +24,7 @@ class Coordinator:
         self.answers.set()
 
     def tell(self, word: SyncWord) -> None:
-        assert self.answers.wait(10)
+        assert self.answers.wait(60)
         if self.away:
             raise Unavailable("away")
         self.words.append(word)
@@ -40,7 +40,7 @@ class Shard:
         return self.replication.covers(self.log.number)
 
     async def until_told(self, *directories: str) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await self.replication.ended()
         assert [word.directory for word in self.coordinator.words] == list(directories)
 

@@ -23,7 +23,7 @@ class Stranger:
     def __init__(self, shard: Primary, **fields: object) -> None:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         method = shard.channel.stream_stream("/ps_protocol.v1.Shard/Follow")
-        self.replies = method(iter(self._requests.get, None), timeout=20)
+        self.replies = method(iter(self._requests.get, None), timeout=60)
         if not self.replies.add_callback(partial(self._requests.put, None)):
             self._requests.put(None)
         known = {"protocol_version": PROTOCOL_VERSION, "primary": INCARNATION, "incarnation": STANDBY}

@@ -66,7 +66,7 @@ def feeding(coordinator: Coordinator, rank: int = 0, epoch: int = 0, begin: int 
 
 def train_all(feed: LeaseFeed) -> list[Span]:
     spans = []
-    while feed.wait(5) and not feed.done:
+    while feed.wait(60) and not feed.done:
         while (span := feed.take()) is not None:
             feed.trained(span)
             spans.append(span)
@@ -113,7 +113,7 @@ def test_what_is_at_hand_is_fed_while_the_coordinator_is_away(coordinator: Coord
         assert not feed.wait(0.05)
         assert feed.away is not None
         coordinator.error = None
-        assert feed.wait(5)
+        assert feed.wait(60)
         assert feed.take() == Span(20, 30)
 
 
@@ -121,7 +121,7 @@ def test_a_lost_place_is_raised_where_items_are_awaited(coordinator: Coordinator
     coordinator.error = Fenced("worker 0 lost its place")
     with feeding(coordinator) as feed:
         with pytest.raises(Fenced):
-            feed.wait(5)
+            feed.wait(60)
         with pytest.raises(Fenced):
             feed.take()
 

@@ -136,7 +136,7 @@ def test_a_worker_that_joins_gets_its_part_of_the_epoch_under_way(job: Job) -> N
 
 
 def test_what_a_dead_worker_held_is_trained_by_others_and_the_epoch_ends() -> None:
-    with running_job(workers=0, lease_seconds=0.5) as job:
+    with running_job(workers=0, lease_seconds=2.0) as job:
         dead, alive = job.cluster(), job.cluster()
         running = iter(dead.shard(loader()))
         lost = {number for _ in range(2) for number in numbers(next(running))}
@@ -151,7 +151,7 @@ def test_what_a_dead_worker_held_is_trained_by_others_and_the_epoch_ends() -> No
 
 
 def test_a_lease_that_was_used_up_is_reported_with_the_next_request() -> None:
-    with running_job(workers=0, lease_seconds=0.5) as job:
+    with running_job(workers=0, lease_seconds=2.0) as job:
         dead, alive = job.cluster(), job.cluster()
         running = iter(dead.shard(loader()))
         size = lease_items(ITEMS, 4, 2)
@@ -315,7 +315,7 @@ def test_who_waits_for_the_last_items_says_who_has_them(job: Job, caplog: pytest
     waiting.start()
     wait_until(lambda: "worker 1: waiting for the last items of 'data': worker 0 has them" in caplog.messages)
     assert list(running) == []
-    waiting.join(10)
+    waiting.join(60)
     assert not waiting.is_alive()
 
 

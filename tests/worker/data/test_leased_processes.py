@@ -39,7 +39,7 @@ with ps_worker.connect(address, device="cpu") as cluster:
 """
 """Prints each batch when it is trained. After ``stop_after`` batches of an epoch it holds the next one untrained."""
 
-SETTINGS = ClusterSettings(lease_seconds=1.0, heartbeat_seconds=0.1, seed=5)
+SETTINGS = ClusterSettings(lease_seconds=3.0, heartbeat_seconds=0.1, seed=5)
 
 
 class Worker:

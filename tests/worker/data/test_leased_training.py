@@ -73,7 +73,7 @@ def test_epochs_end_for_everyone_whatever_the_shares(mode: str, style: str) -> N
 
 @pytest.mark.parametrize("mode", ["ssp", "sync"])
 def test_who_waits_for_the_last_items_holds_nobody_back_and_takes_them_when_their_holder_dies(mode: str) -> None:
-    with running_job(workers=0, lease_seconds=1.0, consistency=MODES[mode]) as job:
+    with running_job(workers=0, lease_seconds=3.0, consistency=MODES[mode]) as job:
         slow, quick = together(*(lambda r=r: Trainer(job.cluster(rank=r)) for r in range(2)))
         running = iter(slow.loader)
         first = next(running)
@@ -86,7 +86,7 @@ def test_who_waits_for_the_last_items_holds_nobody_back_and_takes_them_when_thei
         before = set(slow.seen)
         next(running)
         slow.cluster._session._membership.close()
-        waiting.join(20)
+        waiting.join(60)
         assert not waiting.is_alive()
         assert before | set(quick.seen) == set(range(ITEMS))
         assert len(quick.seen) == len(set(quick.seen))
@@ -103,7 +103,7 @@ def test_after_waiting_a_worker_has_the_parameters_the_others_made(caplog: pytes
         slow.step(first)
         for batch in running:
             slow.step(batch)
-        waiting.join(20)
+        waiting.join(60)
         assert values(torch.nn.ParameterList(quick.parameters))[0].eq(-ITEMS).all()
 
 
@@ -115,7 +115,7 @@ def test_a_worker_that_joins_a_synchronous_epoch_trains_in_it() -> None:
         late = joined(job, first, running)
         for batch in running:
             first.step(batch)
-        late.thread.join(20)
+        late.thread.join(60)
         assert not late.thread.is_alive()
         assert sorted(first.seen + late.trainer.seen) == list(range(ITEMS))
 

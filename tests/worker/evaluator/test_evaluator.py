@@ -57,7 +57,7 @@ def test_following_waits_until_the_model_is_declared_and_says_so(caplog: pytest.
         wait_until(lambda: any("to declare model 'second' (so far: none)" in m for m in caplog.messages))
         worker.optimizer(torch.optim.SGD, net(), lr=0.1)
         worker.optimizer(torch.optim.SGD, net(), lr=0.1, name="second")
-        assert first.result(10) == 0
+        assert first.result(60) == 0
 
 
 def test_following_another_model_names_every_difference() -> None:
@@ -111,7 +111,7 @@ def test_models_are_named_by_the_order_of_their_optimizers() -> None:
 def test_a_barrier_lets_workers_of_a_synchronous_job_have_uneven_data() -> None:
     with running_job(workers=2) as job, ThreadPoolExecutor(2) as threads:
         joined = [threads.submit(job.cluster) for _ in range(2)]
-        clusters = [j.result(10) for j in joined]
+        clusters = [j.result(60) for j in joined]
         clusters[0].set_mode("sync")
 
         def run(cluster: Cluster) -> int:

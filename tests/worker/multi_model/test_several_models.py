@@ -79,7 +79,7 @@ def test_a_worker_that_joins_in_the_middle_of_an_iteration_finds_its_place(mode:
         second = Worker(job.cluster(), overlap)
         threads = [first.trains([1, *[0, 1] * 6]), second.trains([0, 1] * 6)]
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         assert not any(thread.is_alive() for thread in threads)
 
 
@@ -92,5 +92,5 @@ def test_the_younger_gives_way_until_both_step_the_same_model() -> None:
         turn = [0, 0, 0, 0, 0, 1]
         thread = first.trains([0, 0, 0, 1, *turn * 3])
         second.step(*turn * 4)
-        thread.join(20)
+        thread.join(60)
         assert [second.skipped(model) for model in ("model", "model-1")] == [3, 1]

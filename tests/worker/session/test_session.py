@@ -44,7 +44,7 @@ def test_connecting_waits_for_what_is_missing_and_says_what(caplog: pytest.LogCa
         assert not joining.done()
         job.start_shard(1)
         job.cluster()
-        assert joining.result(10).rank == 0
+        assert joining.result(60).rank == 0
 
 
 def test_connecting_gives_up_naming_what_is_missing_and_leaves() -> None:
@@ -87,7 +87,7 @@ def test_a_barrier_says_whom_it_waits_for(caplog: pytest.LogCaptureFixture) -> N
             waiting = threads.submit(first.barrier)
             wait_until(lambda: "worker 0: waiting at the barrier for worker 1" in caplog.messages)
             second.barrier()
-            waiting.result(10)
+            waiting.result(60)
 
 
 def test_a_worker_that_fails_holds_nobody_at_a_barrier_and_says_why() -> None:
@@ -97,7 +97,7 @@ def test_a_worker_that_fails_holds_nobody_at_a_barrier_and_says_why() -> None:
             waiting = threads.submit(first.barrier)
             with pytest.raises(ZeroDivisionError), second:
                 _ = 1 / 0
-            waiting.result(10)
+            waiting.result(60)
         assert job.gone(1) == "left: ZeroDivisionError: division by zero"
 
 
@@ -165,7 +165,7 @@ def test_leaving_a_coordinator_that_is_gone_takes_seconds_only_and_raises_nothin
     begin = time.monotonic()
     cluster.leave()
     cluster.close()
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < 30
 
 
 def test_a_process_whose_place_was_taken_over_is_fenced() -> None:
@@ -178,7 +178,7 @@ def test_a_process_whose_place_was_taken_over_is_fenced() -> None:
 
 
 def test_a_forked_loader_process_neither_leaves_nor_ends_the_membership() -> None:
-    with running_job(lease_seconds=1.0) as job:
+    with running_job(lease_seconds=10.0) as job:
         cluster = job.cluster()
         incarnation = cluster._session.incarnation
         loader = cluster.shard(DataLoader(TensorDataset(torch.arange(8)), batch_size=2, num_workers=2))

@@ -190,7 +190,7 @@ def test_ctrl_c_gets_through_and_the_next_step_goes_on(session: FakeSession) -> 
         shard.stop()
     for thread in set(threading.enumerate()) - before:
         if "ThreadPoolExecutor" not in thread.name:
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
 
 

@@ -67,7 +67,7 @@ class LyingShard:
     def close(self) -> None:
         self.ends.put(None)
         self._listener.close()
-        self._thread.join(10)
+        self._thread.join(60)
         self._server.stop(None).wait()
         self._folder.cleanup()
 
