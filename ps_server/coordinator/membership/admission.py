@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from ps_protocol import PROTOCOL_VERSION
-from ps_protocol.cluster.view import Role
+from ps_protocol.cluster.view import Member, Role
 from ps_protocol.errors import Fenced, InvalidRequest, NotReady, PlaceTaken, ProtocolVersionMismatch, UnknownShard
 from ps_server.coordinator.placement.job_limits import check_length
 
@@ -114,6 +114,17 @@ def check_applicant(ask: Application, shards: int, workers: int) -> None:
             f"ps-coordinator --shards {ask.index + 1}"
             if ask.index < _MOST_SHARDS
             else "use a number in that range, or the next one with ps-server --add",
+        )
+
+
+def check_repetition(ask: Application, first: Member) -> None:
+    """Raises InvalidRequest when ``ask``, with the token of ``first``, is for another place."""
+    if ask.role is not first.role or ask.index not in (None, first.index):
+        raise InvalidRequest(
+            "this token is of the join of another place",
+            expected=f"{first.role.value} {first.index}",
+            actual=f"{ask.role.value} {'' if ask.index is None else ask.index}".rstrip(),
+            remedy="use a random token for each process",
         )
 
 

@@ -14,6 +14,7 @@ from ps_server.coordinator.membership.admission import (
     StateCopies,
     check_applicant,
     check_free_rank,
+    check_repetition,
     check_vacant,
 )
 from ps_server.coordinator.membership.barrier import Barrier
@@ -151,6 +152,7 @@ class MembershipState:
         workers = self._settings.expected_workers
         check_applicant(ask, self._view.now.expected_shards, workers)
         if known := self._members.by_token(ask.token):
+            check_repetition(ask, known.member)
             self._members.heard(known, now)
             return StateChange(known.place.joined)
         if ask.index is None and ask.role is Role.WORKER:

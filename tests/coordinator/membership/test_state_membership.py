@@ -36,6 +36,20 @@ def test_a_repeated_join_gets_the_same_answer_and_changes_nothing() -> None:
     assert c.state.view is view
 
 
+@pytest.mark.parametrize(
+    ("role", "index"), [(Role.WORKER, 1), (Role.EVALUATOR, 0), (Role.SHARD, 0)], ids=["another rank", "role", "shard"]
+)
+def test_the_token_of_another_place_gets_no_membership(role: Role, index: int) -> None:
+    c = Cluster()
+    c.worker(0, token="mine")
+    view = c.state.view
+    with pytest.raises(InvalidRequest, match="the join of another place") as caught:
+        c.state.membership.join(Application(role, index, "host:1", "mine"), 0.0)
+    assert (caught.value.expected, caught.value.actual) == ("worker 0", f"{role.value} {index}")
+    assert caught.value.remedy
+    assert c.state.view is view
+
+
 def test_the_revision_of_a_join_is_the_first_view_that_shows_the_member() -> None:
     c = Cluster()
     joined = c.worker()

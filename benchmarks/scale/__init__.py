@@ -1,0 +1,1 @@
+"""What the coordinator costs per member, with thousands of members that only join, send heartbeats and watch."""

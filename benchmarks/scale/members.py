@@ -1,0 +1,122 @@
+"""Members without work, many in one process: each has a connection, joins, renews its lease and watches the view."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+
+from ps_protocol import PROTOCOL_VERSION
+from ps_protocol.rpc.channel import CLIENT_OPTIONS
+from ps_protocol.v1 import coordinator_pb2 as pb
+from ps_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
+
+JOINS_AT_A_TIME = 64
+REMEMBERED_VIEWS = 256
+
+# Without it all channels of a process to one address share a connection.
+_OPTIONS = (*CLIENT_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+
+
+class Members:
+    """``count`` members at the coordinator at ``address``, from rank ``first`` on.
+
+    They live on the event loop of a thread of their own; methods are called from another one.
+    """
+
+    def __init__(self, address: str, count: int, first: int, beat_seconds: float, *, shards: bool = False) -> None:
+        self._address = address
+        self._role = pb.ROLE_SHARD if shards else pb.ROLE_WORKER
+        self._beat_seconds = beat_seconds
+        #: Of each member: revisions of views, with the time of CLOCK_MONOTONIC at which each came.
+        self._seen: list[deque[tuple[int, float]]] = [deque(maxlen=REMEMBERED_VIEWS) for _ in range(count)]
+        self._failures: list[str] = []
+        self._numbers = range(first, first + count)
+        self._gate = asyncio.Semaphore(JOINS_AT_A_TIME)
+        self._loop = asyncio.new_event_loop()
+        self._ended = asyncio.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._live(),), daemon=True)
+        self._thread.start()
+
+    def wait(self, revision: int, seconds: float = 300.0) -> list[float]:
+        """When each member saw a view of at least ``revision``, by CLOCK_MONOTONIC.
+
+        Raises RuntimeError when a member failed, or after ``seconds``.
+        """
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self._failures:
+            first = [next((at for known, at in tuple(each) if known >= revision), None) for each in self._seen]
+            if None not in first:
+                return [at for at in first if at is not None]
+            time.sleep(0.05)
+        raise RuntimeError(self._failures[0] if self._failures else f"revision {revision} has not reached all members")
+
+    def close(self) -> None:
+        """End all members without a word, as a crash would."""
+        self._loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join()
+
+    async def _live(self) -> None:
+        tasks = [
+            asyncio.create_task(self._member(number, seen))
+            for number, seen in zip(self._numbers, self._seen, strict=True)
+        ]
+        await self._ended.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _member(self, number: int, seen: deque[tuple[int, float]]) -> None:
+        async with grpc.aio.insecure_channel(self._address, _OPTIONS) as channel:
+            stub = CoordinatorStub(channel)
+            try:
+                async with self._gate:
+                    joined = await stub.Join(self._join_request(number), timeout=120.0, wait_for_ready=True)
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._watch(stub, joined, seen))
+                    group.create_task(self._beat(stub, joined))
+            except (grpc.RpcError, ExceptionGroup) as error:
+                self._failures.append(f"member {number}: {error!r}")
+
+    def _join_request(self, number: int) -> pb.JoinRequest:
+        address = f"127.0.0.1:{10_000 + number}" if self._role == pb.ROLE_SHARD else ""
+        return pb.JoinRequest(
+            role=self._role,
+            index=number,
+            address=address,
+            protocol_version=PROTOCOL_VERSION,
+            token=f"{self._role} {number}",
+        )
+
+    async def _watch(self, stub: CoordinatorStub, joined: pb.JoinReply, seen: deque[tuple[int, float]]) -> None:
+        request = pb.WatchRequest(role=self._role, index=joined.index, incarnation=joined.incarnation)
+        async for view in stub.Watch(request):
+            seen.append((view.revision, time.monotonic()))
+
+    async def _beat(self, stub: CoordinatorStub, joined: pb.JoinReply) -> None:
+        request = pb.HeartbeatRequest(role=self._role, index=joined.index, incarnation=joined.incarnation)
+        await asyncio.sleep(random.random() * self._beat_seconds)
+        while True:
+            began = time.monotonic()
+            request.stats.steps += 10
+            request.stats.steps_per_second = 10.0
+            request.stats.transport = "bulk"
+            request.stats.metrics["loss"] = 1.0
+            await stub.Heartbeat(request, timeout=30.0)
+            await asyncio.sleep(max(0.0, self._beat_seconds - (time.monotonic() - began)))
+
+
+@contextmanager
+def members(address: str, count: int, first: int, beat_seconds: float, shards: bool) -> Iterator[Members]:
+    """The role of a child process."""
+    made = Members(address, count, first, beat_seconds, shards=shards)
+    try:
+        yield made
+    finally:
+        made.close()
