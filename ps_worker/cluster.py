@@ -50,8 +50,7 @@ class Cluster:
         """``embedded``: the servers of this script alone, which end with this object."""
         self._session = session
         self._embedded = embedded
-        if embedded is not None:
-            session.check_own_servers = embedded.check
+        session.check_own_servers = embedded.check if embedded is not None else lambda: None
         self._models = TrainedModels(session)
         self._collectives = Collectives(session, self._models)
         self._datasets = Datasets(session, self._models.idle)
@@ -319,8 +318,8 @@ class Cluster:
         self._leave("")
 
     def _warn_of_nothing_done(self) -> None:
-        did_something = self._session.steps or self._datasets.leased or self._followed
-        if self._session.config.role is Role.WORKER and not did_something:
+        idle = not (self._session.steps or self._datasets.leased or self._followed)
+        if idle and self._session.config.role is Role.WORKER:
             warn_of_no_step(self.rank, "step() of its optimizer" if self._models else "optimizer()")
 
     def _leave(self, reason: str) -> None:
