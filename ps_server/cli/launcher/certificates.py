@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,15 +16,18 @@ CERTIFICATES = "tls"
 """Name of their folder."""
 
 
-def certificates_in(path: Path, shards: int) -> CertificateFolder:
-    """Made in ``path``; those of an earlier start are renewed, and its tokens stay. Raises ConfigError."""
+def certificates_in(path: Path, shards: int, hosts: Sequence[str] = ()) -> CertificateFolder:
+    """Made in ``path``; those of an earlier start are renewed, and its tokens stay. Raises ConfigError.
+
+    ``hosts``: names and addresses of servers, beside those of this machine.
+    """
     from ps_server.certs.folder import CertificateFolder  # slow to import
 
     folder = CertificateFolder(path)
     if folder.authority_file.exists():
-        folder.renew(shards, [])
+        folder.renew(shards, hosts)
     else:
-        folder.make(shards, [])
+        folder.make(shards, hosts)
     return folder
 
 

@@ -11,12 +11,10 @@ from typing import BinaryIO
 
 from ps_protocol import shim
 from ps_server.cli.launcher.events import ProcessName
-from ps_server.cli.launcher.output.lines import LineSplitter
-
-READ_BYTES = 1 << 16
+from ps_server.cli.launcher.output.pipe import OutputPipe
 
 
-class Child:
+class Child(OutputPipe):
     """Called by the runner's main thread only: the kernel kills a child when the *thread* that started it ends.
 
     The process leads a group of its own, so a Ctrl-C in the terminal reaches it through ps-run alone, once.
@@ -31,20 +29,17 @@ class Child:
         inherited: Sequence[int] = (),
     ) -> None:
         """Start it. ``inherited``: descriptors that it keeps open under the same numbers."""
+        super().__init__(log)
         self.name = name
         #: Its peak memory; known when it has ended.
         self.peak_bytes = 0
-        #: The read end of the process's standard output and error.
-        self.output, theirs = os.pipe()
-        os.set_blocking(self.output, False)
-        self._log = log
-        self._splitter = LineSplitter()
+        self.why = ""
         try:
             self._popen = subprocess.Popen(
                 shim.command(command),
                 stdin=subprocess.DEVNULL,
-                stdout=theirs,
-                stderr=theirs,
+                stdout=self._write_end,
+                stderr=self._write_end,
                 env=environment,
                 process_group=0,
                 pass_fds=inherited,
@@ -53,27 +48,7 @@ class Child:
             os.close(self.output)
             raise
         finally:
-            os.close(theirs)
-
-    def read(self) -> list[str] | None:
-        """The complete lines that have arrived, after one read; None without data and at the end."""
-        try:
-            data = os.read(self.output, READ_BYTES)
-        except BlockingIOError:
-            return None
-        if not data:
-            return None
-        if self._log is not None:
-            self._log.write(data)
-        return self._splitter.feed(data)
-
-    def read_rest(self) -> list[str]:
-        """After the end: the rest of the pipe and an incomplete last line. Closes the pipe."""
-        lines: list[str] = []
-        while (more := self.read()) is not None:
-            lines += more
-        os.close(self.output)
-        return lines + self._splitter.flush()
+            os.close(self._write_end)
 
     def send(self, signum: signal.Signals) -> None:
         """SIGTERM goes to the process, which ends its own helpers; SIGINT and SIGKILL go to its whole group."""

@@ -44,6 +44,8 @@ class Exited:
     code: int
     #: Its peak memory, as the kernel counts it; 0: not known.
     peak_bytes: int = 0
+    #: How it ended, where the code does not tell.
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

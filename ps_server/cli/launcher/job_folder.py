@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -32,12 +33,15 @@ class JobFolder:
     after another was killed waits for that one's servers to be gone.
     """
 
-    def __init__(self, path: Path, wait_seconds: float = RELEASE_SECONDS) -> None:
-        """Make and lock ``path``. Raises ConfigError when it cannot be written, or another ps-run uses it."""
+    def __init__(self, path: Path, wait_seconds: float = RELEASE_SECONDS, lock_name: str = LOCK) -> None:
+        """Make and lock ``path``. Raises ConfigError when it cannot be written, or another ps-run uses it.
+
+        ``lock_name``: each host of a job has its own, in a folder that they may share.
+        """
         self.path = path
         try:
             make_private_folder(path)
-            self.lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+            self.lock = os.open(path / lock_name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         except OSError as error:
             raise ConfigError(
                 f"the data directory {path} cannot be written: {error.strerror}",
@@ -61,3 +65,17 @@ class JobFolder:
         except BlockingIOError:
             return False
         return True
+
+
+def make_log_folder(path: Path) -> None:
+    """Raises ConfigError when the folder cannot be created or written to."""
+    try:
+        make_private_folder(path)
+        reason = "" if os.access(path, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+    except OSError as error:
+        reason = error.strerror or str(error)
+    if reason:
+        raise ConfigError(
+            f"the folder {path} cannot be written: {reason}",
+            remedy="give a --log-dir that this user may write to",
+        )

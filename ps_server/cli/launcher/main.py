@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib.machinery
 import os
 import shutil
@@ -19,7 +18,9 @@ from ps_protocol.errors import ConfigError
 from ps_protocol.logs import LEVELS, LogFormat
 from ps_protocol.model.spec import Mode
 from ps_server.cli.launcher.benchmark import benchmark
-from ps_server.cli.launcher.job_folder import JobFolder, lineage_of
+from ps_server.cli.launcher.hosts.job import run_on_hosts, script_on_hosts, workers_of
+from ps_server.cli.launcher.hosts.options import HostsOptions, hosts_options
+from ps_server.cli.launcher.job_folder import JobFolder, lineage_of, make_log_folder
 from ps_server.cli.launcher.job_trace import JobTrace
 from ps_server.cli.launcher.output.screen import Screen
 from ps_server.cli.launcher.programs import Programs, Script
@@ -34,7 +35,6 @@ from ps_server.cli.options.logs import format_option
 from ps_server.cli.options.mode import MODES, bound_options, consistency_of
 from ps_server.cli.options.page import page_port_option
 from ps_server.cli.options.storage import Durability, StorageConfig, storage_config, storage_options
-from ps_server.private_files import make_private_folder
 from ps_server.serving.metrics import metrics_option, parse_port
 
 SERVER_RESTARTS = 10
@@ -70,20 +70,6 @@ def server_restarts(asked: int | None, storage: StorageConfig) -> int:
             remedy="give --data-dir, and not --durability memory, or leave --restart-servers out",
         )
     return 0
-
-
-def make_log_folder(path: Path) -> None:
-    """Raises ConfigError when the folder cannot be created or written to."""
-    try:
-        make_private_folder(path)
-        reason = "" if os.access(path, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
-    except OSError as error:
-        reason = error.strerror or str(error)
-    if reason:
-        raise ConfigError(
-            f"the folder {path} cannot be written: {reason}",
-            remedy="give a --log-dir that this user may write to",
-        )
 
 
 def run_replicas(programs: Programs, form: LogFormat, log_dir: Path | None) -> int:
@@ -157,12 +143,13 @@ class JobCommand(click.Command):
 @checkpoint_options
 @cluster_options
 @every_limit_option
+@hosts_options
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=0,
     show_default="any free one",
-    help="Port of the coordinator on 127.0.0.1, for psctl.",
+    help="Port of the coordinator, on 127.0.0.1 without --hosts.",
 )
 @click.option("--page", is_flag=True, help="Serve a web page of the job on any free port, and print its address.")
 @page_port_option
@@ -233,6 +220,7 @@ def main(
     context: click.Context,
     /,
     *,
+    hosts: HostsOptions | None,
     port: int,
     tls: bool,
     page: bool,
@@ -270,7 +258,7 @@ def main(
     restore: str | None,
     **others: Any,
 ) -> None:
-    """Run SCRIPT as a job on this machine: one process for the coordinator, each shard and each worker.
+    """Run SCRIPT as a job: one process for the coordinator, each shard and each worker, here or on --hosts.
 
     All arguments after SCRIPT are passed to it. The exit code is 0 when every worker exits with 0, else that of the
     first worker that failed (128 + signal if it was killed). ps-run leaves no process behind.
@@ -287,6 +275,11 @@ def main(
     if strategy == "mirrored" and "workers" not in given:
         workers = max(1, gpus(os.environ))
     with clean_errors():
+        if hosts is not None and "workers" not in given:
+            workers = workers_of(hosts)
+        if hosts is not None and trace is not None:
+            remedy = "give --env PS_TRACE=FOLDER, a folder that the hosts share, and psctl trace FOLDER afterwards"
+            raise ConfigError("--trace is for jobs on this machine", remedy=remedy)
         storage = storage_config(**{name: value for name, value in others.items() if name not in CLUSTER_OPTIONS})
         restarts = server_restarts(restart_servers, storage)
         serves_metrics = parse_port(metrics_port)
@@ -296,7 +289,7 @@ def main(
         job_trace = JobTrace(trace) if trace is not None else None
     form, limits = LogFormat(log_format), limit_flags(context)
     programs = Programs(
-        script=find_script(python, script, arguments, module=module),
+        script=(find_script if hosts is None else script_on_hosts)(python, script, arguments, module=module),
         consistency=consistency_of(mode, staleness, backup, grace_seconds, stale_policy, stale_threshold),
         shards=shards,
         workers=workers,
@@ -322,7 +315,7 @@ def main(
     if not has_servers(strategy):
         sys.exit(run_replicas(programs, form, log_dir))
     folder = None
-    if programs.keeps_state and storage.data_dir is not None:
+    if hosts is None and programs.keeps_state and storage.data_dir is not None:
         with clean_errors():
             folder = JobFolder(storage.data_dir)
         programs = replace(programs, lineage=lineage_of(storage.data_dir))
@@ -331,6 +324,12 @@ def main(
         screen.say(f"continuing from the state in {folder.path}; use another --data-dir to begin a new job")
     saves = checkpoint_dir is not None
     supervisor = Supervisor(JobPlan(shards, workers, evaluators, restart_workers, restarts, saves))
+    if hosts is not None:
+        with clean_errors():
+            code = run_on_hosts(
+                programs, supervisor, evaluators, screen, hosts, log_dir, module=module, show_progress=not no_progress
+            )
+        sys.exit(code)
     runner = Runner(supervisor, programs, screen, os.environ, log_dir, not no_progress, folder)
     with clean_errors():
         code = runner.run()

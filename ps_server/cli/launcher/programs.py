@@ -22,6 +22,8 @@ from ps_server.cli.options.mode import flags_of
 from ps_server.cli.options.storage import Durability, StorageConfig
 from ps_server.serving.metrics import OFF
 
+LOOPBACK = "127.0.0.1"
+
 TENSORBOARD_VARIABLE = "PS_TENSORBOARD"
 
 # -P: the folder ps-run was called in holds the user's modules, not the servers'.
@@ -75,6 +77,8 @@ class Programs:
     strategy: str = ""
     #: Modules that register optimizers, for shards and workers.
     optimizers: str = ""
+    #: Addresses at which others reach processes on several hosts; all others are on this machine alone.
+    addresses: Mapping[ProcessName, str] = field(default_factory=dict)
     #: Commands of ps-coordinator and ps-server.
     servers: tuple[tuple[str, ...], tuple[str, ...]] = SERVER_PROGRAMS
 
@@ -84,12 +88,13 @@ class Programs:
         """
         if process.part is ProcessRole.COORDINATOR:
             port = coordinator.rpartition(":")[2] or str(self.port)
-            place = ["--bind", "127.0.0.1", "--port", port, "--ready-file", ready_file]
+            place = ["--bind", self._address(process), "--port", port, "--ready-file", ready_file]
             place += ["--metrics-port", OFF if self.metrics_port is None else str(self.metrics_port)]
             return [*self.servers[0], *place, *self._log_flags(), *self._coordinator_arguments()]
         if process.part is ProcessRole.SHARD:
             threads = [] if self.shard_threads is None else ["--threads", str(self.shard_threads)]
-            place = ["--shard", str(process.index), "--coordinator", coordinator, "--bind", "127.0.0.1", "--port", "0"]
+            place = ["--shard", str(process.index), "--coordinator", coordinator]
+            place += ["--bind", self._address(process), "--port", "0"]
             place += ["--metrics-port", self._any_metrics_port]
             return [
                 *self.servers[1],
@@ -101,6 +106,9 @@ class Programs:
                 *self.shard_flags,
             ]
         return [*self.script.command, *self.script.arguments]
+
+    def _address(self, process: ProcessName) -> str:
+        return self.addresses.get(process, LOOPBACK)
 
     @property
     def _any_metrics_port(self) -> str:
@@ -167,6 +175,8 @@ class Programs:
                 "PS_RANK": str(process.index),
                 "PS_METRICS_PORT": self._any_metrics_port,
             }
+            if process in self.addresses:
+                environment.setdefault("PS_METRICS_BIND", self.addresses[process])
             if self.log_format is LogFormat.JSON:
                 environment[FORMAT_VARIABLE] = self.log_format.value
             if self.tensorboard is not None:

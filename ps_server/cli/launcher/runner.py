@@ -20,7 +20,6 @@ from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import OFF, Security
 from ps_protocol.security.settings import SecuritySettings
 from ps_server.cli.launcher.certificates import CERTIFICATES, certificates_in, security_environment
-from ps_server.cli.launcher.child import Child
 from ps_server.cli.launcher.events import (
     SERVERS,
     Command,
@@ -39,6 +38,7 @@ from ps_server.cli.launcher.job_folder import JobFolder
 from ps_server.cli.launcher.output.progress import ProgressPoller
 from ps_server.cli.launcher.output.screen import Screen
 from ps_server.cli.launcher.output.summary import Folders, silent_workers, summary
+from ps_server.cli.launcher.place import JobProcess, Place, ThisMachine
 from ps_server.cli.launcher.programs import Programs
 from ps_server.cli.launcher.signals import SignalPipe
 from ps_server.cli.launcher.supervisor import ENDING, Stage, Supervisor
@@ -68,21 +68,21 @@ class Runner:
         log_dir: Path | None = None,
         show_progress: bool = True,
         job_folder: JobFolder | None = None,
+        place: Place | None = None,
     ) -> None:
+        """``place``: where processes are started; None: on this machine, with ``job_folder`` as the job's own."""
         self._supervisor = supervisor
         self._programs = programs
         self._screen = screen
         self._environment = environment
         self._log_dir = log_dir
-        #: Inherited by every server, so that the next ps-run sees that one is still alive.
-        self._server_descriptors = () if job_folder is None else (job_folder.lock,)
-        self._goes_on = job_folder is not None and job_folder.used_before
+        self._folder = tempfile.TemporaryDirectory(prefix="ps-run-")
+        self._place: Place = place or ThisMachine(Path(self._folder.name), job_folder)
         self._progress_seconds = (LIVE_SECONDS if screen.interactive else LINE_SECONDS) if show_progress else None
-        self._children: dict[ProcessName, Child] = {}
+        self._children: dict[ProcessName, JobProcess] = {}
         self._logs: dict[ProcessName, BinaryIO] = {}
         self._selector = selectors.DefaultSelector()
         self._coordinator = ""
-        self._ready_file = Path()
         self._poller: ProgressPoller | None = None
         self._code: int | None = None
         #: Of this job alone; None: what the environment says.
@@ -98,9 +98,8 @@ class Runner:
         """Run the job to its end; returns ps-run's exit code."""
         with ExitStack() as stack:
             stack.callback(self._close)
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ps-run-"))
-            self._ready_file = Path(folder) / "coordinator"
-            self._secure(Path(folder))
+            stack.enter_context(self._folder)
+            self._secure()
             signals = stack.enter_context(SignalPipe())
             self._selector.register(signals.fd, selectors.EVENT_READ)
             self._begin = time.monotonic()
@@ -112,11 +111,12 @@ class Runner:
                 self._show_progress()
             return self._code
 
-    def _secure(self, folder: Path) -> None:
+    def _secure(self) -> None:
         """Make certificates and tokens where the job is to have its own; those of the environment count else."""
         if self._programs.tls:
             kept = self._programs.storage.data_dir if self._programs.keeps_state else None
-            self._certificates = certificates_in((kept or folder) / CERTIFICATES, self._programs.shards)
+            path, names = (kept or Path(self._folder.name)) / CERTIFICATES, self._place.names
+            self._certificates = certificates_in(path, self._programs.shards, names)
             settings = self._certificates.settings(AccessRole.ADMIN.value, role=AccessRole.ADMIN)
             self._screen.say(f"certificates and tokens of this job are in {self._certificates.path}")
         else:
@@ -143,15 +143,12 @@ class Runner:
                     assert_never(command)
 
     def _start(self, process: ProcessName) -> None:
-        child = Child(
+        child = self._place.start(
             process,
-            self._programs.command(process, self._coordinator, str(self._ready_file)),
-            {
-                **self._programs.environment(process, self._coordinator, self._environment),
-                **security_environment(process, self._certificates),
-            },
+            self._programs.command(process, self._coordinator, self._place.ready_file()),
+            self._programs.environment(process, self._coordinator, self._environment),
+            security_environment(process, self._certificates),
             self._log_of(process),
-            self._server_descriptors if process.part in SERVERS else (),
         )
         self._children[process] = child
         self._selector.register(child.output, selectors.EVENT_READ, child)
@@ -190,9 +187,9 @@ class Runner:
         if self._screen.broken:
             self._screen.broken = False
             events.append(Interrupted(signal.SIGPIPE))
-        if self._supervisor.stage is Stage.STARTING and self._ready_file.exists():
-            self._coordinator = self._ready_file.read_text().strip()
-            summary = self._programs.summary(goes_on=self._goes_on)
+        if self._supervisor.stage is Stage.STARTING and (address := self._place.coordinator()):
+            self._coordinator = address
+            summary = self._programs.summary(goes_on=self._place.goes_on)
             self._screen.say(f"coordinator at {self._coordinator}: {summary}")
             self._show_page()
             self._show_metrics()
@@ -201,13 +198,13 @@ class Runner:
         for child in list(self._children.values()):
             if (code := child.poll()) is not None:
                 self._forget(child)
-                events.append(Exited(child.name, code, child.peak_bytes))
+                events.append(Exited(child.name, code, child.peak_bytes, child.why))
         deadline = self._supervisor.deadline
         if deadline is not None and deadline <= time.monotonic():
             events.append(DeadlinePassed())
         return events
 
-    def _forget(self, child: Child) -> None:
+    def _forget(self, child: JobProcess) -> None:
         del self._children[child.name]
         if child.output in self._selector.get_map():
             self._selector.unregister(child.output)

@@ -165,7 +165,7 @@ class Supervisor:
         self._live.discard(process)
         if self.stage in ENDING:
             return self._advance(now)
-        how = f"{process} {describe_exit(code, event.peak_bytes)}"
+        how = f"{process} {event.why or describe_exit(code, event.peak_bytes)}"
         if code or process.part in SERVERS:
             self.failures.append(how)
         if process.part in SERVERS:

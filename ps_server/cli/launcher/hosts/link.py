@@ -1,0 +1,250 @@
+"""One connection of ssh to a host: what ps-run tells its program there, and what comes back."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from importlib.metadata import version
+from typing import BinaryIO
+
+from ps_protocol import shim
+from ps_protocol.errors import ConfigError, PsError, Unavailable
+from ps_server.cli.launcher.events import ProcessName
+from ps_server.cli.launcher.hosts.failures import SSH_FAILED, failure, other_version
+from ps_server.cli.launcher.hosts.frames import BEGINNING, FrameReader
+from ps_server.cli.launcher.hosts.messages import (
+    Alive,
+    Begin,
+    Declined,
+    Ended,
+    Hello,
+    Launch,
+    Message,
+    Printed,
+    Ready,
+    SendSignal,
+    Serving,
+    pack,
+    unpack,
+)
+from ps_server.cli.launcher.hosts.remote_process import RemoteProcess
+
+_READ_BYTES = 1 << 16
+_MOST_SAID_BYTES = 1 << 14
+_END_SECONDS = 5.0
+
+
+class HostLink:
+    """Made, told and closed by the runner's thread, with whose end ssh ends; its own thread reads.
+
+    It fails as a whole: then every process that it has started counts as ended.
+    """
+
+    def __init__(self, command: Sequence[str], python: str, begin: Begin) -> None:
+        """Start ``command``, which runs the host's program. ``python`` is for messages alone."""
+        self._begin, self._python = begin, python
+        #: Of the host, once it can start processes. Its exception is a PsError.
+        self.ready: Future[Ready] = Future()
+        #: host:port of the coordinator, once it serves there; it is empty from a new start to then.
+        self.coordinator = ""
+        self._processes: dict[ProcessName, RemoteProcess] = {}
+        #: Messages for after Ready; None: it is ready.
+        self._held: list[bytes] | None = []
+        self._closed = False
+        self._said = b""
+        self._reader: FrameReader | None = None
+        self._noise = b""
+        self._sending, self._state = threading.Lock(), threading.Lock()
+        self._heard, self._shown = time.monotonic(), 0.0
+        self._error: PsError | None = None
+        self._popen = subprocess.Popen(
+            shim.command(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            process_group=0,
+        )
+        self._thread = threading.Thread(target=self._run, name=f"host {begin.host}", daemon=True)
+        self._thread.start()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended."""
+        return self._closed
+
+    def start(self, launch: Launch, log: BinaryIO | None) -> RemoteProcess:
+        """Start a process there, as soon as the host is ready."""
+        name = launch.process
+        process = RemoteProcess(name, log, lambda signum: self._tell(SendSignal(name, signum)), self.close)
+        with self._state:
+            lost = self._closed
+            if not lost:
+                self._processes[name] = process
+        if lost:
+            process.ended(SSH_FAILED, why=self._lost_words())
+        else:
+            self._tell(launch)
+        return process
+
+    def leave(self) -> None:
+        """Close the connection: the host's program ends what it has started, and then itself."""
+        with self._sending, suppress(OSError):
+            if self._popen.stdin is not None:
+                self._popen.stdin.close()
+
+    def close(self) -> None:
+        """End the connection, at once unless ``leave`` was called; returns when ssh has ended."""
+        if self._popen.stdin is not None and self._popen.stdin.closed and self._held is None:
+            self._thread.join(_END_SECONDS)
+        if self._thread.is_alive():
+            with suppress(OSError):
+                os.killpg(self._popen.pid, signal.SIGKILL)
+            self._thread.join(_END_SECONDS)
+
+    def _tell(self, message: Message) -> None:
+        data = pack(message)
+        with self._sending:
+            if self._held is not None:
+                self._held.append(data)
+            else:
+                self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        """With ``_sending`` held. What cannot be sent is lost with the connection."""
+        assert self._popen.stdin is not None
+        view = memoryview(data)
+        with suppress(OSError, ValueError):
+            while view:
+                view = view[os.write(self._popen.stdin.fileno(), view) :]
+
+    def _run(self) -> None:
+        error: PsError | None = None
+        try:
+            self._read()
+        except PsError as raised:
+            error = raised
+            with suppress(OSError):
+                os.killpg(self._popen.pid, signal.SIGKILL)
+        code = self._exit_code()
+        self._read_last_words()
+        said = self._said.decode("utf-8", "replace")
+        error = error or failure(self._begin.host, self._python, None if code == -signal.SIGKILL else code, said)
+        with self._state:
+            self._closed, self._error = True, error
+            processes, self._processes = list(self._processes.values()), {}
+        if not self.ready.done():
+            self.ready.set_exception(error)
+        for process in processes:
+            process.ended(SSH_FAILED, why=self._lost_words())
+        with self._sending:
+            for stream in (self._popen.stdin, self._popen.stdout, self._popen.stderr):
+                if stream is not None:
+                    with suppress(OSError):
+                        stream.close()
+
+    def _exit_code(self) -> int:
+        """Of ssh, which has closed its output."""
+        try:
+            return self._popen.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            with suppress(OSError):
+                os.killpg(self._popen.pid, signal.SIGKILL)
+            return self._popen.wait()
+
+    def _read_last_words(self) -> None:
+        assert self._popen.stderr is not None
+        with suppress(BlockingIOError):
+            while data := os.read(self._popen.stderr.fileno(), _READ_BYTES):
+                self._said = (self._said + data)[-_MOST_SAID_BYTES:]
+
+    def _lost_words(self) -> str:
+        return f"was lost with the connection to {self._begin.host} ({self._error})"
+
+    def _read(self) -> None:
+        """Until the connection ends. Raises PsError where it must not go on."""
+        assert self._popen.stdout is not None
+        assert self._popen.stderr is not None
+        pause = self._begin.silence_seconds / 4
+        with selectors.DefaultSelector() as selector:
+            for stream in (self._popen.stdout, self._popen.stderr):
+                os.set_blocking(stream.fileno(), False)
+                selector.register(stream, selectors.EVENT_READ)
+            while self._popen.stdout in selector.get_map():
+                for key, _ in selector.select(pause):
+                    data = os.read(key.fd, _READ_BYTES)
+                    if not data:
+                        selector.unregister(key.fileobj)
+                    elif key.fileobj is self._popen.stderr:
+                        self._said = (self._said + data)[-_MOST_SAID_BYTES:]
+                    else:
+                        self._heard = time.monotonic()
+                        self._feed(data)
+                if time.monotonic() - self._heard > self._begin.silence_seconds:
+                    raise self._silent()
+                self._show_life(pause)
+
+    def _silent(self) -> PsError:
+        if not self.ready.done():
+            return failure(self._begin.host, self._python, None, self._said.decode("utf-8", "replace"))
+        return Unavailable(
+            f"{self._begin.host}: nothing was heard for {self._begin.silence_seconds:g} s",
+            remedy="see whether the host and the network to it are well",
+        )
+
+    def _show_life(self, pause: float) -> None:
+        """Not while the runner's thread writes: that is as good."""
+        now = time.monotonic()
+        if self._held is None and now - self._shown > pause and self._sending.acquire(blocking=False):
+            self._shown = now
+            self._write(pack(Alive()))
+            self._sending.release()
+
+    def _feed(self, data: bytes) -> None:
+        if self._reader is None:
+            self._noise += data
+            before, found, rest = self._noise.partition(BEGINNING)
+            if not found:
+                self._noise = self._noise[-_MOST_SAID_BYTES:]
+                return
+            # What the login shell printed: told if the connection fails.
+            self._said = (before + self._said)[-_MOST_SAID_BYTES:]
+            self._reader, data = FrameReader(), rest
+        for fields, payload in self._reader.feed(data):
+            self._handle(unpack(fields, payload))
+
+    def _handle(self, message: Message) -> None:
+        match message:
+            case Hello(theirs):
+                if theirs != (ours := version("torch-ps")):
+                    raise other_version(self._begin.host, theirs, ours)
+                with self._sending:
+                    self._write(pack(self._begin))
+            case Ready():
+                with self._sending:
+                    for data in self._held or []:
+                        self._write(data)
+                    self._held = None
+                self.ready.set_result(message)
+            case Declined(words, expected, actual, remedy):
+                text = f"{self._begin.host}: {words}"
+                raise ConfigError(text, expected=expected, actual=actual, remedy=remedy)
+            case Printed(name, data):
+                if (process := self._processes.get(name)) is not None:
+                    process.wrote(data)
+            case Serving(address):
+                self.coordinator = address
+            case Ended(name, code, peak_bytes):
+                with self._state:
+                    process = self._processes.pop(name, None)
+                if process is not None:
+                    process.ended(code, peak_bytes)
+            case _:
+                pass

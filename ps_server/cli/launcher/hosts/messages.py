@@ -1,0 +1,182 @@
+"""What ps-run and its program on a host say to each other, as dataclasses, and their form on the connection."""
+
+from __future__ import annotations
+
+import signal
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+from ps_protocol.errors import InvalidRequest
+from ps_server.cli.launcher.events import ProcessName, ProcessRole
+from ps_server.cli.launcher.hosts.frames import encode
+
+READY_FILE = "{ready file}"
+"""Stands in a command for the path of the ready file, which the host chooses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Host: the first message, before anything was asked."""
+
+    kind: ClassVar = "hello"
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """ps-run: what the job is. The host answers with Ready or Refused."""
+
+    kind: ClassVar = "begin"
+    #: Name of the host in this job.
+    host: str
+    working_folder: str
+    #: The script's path; empty: a module.
+    script: str
+    data_dir: str
+    #: Name of the lock in the data directory, which hosts may share.
+    lock_name: str
+    #: Ends when nothing was heard of the other side for so long.
+    silence_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Host: processes can be started."""
+
+    kind: ClassVar = "ready"
+    cores: int
+    #: Addresses of ps-run's end and of this end of the connection of ssh; empty: not known.
+    client_address: str
+    server_address: str
+    #: There is a journal of an earlier job in the data directory.
+    used_before: bool = False
+    #: The data directory, absolute and without links; empty: none.
+    data_dir: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """Host: why it does not take part; the parts of a ConfigError."""
+
+    kind: ClassVar = "declined"
+    message: str
+    expected: str = ""
+    actual: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """ps-run: start this process. Its variables are added to those of the host."""
+
+    kind: ClassVar = "launch"
+    process: ProcessName
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(repr=False)
+    #: Contents of files of the job, by the variable that is to name the file: certificates, keys, tokens.
+    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SendSignal:
+    """ps-run: send this process a signal."""
+
+    kind: ClassVar = "signal"
+    process: ProcessName
+    signal: signal.Signals
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """Host: what a process wrote to its standard output or error."""
+
+    kind: ClassVar = "printed"
+    process: ProcessName
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Host: the coordinator serves at this host:port."""
+
+    kind: ClassVar = "serving"
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Host: a process has ended; all that it printed came before."""
+
+    kind: ClassVar = "ended"
+    process: ProcessName
+    #: Its exit code, or minus the signal that killed it.
+    code: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """Both: nothing, but that this side is there."""
+
+    kind: ClassVar = "alive"
+
+
+Message = Hello | Begin | Ready | Declined | Launch | SendSignal | Printed | Serving | Ended | Alive
+
+_KINDS: Mapping[str, type[Message]] = {
+    each.kind: each for each in (Hello, Begin, Ready, Declined, Launch, SendSignal, Printed, Serving, Ended, Alive)
+}
+
+
+_SCALARS: Mapping[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("cores", "code", "peak_bytes", "used_before"), int),
+    **dict.fromkeys(("version", "host", "working_folder", "script", "data_dir", "lock_name", "address"), str),
+    **dict.fromkeys(("client_address", "server_address", "message", "expected", "actual", "remedy"), str),
+    "silence_seconds": (int, float),
+    "environment": dict,
+}
+
+
+def pack(message: Message) -> bytes:
+    """``message`` as one frame."""
+    if isinstance(message, Printed):
+        return encode({"kind": "printed", "process": _name(message.process)}, message.data)
+    fields = asdict(message)
+    if "process" in fields:
+        fields["process"] = _name(message.process)  # type: ignore[union-attr]
+    if isinstance(message, Launch):
+        fields["files"] = {name: b64encode(data).decode() for name, data in message.files.items()}
+    return encode({"kind": message.kind, **fields})
+
+
+def unpack(fields: Mapping[str, Any], payload: bytes) -> Message:
+    """The message of a frame. Raises InvalidRequest for one that is none."""
+    try:
+        values = dict(fields)
+        kind = _KINDS[values.pop("kind")]
+        if "process" in values:
+            part, index = values["process"]
+            values["process"] = ProcessName(ProcessRole(part), int(index))
+        if kind is Printed:
+            return Printed(values["process"], payload)
+        if kind is SendSignal:
+            values["signal"] = signal.Signals(values["signal"])
+        if kind is Launch:
+            values["command"] = tuple(map(str, values["command"]))
+            values["files"] = {str(name): b64decode(text, validate=True) for name, text in values["files"].items()}
+        for name, wanted in _SCALARS.items():
+            if name in values and not isinstance(values[name], wanted):
+                raise TypeError(f"{name} is a {type(values[name]).__name__}")
+        return kind(**values)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidRequest(
+            "the other side of a host's connection sent a message that is not known",
+            actual=f"{str(fields)[:80]} ({error})",
+            remedy="use the same torch-ps on all hosts",
+        ) from error
+
+
+def _name(process: ProcessName) -> list[str | int]:
+    return [process.part.value, process.index]

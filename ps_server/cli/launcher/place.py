@@ -1,0 +1,98 @@
+"""Where ps-run starts processes: this machine, or the hosts of ``hosts/``."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from ps_server.cli.launcher.child import Child
+from ps_server.cli.launcher.events import SERVERS, ProcessName
+from ps_server.cli.launcher.job_folder import JobFolder
+
+
+class JobProcess(Protocol):
+    """A process of the job, as the runner sees it. ``output`` is readable when it has printed, and at its end."""
+
+    name: ProcessName
+    peak_bytes: int
+    #: How it ended, where its exit code does not tell.
+    why: str
+    output: int
+
+    def read(self) -> list[str] | None:
+        """The lines that have arrived; None without data and at the end."""
+
+    def read_rest(self) -> list[str]:
+        """After the end: the last lines."""
+
+    def send(self, signum: signal.Signals) -> None:
+        """Send it a signal."""
+
+    def poll(self) -> int | None:
+        """Its exit code once it has ended, minus the signal that killed it."""
+
+    def kill(self) -> None:
+        """Kill it."""
+
+
+class Place(Protocol):
+    """What the runner asks of the place where it starts processes."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is state of an earlier job."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names and addresses for certificates, beside those of loopback."""
+
+    def ready_file(self) -> str:
+        """What the command of the coordinator has as the path of its ready file."""
+
+    def coordinator(self) -> str | None:
+        """host:port of the coordinator, once it serves."""
+
+    def start(
+        self,
+        process: ProcessName,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        secured: Mapping[str, str],
+        log: BinaryIO | None,
+    ) -> JobProcess:
+        """Start ``process``. ``secured``: variables of its own certificate and token, which name files of ps-run."""
+
+
+class ThisMachine:
+    """Children of ps-run."""
+
+    names: Sequence[str] = ()
+
+    def __init__(self, folder: Path, job_folder: JobFolder | None = None) -> None:
+        """``folder``: of this start of ps-run."""
+        self._ready_file = folder / "coordinator"
+        #: Inherited by every server, so that the next ps-run sees that one is still alive.
+        self._server_descriptors = () if job_folder is None else (job_folder.lock,)
+        self.goes_on = job_folder is not None and job_folder.used_before
+
+    def ready_file(self) -> str:
+        """Its path."""
+        return str(self._ready_file)
+
+    def coordinator(self) -> str | None:
+        """What the ready file says."""
+        return self._ready_file.read_text().strip() if self._ready_file.exists() else None
+
+    def start(
+        self,
+        process: ProcessName,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        secured: Mapping[str, str],
+        log: BinaryIO | None,
+    ) -> Child:
+        """As in ``Place``."""
+        inherited = self._server_descriptors if process.part in SERVERS else ()
+        return Child(process, command, {**environment, **secured}, log, inherited)

@@ -1,0 +1,1 @@
+"""ps-run over several hosts: what is decided, the program on a host, and jobs over a real sshd on loopback."""
