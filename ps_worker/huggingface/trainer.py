@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import uuid
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -15,14 +16,19 @@ from transformers import Trainer, TrainingArguments, set_seed
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from ps_protocol.errors import ConfigError
+from ps_protocol.model.spec import Mode
 from ps_worker.cluster import Cluster
 from ps_worker.data.samples import batch_samples
 from ps_worker.huggingface.accelerator import PsAccelerator, over_cluster
+from ps_worker.huggingface.joining import advance, running_step
 from ps_worker.huggingface.place import connected, take_place
 from ps_worker.optimizer import PsOptimizer
 
 _NAME = "transformers"
 """Name of the collective calls."""
+
+_NO_FOLDER = ""
+"""In the place of a checkpoint's folder, where a worker begins in the middle without one."""
 
 
 class PsTrainer(Trainer):
@@ -58,6 +64,8 @@ class PsTrainer(Trainer):
         take_place(self.cluster)
         args.__dict__["_setup_devices"] = self.cluster.device
         args._n_gpu = min(args.n_gpu, 1)
+        #: Of the exchanges of this training, and how many steps others had made before this worker's first.
+        self._first_section = self._ahead = 0
         # Here the weight of a push makes the mean one over all tokens; the loss is not scaled for it.
         self._weighs = args.average_tokens_across_devices
         args.average_tokens_across_devices = False
@@ -109,6 +117,54 @@ class PsTrainer(Trainer):
             sampler.generator = torch.Generator().manual_seed(self.cluster.seed % 2**63)
         return sampler
 
+    def _init_training_state(
+        self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, *rest: Any
+    ) -> tuple[int, int]:
+        """As in transformers; a worker that comes to a training under way begins at the step where the others are."""
+        before = self._section()
+        began, skipped = super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, *rest)
+        self._first_section = before + 1
+        self.create_optimizer()
+        self._ahead = self._steps_of_others(max_steps)
+        if not self._ahead:
+            return began, skipped
+        self.state.global_step += self._ahead
+        if self.state.global_step >= max_steps:
+            return num_train_epochs, 0
+        began, steps = divmod(self.state.global_step, num_update_steps_per_epoch)
+        return began, 0 if self.args.ignore_data_skip else steps * self.args.gradient_accumulation_steps
+
+    def _steps_of_others(self, max_steps: int) -> int:
+        """How many steps the others have made beyond this worker's first; 0 where all begin together."""
+        version, step = self.optimizer.optimizer.version, self.state.global_step
+        own = {"version": version, "step": step, "process": uuid.uuid4().hex}
+        # Of a training that has begun, this is what those told who began it.
+        told = self.cluster.gather_values(own, name=_NAME, section=self._first_section)
+        if told.get(self.cluster.rank) == own:
+            return 0
+        in_sync = self.cluster._session.consistency.mode is Mode.SYNC
+        running = running_step(version, told[min(told)], 1 if in_sync else len(told))
+        return max(0, min(running, max_steps) - step)
+
+    def _prepare_for_training(self, *arguments: Any) -> Any:
+        prepared = super()._prepare_for_training(*arguments)
+        advance(self.lr_scheduler, self._ahead)
+        return prepared
+
+    def _run_epoch(self, *arguments: Any, **named: Any) -> None:
+        # Without a checkpoint transformers skips no batches.
+        if self._ahead and named.get("resume_from_checkpoint") is None:
+            named["resume_from_checkpoint"] = _NO_FOLDER
+        super()._run_epoch(*arguments, **named)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint != _NO_FOLDER:
+            super()._load_rng_state(checkpoint)
+
+    def _section(self) -> int:
+        """Rises with every step, over all trainings: a worker that begins in the middle counts its calls from there."""
+        return self._first_section + int(self.state.global_step)
+
     def get_batch_samples(self, *arguments: Any) -> tuple[list[Any], Any]:
         """As in transformers; the push of these batches weighs their tokens where the loss is per token, else samples.
 
@@ -131,12 +187,12 @@ class PsTrainer(Trainer):
         if isinstance(chosen, dict):
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         while True:
-            evaluator = min(self.cluster.gather_values(None, name=_NAME))
+            evaluator = min(self.cluster.gather_values(None, name=_NAME, section=self._section()))
             own: dict[str, float] | None = None
             if evaluator == self.cluster.rank:
                 self._pull()
                 own = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-            found = self.cluster.gather_values(own, name=_NAME)
+            found = self.cluster.gather_values(own, name=_NAME, section=self._section())
             if evaluator in found:
                 break
         metrics: dict[str, float] = found[evaluator]
@@ -155,13 +211,15 @@ class PsTrainer(Trainer):
             self._pull()
         super()._save_checkpoint(*arguments)
         if self.args.load_best_model_at_end:
-            self.state.best_model_checkpoint = self.cluster.broadcast(self.state.best_model_checkpoint, name=_NAME)
+            best = self.state.best_model_checkpoint
+            told = self.cluster.gather_values(best, name=_NAME, section=self._section())
+            self.state.best_model_checkpoint = told.get(0, best)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             # One worker sends the state; the others wait for it.
-            self.cluster.barrier()
+            self.cluster.gather_values(None, name=_NAME, section=self._first_section)
 
     def _pull(self) -> None:
         inner = getattr(self.optimizer, "optimizer", None)

@@ -47,9 +47,9 @@ class TorchPsStrategy(TrainerProcess, Strategy):
         self._clip_grad_norm: float | None = None
         #: Those of the last fit.
         self._own: list[PsOptimizer] = []
-        #: How many fits have begun before, and whether this one knows the epoch of its checkpoint.
+        #: How many fits have begun before, and whether this one is in its epochs.
         self._fits = -1
-        self._knows_epoch = False
+        self._in_epochs = False
 
     @property
     def is_distributed(self) -> bool:
@@ -60,7 +60,7 @@ class TorchPsStrategy(TrainerProcess, Strategy):
         """Join the job."""
         if self._trainer.state.fn is TrainerFn.FITTING:
             self._fits += 1
-            self._knows_epoch = False
+            self._in_epochs = False
         self.join_job()
         super().setup_environment()
         if self._splits is None:
@@ -90,10 +90,9 @@ class TorchPsStrategy(TrainerProcess, Strategy):
             self._own.append(self.cluster.adopt(optimizer, self.lightning_module, following, **adopting))
             note_adopted(self._own[-1:])
 
-    def setup(self, trainer: pl.Trainer) -> None:
-        """Set up the module, its optimizers and its precision; a checkpoint's state of training comes next."""
-        super().setup(trainer)
-        self._knows_epoch = True
+    def on_train_start(self) -> None:
+        """Count collective calls by epochs from now on."""
+        self._in_epochs = True
 
     def teardown(self) -> None:
         """Give the trainer back what it was told. What is on the shards stays."""
@@ -144,8 +143,11 @@ class TorchPsStrategy(TrainerProcess, Strategy):
                 optimizer.pull()
 
     def _section(self) -> int:
-        """Rises, also where a fit goes on from a checkpoint that is older than what the fit before has reached."""
-        epoch = int(self._trainer.current_epoch) if self._knows_epoch else 0
+        """Rises, also where a fit goes on from a checkpoint that is older than what the fit before has reached.
+
+        What is called before the first epoch is the same with a checkpoint and without one: it has its own section.
+        """
+        epoch = 1 + int(self._trainer.current_epoch) if self._in_epochs else 0
         return (max(0, self._fits) << _EPOCH_BITS) + epoch
 
     @property
