@@ -14,7 +14,7 @@ PROTO_TOOLS := grpcio-tools==1.72.2
 PROTO_FILES := $(wildcard protos/ps_protocol/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-long check fix metrics-page proto proto-check bench chaos damage fuzz sim cluster clean
+.PHONY: help setup train test test-long check fix metrics-page manifests proto proto-check bench chaos damage fuzz sim cluster clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1|/' | column -t -s '|'
@@ -60,6 +60,9 @@ $(PROTO_VENV)/.ready: Makefile
 
 metrics-page: setup  ## write docs/metrics.md from the definitions of metrics
 	$(BIN)/python -m tests.support.metrics_page
+
+manifests:  ## write deploy/k8s/rendered/ from the overlays (needs kubectl)
+	deploy/k8s/render.sh
 
 proto: $(PROTO_VENV)/.ready  ## generate the stubs from the .proto files
 	$(PROTO_VENV)/bin/python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos --grpc_python_out=protos $(PROTO_FILES)

@@ -26,7 +26,7 @@ from ps_worker.on_shards import declare_optimizer
 from ps_worker.optimizer import PsOptimizer
 from ps_worker.session.reporting import plain_metrics
 from ps_worker.session.session import Session
-from ps_worker.session.terminate import TerminationGuard, leave_reason, warn_of_no_step
+from ps_worker.session.terminate import Terminated, leave_reason, warn_of_no_step
 from ps_worker.step.summary import Style, Writes
 from ps_worker.tables import factories
 from ps_worker.tables.prefetch import BatchIds, Prefetch
@@ -54,7 +54,7 @@ class Cluster:
         self._models = TrainedModels(session)
         self._collectives = Collectives(session, self._models)
         self._datasets = Datasets(session, self._models.idle)
-        self._guard = TerminationGuard()
+        self._guard = session.termination
         self._left = False
         #: ``follow`` was called, as workers may do too.
         self._followed = False
@@ -67,7 +67,7 @@ class Cluster:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            self._leave(leave_reason(error))
+            self._leave(leave_reason(error), finish=isinstance(error, Terminated))
         finally:
             self._guard.remove()
 
@@ -322,7 +322,8 @@ class Cluster:
         if idle and self._session.config.role is Role.WORKER:
             warn_of_no_step(self.rank, "step() of its optimizer" if self._models else "optimizer()")
 
-    def _leave(self, reason: str) -> None:
+    def _leave(self, reason: str, *, finish: bool = False) -> None:
+        """``finish``: end the exchanges under way, although there is a reason."""
         # In this order, also after errors: the last steps, the report of the items they trained, the membership.
         with ExitStack() as ending:
             ending.callback(self._close, reason)
@@ -332,6 +333,8 @@ class Cluster:
                 if not reason and not self._left:
                     self._models.flush()
                     self._warn_of_nothing_done()
+                elif finish and not self._left:
+                    self._guard.finish(self._models.finish)
                 self._left = True
 
     def _close(self, reason: str) -> None:

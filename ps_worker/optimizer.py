@@ -77,6 +77,7 @@ class PsOptimizer(torch.optim.Optimizer):
         self._table_groups = TableGroups(self, tables)
         self._sealed = True
         self.state = StateOnShards(self._read_state)
+        self._session = session
         self._rank = session.rank
         #: Names of the options of each group.
         self._accepted = [set(options) for options in declaration.spec.group_options]
@@ -145,10 +146,19 @@ class PsOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         checked = checked_weight(weight) if weight is not None else 0.0
-        if self._added:
-            step_together(self._models(), checked)
-        else:
-            self._model.step(checked)
+        # On all shards or on none: SIGTERM waits for the end of the step.
+        termination = self._session.termination
+        termination.sections += 1
+        try:
+            if self._added:
+                step_together(self._models(), checked)
+            else:
+                self._model.step(checked)
+            self._session.stepped += 1
+        finally:
+            termination.sections -= 1
+            if termination.waits:
+                termination.end_section()
         return loss
 
     # Schedulers of torch wrap ``step`` to see that it is called before theirs; this one tells them by itself.

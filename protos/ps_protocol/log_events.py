@@ -55,6 +55,7 @@ EVENTS = MappingProxyType(
         "model.stopped": "a model cannot go on: an update or a move failed",
         "model.options": "workers or settings of a model contradict each other",
         "step.skipped": "an update raised and was skipped",
+        "step.cut": "a worker leaves before the end of its last step",
         "transport": "a worker uses a transport, or cannot use one",
         "caller.refused": "a call, connection or process was refused",
         "request.failed": "a defect in a server, with its traceback",
@@ -164,6 +165,10 @@ _BEGINNINGS = {
         "'%s' stays as it is: its weight is also used by a",
     ),
     "step.skipped": ("shard %d, model '%s': %s (%d so far)",),
+    "step.cut": (
+        "SIGTERM: this worker leaves in the middle of",
+        "this worker leaves without the end of its last",
+    ),
     "transport": ("model '%s': %s uses %s", "%s: transport %s cannot be used: %s"),
     "caller.refused": (
         "refused %s of %s: %s",

@@ -91,19 +91,20 @@ class LeasedData(Sampler[Any]):
 
     def handed_out(self) -> None:
         """The loop gets a batch."""
-        self._steps_before = self._session.steps
+        self._steps_before = self._session.stepped
 
     def trained(self, feed: LeaseFeed, items: int | None = None) -> None:
         """The loop has finished the oldest ``items`` sampled; all of them by default, or where there are fewer."""
-        self._steps_before = None
-        left = self._length if items is None else items
-        while left > 0 and self._sampled:
-            span = self._sampled.popleft()
-            part = Span(span.begin, min(span.end, span.begin + left))
-            if part.end < span.end:
-                self._sampled.appendleft(Span(part.end, span.end))
-            feed.trained(part)
-            left -= len(part)
+        with self._session.termination.section():
+            self._steps_before = None
+            left = self._length if items is None else items
+            while left > 0 and self._sampled:
+                span = self._sampled.popleft()
+                part = Span(span.begin, min(span.end, span.begin + left))
+                if part.end < span.end:
+                    self._sampled.appendleft(Span(part.end, span.end))
+                feed.trained(part)
+                left -= len(part)
 
     def end(self, feed: LeaseFeed | None = None) -> None:
         """Report what was trained and give back the rest of the iteration of ``feed``; by default, of the open one.
@@ -113,7 +114,7 @@ class LeasedData(Sampler[Any]):
         if self._feed is None or feed not in (None, self._feed):
             return
         feed, self._feed = self._feed, None
-        if self._steps_before is not None and self._session.steps > self._steps_before:
+        if self._steps_before is not None and self._session.stepped > self._steps_before:
             self.trained(feed, self._batch_items)
         self._steps_before = None
         feed.close()

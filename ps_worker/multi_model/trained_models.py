@@ -97,6 +97,11 @@ class TrainedModels:
         for model in self:
             model.pull()
 
+    def finish(self) -> None:
+        """Wait for exchanges under way. Raises the errors of those steps."""
+        for model in self:
+            model.finish()
+
     def flush(self) -> None:
         """At a clean end: send values set after the last steps to the shards where possible. Raises PsError."""
         for model in self:

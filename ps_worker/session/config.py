@@ -24,6 +24,9 @@ CONNECT_TIMEOUT_SECONDS = 60.0
 METRICS_OFF = "off"
 """The value of PS_METRICS_PORT that is the default."""
 
+TERMINATION_SECONDS = 3.0
+"""Less than the 5 s that ps-run leaves a script between SIGTERM and SIGKILL."""
+
 RECONNECT_TIMEOUT_SECONDS = 60.0
 
 _SHM, _BULK = Transport.SHM, Transport.BULK
@@ -59,6 +62,8 @@ class WorkerConfig:
     metrics_bind: str = "127.0.0.1"
     metrics_port: int | None = None
     security: SecuritySettings = field(default_factory=SecuritySettings)
+    #: How long SIGTERM waits for the end of a step.
+    termination_seconds: float = TERMINATION_SECONDS
 
     def opened_security(self, *, listens: bool = False) -> Security:
         """TLS and tokens from the files that ``security`` names. ``listens``: for a server. Raises ConfigError."""
@@ -105,6 +110,7 @@ class WorkerConfig:
             reconnect_timeout_seconds=_seconds(
                 environ, "PS_RECONNECT_TIMEOUT", reconnect_timeout_seconds, RECONNECT_TIMEOUT_SECONDS
             ),
+            termination_seconds=_seconds(environ, "PS_TERMINATION_SECONDS", None, TERMINATION_SECONDS),
             security=security or SecuritySettings.from_environment(environ),
         )
 

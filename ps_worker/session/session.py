@@ -27,6 +27,7 @@ from ps_worker.session.device import check_device, device_of
 from ps_worker.session.instruments import Instruments
 from ps_worker.session.reporting import Progress, WorkerCounters, log
 from ps_worker.session.start import wait_until_started
+from ps_worker.session.terminate import TerminationGuard
 
 if TYPE_CHECKING:
     from ps_protocol.metrics.server import MetricsServer
@@ -58,13 +59,13 @@ class Session:
         self._channels: dict[str, grpc.Channel] = {}
         #: Called when shards may have been replaced; assigned as a whole.
         self._on_shards: tuple[Callable[[], None], ...] = ()
-        #: Optimizer steps made; written by one thread at a time.
-        self.steps = 0
+        #: Optimizer steps made; written by one thread at a time. Calls of ``step`` that returned, by the user's thread.
+        self.steps = self.stepped = 0
+        self.termination = TerminationGuard(config.termination_seconds)
         #: Numbers for requests about data, rising.
         self.sequences = itertools.count(1)
-        #: Statistics and log messages of this worker.
+        #: Statistics and log messages of this worker; traces, and event files of TensorBoard.
         self.progress = Progress(membership.member)
-        #: Traces, and event files of TensorBoard.
         self.instruments = Instruments()
         self._metrics: MetricsServer | None = None
         #: Raises an error when a server that this process has started has ended.

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
+from ps_protocol.errors import PsError
 from ps_worker.session.reporting import log
 
 EXIT_CODE = 128 + signal.SIGTERM
@@ -27,12 +30,22 @@ class Terminated(SystemExit):
 class TerminationGuard:
     """Raises ``Terminated`` in the main thread on SIGTERM between ``install`` and ``remove``.
 
-    Both are called from the user's thread. A handler of the user stays, and other threads are not affected.
+    Both are called from the user's thread. A handler of the user stays, and other threads are not affected. Within a
+    section that should not be cut in two, such as a step over all shards, SIGTERM waits for its end: for
+    ``patience_seconds`` at most, and not at all when it comes a second time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patience_seconds: float) -> None:
+        self._patience_seconds = patience_seconds
         self._installed = False
         self._pid = os.getpid()
+        #: Sections under way; changed by the training thread. A step counts itself, without a call of this module.
+        self.sections = 0
+        #: SIGTERM waits for the end of the sections.
+        self.waits = False
+        self._timer: threading.Timer | None = None
+        #: The signal on its way is the timer's.
+        self._expires = False
 
     def install(self) -> None:
         """Handle SIGTERM where it has its default effect and this is the main thread."""
@@ -54,7 +67,63 @@ class TerminationGuard:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
             return
+        if self._expires:
+            self._expires = False
+            if not self.waits:
+                return
+            log.warning("SIGTERM: this worker leaves in the middle of a step, which took too long")
+        elif self.sections and not self.waits:
+            self._wait()
+            return
+        self._stop_waiting()
         raise Terminated
+
+    def end_section(self) -> None:
+        """The last section has ended. Raises Terminated where SIGTERM waits."""
+        if self.waits and not self.sections:
+            self._stop_waiting()
+            raise Terminated
+
+    @contextmanager
+    def section(self) -> Iterator[None]:
+        """What is not to be cut in two. Raises Terminated at its end."""
+        self.sections += 1
+        try:
+            yield
+        finally:
+            self.sections -= 1
+            self.end_section()
+
+    def finish(self, steps: Callable[[], None]) -> None:
+        """After ``Terminated``: wait for ``steps`` under way, whose batches count as trained.
+
+        Raises Terminated when that takes too long, or SIGTERM comes again.
+        """
+        if self._installed:
+            self._wait()
+        try:
+            steps()
+        except PsError as error:
+            log.warning("this worker leaves without the end of its last step: %s", error)
+        finally:
+            self._stop_waiting()
+
+    def _wait(self) -> None:
+        self.waits = True
+        self._timer = threading.Timer(self._patience_seconds, self._expire)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _stop_waiting(self) -> None:
+        self.waits = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        if self.waits:
+            self._expires = True
+            os.kill(self._pid, signal.SIGTERM)
 
 
 def leave_reason(error: BaseException | None) -> str:

@@ -17,6 +17,7 @@ from ps_protocol.rpc.channel import open_channel
 from ps_protocol.security.security import OFF
 from ps_worker.session.instruments import Instruments
 from ps_worker.session.reporting import WorkerCounters
+from ps_worker.session.terminate import TerminationGuard
 from tests.worker.fakes.placement import place
 from tests.worker.fakes.shard import FakeShard
 
@@ -44,6 +45,8 @@ class FakeSession:
         self.shards: list[FakeShard] = []
         self.hints: list[str] = []
         self.on_hint: Callable[[], None] = lambda: None
+        self.stepped = 0
+        self.termination = TerminationGuard(3.0)
         self.steps: list[tuple[int | None, int, int]] = []
         self._channels: list[grpc.Channel] = []
         self.watchers: list[Callable[[], None]] = []

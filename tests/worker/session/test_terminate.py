@@ -23,7 +23,7 @@ def terminate() -> None:
 
 
 def test_sigterm_raises_an_exit_with_code_143_and_the_default_comes_back() -> None:
-    guard = TerminationGuard()
+    guard = TerminationGuard(3.0)
     guard.install()
     with pytest.raises(SystemExit) as caught:
         terminate()
@@ -39,7 +39,7 @@ def test_a_handler_of_the_script_is_left_alone() -> None:
         seen.append(number)
 
     signal.signal(signal.SIGTERM, own)
-    guard = TerminationGuard()
+    guard = TerminationGuard(3.0)
     guard.install()
     terminate()
     guard.remove()
@@ -49,7 +49,7 @@ def test_a_handler_of_the_script_is_left_alone() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_just_ends() -> None:
-    guard = TerminationGuard()
+    guard = TerminationGuard(3.0)
     guard.install()
     child = os.fork()
     if child == 0:

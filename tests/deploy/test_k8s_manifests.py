@@ -1,0 +1,343 @@
+"""The Kubernetes manifests, without a cluster: valid for three versions and as Kubeflow's models, and fit together.
+
+About 5 s of CPU, most of it for reading schemas.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from kubeflow_trainer_api import models
+from kubernetes_validate.utils import all_versions
+from packaging.version import Version
+
+from tests.deploy.manifests import (
+    ALL,
+    OVERLAYS,
+    RENDERED,
+    ROOT,
+    SOURCES,
+    Document,
+    Pod,
+    documents,
+    expanded,
+    found,
+    job_set,
+    pods,
+)
+
+NEWEST = sorted(set(all_versions()), key=Version)[-3:]
+
+CUSTOM = {
+    "JobSet": models.JobsetV1alpha2JobSet,
+    "TrainJob": models.TrainerV1alpha1TrainJob,
+    "ClusterTrainingRuntime": models.TrainerV1alpha1ClusterTrainingRuntime,
+}
+
+SERVERS = ("coordinator", "shard", "standby")
+
+
+def each_pod() -> list[Any]:
+    return [pytest.param(pod, id=f"{name}-{pod.name}") for name in ALL for pod in pods(name)]
+
+
+def plain_documents(name: str) -> Iterator[Document]:
+    """Those that every API server knows; the Jobs in a JobSet as Jobs."""
+    for document in documents(name):
+        if document["kind"] not in CUSTOM:
+            yield document
+    if name not in OVERLAYS:
+        for each in job_set(name)[1]["replicatedJobs"]:
+            spec = each["template"]["spec"]
+            yield {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": each["name"]}, "spec": spec}
+
+
+def check_custom(document: Document) -> None:
+    """Raises ValueError, of pydantic too, for what Kubeflow's models do not have."""
+    made = CUSTOM[document["kind"]].from_dict(document).to_dict()
+    # The models drop keys they do not know, and fill in this one.
+    if differences := list(different(document, made)):
+        raise ValueError(f"not in the model: {differences}")
+
+
+def different(given: Any, made: Any, path: str = "") -> Iterator[str]:
+    if isinstance(given, dict) and isinstance(made, dict):
+        for key in given.keys() | made.keys():
+            if not (path.endswith("/grpc") and key == "service" and key not in given):
+                yield from different(given.get(key), made.get(key), f"{path}/{key}")
+    elif isinstance(given, list) and isinstance(made, list) and len(given) == len(made):
+        for number, (one, other) in enumerate(zip(given, made, strict=True)):
+            yield from different(one, other, f"{path}/{number}")
+    elif given != made:
+        yield path
+
+
+# -- what is rendered is what the sources say
+
+
+def test_the_rendered_manifests_are_made_of_these_sources():
+    files = [path for path in SOURCES.rglob("*.yaml") if RENDERED not in path.parents]
+    named = sorted(f"./{path.relative_to(SOURCES)}" for path in files)
+    sums = "".join(f"{hashlib.sha256((SOURCES / name).read_bytes()).hexdigest()}  {name}\n" for name in named)
+    sources = hashlib.sha256(sums.encode()).hexdigest()
+    assert {path.stem for path in RENDERED.iterdir()} == set(ALL)
+    for path in RENDERED.iterdir():
+        first, _, _ = path.read_text().partition("\n")
+        assert first.endswith(f", sources {sources}"), f"{path.name} is old: make manifests"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_kustomize_renders_them_again(name):
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed; the rendered manifests are compared with their sources by checksum")
+    folder = SOURCES / (name if (SOURCES / name).is_dir() else f"overlays/{name}")
+    done = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=True)
+    assert list(yaml.safe_load_all(done.stdout)) == documents(name)
+
+
+# -- valid
+
+
+@pytest.mark.parametrize("version", NEWEST)
+def test_every_manifest_is_valid_for_the_newest_three_versions_of_kubernetes(version):
+    # Most are the same in several overlays.
+    different_ones = {yaml.dump(each, Dumper=yaml.CSafeDumper): each for name in ALL for each in plain_documents(name)}
+    for document in different_ones.values():
+        kubernetes_validate.validate(document, version, strict=True)
+    kinds = {document["kind"] for document in different_ones.values()}
+    assert kinds == {
+        *("Service", "StatefulSet", "Job", "NetworkPolicy", "PodDisruptionBudget", "PersistentVolumeClaim")
+    }
+
+
+@pytest.mark.parametrize("name", ["jobset", "kubeflow"])
+def test_custom_resources_are_what_kubeflows_models_have(name):
+    custom = [document for document in documents(name) if document["kind"] in CUSTOM]
+    for document in custom:
+        check_custom(document)
+    assert len(custom) == (1 if name == "jobset" else 2)
+
+
+def renamed(document: Document, path: str, to: str) -> Document:
+    """A copy in which the last key of ``path`` is called ``to``."""
+    made = copy.deepcopy(document)
+    *above, last = path.split("/")
+    place: Any = made
+    for each in above:
+        place = place[int(each)] if isinstance(place, list) else place[each]
+    place[to] = place.pop(last)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "path"),
+    [
+        ("StatefulSet", "shard", "spec/volumeClaimTemplates"),
+        ("StatefulSet", "shard", "spec/template/spec/terminationGracePeriodSeconds"),
+        ("StatefulSet", "shard", "spec/template/spec/containers/0/readinessProbe/grpc"),
+        ("StatefulSet", "coordinator", "spec/template/spec/containers/0/securityContext/readOnlyRootFilesystem"),
+        ("Job", "worker", "spec/backoffLimitPerIndex"),
+        ("Job", "worker", "spec/podFailurePolicy/rules/0/onPodConditions"),
+        ("NetworkPolicy", "torch-ps-servers", "spec/ingress/0/from"),
+        ("PodDisruptionBudget", "torch-ps-servers", "spec/maxUnavailable"),
+    ],
+)
+def test_a_typo_is_not_valid(kind, name, path):
+    document = renamed(found("base", kind, name), path, f"{path.rpartition('/')[2]}s")
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(document, NEWEST[-1], strict=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "path"),
+    [
+        ("jobset", "JobSet", "spec/failurePolicy/rules/0/targetReplicatedJobs"),
+        ("jobset", "JobSet", "spec/network/enableDNSHostnames"),
+        ("jobset", "JobSet", "spec/replicatedJobs/1/template/spec/template/spec/containers/0/volumeMounts"),
+        ("kubeflow", "ClusterTrainingRuntime", "spec/mlPolicy/numNodes"),
+        ("kubeflow", "TrainJob", "spec/runtimeRef"),
+        ("kubeflow", "TrainJob", "spec/trainer/args"),
+    ],
+)
+def test_a_typo_in_a_custom_resource_is_not_what_the_models_have(name, kind, path):
+    (document,) = [each for each in documents(name) if each["kind"] == kind]
+    with pytest.raises(ValueError):
+        check_custom(renamed(document, path, f"{path.rpartition('/')[2]}Of"))
+
+
+# -- the parts fit each other
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_coordinator_expects_as_many_shards_and_workers_as_there_are(name):
+    made = pods(name)
+    (coordinator,) = [pod for pod in made if pod.component == "coordinator"]
+    shards = [pod for pod in made if pod.component == "shard"]
+    workers = [pod for pod in made if pod.component == "worker"]
+    assert coordinator.environment["PS_COORDINATOR_SHARDS"] == str(len(shards))
+    # 0: any number, where the manifests do not know it.
+    expected = "0" if name in ("spot", "kubeflow") else str(len(workers))
+    assert coordinator.environment["PS_COORDINATOR_WORKERS"] == expected
+    assert [pod.environment["PS_SERVER_SHARD"] for pod in shards] == [str(n) for n in range(len(shards))]
+    assert [pod.environment["PS_RANK"] for pod in workers] == [str(n) for n in range(len(workers))]
+    assert len({pod.environment["PS_LINEAGE"] for pod in workers}) == len(workers)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_address_is_a_name_and_a_port_of_a_pod(name):
+    made = pods(name)
+    ports = {
+        f"{host}:{port['containerPort']}": pod.name
+        for pod in made
+        for host in pod.hosts
+        for port in pod.container.get("ports", [{"containerPort": number} for number in (7000, 7001)])
+    }
+    for pod in made:
+        if pod.component == "coordinator":
+            continue
+        assert "coordinator" in ports[pod.environment["PS_COORDINATOR"]]
+        if pod.component != "worker":
+            assert ports[pod.environment["PS_SERVER_ADVERTISE"]] == pod.name
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_services_and_containers_have_the_same_ports(name):
+    for document in documents(name):
+        if document["kind"] != "Service":
+            continue
+        (template,) = {
+            yaml.safe_dump(each["spec"]["template"])
+            for each in documents(name)
+            if each["kind"] == "StatefulSet"
+            and document["spec"]["selector"].items() <= each["spec"]["template"]["metadata"]["labels"].items()
+        }
+        (container,) = yaml.safe_load(template)["spec"]["containers"]
+        has = {each["name"]: each["containerPort"] for each in container["ports"]}
+        for port in document["spec"]["ports"]:
+            assert has[port["name"]] == port["port"]
+
+
+@pytest.mark.parametrize("pod", each_pod())
+def test_volumes_that_are_mounted_exist_and_those_that_exist_are_mounted(pod: Pod):
+    there = {*pod.claims, *(each["name"] for each in pod.spec.get("volumes", ()))}
+    mounted = {each["name"] for each in pod.container["volumeMounts"]}
+    # The claims of a JobSet are those of all its pods.
+    assert mounted <= there
+    assert there - mounted <= set(pod.claims)
+    if pod.component in SERVERS:
+        folder = pod.environment.get("PS_SERVER_DATA_DIR") or pod.environment["PS_COORDINATOR_DATA_DIR"]
+        assert folder in [each["mountPath"] for each in pod.container["volumeMounts"]]
+
+
+@pytest.mark.parametrize("pod", each_pod())
+def test_every_pod_is_admitted_where_the_restricted_standard_is_enforced(pod: Pod):
+    security = pod.spec["securityContext"]
+    assert security["runAsNonRoot"] is True
+    assert security["runAsUser"] == 1000
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+    # A change of owners at each start would open session.key to the group.
+    assert security["fsGroupChangePolicy"] == "OnRootMismatch"
+    assert pod.container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert re.search(r"useradd .*--uid 1000 torch-ps", (ROOT / "deploy" / "Dockerfile").read_text())
+    assert pod.spec["enableServiceLinks"] is False
+    assert pod.spec["automountServiceAccountToken"] is False
+    assert {"cpu", "memory"} <= pod.container["resources"]["requests"].keys()
+    assert "memory" in pod.container["resources"]["limits"]
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_nobody_but_the_job_reaches_servers_and_one_server_is_drained_at_a_time(name):
+    policy = found(name, "NetworkPolicy", "torch-ps-servers")["spec"]
+    budget = found(name, "PodDisruptionBudget", "torch-ps-servers")["spec"]
+    assert budget["maxUnavailable"] == 1
+    for selector in (policy["podSelector"], budget["selector"]):
+        assert selector["matchExpressions"] == [
+            {"key": "app.kubernetes.io/component", "operator": "In", "values": list(SERVERS)}
+        ]
+    admitted = {entry["ports"][0]["port"]: entry["from"] for entry in policy["ingress"]}
+    assert admitted[7000] == [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "torch-ps"}}}]
+    assert policy["ingress"][0]["ports"] == [{"protocol": "TCP", "port": 7000, "endPort": 7002}]
+    assert list(admitted) == [7000, 7009]
+    assert found(name, "NetworkPolicy", "torch-ps-workers")["spec"].get("ingress") is None
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_only_those_without_tls_trust_everybody_who_reaches_them(name):
+    secured = name in ("tls", "spot", "gpu", "durable")
+    for pod in pods(name):
+        environment = pod.environment
+        assert ("PS_TLS_CA" in environment) == secured
+        if pod.component in SERVERS:
+            assert ("PS_INSECURE" in environment) != secured
+            assert ("PS_TLS_REQUIRE_CLIENT" in environment) == secured
+
+
+def test_a_standby_is_a_shard_in_all_but_its_name_its_place_and_its_disk():
+    (of_shard, of_standby) = (found("durable", "StatefulSet", name) for name in ("shard", "standby"))
+    affinity = of_standby["spec"]["template"]["spec"].pop("affinity")
+    assert affinity["podAntiAffinity"]
+    text = yaml.safe_dump(of_standby).replace("standbys", "shards").replace("standby", "shard")
+    assert without_order(yaml.safe_load(text)) == without_order(of_shard)
+    for pod in pods("durable"):
+        if pod.component in ("shard", "standby"):
+            assert pod.environment["PS_SERVER_STANDBY"] == "1"
+
+
+def without_order(document: Any) -> Any:
+    """Lists as sets: a patch puts what it adds first."""
+    if isinstance(document, dict):
+        return {key: without_order(value) for key, value in document.items()}
+    if isinstance(document, list):
+        return sorted((without_order(each) for each in document), key=repr)
+    return document
+
+
+@pytest.mark.parametrize("name", ["jobset", "kubeflow"])
+def test_in_a_job_set_the_end_of_a_worker_restarts_no_shard(name):
+    _, spec = job_set(name)
+    jobs = {each["name"]: each["template"]["spec"] for each in spec["replicatedJobs"]}
+    (worker,) = set(jobs) - {"coordinator", "shard"}
+    # What happens to a Job that has failed: the first rule that names it, else all are started again.
+    actions = {
+        job: next(
+            (rule["action"] for rule in spec["failurePolicy"]["rules"] if job in rule["targetReplicatedJobs"]),
+            "RestartJobSet",
+        )
+        for job in jobs
+    }
+    assert actions == {
+        worker: "FailJobSet",
+        "coordinator": "RestartJobAndIgnoreMaxRestarts",
+        "shard": "RestartJobAndIgnoreMaxRestarts",
+    }
+    assert jobs[worker]["backoffLimitPerIndex"] == 10
+    assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": [worker]}
+    if name == "kubeflow":
+        (node,) = [each for each in spec["replicatedJobs"] if each["name"] == worker]
+        labels = node["template"]["metadata"]["labels"]
+        assert labels == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+        assert node["template"]["spec"]["template"]["spec"]["containers"][0]["name"] == "node"
+
+
+def test_a_reference_to_a_variable_that_comes_later_is_noticed():
+    pod = pods("tls")[1]
+    listed = pod.container["env"]
+    assert pod.environment["PS_TLS_CERT"] == "/certs/shard-0.pem"
+    moved = copy.deepcopy(pod.spec)
+    moved["containers"][0]["env"] = sorted(listed, key=lambda each: each["name"] != "PS_TLS_CERT")
+    with pytest.raises(AssertionError, match="PS_SERVER_SHARD is not defined before"):
+        _ = Pod(pod.name, pod.component, moved, pod.labels).environment
+    assert expanded("$$(A) $(A)", {"A": "b"}) == "$(A) b"

@@ -1,0 +1,164 @@
+"""Commands, flags and variables of the Kubernetes manifests are those of the programs. Less than 2 s of CPU."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+import tomllib
+from typing import Any
+
+import click
+import pytest
+
+from ps_server.cli.options.storage import Durability, storage_config
+from ps_server.coordinator.config import configure
+from ps_worker.session.config import WorkerConfig
+from tests.deploy.manifests import ALL, ROOT, Pod, pods
+
+PROGRAMS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+
+#: Variables of the manifests that are not of torch-ps.
+OTHERS = {"POD_NAME", "JOBSET_NAME", "NUMBA_CACHE_DIR"}
+
+
+def each_pod(*components: str) -> list[Any]:
+    return [
+        pytest.param(pod, id=f"{name}-{pod.name}") for name in ALL for pod in pods(name) if pod.component in components
+    ]
+
+
+def command_of(pod: Pod) -> tuple[click.Command, list[str]]:
+    """The program of a server and its arguments; a shell that runs it is left out."""
+    program, *arguments = pod.command
+    if program == "sh":
+        flag, script, program, *arguments = arguments
+        assert flag == "-c"
+        assert script.startswith('"$0" "$@" &')
+    module, _, _ = PROGRAMS[program].partition(":")
+    command: click.Command = importlib.import_module(module).main
+    return command, arguments
+
+
+def variables_of(command: click.Command) -> set[str]:
+    """Those that the program takes options from."""
+    prefix = command.context_settings["auto_envvar_prefix"]
+    named = set()
+    for parameter in command.params:
+        given = parameter.envvar or []
+        named |= {given} if isinstance(given, str) else set(given)
+        named.add(f"{prefix}_{parameter.name}".upper())
+    return named
+
+
+def literals(*folders: str) -> set[str]:
+    """Names of variables in the source: what processes read besides options."""
+    found: set[str] = set()
+    for folder in folders:
+        for path in (ROOT / folder).rglob("*.py"):
+            found |= set(re.findall(r'"(PS_[A-Z_]+)"', path.read_text()))
+    return found
+
+
+IN_PROTOCOL = literals("protos/ps_protocol")
+IN_WORKER = literals("ps_worker") | IN_PROTOCOL
+
+
+def unknown(pod: Pod) -> set[str]:
+    """Variables of the pod that its program does not read."""
+    known = IN_WORKER if pod.component == "worker" else IN_PROTOCOL | variables_of(command_of(pod)[0])
+    if pod.component == "coordinator":
+        # Of psctl, for people in the pod.
+        known |= literals("ps_server/cli/psctl")
+    return pod.environment.keys() - known - OTHERS
+
+
+def parsed(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the program makes of the pod's command line and environment. Raises click.UsageError."""
+    for name in [name for name in os.environ if name.startswith("PS_")]:
+        monkeypatch.delenv(name)
+    for name, value in pod.environment.items():
+        monkeypatch.setenv(name, value)
+    command, arguments = command_of(pod)
+    return command.make_context("program", arguments, **command.context_settings).params
+
+
+@pytest.mark.parametrize("pod", each_pod("coordinator", "shard", "standby", "worker"))
+def test_every_variable_is_one_that_its_program_reads(pod):
+    assert unknown(pod) == set()
+
+
+@pytest.mark.parametrize(
+    ("component", "typo"),
+    [("coordinator", "PS_COORDINATOR_SHARD"), ("shard", "PS_SERVER_DURABLE"), ("worker", "PS_RANKS")],
+)
+def test_a_variable_with_a_typo_is_noticed(component, typo):
+    pod = next(each for each in pods("base") if each.component == component)
+    pod.container["env"].append({"name": typo, "value": "1"})
+    assert unknown(pod) == {typo}
+
+
+def test_a_flag_with_a_typo_is_noticed(monkeypatch):
+    pod = next(each for each in pods("base") if each.component == "shard")
+    pod.container["args"][0] = "--bnd"
+    with pytest.raises(click.UsageError, match="--bnd"):
+        parsed(pod, monkeypatch)
+
+
+@pytest.mark.parametrize("pod", each_pod("coordinator"))
+def test_the_coordinator_takes_its_options(pod, monkeypatch):
+    options = parsed(pod, monkeypatch)
+    config = configure(options, given=set(), kept=None)
+    assert config.cluster.expected_shards == int(pod.environment["PS_COORDINATOR_SHARDS"])
+    assert config.cluster.expected_workers == int(pod.environment["PS_COORDINATOR_WORKERS"])
+    assert config.bind == "0.0.0.0"
+    listens = {"grpc": options["port"], "metrics": int(options["metrics_port"])}
+    assert {each["name"]: each["containerPort"] for each in pod.container.get("ports", ())} in (listens, {})
+    # A folder of the journal: what is lost without it is the job.
+    assert options["data_dir"]
+
+
+@pytest.mark.parametrize("pod", each_pod("shard", "standby"))
+def test_a_shard_takes_its_options(pod, monkeypatch):
+    options = parsed(pod, monkeypatch)
+    config = storage_config(**{key: options[key] for key in inspect.signature(storage_config).parameters})
+    assert config.durability is Durability.DURABLE
+    assert options["bind"] == "0.0.0.0"
+    assert options["advertise"].endswith(f":{options['port']}")
+    assert options["standby"] == ("standby" in pod.name or pod.environment.get("PS_SERVER_STANDBY") == "1")
+    listens = {"grpc": options["port"], "bulk": int(options["bulk_ports"]), "metrics": int(options["metrics_port"])}
+    assert {each["name"]: each["containerPort"] for each in pod.container.get("ports", ())} in (listens, {})
+    if "PS_SERVER_CHECKPOINT_DIRS" in pod.environment:
+        assert [str(each) for each in options["checkpoint_dirs"]] == ["/checkpoints"]
+
+
+@pytest.mark.parametrize("pod", each_pod("worker"))
+def test_a_worker_takes_its_settings_and_runs_an_example_of_the_image(pod):
+    config = WorkerConfig.from_environment(pod.environment)
+    assert config.rank == int(pod.environment["PS_RANK"])
+    assert config.coordinator.endswith(":7000")
+    assert config.reconnect_timeout_seconds == 600
+    assert 0 < config.termination_seconds < pod.spec["terminationGracePeriodSeconds"] - 10
+    program, script, *arguments = pod.command
+    assert program == "python"
+    source = (ROOT / script).read_text()
+    assert [each for each in arguments if each.startswith("--") and f'"{each}"' not in source] == []
+
+
+@pytest.mark.parametrize("pod", each_pod("coordinator", "shard", "standby"))
+def test_probes_ask_the_port_that_the_server_listens_on(pod, monkeypatch):
+    options = parsed(pod, monkeypatch)
+    asked = {"grpc": {"port": options["port"]}}
+    if options["tls_ca"]:
+        # A kubelet's own gRPC probe speaks no TLS.
+        asked = {"exec": {"command": ["python", "-m", "ps_server.health", f"localhost:{options['port']}"]}}
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        probe = pod.container[name]
+        assert asked.items() <= probe.items()
+        assert len({"grpc", "exec", "httpGet", "tcpSocket"} & probe.keys()) == 1
+        # The program gives up after 3 s.
+        assert probe["timeoutSeconds"] == 5
+    # A server that is starting, or whose node is busy, is not ended for it.
+    assert pod.container["startupProbe"]["failureThreshold"] * pod.container["startupProbe"]["periodSeconds"] >= 300
+    assert pod.container["livenessProbe"]["failureThreshold"] * pod.container["livenessProbe"]["periodSeconds"] >= 60
