@@ -14,6 +14,7 @@ from ps_protocol.metrics.definition import Read
 from ps_protocol.metrics.server import MetricsServer, Targets
 from ps_protocol.security.security import OFF as NO_SECURITY
 from ps_protocol.security.security import Security
+from ps_server.port_option import PortOption
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ def metrics_option(*envvars: str, what: str = "this process") -> Callable[[Calla
     """Add --metrics-port; the command gets ``metrics_port``, for ``parse_port``. ``what`` serves them."""
     return click.option(
         "--metrics-port",
+        cls=PortOption,
         default="0",
         show_default=True,
         metavar="PORT|off",

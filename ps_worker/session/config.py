@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from ps_protocol.cluster.address import split_address
+from ps_protocol.cluster.service_links import is_service_link
 from ps_protocol.cluster.tf_config import TfConfig
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.cluster.view import Role
@@ -88,7 +89,7 @@ class WorkerConfig:
 
         Raises ConfigError naming what is wrong.
         """
-        environ = {name: value for name, value in environ.items() if value}
+        environ = {name: value for name, value in environ.items() if value and not is_service_link(value)}
         tf = TfConfig.parse(environ["TF_CONFIG"]) if "TF_CONFIG" in environ else None
         stated_role = role or environ.get("PS_ROLE")
         chosen_role = _role(stated_role, tf)

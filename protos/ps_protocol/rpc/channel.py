@@ -42,6 +42,8 @@ CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
     # A shard that died is asked again within a second, not after gRPC's two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # A server may come back at another address of its name, as pods do; gRPC's default is 30 s.
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
     ("grpc.enable_http_proxy", 0),
 )
 

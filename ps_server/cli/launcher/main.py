@@ -35,6 +35,7 @@ from ps_server.cli.options.logs import format_option
 from ps_server.cli.options.mode import MODES, bound_options, consistency_of
 from ps_server.cli.options.page import page_port_option
 from ps_server.cli.options.storage import Durability, StorageConfig, storage_config, storage_options
+from ps_server.port_option import PortOption
 from ps_server.serving.metrics import metrics_option, parse_port
 
 SERVER_RESTARTS = 10
@@ -146,6 +147,7 @@ class JobCommand(click.Command):
 @hosts_options
 @click.option(
     "--port",
+    cls=PortOption,
     type=click.IntRange(0, 65535),
     default=0,
     show_default="any free one",

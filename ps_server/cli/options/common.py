@@ -17,6 +17,7 @@ from ps_protocol.errors import ConfigError, PsError
 from ps_protocol.logs import logs_json
 from ps_protocol.text import printable
 from ps_server.cli.options.logs import log_options
+from ps_server.port_option import PortOption
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ def server_options(default_port: int, prefix: str) -> Callable[[Callable[..., An
         ),
         click.option(
             "--port",
+            cls=PortOption,
             type=click.IntRange(0, 65535),
             default=default_port,
             show_default=True,

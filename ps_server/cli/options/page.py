@@ -7,10 +7,13 @@ from typing import Any
 
 import click
 
+from ps_server.port_option import PortOption
+
 PAGE_PORT_VARIABLE = "PS_PAGE_PORT"
 
 page_port_option: Callable[[Any], Any] = click.option(
     "--page-port",
+    cls=PortOption,
     type=click.IntRange(0, 65535),
     envvar=PAGE_PORT_VARIABLE,
     show_envvar=True,
