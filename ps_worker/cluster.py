@@ -54,22 +54,20 @@ class Cluster:
         self._models = TrainedModels(session)
         self._collectives = Collectives(session, self._models)
         self._datasets = Datasets(session, self._models.idle)
-        self._guard = session.termination
-        self._left = False
-        #: ``follow`` was called, as workers may do too.
-        self._followed = False
+        #: This process has left the job; it has called ``follow``, as workers may do too.
+        self._left = self._followed = False
 
     def __enter__(self) -> Self:
-        self._guard.install()
+        self._session.termination.install()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            self._leave(leave_reason(error), finish=isinstance(error, Terminated))
+            self._leave(leave_reason(error), terminated=isinstance(error, Terminated))
         finally:
-            self._guard.remove()
+            self._session.termination.remove()
 
     def __repr__(self) -> str:
         return f"Cluster({self.role} {self.rank} of {self.world_size}, coordinator {self._session.config.coordinator})"
@@ -322,8 +320,7 @@ class Cluster:
         if idle and self._session.config.role is Role.WORKER:
             warn_of_no_step(self.rank, "step() of its optimizer" if self._models else "optimizer()")
 
-    def _leave(self, reason: str, *, finish: bool = False) -> None:
-        """``finish``: end the exchanges under way, although there is a reason."""
+    def _leave(self, reason: str, *, terminated: bool = False) -> None:
         # In this order, also after errors: the last steps, the report of the items they trained, the membership.
         with ExitStack() as ending:
             ending.callback(self._close, reason)
@@ -333,8 +330,8 @@ class Cluster:
                 if not reason and not self._left:
                     self._models.flush()
                     self._warn_of_nothing_done()
-                elif finish and not self._left:
-                    self._guard.finish(self._models.finish)
+                elif terminated and not self._left:
+                    self._session.termination.finish(self._models.finish)
                 self._left = True
 
     def _close(self, reason: str) -> None:

@@ -62,13 +62,12 @@ class Session:
         #: Optimizer steps made; written by one thread at a time. Calls of ``step`` that returned, by the user's thread.
         self.steps = self.stepped = 0
         self.termination = TerminationGuard(config.termination_seconds)
-        #: Numbers for requests about data, rising.
-        self.sequences = itertools.count(1)
+        self.sequences = itertools.count(1)  # of requests about data
         #: Statistics and log messages of this worker; traces, and event files of TensorBoard.
         self.progress = Progress(membership.member)
         self.instruments = Instruments()
         self._metrics: MetricsServer | None = None
-        #: Raises an error when a server that this process has started has ended.
+        #: Raises an error when a server that this process started has ended.
         self.check_own_servers: Callable[[], None] = lambda: None
 
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -169,7 +170,11 @@ def _set_pods(name: str, spec: Document) -> Iterator[Pod]:
 
 
 def written_secrets(text: str, folder: Path) -> None:
-    """Each Secret in ``text`` as a folder of its name, as a kubelet mounts it: files of root that a group may read."""
+    """Each Secret in ``text`` as a folder of its name, as a kubelet mounts it: files of root that a group may read.
+
+    Where the tests are not run by root, files of theirs that they alone may read.
+    """
+    mode = 0o400 if os.geteuid() else 0o440
     for secret in yaml.safe_load_all(text):
         mounted = folder / secret["metadata"]["name"]
         # What is mounted is a link to a folder of links, exchanged whole when the Secret changes.
@@ -178,5 +183,5 @@ def written_secrets(text: str, folder: Path) -> None:
         (mounted / "..data").symlink_to(data.name)
         for name, value in secret["data"].items():
             (data / name).write_bytes(base64.b64decode(value))
-            (data / name).chmod(0o440)
+            (data / name).chmod(mode)
             (mounted / name).symlink_to(f"..data/{name}")
