@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ps_protocol.errors import ConfigError
 from ps_worker.cluster import Cluster
-from ps_worker.huggingface.place import connected, take_place
+from ps_worker.huggingface.place import check_precision, connected, take_place
 from ps_worker.huggingface.weighed import WeighedOptimizer
 from ps_worker.optimizer import PsOptimizer
 
@@ -45,8 +45,9 @@ class PsAccelerator(Accelerator):
         optimizer_options: Mapping[str, Any] = MappingProxyType({}),
         **arguments: Any,
     ) -> None:
-        """Raises what ``connect`` raises, and ConfigError where torch.distributed is in use."""
+        """Raises what ``connect`` raises; ConfigError where torch.distributed is in use, and for fp16 on the CPU."""
         self.cluster = connected() if cluster is None else cluster
+        check_precision(self.cluster, arguments.get("mixed_precision"))
         self._optimizer_options = dict(optimizer_options)
         take_place(self.cluster)
         super().__init__(**arguments)

@@ -38,6 +38,18 @@ def take_place(cluster: Cluster) -> None:
     state.device = cluster.device
 
 
+def check_precision(cluster: Cluster, precision: object) -> None:
+    """Raises ConfigError for mixed precision with fp16 on the CPU: accelerate would compute in full precision there."""
+    asked = precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if str(asked) == "fp16" and cluster.device.type == "cpu":
+        raise ConfigError(
+            "accelerate has no mixed precision with fp16 on the CPU",
+            expected="a GPU, or another precision",
+            actual="fp16 on the device cpu",
+            remedy="use bf16, which needs no scaled gradients, or PS_DEVICE=cuda where there is a GPU",
+        )
+
+
 def _distributed(what: str) -> ConfigError:
     return ConfigError(
         what,

@@ -21,7 +21,7 @@ from ps_worker.cluster import Cluster
 from ps_worker.data.samples import batch_samples
 from ps_worker.huggingface.accelerator import PsAccelerator, over_cluster
 from ps_worker.huggingface.joining import advance, running_step
-from ps_worker.huggingface.place import connected, take_place
+from ps_worker.huggingface.place import check_precision, connected, take_place
 from ps_worker.optimizer import PsOptimizer
 
 _NAME = "transformers"
@@ -61,6 +61,7 @@ class PsTrainer(Trainer):
         self.cluster = connected() if cluster is None else cluster
         self._optimizer_options = dict(optimizer_options)
         _check(args)
+        check_precision(self.cluster, getattr(args, "mixed_precision", None))
         take_place(self.cluster)
         args.__dict__["_setup_devices"] = self.cluster.device
         args._n_gpu = min(args.n_gpu, 1)
