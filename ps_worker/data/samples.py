@@ -268,7 +268,7 @@ def refuse_split_data(loader: DataLoader[Any]) -> None:
                 "the data is split by a DistributedSampler already",
                 expected="the loader as for one process",
                 actual=type(sampler).__name__,
-                remedy="leave the DistributedSampler out: cluster.shard() splits and shuffles by itself",
+                remedy="leave the DistributedSampler out: the cluster, or the strategy, splits and shuffles by itself",
             )
 
 

@@ -12,15 +12,17 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from ps_protocol.errors import ConfigError
+from ps_worker.data.samples import refuse_split_data
 from ps_worker.model.declare import checked_clip
 from ps_worker.strategies.clipping import clip_in_steps
 from ps_worker.strategies.fit.callbacks import Callback
 from ps_worker.strategies.fit.inputs import as_loader
 from ps_worker.strategies.fit.loop import Fit, History, evaluate
 from ps_worker.strategies.fit.settings import FitSettings, Loss
-from ps_worker.strategies.prepared import check_model, check_optimizer
+from ps_worker.strategies.prepared import check_model, check_new, check_optimizer, check_without_closure
 from ps_worker.strategies.structures import mapped
 
 T = TypeVar("T")
@@ -100,10 +102,11 @@ class Strategy(ABC):
         of ``model``, with the ``schedulers`` that are built on it. With ``clip_grad_norm`` each step clips the gradient
         that it applies, the mean over the replicas in sync, to this norm. Every replica calls this alike. Raises
         ConfigError for a model that is wrapped already, for arguments of a built optimizer and for a norm that is not
-        positive and finite; UnsupportedOptimizer for an optimizer that this strategy cannot run.
+        positive and finite; UnsupportedOptimizer for an optimizer that this strategy cannot run or was given before.
         """
         check_model(model)
         check_optimizer(optimizer, arguments)
+        check_new(optimizer, self._optimizers.values())
         norm = checked_clip(clip_grad_norm) or None
         model.to(self.device)
         prepared, made = self._prepare(model, optimizer, tuple(schedulers), arguments, norm)
@@ -145,10 +148,12 @@ class Strategy(ABC):
 
         ``batch_size`` is per replica. Torch's random samplers draw the same order on every replica, a new one in each
         epoch; a sampler of the user's own is kept, and has to yield the same on all. Raises ConfigError for data that
-        cannot be split.
+        cannot be split, or is split by a DistributedSampler.
         """
         if loader in self._distributed:
             return loader
+        if isinstance(loader, DataLoader):
+            refuse_split_data(loader)
         made = self._distribute(loader)
         self._distributed.add(made)
         return made
@@ -266,11 +271,12 @@ class Strategy(ABC):
         fit continues from it. A worker that was started again while others train takes its epoch, learning rate and
         history from there, and the parameters from the shards. ``progress`` shows a bar, by default on a terminal.
         Replicas draw different random numbers, so dropout differs. Raises ConfigError for what does not fit,
-        DamagedData for another file.
+        UnsupportedOptimizer for one that needs a closure, DamagedData for another file.
         """
         optimizer = self._optimizers.get(model)
         if optimizer is None:
             raise ConfigError("fit() got a model that is not prepared", remedy="call model, optimizer = s.prepare(…)")
+        check_without_closure(optimizer)
         given = FitSettings(
             loss=loss,
             epochs=epochs,

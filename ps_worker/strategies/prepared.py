@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -53,4 +54,27 @@ def check_optimizer(optimizer: object, arguments: Mapping[str, Any]) -> None:
             expected="a class of torch.optim, or an optimizer",
             actual=repr(optimizer)[:80],
             remedy="call prepare(model, torch.optim.AdamW, lr=1e-3)",
+        )
+
+
+def check_new(optimizer: object, prepared: Iterable[torch.optim.Optimizer]) -> None:
+    """Raises UnsupportedOptimizer for one of ``prepared``."""
+    if any(optimizer is each for each in prepared):
+        raise UnsupportedOptimizer(
+            "this optimizer was prepared before",
+            expected="an optimizer that prepare() was not given yet",
+            actual=type(optimizer).__name__,
+            remedy="use the model and optimizer that prepare() returned then",
+        )
+
+
+def check_without_closure(optimizer: torch.optim.Optimizer) -> None:
+    """Raises UnsupportedOptimizer for one whose step needs a closure, such as LBFGS."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise UnsupportedOptimizer(
+            "fit() makes steps without a closure",
+            expected="an optimizer whose step() needs none",
+            actual=type(optimizer).__name__,
+            remedy="write the loop with s.run() and optimizer.step(closure), or choose another optimizer",
         )

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from ps_server.cli.launcher.benchmark import Run, command_of, measure, table
 from ps_server.cli.launcher.main import main
+from tests.support.length import choose
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "strategies.py"
+
+EVERY = ["one_device", "mirrored", "multi_worker_mirrored", "central_storage", "parameter_server"]
 
 
 def test_strategies_take_turns_and_one_that_failed_is_not_run_again():
@@ -51,6 +58,23 @@ def test_a_script_is_run_under_each_strategy(tmp_path):
     assert done.exit_code == 0, done.output
     assert re.search(r"^one_device +\d+\.\d\d +\d+\.\d\d +\d+\.\d\d +1$", done.output, re.MULTILINE)
     assert re.search(r"^tpu +exit code 1: .*no GPU", done.output, re.MULTILINE)
+
+
+TRIVIAL = "import os\nassert os.environ['PS_STRATEGY'] == 'one_device'\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), choose([(name, EXAMPLE.read_text()) for name in EVERY], [("one_device", TRIVIAL)])
+)
+def test_a_script_that_trains_is_measured(tmp_path, name, code):
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    shutil.copy(EXAMPLE.with_name("digits.py"), tmp_path)
+    arguments = ["benchmark", "--strategies", name, "--workers", "2", "--repeats", "1", str(script)]
+    done = CliRunner().invoke(main, [*arguments, "--epochs", "1", "--expect-accuracy", "0"])
+    assert done.exit_code == 0, done.output
+    assert [line.split()[0] for line in done.output.splitlines()[1:]] == [name]
+    assert "exit code" not in done.output
 
 
 @pytest.mark.parametrize(

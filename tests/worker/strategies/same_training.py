@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from ps_worker import Strategy
 from tests.end_to_end.training import loss_of, net
@@ -58,6 +58,34 @@ def train(s: Strategy, *, built: bool = False, clip: float | None = None) -> dic
         "losses": losses,
         "lr": optimizer.param_groups[0]["lr"],
     }
+
+
+class Backwards(Sampler):
+    """A sampler of a user's own, which knows nothing of replicas."""
+
+    def __iter__(self):
+        return iter(range(8, -1, -1))
+
+    def __len__(self):
+        return 9
+
+
+def epochs_of(s: Strategy) -> list[list[list[int]]]:
+    """The samples of this replica: two shuffled epochs of 0 to 8, and one in the order of ``Backwards``."""
+    numbers = TensorDataset(torch.arange(9))
+    shuffled = s.distribute(DataLoader(numbers, batch_size=2, shuffle=True))
+    own = s.distribute(DataLoader(numbers, batch_size=2, sampler=Backwards()))
+    return [[batch[0].tolist() for batch in loader] for loader in (shuffled, shuffled, own)]
+
+
+def assert_dealt(replicas: list[list[list[list[int]]]]) -> None:
+    """Each sample once per epoch, another order in the second epoch, and the user's own order on each replica."""
+    for epoch in range(3):
+        assert sorted(x for replica in replicas for batch in replica[epoch] for x in batch) == list(range(9))
+    assert replicas[0][0] != replicas[0][1]
+    for replica in replicas:
+        mine = [x for batch in replica[2] for x in batch]
+        assert mine == sorted(mine, reverse=True)
 
 
 def alone(clip: float | None = None) -> dict[str, Any]:

@@ -103,6 +103,14 @@ def test_central_storage_deals_as_many_batches_to_each(job):
     assert sorted(one[0] + other[0]) == list(range(9))
 
 
+@pytest.mark.parametrize(
+    ("name", "mode"), [("central_storage", ""), ("parameter_server", "async"), ("parameter_server", "sync")]
+)
+def test_each_sample_is_used_once_per_epoch_and_an_own_sampler_is_kept(job, name, mode):
+    options = {"mode": mode} if mode else {}
+    same_training.assert_dealt(both(job, same_training.epochs_of, name, **options))
+
+
 def test_updates_of_a_job_that_is_not_in_sync_are_those_of_one_worker():
     with (
         running_job() as job,

@@ -44,6 +44,8 @@ def train_each_way(_: None) -> dict[str, Any]:
         rank = first.rank
         return {
             "trained": found,
+            "dealt": same_training.epochs_of(first),
+            "over hosts": same_training.epochs_of(ps_worker.strategy("multi_worker_mirrored", devices="cpu")),
             "clipped": same_training.train(first, clip=same_training.CLIP),
             "gathered": first.gather(torch.arange(rank * 2.0).reshape(rank, 2)).tolist(),
             "scalars": first.gather(torch.tensor(rank)).tolist(),
@@ -96,6 +98,8 @@ def test_four_replicas_equal_one_process_however_gradients_are_reduced(replicas)
         assert "differ beyond their first dimension" in replica["mismatch"]
         assert "different numbers of dimensions" in replica["dimensions"]
         assert "another order on each replica" in replica["sampler"]
+    for dealt in ("dealt", "over hosts"):
+        same_training.assert_dealt([replica[dealt] for replica in found])
     assert len({each["seed"] for each in found}) == 1
 
 

@@ -95,6 +95,11 @@ def test_a_norm_that_nothing_can_be_clipped_to_is_refused(norm):
         ps_worker.strategy("one_device").prepare(torch.nn.Linear(1, 1), torch.optim.SGD, lr=0.1, clip_grad_norm=norm)
 
 
+def test_one_device_uses_each_sample_once_in_the_loaders_own_order():
+    s = ps_worker.strategy("one_device", device="cpu")
+    same_training.assert_dealt([same_training.epochs_of(s)])
+
+
 def test_one_device_gives_back_the_users_own_objects():
     s = ps_worker.strategy("one_device", device="cpu")
     model = torch.nn.Linear(2, 1)
