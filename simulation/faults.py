@@ -165,17 +165,18 @@ class Faults:
         return True
 
     def _move(self) -> bool:
-        """One variable moves to one shard, if every shard keeps something."""
+        """One variable moves to one shard, while every shard keeps something."""
         shard_map = self._judge.coordinator.shard_map("model")
         if shard_map is None:
             return False
         variable, target = self._random.choice(shard_map.spec.variables).name, self._random.randrange(self._plan.shards)
-        stay = {piece.shard for piece in shard_map.slices if shard_map.spec.variables[piece.variable].name != variable}
-        if stay | {target} != set(range(self._plan.shards)):
+        if not self._all_keep_something(variable, target):
             return False
 
         def move(client: CoordinatorClient) -> None:
             for _ in range(_MOVE_TRIES):
+                if not self._all_keep_something(variable, target):
+                    return
                 try:
                     for _progress in client.move((target,), (), "model", variable):
                         pass
@@ -185,6 +186,13 @@ class Faults:
 
         self._processes.command("psctl", move)
         return True
+
+    def _all_keep_something(self, variable: str, target: int) -> bool:
+        """Whether every shard holds a slice when ``variable`` is on ``target``, by the newest shard map."""
+        shard_map = self._judge.coordinator.shard_map("model")
+        assert shard_map is not None
+        stay = {piece.shard for piece in shard_map.slices if shard_map.spec.variables[piece.variable].name != variable}
+        return stay | {target} == set(range(self._plan.shards))
 
     def _worker_joins(self) -> bool:
         self._processes.to_finish += 1

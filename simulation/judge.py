@@ -316,7 +316,8 @@ class Judge:
     def _begin_life(self, truth: ShardTruth) -> None:
         """Participants are those in the log, by their latest life, where they ever stood at most."""
         truth.live, truth.taking_part, truth.clocks = {}, {}, Clocks()
-        truth.verdicts = {}
+        # A shard that has moved slices remembers pushes that changed nothing.
+        truth.verdicts = {name: verdict for name, verdict in truth.verdicts.items() if verdict in _DROPPED}
         truth.untouched = not truth.history
         truth.last_round = START
         for update in truth.history:
