@@ -4,7 +4,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
-from ps_protocol.errors import StorageFull
+from ps_protocol.errors import StorageFull, UnknownModel
 from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.wire.codecs import ErrorFeedback, PayloadCodec
 from ps_server.consistency import Position, Tracker, Verdict
@@ -19,6 +19,8 @@ from ps_server.coordinator.publisher import Publisher
 from ps_server.log import recovery
 from ps_server.log.durable import DurableLog
 from ps_server.shard.durability.replication import Replication
+from ps_server.shard.models import registry
+from ps_server.shard.models.registry import Registry
 from ps_server.shard.standby import follower
 from ps_server.shard.step import applier
 from ps_server.shard.step.copies import CopiedModel
@@ -203,6 +205,15 @@ def test_a_gap_before_the_newest_snapshot_is_taken_for_damage(monkeypatch):
     assert shown("DamagedData", SEEDS[13:], **SNAPSHOT_CRASHES)
 
 
+def test_what_is_left_of_a_first_snapshot_is_taken_for_damage(monkeypatch):
+    needed = recovery._needed
+    monkeypatch.setattr(
+        recovery, "_needed", lambda segments, snapshot, *, log_goes_on: needed(segments, snapshot, log_goes_on=True)
+    )
+    early = tuple(Fault(0.3 + 0.25 * number, "snapshot_crash") for number in range(12))
+    assert shown("record 1 and those after it", SEEDS, **SNAPSHOT_CRASHES | {"quiet_at": 6.0, "faults": early})
+
+
 def test_a_model_that_is_placed_without_room_for_its_record_is_seen(monkeypatch):
     reserve = DurableLog.reserve
 
@@ -213,6 +224,18 @@ def test_a_model_that_is_placed_without_room_for_its_record_is_seen(monkeypatch)
     monkeypatch.setattr(DurableLog, "reserve", unreserved)
     faults = tuple(Fault(0.3, "disk_full") for _ in range(8))
     assert shown("InternalError", SEEDS, durable=True, faults=faults)
+
+
+def test_a_shard_that_does_not_know_a_model_before_the_coordinator_answers_ends_its_workers(monkeypatch):
+    unheard = Registry._unheard
+
+    def undeclared(self, name, epoch):
+        return unheard(self, name, epoch) if name in self._models else UnknownModel(f"model '{name}' is not declared")
+
+    monkeypatch.setattr(Registry, "_unheard", undeclared)
+    monkeypatch.setattr(registry, "PATIENCE_SECONDS", 0.05)
+    faults = tuple(Fault(2.0 + number, "shard_crash") for number in range(8))
+    assert shown("is not declared", SEEDS, durable=True, standby=True, faults=faults)
 
 
 def test_a_worker_that_does_not_say_how_far_it_has_come_stands_at_different_places(monkeypatch):
