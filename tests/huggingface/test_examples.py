@@ -16,6 +16,7 @@ from tests.recovery.zygote import shared
 from tests.support.interpreters import Interpreter
 
 FOLDER = Path(__file__).parents[2] / "examples" / "huggingface"
+CLOSE = {"rtol": 0, "atol": 1e-6}
 SYNC = ("--no-progress", "--seed", "1", "--mode", "sync", "--shards", "2", "--workers", "2")
 
 
@@ -82,23 +83,30 @@ def assert_same(ours: Path, reference: Path, checkpoint: str) -> None:
         assert mine["state"][number]["step"] == state["step"]
 
 
-def test_a_loop_of_accelerate_ends_with_the_values_of_one_process(tmp_path: Path) -> None:
-    done = job(tmp_path, "accelerate_loop.py", "--epochs", "2", "--save", str(tmp_path / "state"))
-    wanted = alone(
-        tmp_path,
-        "accelerate_one_process.py",
-        "--epochs",
-        "2",
-        "--batch-size",
-        "16",
-        "--save",
-        str(tmp_path / "reference"),
+def test_a_loop_of_accelerate_ends_with_the_values_of_one_process_and_resumes(tmp_path: Path) -> None:
+    ours, reference = tmp_path / "ours", tmp_path / "reference"
+    done = job(tmp_path, "accelerate_loop.py", "--epochs", "2", "--save", str(ours))
+    resumed = job(
+        tmp_path, "accelerate_loop.py", "--epochs", "1", "--load", str(ours), "--save", str(tmp_path / "resumed")
     )
-    found = re.findall(r"64 sums, mean error ([\d.]+)", done.stdout)
-    assert found == re.findall(r"64 sums, mean error ([\d.]+)", wanted)
-    assert len(found) == 1
-    ours, reference = (load_file(tmp_path / name / "model.safetensors") for name in ("state", "reference"))
-    torch.testing.assert_close(ours, reference, rtol=0, atol=1e-6)
+    for each in (done, resumed):
+        assert "Warning" not in each.stderr, each.stderr
+    wanted = [
+        alone(tmp_path, "accelerate_one_process.py", "--batch-size", "16", *options)
+        for options in (
+            ("--epochs", "2", "--save", str(reference)),
+            ("--epochs", "3", "--save", str(tmp_path / "longer")),
+        )
+    ]
+    found = [re.findall(r"64 sums, mean error ([\d.]+)", text) for text in (done.stdout, resumed.stdout, *wanted)]
+    assert found[:2] == found[2:]
+    assert all(len(each) == 1 for each in found)
+    for folder, other in ((ours, reference), (tmp_path / "resumed", tmp_path / "longer")):
+        torch.testing.assert_close(*(load_file(each / "model.safetensors") for each in (folder, other)), **CLOSE)
+        mine, theirs = (torch.load(each / "optimizer.bin") for each in (folder, other))
+        assert mine["param_groups"][0]["lr"] == theirs["param_groups"][0]["lr"]
+        for number, state in theirs["state"].items():
+            torch.testing.assert_close(mine["state"][number]["exp_avg"], state["exp_avg"], **CLOSE)
 
 
 def test_a_step_of_adapters_moves_their_bytes_alone(tmp_path: Path) -> None:
