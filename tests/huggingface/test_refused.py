@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from ps_protocol.errors import ConfigError, UnsupportedOptimizer
 from ps_worker import Cluster
 from ps_worker.huggingface import PsAccelerator
-from tests.worker.jobs import running_job
+from ps_worker.optimizer import PsOptimizer
+from tests.worker.jobs import running_job, together
 
 
 @pytest.fixture
@@ -76,6 +77,43 @@ def test_an_accumulation_is_one_step_of_optimizer_and_scheduler(cluster: Cluster
     assert accelerator.reduce(torch.ones(2), "mean").tolist() == [1, 1]
     assert accelerator.reduce(torch.ones(1), "none").tolist() == [1]
     accelerator.wait_for_everyone()
+
+
+def test_nothing_of_the_optimizers_state_travels_at_prepare(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def travels(*arguments: object) -> None:
+        raise AssertionError("the state was asked for")
+
+    for name in ("state_dict", "load_state_dict", "pull"):
+        monkeypatch.setattr(PsOptimizer, name, travels)
+    _, optimizer = PsAccelerator(cluster).prepare(*made())
+    assert isinstance(optimizer.optimizer, PsOptimizer)
+
+
+def test_a_trainer_has_the_rank_and_the_size_of_the_job(tmp_path: Path) -> None:
+    from transformers import TrainingArguments
+
+    from ps_worker.huggingface import PsTrainer
+
+    found = {}
+    with running_job(1, 2) as job:
+        for rank, cluster in enumerate(together(lambda: job.cluster(rank=0), lambda: job.cluster(rank=1))):
+            arguments = TrainingArguments(
+                output_dir=str(tmp_path),
+                per_device_train_batch_size=3,
+                gradient_accumulation_steps=2,
+                report_to="none",
+                use_cpu=True,
+            )
+            data = [{"x": torch.ones(1)}] * 24
+            trainer = PsTrainer(model=made()[0], args=arguments, train_dataset=data, cluster=cluster)
+            args = trainer.args
+            found[rank] = trainer.is_world_process_zero(), args.should_save, args.should_log
+            assert (args.world_size, args.process_index) == (2, rank)
+            assert trainer.get_total_train_batch_size(args) == 12
+            assert len(trainer.get_train_dataloader()) == 4
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    assert found == {0: (True, True, True), 1: (False, False, False)}
 
 
 @pytest.mark.parametrize(

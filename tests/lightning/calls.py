@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,9 @@ def fabric_calls(folder: Path) -> dict[str, Any]:
     fabric = Fabric(accelerator="cpu", devices=1, strategy=strategy)
     fabric.launch()
     rank = fabric.global_rank
+    assert (strategy.world_size, strategy.local_rank, strategy.node_rank) == (2, rank, 0)
+    os.environ.update(LOCAL_RANK="3", NODE_RANK="4")
+    assert (strategy.global_rank, strategy.local_rank, strategy.node_rank) == (rank, 3, 4)
     own = torch.tensor([rank + 1])
     wanted = {"sum": 3, "min": 1, "max": 2, "mean": 1, ReduceOp.SUM: 3, ReduceOp.MAX: 2, ReduceOp.AVG: 1, None: 1}
     assert {op: strategy.all_reduce(own, reduce_op=op).item() for op in wanted} == wanted

@@ -13,6 +13,8 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
 
+from ps_worker.optimizer import PsOptimizer
+
 
 def data(samples: int, seed: int) -> TensorDataset:
     chance = torch.Generator().manual_seed(seed)
@@ -117,9 +119,23 @@ def trainer(folder: Path, strategy: Any, epochs: int, callbacks: Sequence[Callba
     )
 
 
+def counted(kind: type, method: str) -> list[None]:
+    """One entry for each call of ``method`` from now on, in this process."""
+    calls: list[None] = []
+    original = getattr(kind, method)
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        calls.append(None)
+        return original(*arguments, **named)
+
+    setattr(kind, method, call)
+    return calls
+
+
 def fit(folder: Path, strategy: str, workers: int, resume: str | None = None) -> dict[str, Any]:
     """Accumulation, a scheduler, early stopping, checkpoints; with ``resume`` two epochs more."""
     module, losses = Classifier(), Losses()
+    states = counted(PsOptimizer, "state_dict")
     stopping = EarlyStopping("val_loss", patience=1, min_delta=0.01)
     checkpoints = ModelCheckpoint(monitor="val_loss", save_last=True, filename="best")
     fitting = trainer(
@@ -141,6 +157,7 @@ def fit(folder: Path, strategy: str, workers: int, resume: str | None = None) ->
         "lr": fitting.optimizers[0].param_groups[0]["lr"],
         "best": str(checkpoints.best_model_path),
         "last": str(checkpoints.last_model_path),
+        "states": len(states),
     }
 
 

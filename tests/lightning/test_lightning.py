@@ -100,6 +100,9 @@ def test_a_module_trains_stops_saves_and_resumes_as_in_one_process(
         assert ours == pytest.approx(its, abs=1e-9)
     assert zero["losses"] == one["losses"]
     assert zero["best"] == one["best"]
+    # The state is read from the shards where it is written, for each checkpoint once.
+    assert zero["states"] > 0
+    assert one["states"] == 0
     # One set of checkpoints, as one process writes it, with the state that is on the shards.
     assert saved(tmp_path / "job") == saved(tmp_path / "alone")
     ours, its = (torch.load(run["last"], weights_only=False) for run in (zero, alone))
