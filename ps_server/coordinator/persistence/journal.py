@@ -33,6 +33,9 @@ CHECKPOINT_PAGES = 256
 
 _LINEAGE = "journal"
 
+_SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""The second is raised in place of the first where SQLite's message quotes damaged text."""
+
 #: "psco"; SQLite stores it in the header of the file, where it identifies the program.
 _APPLICATION_ID = 0x7073636F
 
@@ -88,7 +91,7 @@ class Journal:
                 journal = cls(path, connection, rows, accept_older)
                 journal._check(noted)
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        except sqlite3.Error as error:
+        except _SQLITE_ERRORS as error:
             connection.close()
             raise _open_error(path, error) from error
         except BaseException:
@@ -116,7 +119,7 @@ class Journal:
         """All rows. Raises DamagedData for a row with a wrong checksum."""
         try:
             rows = _read(self._connection, self.path)
-        except sqlite3.Error as error:
+        except _SQLITE_ERRORS as error:
             raise _open_error(self.path, error) from error
         rows.pop(_LINEAGE, None)
         return rows
@@ -142,7 +145,7 @@ class Journal:
             if not self._begun:
                 self._connection.execute(f"PRAGMA user_version = {FORMAT}")
             self._connection.execute("COMMIT")
-        except sqlite3.Error as error:
+        except _SQLITE_ERRORS as error:
             # A full disk may have ended the transaction already.
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
@@ -272,7 +275,9 @@ def _checksum(key: str, value: bytes) -> int:
     return zlib.crc32(value, zlib.crc32(key.encode()))
 
 
-def _open_error(path: Path, error: sqlite3.Error) -> ConfigError | DamagedData:
+def _open_error(path: Path, error: sqlite3.Error | UnicodeDecodeError) -> ConfigError | DamagedData:
+    if isinstance(error, UnicodeDecodeError):
+        return _damaged(path, str(error))
     # The low byte is the primary code; the rest refines it.
     match getattr(error, "sqlite_errorcode", 0) & 0xFF:
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:

@@ -108,6 +108,19 @@ def test_one_damage_anywhere_gives_all_commits_or_a_refusal(killed: Path, tmp_pa
     assert refused
 
 
+def test_damage_that_sqlite_quotes_in_a_message_is_damage(killed: Path, tmp_path: Path) -> None:
+    schema = b"CREATE TABLE kept (key"
+    whole = (killed / FILE_NAME).read_bytes()
+    begin = whole.index(schema)
+    for place in range(begin, begin + len(schema)):
+        folder = Path(shutil.copytree(killed, tmp_path / str(place)))
+        data = bytearray(whole)
+        data[place] ^= 0x80  # no UTF-8 any more
+        (folder / FILE_NAME).write_bytes(data)
+        with pytest.raises(DamagedData, match="not a whole journal"):
+            read(folder)
+
+
 def test_a_row_that_vanished_is_noticed(tmp_path: Path) -> None:
     with Journal.open(tmp_path) as journal:
         write_some(journal)
