@@ -22,7 +22,8 @@ from tests.cli import forked
 from tests.support.length import choose
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SMALL = ("--samples", choose("30000", "20000"), "--eval-samples", choose("20000", "8000"), "--features-vocabulary", "100000")
+EVALUATED = ("--eval-samples", choose("20000", "8000"))
+SMALL = ("--samples", choose("30000", "20000"), *EVALUATED, "--features-vocabulary", "100000")
 
 
 def auc_in(text):

@@ -20,7 +20,7 @@ from tests.recovery.zygote import COORDINATOR, PATIENCE_SECONDS, SHARD, WORKER, 
 from tests.support.ports import free_port
 from tests.support.shards import wait_until
 
-LEASE_SECONDS = 1.0
+LEASE_SECONDS = 3.0
 
 
 @dataclass

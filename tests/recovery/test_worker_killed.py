@@ -81,7 +81,7 @@ def test_when_all_workers_are_killed_new_ones_go_on_from_what_the_shards_hold(la
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_a_worker_that_fails_again_and_again_holds_the_others_up_for_a_lease_at_most(launch, mode):
-    cluster, meetings = launch(lease_seconds=2.0, coordinator=["--mode", mode]), [2, 4, 6, 8, 10]
+    cluster, meetings = launch(coordinator=["--mode", mode]), [2, 4, 6, 8, 10]
     stays = cluster.worker(tag=0, stays=True, pauses=meetings, steps=12)
     failing = []
     for tag, step in enumerate(meetings, 1):
