@@ -1,0 +1,69 @@
+"""Workers that are told to end again and again: every sample is in the parameters once, on all shards. 8 s of CPU."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+
+import pytest
+import torch
+
+from tests.support.interpreters import Interpreter
+from tests.support.length import choose
+from tests.worker.jobs import Job, running_job
+
+ITEMS = choose(4000, 800)
+TOLD_TO_END = choose(40, 6)
+
+WORKER = f"""
+import sys
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+import ps_worker
+
+with ps_worker.connect(sys.argv[1], device="cpu") as cluster:
+    parameters = [torch.nn.Parameter(torch.zeros(20_000)) for _ in range(2)]
+    optimizer = cluster.optimizer(torch.optim.SGD, parameters, lr=1.0, overlap=sys.argv[2] == "overlap")
+    loader = cluster.shard(DataLoader(TensorDataset(torch.arange({ITEMS})), batch_size=2))
+    print("begun", flush=True)
+    for (batch,) in loader:
+        for parameter in parameters:
+            parameter.grad = torch.full_like(parameter, -float(len(batch)))
+        optimizer.step()
+"""
+"""Adds the number of samples to every element of two parameters, one on each shard."""
+
+
+def trained(job: Job) -> list[torch.Tensor]:
+    """What the shards hold at the end."""
+    with job.cluster() as cluster:
+        parameters = [torch.nn.Parameter(torch.zeros(20_000)) for _ in range(2)]
+        cluster.optimizer(torch.optim.SGD, parameters, lr=1.0)
+        return [parameter.detach().clone() for parameter in parameters]
+
+
+@pytest.mark.parametrize("style", ["plain", "overlap"])
+def test_workers_that_are_told_to_end_lose_no_step_and_repeat_none(style: str) -> None:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    with running_job(shards=2, workers=0, lease_seconds=60.0) as job:
+        codes = []
+        for turn in range(TOLD_TO_END + 1):
+            worker = Interpreter("-c", WORKER, job.address, style, PS_TERMINATION_SECONDS="60")
+            try:
+                # The last one, and one that finds no data, trains to the end.
+                assert worker.stdout.readline() == "begun\n"
+                if turn < TOLD_TO_END:
+                    # At any point of a step.
+                    time.sleep(chance.uniform(0, 0.05))
+                    worker.terminate()
+                codes.append(worker.wait())
+            finally:
+                worker.close()
+        assert set(codes) <= {0, 128 + signal.SIGTERM}
+        assert codes[0] == 128 + signal.SIGTERM
+        assert codes[-1] == 0
+        for parameter in trained(job):
+            assert parameter.eq(ITEMS).all(), f"seed {seed}: {parameter.min()} to {parameter.max()}, not {ITEMS}"
