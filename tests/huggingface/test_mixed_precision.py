@@ -65,9 +65,13 @@ def test_a_trainer_computes_in_bf16_and_steps_in_float32_without_a_warning(clust
         dataloader_pin_memory=False,
     )
     data = [{"x": torch.ones(3) * number, "labels": number % 2} for number in range(8)]
+    trainer = PsTrainer(model=model, args=arguments, train_dataset=data, cluster=cluster)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        PsTrainer(model=model, args=arguments, train_dataset=data, cluster=cluster).train()
+        trainer.train()
+        # Once more, with the same optimizer, from step 0.
+        trainer.train()
+    assert (trainer.state.global_step, trainer.optimizer.optimizer.version) == (3, 6)
     assert model.computed_in is torch.bfloat16
     assert model.layer.weight.dtype is torch.float32
     assert not torch.equal(model.layer.weight, before)
