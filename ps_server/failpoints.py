@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from ps_protocol.errors import ConfigError, InternalError
 
-#: Every point there is: in the order a push passes them, then in the order a move of slices does.
+#: Every point there is: in the order a push passes them, then in the order a move of slices does, and a release.
 POINTS = (
     "after_round_norm",
     "before_log",
@@ -20,6 +20,8 @@ POINTS = (
     "after_prepare_log",
     "before_switch_log",
     "after_switch_log",
+    "before_release_log",
+    "after_release_log",
 )
 
 ENVIRONMENT = "PS_FAILPOINTS"

@@ -17,7 +17,7 @@ Residuals = Mapping[int, Mapping[str, torch.Tensor]]
 """What a wire format has left out of gradients, by number of the variable."""
 
 
-class ReleasedModel:
+class ClosedModel:
     """In the place of the model of an optimizer that was closed: whatever is asked of it but its name is an error."""
 
     def __init__(self, name: str) -> None:

@@ -13,6 +13,7 @@ from ps_worker.model.bindings import Source
 from ps_worker.model.built_optimizer import constructor_arguments, group_to_declare
 from ps_worker.model.declare import Declaration, build_spec
 from ps_worker.multi_model.trained_models import TrainedModels
+from ps_worker.multi_model.trained_models import end_use as end_model_use
 from ps_worker.optimizer import PsOptimizer
 from ps_worker.session.session import Session
 from ps_worker.step.pipeline import RECONNECT_TIMEOUT_SECONDS
@@ -75,7 +76,7 @@ def let_grow(
     style: Style,
     models: TrainedModels | None,
 ) -> None:
-    """Let ``optimizer`` declare groups that are added to it, and release its models.
+    """Let ``optimizer`` declare groups that are added to it, and end the use of its models.
 
     Each added group is a model of its own, with the names of ``module``.
     """
@@ -108,14 +109,14 @@ def let_grow(
             models.add(added._model)
         return added
 
-    def release(released: list[RemoteModel]) -> None:
+    def end_use(ended: list[RemoteModel], release: bool) -> None:
         if models is not None:
-            models.release(released)
+            models.end_use(ended, release=release)
             return
-        for model in released:
-            model.close()
+        for model in ended:
+            end_model_use(session, model, release=release)
 
-    optimizer._declare_group, optimizer._release = declare_group, release
+    optimizer._declare_group, optimizer._end_use = declare_group, end_use
 
 
 def check_style(style: Style, declaration: Declaration) -> None:

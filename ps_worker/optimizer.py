@@ -13,7 +13,7 @@ from ps_protocol.errors import UnsupportedOptimizer
 from ps_protocol.model.spec import Options
 from ps_protocol.wire.convert.options import changed_options
 from ps_worker.added_groups import (
-    ReleasedModel,
+    ClosedModel,
     find_parameter,
     load_together,
     save_together,
@@ -52,8 +52,8 @@ class PsOptimizer(torch.optim.Optimizer):
     _sealed = False
     #: Declares a group that is added later, under a name of its own; set by what made the optimizer.
     _declare_group: Callable[[dict[str, Any], str], PsOptimizer]
-    #: Waits for all workers and ends the use of models; set as ``_declare_group``.
-    _release: Callable[[list[RemoteModel]], None]
+    #: Waits for all workers and ends the use of models, which may release them; set as ``_declare_group``.
+    _end_use: Callable[[list[RemoteModel], bool], None]
 
     def __init__(
         self, session: Session, declaration: Declaration, style: Style, reconnect_timeout_seconds: float
@@ -259,18 +259,20 @@ class PsOptimizer(torch.optim.Optimizer):
             self.param_groups.pop()
             raise
 
-    def close(self) -> None:
+    def close(self, *, release: bool = False) -> None:
         """Use the model no more: its parameters, with their last values, may be given to another optimizer.
 
         Waits as ``cluster.barrier()`` does: every live worker calls it, and steps the model no more. The shards keep
-        the model until the job ends, and its name stays taken. Afterwards every other call raises
-        UnsupportedOptimizer; closing again does nothing. Raises PsError.
+        the model until the job ends, and its name stays taken, unless it is released: with ``release`` the shards drop
+        its values, state and tables, the next checkpoint lacks it, and its name is free. Afterwards every other call
+        raises UnsupportedOptimizer; closing again does nothing. Raises PsError: NotReady, naming them, when other
+        workers have not closed it in time; call it again then.
         """
-        if isinstance(self._model, ReleasedModel):
+        if isinstance(self._model, ClosedModel):
             return
         self.finish()
-        self._release(self._models())
-        self._model = cast(RemoteModel, ReleasedModel(self.name))
+        self._end_use(self._models(), release)
+        self._model = cast(RemoteModel, ClosedModel(self.name))
         self._added = []
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -289,7 +291,7 @@ class PsOptimizer(torch.optim.Optimizer):
         )
 
     def __repr__(self) -> str:
-        if isinstance(self._model, ReleasedModel):
+        if isinstance(self._model, ClosedModel):
             return f"{self._torch_class.__name__}, closed" + super().__repr__().removeprefix(type(self).__name__)
         shards = len(self._model.holders)
         place = f"{shards} shard{'s' if shards > 1 else ''}"

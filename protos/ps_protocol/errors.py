@@ -34,6 +34,7 @@ class ErrorCode(enum.IntEnum):
     PLACE_TAKEN = 17
     UNAUTHENTICATED = 18
     PERMISSION_DENIED = 19
+    MODEL_RELEASED = 20
 
 
 class PsError(Exception):
@@ -170,6 +171,12 @@ class ModelMoved(Refused):
     """A shard holds this model by another shard map than the caller's; ask the coordinator for the one in force."""
 
     code = ErrorCode.MODEL_MOVED
+
+
+class ModelReleased(Refused):
+    """The model was released: the shards have dropped it, and its name may be that of another one."""
+
+    code = ErrorCode.MODEL_RELEASED
 
 
 class TableFull(Refused):

@@ -51,6 +51,7 @@ EVENTS = MappingProxyType(
         "move": "slices have moved between shards",
         "move.failed": "a move waits, was cancelled or given up",
         "model.placed": "a shard serves its part of a model",
+        "model.released": "a shard has dropped a model that was released, or cannot log it yet",
         "model.waits": "a shard cannot serve its part of a model yet",
         "model.stopped": "a model cannot go on: an update or a move failed",
         "model.options": "workers or settings of a model contradict each other",
@@ -121,7 +122,7 @@ _BEGINNINGS = {
         "the history cannot be kept in %s: %s",
         "the history in %s is left out, and begins again: %s",
     ),
-    "snapshot": ("shard %d: snapshot of %.1f MB in %.1f s", "shard %d: a snapshot begins again, for slices"),
+    "snapshot": ("shard %d: snapshot of %.1f MB in %.1f s", "shard %d: a snapshot begins again, for a model"),
     "snapshot.failed": ("shard %d: no snapshot: %s", "no snapshot at the end, the log has everything: %s"),
     "checkpoint": (
         "checkpoint %s: %.1f MB in %.1f s",
@@ -142,6 +143,10 @@ _BEGINNINGS = {
         "shard %d resumes: the quiesce was not completed",
     ),
     "model.placed": ("model '%s': %d slices, %.1f MB, %s, %s",),
+    "model.released": (
+        "model '%s' is released: this shard has dropped it",
+        "the release of model '%s' cannot be logged yet: %s",
+    ),
     "model.waits": (
         "model '%s' cannot be placed here yet: %s",
         "model '%s' waits for the gradient norm of shard %d: %s",

@@ -37,6 +37,7 @@ from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.persistence.saved_facts import place_as_saved
 from ps_server.coordinator.placement.declaration import PlacementPlan
 from ps_server.coordinator.publisher import Publisher
+from ps_server.coordinator.releasing import ModelReleases
 from ps_server.coordinator.settings import ClusterSettings
 
 logger = logging.getLogger(__name__)
@@ -65,9 +66,7 @@ class Driver:
         """Continue where ``journal`` ends; without one, nothing is kept. ``clock`` is a steady clock in seconds.
 
         ``saved``: the values of models that are not placed yet come from there; a new job also takes its data positions
-        and its phase.
-
-        ``open_shard`` opens a channel to a shard, with the credentials of the coordinator.
+        and its phase. ``open_shard`` opens a channel to a shard, with the credentials of the coordinator.
 
         Raises InvalidRequest for a mode that cannot work, ConfigError for settings that contradict the journal,
         DamagedData, or Unavailable when the journal cannot be written.
@@ -86,6 +85,8 @@ class Driver:
             self.events.add(f"the coordinator continues from its journal, with {members} members")
         self._tell_of_members()
         self._publisher = Publisher(begun, journal, clock)
+        #: Ends the use of models.
+        self.releases = ModelReleases(self._state, self._publisher, self._settle)
         self._timer = LeaseTimer(self._state.membership, settings.heartbeat_seconds, clock, self._settle_expired)
         #: What has happened since this process began.
         self.counters = CoordinatorCounters()
@@ -141,10 +142,7 @@ class Driver:
         sync: SyncWord | None = None,
         journal_mark: bytes = b"",
     ) -> int:
-        """See MembershipState.heartbeat; returns the revision of the view. Writes only changes of persisted state.
-
-        ``journal_mark``: as in ``check_journal``.
-        """
+        """See MembershipState.heartbeat, check_journal; returns the view's revision. Writes only persisted state."""
         self.check_journal(journal_mark)
         beat = self._state.membership.heartbeat(
             role, index, incarnation, stats, self._clock(), keeps_state=keeps_state, sync=sync
@@ -208,7 +206,10 @@ class Driver:
     def adopt(self, rank: int, incarnation: int, plan: PlacementPlan, made: ShardMap) -> ShardMap:
         """See PlacementState.adopt. Raises Fenced."""
         worker = self._state.membership.find(Role.WORKER, rank, incarnation)
-        return self._settle(self._state.placement.adopt(worker, plan, made))
+        decision = self._state.placement.adopt(worker, plan, made)
+        # No reason is logged where the model was there, and yet it must be known that this worker uses it.
+        self._publisher.write()
+        return self._settle(decision)
 
     def shard_map(self, model: str) -> ShardMap:
         """See PlacementState.shard_map."""

@@ -27,6 +27,7 @@ from ps_server.coordinator.history.recorder import JobRecorder
 from ps_server.coordinator.jobs.checkpoints import Checkpoints
 from ps_server.coordinator.jobs.declaring import DeclarationThread
 from ps_server.coordinator.jobs.move_runner import MoveRunner
+from ps_server.coordinator.jobs.release_runner import ReleaseRunner
 from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.membership.sessions import SessionIssuer
 from ps_server.coordinator.placement.job_limits import NAME_REMEDY, check_length
@@ -73,6 +74,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._sessions = sessions or SessionIssuer()
         self._checkpoints = checkpoints or Checkpoints(driver, CheckpointConfig())
         self._moves = moves or MoveRunner(driver, self._checkpoints.busy)
+        self._releases = ReleaseRunner(driver, self._checkpoints.busy)
         self._declaring = DeclarationThread(driver)
         # All watchers get the same view: it is converted once.
         self._converted: tuple[ClusterView | None, pb.ClusterView] = (None, pb.ClusterView())
@@ -168,6 +170,24 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """The shard map of a model that was declared."""
         async with translated(context):
             return await self._declaring.shard_map(request.model)
+
+    async def CloseModel(  # noqa: N802
+        self, request: pb.CloseModelRequest, context: Context
+    ) -> pb.CloseModelReply:
+        """The end of a worker's use of a model, and of the model, after waiting for other workers."""
+        async with translated(context):
+            check_member(Role.WORKER, request.rank, request.incarnation)
+            wait = _wait_seconds(request.wait_seconds, context)
+            ask = convert.closed_model_from_pb(request)
+            await self._releases.close(request.rank, request.incarnation, ask, wait)
+            return pb.CloseModelReply()
+
+    async def ReleaseModel(  # noqa: N802
+        self, request: pb.ReleaseModelRequest, context: Context
+    ) -> pb.ReleaseModelReply:
+        """A model dropped."""
+        async with translated(context):
+            return pb.ReleaseModelReply(size_bytes=await self._releases.release(request.model))
 
     async def SetConsistency(  # noqa: N802
         self, request: pb.SetConsistencyRequest, context: Context

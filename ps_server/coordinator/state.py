@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from ps_protocol.cluster.view import ClusterStatus, ClusterView
+from ps_protocol.cluster.view import ClusterStatus, ClusterView, Role
 from ps_protocol.model.spec import Consistency
 from ps_server.coordinator.changes import CurrentView, StateChange
 from ps_server.coordinator.membership.state import STARTS, MembershipState
 from ps_server.coordinator.persistence.cluster_records import ClusterRecords
+from ps_server.coordinator.placement.model_uses import used_by_all
 from ps_server.coordinator.placement.state import PlacementState
 from ps_server.coordinator.settings import ClusterSettings, check_consistency, check_same_job
 
@@ -55,7 +56,10 @@ class ClusterState:
             finished=records.finished,
             expected_shards=records.shards,
             spare=records.spare,
+            released_models=records.released_models,
         )
+        live = state.view.live(Role.WORKER)
+        state.placement.uses.restore(used_by_all(records.maps, live) if records.uses is None else records.uses)
         if records.finished:
             state._view.change(started=False, finished=False)
         if records.moving:
@@ -76,6 +80,8 @@ class ClusterState:
             shards=self.view.expected_shards,
             spare=self.view.spare,
             moving=self.view.moving,
+            released_models=self.view.released_models,
+            uses=self.placement.uses.records,
         )
 
     @property

@@ -87,6 +87,14 @@ class Resharded:
 
 
 @dataclass(frozen=True, slots=True)
+class Released:
+    """The cluster has released this model, unless the epoch of its shard map is above this one; it may not be here."""
+
+    model: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class RowsLoaded:
     """Rows of a table were written from outside of training."""
 
@@ -120,7 +128,7 @@ class BucketsPut:
 
 
 RowsEntry = RowsLoaded | RowsDropped | BucketsPut
-Entry = Placed | Loaded | AppliedUpdate | StagedReshard | Resharded | RowsEntry
+Entry = Placed | Loaded | AppliedUpdate | StagedReshard | Resharded | Released | RowsEntry
 
 
 class UpdateLog(Protocol):

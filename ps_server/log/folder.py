@@ -19,8 +19,9 @@ from ps_server.private_files import FILE_MODE, FOLDER_MODE, close_to_others
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 3
-"""1: without a checksum. 2: messages hold options, and what is known of pushes, as JSON text."""
+FORMAT = 4
+"""1: without a checksum. 2: messages hold options, and what is known of pushes, as JSON text. 3: no model was released.
+"""
 _IDENTITY = "shard.json"
 
 #: See Identity.copy.

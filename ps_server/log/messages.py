@@ -25,6 +25,7 @@ from ps_server.log.entries import (
     Entry,
     Loaded,
     Placed,
+    Released,
     Resharded,
     RowsDropped,
     RowsEntry,
@@ -75,6 +76,9 @@ class EntryWriter:
                 return _prepared(entry)
             case Resharded(model, epoch):
                 return log_pb2.LogRecord(switch=log_pb2.SwitchRecord(model=model, epoch=epoch)).SerializeToString(), []
+            case Released(model, epoch):
+                release = log_pb2.ReleaseRecord(model=model, epoch=epoch)
+                return log_pb2.LogRecord(release=release).SerializeToString(), []
             case RowsLoaded() | RowsDropped() | BucketsPut():
                 record, pieces = encode_rows(entry)
                 return record.SerializeToString(), pieces
@@ -122,7 +126,8 @@ class LoggedRecord:
         """Raises DecodeError."""
         self._record = log_pb2.LogRecord.FromString(message)
         self._payload = payload
-        #: "place", "load", "update", "prepare", "switch", "load_rows", "drop_rows" or "buckets"; "": of no known kind.
+        #: "place", "load", "update", "prepare", "switch", "release", "load_rows", "drop_rows" or "buckets"; "": of no
+        #: known kind.
         self.kind: str = self._record.WhichOneof("body") or ""
 
     @property
@@ -150,6 +155,10 @@ class LoggedRecord:
     def epoch(self) -> int:
         """Of kind "switch": of the shard map that holds from then on."""
         return self._record.switch.epoch
+
+    def released(self) -> Released:
+        """Of kind "release"."""
+        return Released(self._record.release.model, self._record.release.epoch)
 
     def rows(self, spec: ModelSpec) -> RowsEntry:
         """Of one of the other kinds."""

@@ -41,6 +41,7 @@ STATUS = MappingProxyType(
         ErrorCode.TABLE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
         ErrorCode.PLACE_TAKEN: grpc.StatusCode.ALREADY_EXISTS,
         ErrorCode.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+        ErrorCode.MODEL_RELEASED: grpc.StatusCode.NOT_FOUND,
         ErrorCode.PERMISSION_DENIED: grpc.StatusCode.PERMISSION_DENIED,
     }
 )

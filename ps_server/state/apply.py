@@ -50,6 +50,8 @@ class Replay:
                 self._switch(self._model(record.model), record.epoch())
             case "load_rows" | "drop_rows" | "buckets":
                 self._rows(self._model(record.model), number, record)
+            case "release":
+                self._release(record.model, record.released().epoch)
             case other:
                 raise InvalidRequest("a log record of an unknown kind", actual=other)
 
@@ -60,6 +62,13 @@ class Replay:
         if known is None or known.shard_map.epoch < shard_map.epoch:
             self.models[name] = new_model(shard_map, self._shard)
         if known is not None and known is not self.models[name]:
+            known.moved = True
+
+    def _release(self, name: str, epoch: int) -> None:
+        # A snapshot made after the release may have another model of this name already.
+        known = self.models.get(name)
+        if known is not None and known.shard_map.epoch <= epoch:
+            del self.models[name]
             known.moved = True
 
     def _switch(self, model: ModelState, epoch: int) -> None:

@@ -38,7 +38,7 @@ class ModelState:
     loads: int = 0
     #: The next shard map and what came for it; whether it holds is not known yet.
     pending: StagedReshard | None = None
-    #: Another one has taken its place, by another shard map.
+    #: Another one has taken its place, by another shard map, or none has.
     moved: bool = False
     _gradients: Region | None = None
 

@@ -55,7 +55,7 @@ class LeasedData(Sampler[Any]):
 
     def __len__(self) -> int:
         """An equal part among the live workers: an estimate, since the real number depends on the others' pace."""
-        return -(-self._length // max(1, self._session.live_workers))
+        return -(-self._length // len(self._session.workers))
 
     def __iter__(self) -> Iterator[Any]:
         feed = self._feed
@@ -74,7 +74,7 @@ class LeasedData(Sampler[Any]):
         if self._feed is not None:
             self.end(self._feed)
         self._sampled.clear()
-        items = lease_items(self._length, self._batch_items, self._session.live_workers)
+        items = lease_items(self._length, self._batch_items, len(self._session.workers))
         wish = LeaseAsk(self.name, self._length, next(self._epochs), items, sequence=0)
         feed = self._feed = LeaseFeed(self._session.lease_data, wish, self._session.sequences)
         return feed

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 
+from ps_protocol.cluster.closed_model import ClosedModelAsk
 from ps_protocol.errors import ConfigError
 from ps_worker.multi_model.deadlock_avoidance import DeadlockAvoidance, worker_clocks
 from ps_worker.multi_model.no_op_steps import no_op_steps
@@ -20,8 +21,10 @@ class TrainedModels:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._models: dict[str, RemoteModel] = {}
-        #: Names of all models that this worker has had.
+        #: Names of the models that this worker has, or has closed without releasing them.
         self._names: set[str] = set()
+        #: How many it has had.
+        self._count = 0
         #: None with less than two models.
         self._deadlock_avoidance: DeadlockAvoidance | None = None
 
@@ -41,17 +44,20 @@ class TrainedModels:
         return [module for model in self for module in model.table_modules]
 
     def free_name(self, name: str | None) -> str:
-        """``name``, or the default for the next model. Raises ConfigError for one that this worker has or had."""
-        count = len(self._names)
+        """``name``, or the default for the next model. Raises ConfigError for one that this worker has or had.
+
+        Models that were released do not count.
+        """
+        count = self._count
         chosen = name or (f"model-{count}" if count else "model")
         if chosen in self._models:
             raise ConfigError(f"this worker has an optimizer named '{chosen}' already", remedy="give each its own name")
         if chosen in self._names:
             raise ConfigError(
-                f"this worker's optimizer named '{chosen}' was closed; the shards keep its model until the job ends",
+                f"this worker's optimizer named '{chosen}' was closed, and the shards keep its model",
                 expected="a name that this worker has not used",
                 actual=chosen,
-                remedy="give the new optimizer another name",
+                remedy="give the new optimizer another name, or end the first with close(release=True)",
             )
         return chosen
 
@@ -59,6 +65,7 @@ class TrainedModels:
         """Add a model that has been declared. With several, deadlocks with other workers are avoided."""
         self._models[model.name] = model
         self._names.add(model.name)
+        self._count += 1
         if len(self) < 2:
             return
         if self._deadlock_avoidance is None:
@@ -76,12 +83,21 @@ class TrainedModels:
         self._session.pass_barrier(self.arrive)
         self.pull()
 
-    def release(self, released: Iterable[RemoteModel]) -> None:
-        """Wait for all workers, as at a barrier, take the last values, and use these models no more. Raises PsError."""
-        self.meet()
-        for model in released:
-            del self._models[model.name]
+    def end_use(self, ended: Iterable[RemoteModel], *, release: bool) -> None:
+        """Wait for all workers, as at a barrier, take the last values, and use these models no more. Raises PsError.
+
+        ``release``: the shards drop them, and their names are free again. Repeated after an error, it goes on.
+        """
+        models = list(ended)
+        if any(model.name in self._models for model in models):
+            self.meet()
+        for model in models:
+            self._models.pop(model.name, None)
             model.close()
+        for model in models:
+            end_use(self._session, model, release=release)
+            if release:
+                self._names.discard(model.name)
 
     def idle(self) -> AbstractContextManager[None]:
         """Entered while this worker waits for data: no-op steps keep others from waiting for its steps."""
@@ -114,3 +130,12 @@ class TrainedModels:
                 ending.callback(model.close)
             if self._deadlock_avoidance:
                 self._deadlock_avoidance.close()
+
+
+def end_use(session: Session, model: RemoteModel, *, release: bool) -> None:
+    """Close ``model``, and tell the cluster that this worker uses it no more; ``release`` it with the last that does.
+
+    Then this waits for the others. Raises NotReady, naming them, when they do not close it in time; Fenced.
+    """
+    model.close()
+    session.close_model(ClosedModelAsk(model.name, model.pipeline.streams.shard_map.epoch, release))

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
-from ps_protocol.errors import NotReady, PsError, StorageFull, Unavailable
+from ps_protocol.errors import NotReady, PsError, Retryable, StorageFull, Unavailable
+
+T = TypeVar("T")
 
 FIRST_SECONDS = 0.1
 LONGEST_SECONDS = 2.0
+
+_CALL_SECONDS = 5.0
 
 
 class Backoff:
@@ -44,3 +50,15 @@ class Backoff:
             ) from error
         time.sleep(min(self._pause_seconds, self.left_seconds))
         self._pause_seconds = min(2 * self._pause_seconds, LONGEST_SECONDS)
+
+
+def persistently(call: Callable[[float], T], patience_seconds: float, wait: Callable[[Retryable], None]) -> T:
+    """``call(timeout_seconds)``, repeated for ``patience_seconds`` after errors that ``wait`` is given in between."""
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        try:
+            return call(max(0.1, min(_CALL_SECONDS, deadline - time.monotonic())))
+        except Retryable as error:
+            if time.monotonic() >= deadline:
+                raise
+            wait(error)

@@ -14,6 +14,7 @@ import torch
 
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.client.membership import Membership
+from ps_protocol.cluster.closed_model import ClosedModelAsk
 from ps_protocol.cluster.exchange import ExchangeKey, ExchangeState
 from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk
 from ps_protocol.cluster.transport import Transport
@@ -22,6 +23,7 @@ from ps_protocol.errors import NotReady, Retryable, Unavailable
 from ps_protocol.logs import describe_process
 from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
 from ps_protocol.security.security import Security
+from ps_worker.session.backoff import persistently
 from ps_worker.session.config import TRANSPORTS, WorkerConfig
 from ps_worker.session.device import check_device, device_of
 from ps_worker.session.instruments import Instruments
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_CALL_SECONDS = 5.0
 _BARRIER_SECONDS = 1.0
 _RETRY_SECONDS = 0.2
 
@@ -171,11 +172,6 @@ class Session:
         return self.view.revision
 
     @property
-    def shard_count(self) -> int:
-        """Shards of the cluster, numbered from 0."""
-        return self.view.expected_shards
-
-    @property
     def device(self) -> torch.device:
         """The device of the user's model: as configured, else a GPU where there is one."""
         return device_of(self._config.device, self.rank)
@@ -231,6 +227,11 @@ class Session:
         """Declare a model. Raises ModelMismatch when the job's differs, Unavailable or NotReady."""
         return self._persist(lambda seconds: self._client.declare_model(self._membership.member, spec, seconds))
 
+    def close_model(self, ask: ClosedModelAsk) -> None:
+        """See CoordinatorClient.close_model; for a release, repeated until the other workers have closed it, too."""
+        member, wait = self._membership.member, _BARRIER_SECONDS * ask.release
+        self._persist(lambda seconds: self._client.close_model(member, ask, wait, seconds))
+
     def epoch(self, model: str) -> int:
         """The epoch of the model's shard map in the newest view; 0: it has none."""
         return self.view.models.get(model, 0)
@@ -275,11 +276,6 @@ class Session:
     def seed(self) -> int:
         """Common seed of the job."""
         return self._membership.seed
-
-    @property
-    def live_workers(self) -> int:
-        """The number of live workers, including this one."""
-        return max(1, len(self.view.live(Role.WORKER)))
 
     @property
     def elastic(self) -> bool:
@@ -338,13 +334,10 @@ class Session:
 
     def _persist(self, call: Callable[[float], T]) -> T:
         """``call(timeout_seconds)``, repeated while coordinator or shards are away, up to the reconnect timeout."""
-        deadline = time.monotonic() + self._config.reconnect_timeout_seconds
-        while True:
-            try:
-                return call(max(0.1, min(_CALL_SECONDS, deadline - time.monotonic())))
-            except Retryable as error:
-                if time.monotonic() >= deadline:
-                    raise
-                self.check()
-                self.wait_hint(f"waiting: {error.message}")
+
+        def wait(error: Retryable) -> None:
+            self.check()
+            self.wait_hint(f"waiting: {error.message}")
             self._closed.wait(_RETRY_SECONDS)
+
+        return persistently(call, self._config.reconnect_timeout_seconds, wait)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ps_protocol.errors import ModelMoved, NotReady, Retryable, StateLost
+from ps_protocol.errors import ModelMoved, ModelReleased, NotReady, Retryable, StateLost
 from ps_protocol.model.spec import ShardMap
 from ps_worker.memory.flat import FlatModel
 from ps_worker.memory.plan import FlatPlan
@@ -275,10 +275,18 @@ class ModelStreams:
 
 
 def newer_map(session: Session, known: ShardMap, moved: ModelMoved, timeout_seconds: float) -> ShardMap:
-    """The first shard map after ``known``. Raises Unavailable when the coordinator does not give it in time."""
+    """The first shard map after ``known``.
+
+    Raises Unavailable when the coordinator does not give it in time, ModelReleased when that is of another model.
+    """
     backoff = Backoff(timeout_seconds)
     while (newer := session.shard_map(known.spec.name)).epoch <= known.epoch:
         session.check()
         backoff.pause(moved)
+    if newer.spec != known.spec or session.view.was_released(known.spec.name, known.epoch):
+        raise ModelReleased(
+            f"model '{known.spec.name}' was released, and another one has its name",
+            remedy="use the new one: call cluster.optimizer(...) or cluster.follow(...) again",
+        )
     logger.info("model '%s': slices have moved to other shards", known.spec.name)
     return newer

@@ -68,6 +68,7 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
     def look(self) -> ClusterView:
         """Follow the view: place new models; when a move that binds this shard is decided, switch or go on."""
         view = self.driver.view
+        self.epochs = {name: epoch for name, epoch in self.epochs.items() if not view.was_released(name, epoch)}
         for name, epoch in view.models.items():
             self.epochs.setdefault(name, epoch)
         if self.bound and view.moving != self.quiesce:

@@ -264,7 +264,7 @@ def test_a_directory_of_a_newer_version_is_refused(tmp_path):
     path = tmp_path / "shard-0" / "shard.json"
     path.write_bytes(seal({**unseal(path.read_bytes(), 2), "format": 99}))
     before = path.read_bytes()
-    with pytest.raises(DamagedData, match="written by a newer torch-ps; expected: format 3; actual: format 99"):
+    with pytest.raises(DamagedData, match="written by a newer torch-ps; expected: format 4; actual: format 99"):
         DataFolder.open(tmp_path, 0)
     assert path.read_bytes() == before
 

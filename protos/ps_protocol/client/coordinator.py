@@ -15,6 +15,7 @@ from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.client.connection import CoordinatorConnection
 from ps_protocol.client.coordinator_streams import MoveStream, ViewStream
 from ps_protocol.client.member_sessions import MemberSessions
+from ps_protocol.cluster.closed_model import ClosedModelAsk
 from ps_protocol.cluster.exchange import ExchangeKey, ExchangeState
 from ps_protocol.cluster.history import JobHistory
 from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk
@@ -217,6 +218,22 @@ class CoordinatorClient:
         return shard_map_from_pb(
             self._connection.call("GetShardMap", pb.GetShardMapRequest(model=model), timeout_seconds)
         )
+
+    def close_model(
+        self, worker: Member, ask: ClosedModelAsk, wait_seconds: float, timeout_seconds: float = CALL_SECONDS
+    ) -> None:
+        """``worker`` uses a model no more. For a release this waits up to ``wait_seconds`` for the others that do.
+
+        ``timeout_seconds``: as for ``barrier``. Raises NotReady, naming them, when some still do; ask again. Fenced.
+        """
+        request = convert.closed_model_to_pb(worker, ask, wait_seconds)
+        seconds, proof = wait_seconds + timeout_seconds, self.sessions.metadata(worker)
+        self._connection.call("CloseModel", request, seconds, metadata=proof)
+
+    def release_model(self, model: str, timeout_seconds: float = CALL_SECONDS) -> int:
+        """Drop a model; returns the bytes of its variables. Raises NotReady while used, UnknownModel, ModelReleased."""
+        request = pb.ReleaseModelRequest(model=model)
+        return int(self._connection.once("ReleaseModel", request, timeout_seconds, wait_for_ready=True).size_bytes)
 
     def set_consistency(self, consistency: Consistency, timeout_seconds: float = CALL_SECONDS) -> ClusterView:
         """Change the mode of the job. Raises InvalidRequest when it does not fit the cluster."""

@@ -56,6 +56,8 @@ class ClusterView:
     spare: frozenset[int] = frozenset()
     #: Names the move of slices that has not been decided; empty: none.
     moving: str = ""
+    #: Models that were released, with the last epoch of their shard maps.
+    released_models: Mapping[str, int] = field(default_factory=dict)
     #: Proves what the coordinator's journal held when this was told; opaque. Empty without a journal.
     journal_mark: bytes = b""
 
@@ -63,6 +65,10 @@ class ClusterView:
     def used_shards(self) -> tuple[int, ...]:
         """The shards that hold slices, or will."""
         return tuple(number for number in range(self.expected_shards) if number not in self.spare)
+
+    def was_released(self, model: str, epoch: int) -> bool:
+        """Whether the model whose shard map had this ``epoch`` was released."""
+        return epoch <= self.released_models.get(model, 0)
 
     def live(self, role: Role) -> dict[int, Member]:
         """Live members of one role, by index."""

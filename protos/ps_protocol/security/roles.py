@@ -12,7 +12,7 @@ from ps_protocol.cluster.view import Role
 class AccessRole(enum.Enum):
     """What a caller may do in a job."""
 
-    #: Mode, moves, drains, checkpoints, restores; reads everything.
+    #: Mode, moves, drains, releases, checkpoints, restores; reads everything.
     ADMIN = "admin"
     #: Joins as a worker; pushes, pulls, leases data.
     WORKER = "worker"
@@ -41,6 +41,8 @@ _COORDINATOR: Mapping[str, frozenset[AccessRole]] = {
     "Watch": _EVERY_ROLE,
     "DeclareModel": frozenset({_WORKER}),
     "GetShardMap": _EVERY_ROLE,
+    "CloseModel": frozenset({_WORKER}),
+    "ReleaseModel": frozenset({_ADMIN}),
     "SetConsistency": frozenset({_ADMIN}),
     "Barrier": frozenset({_WORKER}),
     "Exchange": frozenset({_WORKER}),

@@ -266,7 +266,7 @@ class ModelEpoch(_message.Message):
     def __init__(self, name: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class ClusterView(_message.Message):
-    __slots__ = ("revision", "members", "consistency", "models", "expected_shards", "expected_workers", "started", "finished", "spare", "moving", "journal_mark", "released")
+    __slots__ = ("revision", "members", "consistency", "models", "expected_shards", "expected_workers", "started", "finished", "spare", "moving", "journal_mark", "released", "released_models")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
@@ -279,6 +279,7 @@ class ClusterView(_message.Message):
     MOVING_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_MARK_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_MODELS_FIELD_NUMBER: _ClassVar[int]
     revision: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
     consistency: _common_pb2.Consistency
@@ -291,7 +292,8 @@ class ClusterView(_message.Message):
     moving: str
     journal_mark: bytes
     released: bool
-    def __init__(self, revision: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., consistency: _Optional[_Union[_common_pb2.Consistency, _Mapping]] = ..., models: _Optional[_Iterable[_Union[ModelEpoch, _Mapping]]] = ..., expected_shards: _Optional[int] = ..., expected_workers: _Optional[int] = ..., started: bool = ..., finished: bool = ..., spare: _Optional[_Iterable[int]] = ..., moving: _Optional[str] = ..., journal_mark: _Optional[bytes] = ..., released: bool = ...) -> None: ...
+    released_models: _containers.RepeatedCompositeFieldContainer[ModelEpoch]
+    def __init__(self, revision: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., consistency: _Optional[_Union[_common_pb2.Consistency, _Mapping]] = ..., models: _Optional[_Iterable[_Union[ModelEpoch, _Mapping]]] = ..., expected_shards: _Optional[int] = ..., expected_workers: _Optional[int] = ..., started: bool = ..., finished: bool = ..., spare: _Optional[_Iterable[int]] = ..., moving: _Optional[str] = ..., journal_mark: _Optional[bytes] = ..., released: bool = ..., released_models: _Optional[_Iterable[_Union[ModelEpoch, _Mapping]]] = ...) -> None: ...
 
 class DeclareModelRequest(_message.Message):
     __slots__ = ("rank", "incarnation", "spec")
@@ -308,6 +310,38 @@ class GetShardMapRequest(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     model: str
     def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class CloseModelRequest(_message.Message):
+    __slots__ = ("rank", "incarnation", "model", "epoch", "release", "wait_seconds")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    incarnation: int
+    model: str
+    epoch: int
+    release: bool
+    wait_seconds: float
+    def __init__(self, rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., model: _Optional[str] = ..., epoch: _Optional[int] = ..., release: bool = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+
+class CloseModelReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReleaseModelRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class ReleaseModelReply(_message.Message):
+    __slots__ = ("size_bytes",)
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    size_bytes: int
+    def __init__(self, size_bytes: _Optional[int] = ...) -> None: ...
 
 class SetConsistencyRequest(_message.Message):
     __slots__ = ("consistency",)

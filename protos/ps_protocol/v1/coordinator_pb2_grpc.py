@@ -65,6 +65,16 @@ class CoordinatorStub(object):
                 request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.GetShardMapRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_common__pb2.ShardMap.FromString,
                 _registered_method=True)
+        self.CloseModel = channel.unary_unary(
+                '/ps_protocol.v1.Coordinator/CloseModel',
+                request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.CloseModelRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.CloseModelReply.FromString,
+                _registered_method=True)
+        self.ReleaseModel = channel.unary_unary(
+                '/ps_protocol.v1.Coordinator/ReleaseModel',
+                request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.ReleaseModelRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.ReleaseModelReply.FromString,
+                _registered_method=True)
         self.SetConsistency = channel.unary_unary(
                 '/ps_protocol.v1.Coordinator/SetConsistency',
                 request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.SetConsistencyRequest.SerializeToString,
@@ -153,6 +163,22 @@ class CoordinatorServicer(object):
 
     def GetShardMap(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CloseModel(self, request, context):
+        """End a worker's use of a model, and release it if that is asked for: then this waits up to wait_seconds for the other
+        workers that use it. NOT_READY, naming them, when they do still; ask again. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseModel(self, request, context):
+        """Drop a model on all shards; its name is free again. NOT_READY, naming them, while workers use it. Ask again after an
+        answer that was lost: MODEL_RELEASED when it was done.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -256,6 +282,16 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.GetShardMap,
                     request_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.GetShardMapRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_common__pb2.ShardMap.SerializeToString,
+            ),
+            'CloseModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloseModel,
+                    request_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.CloseModelRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.CloseModelReply.SerializeToString,
+            ),
+            'ReleaseModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseModel,
+                    request_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.ReleaseModelRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.ReleaseModelReply.SerializeToString,
             ),
             'SetConsistency': grpc.unary_unary_rpc_method_handler(
                     servicer.SetConsistency,
@@ -465,6 +501,60 @@ class Coordinator(object):
             '/ps_protocol.v1.Coordinator/GetShardMap',
             ps__protocol_dot_v1_dot_coordinator__pb2.GetShardMapRequest.SerializeToString,
             ps__protocol_dot_v1_dot_common__pb2.ShardMap.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloseModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.Coordinator/CloseModel',
+            ps__protocol_dot_v1_dot_coordinator__pb2.CloseModelRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_coordinator__pb2.CloseModelReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.Coordinator/ReleaseModel',
+            ps__protocol_dot_v1_dot_coordinator__pb2.ReleaseModelRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_coordinator__pb2.ReleaseModelReply.FromString,
             options,
             channel_credentials,
             insecure,

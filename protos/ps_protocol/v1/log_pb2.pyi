@@ -142,8 +142,16 @@ class SwitchRecord(_message.Message):
     epoch: int
     def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
+class ReleaseRecord(_message.Message):
+    __slots__ = ("model", "epoch")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    epoch: int
+    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
 class LogRecord(_message.Message):
-    __slots__ = ("place", "load", "update", "prepare", "switch", "load_rows", "drop_rows", "buckets")
+    __slots__ = ("place", "load", "update", "prepare", "switch", "load_rows", "drop_rows", "buckets", "release")
     PLACE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     UPDATE_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +160,7 @@ class LogRecord(_message.Message):
     LOAD_ROWS_FIELD_NUMBER: _ClassVar[int]
     DROP_ROWS_FIELD_NUMBER: _ClassVar[int]
     BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
     place: PlaceRecord
     load: LoadRecord
     update: UpdateRecord
@@ -160,4 +169,5 @@ class LogRecord(_message.Message):
     load_rows: LoadRowsRecord
     drop_rows: DropRowsRecord
     buckets: BucketsRecord
-    def __init__(self, place: _Optional[_Union[PlaceRecord, _Mapping]] = ..., load: _Optional[_Union[LoadRecord, _Mapping]] = ..., update: _Optional[_Union[UpdateRecord, _Mapping]] = ..., prepare: _Optional[_Union[PrepareRecord, _Mapping]] = ..., switch: _Optional[_Union[SwitchRecord, _Mapping]] = ..., load_rows: _Optional[_Union[LoadRowsRecord, _Mapping]] = ..., drop_rows: _Optional[_Union[DropRowsRecord, _Mapping]] = ..., buckets: _Optional[_Union[BucketsRecord, _Mapping]] = ...) -> None: ...
+    release: ReleaseRecord
+    def __init__(self, place: _Optional[_Union[PlaceRecord, _Mapping]] = ..., load: _Optional[_Union[LoadRecord, _Mapping]] = ..., update: _Optional[_Union[UpdateRecord, _Mapping]] = ..., prepare: _Optional[_Union[PrepareRecord, _Mapping]] = ..., switch: _Optional[_Union[SwitchRecord, _Mapping]] = ..., load_rows: _Optional[_Union[LoadRowsRecord, _Mapping]] = ..., drop_rows: _Optional[_Union[DropRowsRecord, _Mapping]] = ..., buckets: _Optional[_Union[BucketsRecord, _Mapping]] = ..., release: _Optional[_Union[ReleaseRecord, _Mapping]] = ...) -> None: ...

@@ -32,6 +32,7 @@ from ps_server.cli.psctl.moves import drain, move
 from ps_server.cli.psctl.output.facts import output_option, tell
 from ps_server.cli.psctl.output.notes import log_as, note
 from ps_server.cli.psctl.output.status_json import status_json
+from ps_server.cli.psctl.release import release
 from ps_server.cli.psctl.rows import import_rows
 from ps_server.cli.psctl.tables import table_totals
 from ps_server.cli.psctl.top.command import report, top
@@ -71,7 +72,7 @@ def main(
     log_format: str,
 ) -> None:
     """Inspect a running torch-ps job, change its consistency mode, make and restore checkpoints, move slices between
-    its shards, and load rows of its tables.
+    its shards, release models, and load rows of tables.
     """
     log_as(log_level, LogFormat(log_format), os.environ.get(VARIABLES["job"]))
     context.obj = security
@@ -81,6 +82,7 @@ main.add_command(certs)
 main.add_command(move)
 main.add_command(drain)
 main.add_command(feed)
+main.add_command(release)
 main.add_command(import_rows)
 main.add_command(wait)
 main.add_command(learning_rates)

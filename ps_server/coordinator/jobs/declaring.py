@@ -44,4 +44,6 @@ class DeclarationThread:
         if message is None or known is not shard_map:
             message = await asyncio.to_thread(shard_map_to_pb, shard_map)
             self._messages[name] = shard_map, message
+            for released in self._messages.keys() - self._driver.shard_maps.keys():
+                del self._messages[released]
         return message

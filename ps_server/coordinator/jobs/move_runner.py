@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from ps_protocol.cluster.quiesced import ModelPosition
 from ps_protocol.cluster.view import MoveProgress, Role
-from ps_protocol.errors import NotReady, PsError, Retryable, StorageFull, Unavailable
+from ps_protocol.errors import ModelReleased, NotReady, PsError, Retryable, StorageFull, Unavailable
 from ps_protocol.metrics.histogram import Histogram
 from ps_protocol.model.spec import ShardMap
 from ps_server.coordinator.driver import Driver
@@ -71,8 +71,9 @@ class MoveRunner:
     async def reshard(self, wish: Wish, batch_bytes: int = 0) -> AsyncGenerator[MoveProgress, None]:
         """Fulfil ``wish``; yields progress at the start and after each batch. Close it when it is left early.
 
-        Raises NotReady while another runs, when a shard is missing, or a model has no values yet; what ``goal_of``
-        raises, and Unavailable, StorageFull and other errors of the shards when a batch fails. Earlier batches stay.
+        Models that are released meanwhile are left out. Raises NotReady while another runs, when a shard is missing, or
+        a model has no values yet; what ``goal_of`` raises, and Unavailable, StorageFull and other errors of the shards
+        when a batch fails. Earlier batches stay.
         """
         if self._running or (self._batch and not self._batch.done()):
             raise NotReady("slices are being moved already", remedy="wait until that has ended, then move again")
@@ -89,7 +90,12 @@ class MoveRunner:
                 for batch in found:
                     if progress.batches:
                         await asyncio.sleep(max(BREATH_SECONDS, 2 * progress.pause_seconds))
-                    pause = await self._shielded(batch)
+                    try:
+                        pause = await self._shielded(batch)
+                    except ModelReleased:
+                        if goal.model:
+                            raise
+                        break  # planned again without it
                     moved = progress.moved_bytes + batch.nbytes
                     progress = MoveProgress(moved, total, progress.batches + 1, pause)
                     yield progress
@@ -144,6 +150,10 @@ class MoveRunner:
     async def _try(self, batch: MoveBatch) -> float:
         driver, move = self._driver, uuid.uuid4().hex
         names = [shard_map.spec.name for shard_map in batch.maps]
+        for following in batch.maps:
+            name, known = following.spec.name, driver.shard_maps.get(following.spec.name)
+            if name in driver.view.released_models and (known is None or known.epoch + 1 != following.epoch):
+                raise ModelReleased(f"model '{name}' was released meanwhile", remedy="move again")
         try:
             revision = driver.begin_move(move)
             view = driver.view

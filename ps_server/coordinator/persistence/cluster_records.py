@@ -19,6 +19,7 @@ from ps_server.coordinator.exchanges.records import CompleteExchange, ExchangeRe
 from ps_server.coordinator.membership.admission import Application, StateCopies
 from ps_server.coordinator.membership.members import Key, SavedMember
 from ps_server.coordinator.membership.state import MembershipRecords
+from ps_server.coordinator.placement.model_uses import Uses
 from ps_server.coordinator.placement.variables import Balanced, FixedShards, MaxSize, MinSize
 from ps_server.coordinator.settings import JobIdentity
 
@@ -51,6 +52,10 @@ class ClusterRecords:
     spare: frozenset[int] = frozenset()
     #: The move of slices that was under way. It is not continued, but shards have to be told so.
     moving: str = ""
+    #: Models that were released, with the last epoch of their shard maps.
+    released_models: Mapping[str, int] = field(default_factory=dict)
+    #: Who uses which model; None: it is not known.
+    uses: Uses | None = None
 
 
 def changed_rows(before: ClusterRecords | None, after: ClusterRecords) -> dict[str, bytes | None]:
@@ -79,7 +84,7 @@ def from_rows(rows: Mapping[str, bytes], where: str) -> ClusterRecords | None:
         gone = tuple(_status_from(each) for each in json.loads(rows["gone"]))
         reading = "data"
         data = json.loads(rows["data"])
-        places, maps, complete = {}, {}, {}
+        places, maps, complete, uses = {}, {}, {}, dict[str, Mapping[int, int]]()
         for reading in rows:
             kind, _, name = reading.partition("/")
             if kind == "place":
@@ -87,13 +92,18 @@ def from_rows(rows: Mapping[str, bytes], where: str) -> ClusterRecords | None:
                 places[place.joined.member.role, place.joined.member.index] = place
             elif kind == "map":
                 maps[name] = shard_map_from_bytes(rows[reading])
+            elif kind == "uses":
+                uses[name] = {int(rank): life for rank, life in json.loads(rows[reading]).items()}
             elif kind == "exchange":
                 ordinal, _, name = name.partition("/")
                 complete[ExchangeKey(name, int(ordinal))] = CompleteExchange(*exchange_record_from_bytes(rows[reading]))
         reading = "exchanges"
         exchanges = _exchanges_from(json.loads(rows.get("exchanges", b"{}")), complete)
         reading = "cluster"
-        return replace(_cluster_from(cluster, identity, places, maps, gone, data), exchanges=exchanges)
+        # Before format 5 no journal said who uses what.
+        known = uses if "released_models" in cluster else None
+        records = _cluster_from(cluster, identity, places, maps, gone, data)
+        return replace(records, exchanges=exchanges, uses=known)
     except (LookupError, ValueError, TypeError, AttributeError, InvalidRequest, DecodeError) as error:
         raise DamagedData(
             f"the journal {where} is damaged: its row '{reading}' cannot be read",
@@ -108,7 +118,12 @@ def _parts(records: ClusterRecords) -> dict[str, Any]:
     parts: dict[str, Any] = {
         "identity": records.identity,
         "cluster": replace(
-            records, membership=replace(membership, places={}, gone=()), maps={}, data={}, exchanges=_NO_EXCHANGES
+            records,
+            membership=replace(membership, places={}, gone=()),
+            maps={},
+            data={},
+            exchanges=_NO_EXCHANGES,
+            uses=None,
         ),
         "exchanges": replace(records.exchanges, complete={}),
         "gone": membership.gone,
@@ -117,6 +132,7 @@ def _parts(records: ClusterRecords) -> dict[str, Any]:
     parts |= {f"place/{role.value}/{index}": place for (role, index), place in membership.places.items()}
     parts |= {f"exchange/{key.ordinal}/{key.name}": each for key, each in records.exchanges.complete.items()}
     parts |= {f"map/{name}": shard_map for name, shard_map in records.maps.items()}
+    parts |= {f"uses/{name}": ranks for name, ranks in (records.uses or {}).items()}
     return parts
 
 
@@ -167,6 +183,7 @@ def _cluster_to(records: ClusterRecords) -> dict[str, Any]:
         "shards": records.shards,
         "spare": sorted(records.spare),
         "moving": records.moving,
+        "released_models": dict(records.released_models),
     }
 
 
@@ -201,6 +218,7 @@ def _cluster_from(
         shards=plain.get("shards", identity.expected_shards),
         spare=frozenset(plain.get("spare", ())),
         moving=plain.get("moving", ""),
+        released_models=plain.get("released_models", {}),
     )
 
 

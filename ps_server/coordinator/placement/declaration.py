@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from ps_protocol.errors import InvalidRequest, NotReady
 from ps_protocol.model.option_ranges import require_in_range
@@ -34,6 +34,8 @@ class PlacementPlan:
     limits: JobLimits
     #: How a new one is placed whose values come from a checkpoint.
     as_saved: Callable[[ShardMap], ShardMap] | None
+    #: The last epoch of a model of this name that was released; 0: none was.
+    released: int = 0
 
     def make(self) -> ShardMap:
         """The map. Raises ModelMismatch for another model than the known one, what ``check_limits`` and ``check_model``
@@ -47,6 +49,9 @@ class PlacementPlan:
         check_model(self.spec)
         check_present(self.spec, self.shards, self.missing)
         shard_map = first_map(self.spec, self.shards, self.rule)
+        if self.released:
+            # Another model than the one of this name in a checkpoint.
+            return replace(shard_map, epoch=self.released + 1)
         return self.as_saved(shard_map) if self.as_saved else shard_map
 
 

@@ -1,27 +1,32 @@
-"""Decides which shards hold each model: at first, and after each move."""
+"""Decides which shards hold each model: at first, after each move, and when none does any more."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ps_protocol.cluster.view import Member, Role
-from ps_protocol.errors import InvalidRequest, NotReady, Unavailable, UnknownModel
+from ps_protocol.errors import InvalidRequest, ModelReleased, NotReady, Unavailable, UnknownModel
 from ps_protocol.model.spec import ModelSpec, ShardMap
 from ps_server.coordinator.changes import CurrentView, StateChange
 from ps_server.coordinator.placement.declaration import PlacementPlan, check_present
 from ps_server.coordinator.placement.job_limits import nbytes_of
+from ps_server.coordinator.placement.model_uses import ModelUses
 from ps_server.coordinator.placement.variables import PartitionRule
 from ps_server.limits import JobLimits
 
+RELEASED_MODELS = 1024
+"""So many released models are remembered, by their names. Older ones are forgotten."""
+
 
 class PlacementState:
-    """Part of ClusterState: the shard map of each model. An event that raises changes nothing."""
+    """Part of ClusterState: the shard map of each model, and who uses it. An event that raises changes nothing."""
 
     def __init__(self, rule: PartitionRule, limits: JobLimits, view: CurrentView) -> None:
         self._rule = rule
         self._limits = limits
         self._view = view
         self._maps: dict[str, ShardMap] = {}
+        self.uses = ModelUses()
 
     @property
     def shard_maps(self) -> Mapping[str, ShardMap]:
@@ -40,6 +45,8 @@ class PlacementState:
     def shard_map(self, model: str) -> ShardMap:
         """Where ``model`` is placed. Raises UnknownModel."""
         if model not in self._maps:
+            if model in self._view.now.released_models:
+                raise self._released(model)
             known = ", ".join(f"'{each}'" for each in self._maps) or "none yet"
             raise UnknownModel(f"no model '{model}' has been declared", expected=known)
         return self._maps[model]
@@ -61,26 +68,67 @@ class PlacementState:
             rule=self._rule,
             limits=self._limits,
             as_saved=as_saved,
+            released=self._view.now.released_models.get(spec.name, 0),
         )
 
     def adopt(self, worker: Member, plan: PlacementPlan, made: ShardMap) -> StateChange[ShardMap]:
         """The second half of a declaration: the map ``made`` by ``plan`` holds, unless the model was placed meanwhile.
 
-        Raises NotReady while shards are missing, or when the cluster's shards have changed meanwhile.
+        ``worker`` uses it from now on. Raises NotReady while shards are missing, or when the cluster's shards have
+        changed or the model was released meanwhile.
         """
-        spec = plan.spec
+        spec, live = plan.spec, self._view.now.live(Role.WORKER)
+        if plan.released != self._view.now.released_models.get(spec.name, 0):
+            raise NotReady(f"model '{spec.name}' was released meanwhile", remedy="the worker tries again")
         if plan.known is None and plan.shards != self._view.now.used_shards:
             raise NotReady(
                 f"model '{spec.name}' cannot be placed yet: the shards that hold models have changed meanwhile",
                 remedy="the worker tries again",
             )
         if plan.known is not None or spec.name in self._maps:
-            return StateChange(self.shard_map(spec.name))
+            shard_map = self.shard_map(spec.name)
+            self.uses.begin(spec.name, worker, live)
+            return StateChange(shard_map)
         check_present(spec, plan.shards, self._missing(plan.shards))
         self._maps[spec.name] = made
+        self.uses.begin(spec.name, worker, live)
         self._view.change(models=self.epochs)
         size = f"{nbytes_of(spec)} bytes and {len(spec.tables)} tables"
         return StateChange(made, f"{worker} declared model '{spec.name}': {size} on {len(plan.shards)} shards")
+
+    def close(self, worker: Member, model: str, epoch: int) -> StateChange[None]:
+        """``worker`` does not use ``model`` any more, that of this ``epoch`` or a later one."""
+        if self._view.now.was_released(model, epoch) or not self.uses.end(model, worker.index, worker.incarnation):
+            return StateChange(None)
+        return StateChange(None, f"{worker} has closed model '{model}'")
+
+    def release(self, model: str, epoch: int = 0) -> StateChange[int]:
+        """Drop ``model``: no shard holds it any more, and its name is free. Returns the bytes of its variables.
+
+        ``epoch``: of a shard map of it; 0: the present one. Without effect when that model was released before. Raises
+        NotReady while workers use it or slices move, ModelReleased, UnknownModel.
+        """
+        view = self._view.now
+        if epoch and view.was_released(model, epoch):
+            return StateChange(0)
+        held = self.shard_map(model)
+        if ranks := self.uses.ranks(model, view.live(Role.WORKER)):
+            named = ", ".join(map(str, ranks))
+            raise NotReady(
+                f"model '{model}' is used by worker{'s' if len(ranks) > 1 else ''} {named}",
+                expected="a model that every worker has closed",
+                actual=f"used by {named}",
+                remedy="call optimizer.close() in each of them first",
+            )
+        if view.moving:
+            raise NotReady("slices are being moved", actual=f"move {view.moving}", remedy="wait until that has ended")
+        del self._maps[model]
+        self.uses.forget(model)
+        # The newest last.
+        known = {name: last for name, last in view.released_models.items() if name != model} | {model: held.epoch}
+        self._view.change(models=self.epochs, released_models=dict(list(known.items())[-RELEASED_MODELS:]))
+        size = nbytes_of(held.spec)
+        return StateChange(size, f"model '{model}' is released: {size} bytes and {len(held.spec.tables)} tables")
 
     def begin_move(self, move: str) -> StateChange[int]:
         """A move of this name is under way, from the revision returned until it is committed or aborted.
@@ -157,6 +205,14 @@ class PlacementState:
     def _holders(self) -> frozenset[int]:
         """The shards that hold anything of any model."""
         return frozenset().union(*(shard_map.holders for shard_map in self._maps.values()))
+
+    @staticmethod
+    def _released(model: str) -> ModelReleased:
+        return ModelReleased(
+            f"model '{model}' was released",
+            actual="no shard holds it any more",
+            remedy="declare a model under this name again: cluster.optimizer(..., name=...)",
+        )
 
     def _missing(self, shards: Sequence[int]) -> tuple[int, ...]:
         present = self._view.now.live(Role.SHARD)

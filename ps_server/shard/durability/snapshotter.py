@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from ps_protocol.cluster.held import LogCounts
-from ps_protocol.errors import ModelMoved, PsError, Unavailable
+from ps_protocol.errors import ModelMoved, ModelReleased, PsError, Unavailable
 from ps_protocol.metrics.histogram import Histogram
 from ps_protocol.model.layout import Layout
 from ps_server.cli.options.storage import SnapshotRule
@@ -134,8 +134,10 @@ class Snapshotter:
     async def _try(self) -> None:
         try:
             await self.take()
-        except ModelMoved:
-            logger.info("shard %d: a snapshot begins again, for slices have moved", self._folder.identity.shard)
+        except (ModelMoved, ModelReleased):
+            logger.info(
+                "shard %d: a snapshot begins again, for a model has moved or was released", self._folder.identity.shard
+            )
         except (OSError, PsError) as error:
             self.failures += 1
             logger.error("shard %d: no snapshot: %s", self._folder.identity.shard, error)
@@ -152,7 +154,7 @@ class Snapshotter:
         ``logs``: work whose records are to be kept with it; what they follow is in the snapshot.
         """
         async with self._one:
-            if logs is None and (not self._models() or self._log.number == self._taken_number or self._any_bound()):
+            if logs is None and (self._log.number == self._taken_number or self._any_bound()):
                 return
             began = time.monotonic()
             if not self._log_goes_on:
@@ -195,9 +197,12 @@ class Snapshotter:
         log = self._log
         begun_at, begun_bytes = time.monotonic(), log.written_bytes
         while True:
+            before = _named(self._models())
             # In the executor, and before the models: they show what the records up to this one have placed or moved.
             number = await self._executor.submit(lambda: log.number, 0)
             models = list(self._models())
+            if not before <= _named(models):
+                continue  # One was released: records after ``number`` may be of it.
             if logs is None and self._any_bound():
                 raise Unavailable("no snapshot begins while slices move")
             loads = [model.loads for model in models]
@@ -240,3 +245,8 @@ class Snapshotter:
     def _check(self) -> None:
         if self._abandoned:
             raise Unavailable("the snapshot was given up: the shard changes its role")
+
+
+def _named(models: Sequence[SnapshotSource]) -> set[tuple[str, int]]:
+    """Name and epoch of each."""
+    return {(model.layout.shard_map.spec.name, model.layout.shard_map.epoch) for model in models}

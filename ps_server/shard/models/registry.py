@@ -9,18 +9,16 @@ from contextlib import contextmanager
 from copy import copy
 
 from ps_protocol.cluster.view import ClusterView, Role
-from ps_protocol.errors import (
-    InternalError,
-    PsError,
-    Retryable,
-    Unavailable,
-    UnknownModel,
-)
+from ps_protocol.errors import ModelReleased, PsError, Retryable, Unavailable, UnknownModel
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import ShardMap
+from ps_server.log.entries import Released
 from ps_server.shard.context import ShardContext
 from ps_server.shard.durability.passive_replica import PassiveReplica
 from ps_server.shard.durability.snapshotter import SnapshotSource
+from ps_server.shard.execution.conditions import Conditions
+from ps_server.shard.models import errors as model_errors
+from ps_server.shard.models.dropping import log_release
 from ps_server.shard.models.placing import PlacingProgress, new_state, recovered_state, restore_model, warm_up
 from ps_server.shard.peers import ShardPeers
 from ps_server.shard.reconcile import moved_on
@@ -54,9 +52,12 @@ class Registry:
         self._placed: dict[str, ShardModel] = {}
         #: Models that cannot be used here, and why.
         self._refused: dict[str, PsError] = {}
-        self._fetching: dict[str, asyncio.Task[None]] = {}
+        #: By name, while a model is placed or dropped.
+        self._following: dict[str, asyncio.Task[None]] = {}
+        #: By name, the last epoch of models that were released and are not here any more.
+        self._dropped: dict[str, int] = {}
         self._progress: dict[str, PlacingProgress] = {}
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._conditions = Conditions()
         self._watchers: list[Callable[[ClusterView], None]] = []
         #: The other shards of the job.
         self.peers = ShardPeers(lambda: self._view, context.open_channel)
@@ -114,10 +115,8 @@ class Registry:
             model.members(self._live())
         for watcher in self._watchers:
             watcher(view)
-        for name in view.models.keys() - self._fetching.keys() - self._refused.keys():
-            if self._epoch(name) < view.models[name]:
-                self._fetching[name] = asyncio.create_task(self._fetch(name, view.models[name]))
-        self._wake()
+        self._catch_up()
+        self._conditions.wake()
 
     def watch(self, watcher: Callable[[ClusterView], None]) -> None:
         """Have ``watcher`` called with each new view."""
@@ -134,39 +133,35 @@ class Registry:
         """The model, waiting a while for a declaration or a move still on its way; ``epoch`` 0: any.
 
         Raises NotReady, with its progress, while it is being placed here, UnknownModel for one that is not
-        declared, ModelMoved for an epoch that is over, Unavailable for one that this shard does not come to, or for a
-        declared model that it has not heard of: a caller that names an epoch has its shard map.
+        declared, ModelReleased, ModelMoved for an epoch that is over, Unavailable for one that this shard does not come
+        to, or for a declared model that it has not heard of: a caller that names an epoch has its shard map.
         """
+
+        def is_released() -> bool:
+            view = self._view
+            return view.was_released(name, epoch) if epoch else name in view.released_models.keys() - view.models.keys()
+
         patience = PLACING_SECONDS if name in self._progress else PATIENCE_SECONDS
-        if not await self._until(lambda: name in self._models or name in self._refused, patience):
+        found = await self._until(lambda: name in self._models or name in self._refused or is_released(), patience)
+        if is_released():
+            raise model_errors.released(self.context.shard, name)
+        if not found:
             if name in self._progress:
                 raise self._progress[name].error(self.context.shard)
             if epoch or name in self._recovered:
-                raise self._unheard(name, epoch)
-            raise UnknownModel(
-                f"model '{name}' is not declared",
-                shard=str(self.context.shard),
-                expected=", ".join(sorted(self._models)) or "a declared model",
-                remedy="declare it with cluster.optimizer(...) first",
-            )
-        await self._until(lambda: self._known(name) >= epoch or name in self._refused)
+                raise model_errors.unheard(self.context.shard, name, epoch, self._known(name))
+            raise model_errors.unknown(self.context.shard, name, self._models)
+        await self._until(lambda: self._known(name) >= epoch or name in self._refused or is_released())
+        if is_released():
+            raise model_errors.released(self.context.shard, name)
         if error := self._refused.get(name):
             raise copy(error)
         known = self._known(name)
         if known < epoch:
-            raise self._unheard(name, epoch)
+            raise model_errors.unheard(self.context.shard, name, epoch, known)
         if epoch and epoch < known:
             raise moved_on(self.context.shard, name, known, epoch)
         return self._models[name]
-
-    def _unheard(self, name: str, epoch: int) -> Unavailable:
-        return Unavailable(
-            f"this shard has not heard of the newest shard map of model '{name}'",
-            shard=str(self.context.shard),
-            expected=f"epoch {epoch}" if epoch else "a shard map",
-            actual=f"epoch {known}" if (known := self._known(name)) else "none",
-            remedy="see whether the shard can reach the coordinator",
-        )
 
     def _known(self, name: str) -> int:
         return self._models[name].layout.shard_map.epoch if name in self._models else 0
@@ -185,23 +180,79 @@ class Registry:
     def _live(self) -> dict[int, int]:
         return {rank: member.incarnation for rank, member in self._view.live(Role.WORKER).items()}
 
-    async def _fetch(self, name: str, epoch: int) -> None:
-        """Get the shard map of a model, new or moved, and lay it out; try again until it works."""
-        with self._placing(name) as progress:
-            while self._epoch(name) < epoch and name not in self._refused:
-                try:
-                    await self.place(await self.context.fetch_shard_map(name))
-                except (Retryable, UnknownModel) as error:
-                    logger.warning("model '%s' cannot be placed here yet: %s", name, error)
-                    progress.fail(error)
-                    await asyncio.sleep(_AGAIN_SECONDS)
-                except PsError as error:
-                    logger.error("%s", error)
-                    self.refuse(name, error)
-                except Exception as error:
-                    logger.exception("model '%s' cannot be placed here", name)
-                    self.refuse(name, self._unplaceable(name, error))
-        del self._fetching[name]
+    def _is_behind(self, name: str) -> bool:
+        """Whether a model of this name has to be placed here, or dropped."""
+        return self._to_drop(name) > 0 or self._to_place(name) > 0
+
+    def _to_drop(self, name: str) -> int:
+        """The last epoch of a model that was released, and has not been dropped here; 0: there is none."""
+        released = self._view.released_models.get(name, 0)
+        return released if released > self._dropped.get(name, 0) else 0
+
+    def _to_place(self, name: str) -> int:
+        """The epoch of the shard map that is not here yet; 0: it is here, or cannot be."""
+        epoch = self._view.models.get(name, 0)
+        return epoch if name not in self._refused and self._epoch(name) < epoch else 0
+
+    def _catch_up(self) -> None:
+        for name in self._view.models.keys() | self._view.released_models.keys():
+            if name not in self._following and self._is_behind(name):
+                self._following[name] = asyncio.create_task(self._follow(name), name="follow")
+
+    async def _follow(self, name: str) -> None:
+        """Drop a model that was released; get the shard map of a new or moved one and lay it out. Until it works."""
+        try:
+            while self._is_behind(name):
+                if released := self._to_drop(name):
+                    await self._drop(name, released)
+                    self._dropped[name] = released
+                elif self._to_place(name):
+                    with self._placing(name) as progress:
+                        await self._fetch(name, progress)
+        finally:
+            del self._following[name]
+
+    async def _fetch(self, name: str, progress: PlacingProgress) -> None:
+        """Get a shard map and lay the model out, in one try; wait a while after one that failed."""
+        try:
+            shard_map = await self.context.fetch_shard_map(name)
+            epoch = shard_map.epoch
+            # A map that is ahead of the view may be of another model than the one that is here.
+            if not await self._until(lambda: self._view.models.get(name, 0) >= epoch or self._to_drop(name) > 0):
+                raise model_errors.unheard(self.context.shard, name, epoch, self._known(name))
+            if not self._to_drop(name) and not self._view.was_released(name, epoch):
+                await self.place(shard_map)
+        except (Retryable, UnknownModel, ModelReleased) as error:
+            logger.warning("model '%s' cannot be placed here yet: %s", name, error)
+            progress.fail(error)
+            await asyncio.sleep(_AGAIN_SECONDS)
+        except PsError as error:
+            logger.error("%s", error)
+            self.refuse(name, error)
+        except Exception as error:
+            logger.exception("model '%s' cannot be placed here", name)
+            self.refuse(name, model_errors.unplaceable(self.context.shard, name, error))
+
+    async def _drop(self, name: str, released: int) -> None:
+        """Hold nothing of the model of this name any more, unless it is of a later epoch than ``released``."""
+        # One that is being resharded comes out of it first, for the log has to tell it in this order.
+        while not await self._until(lambda: name not in self._placed or not self._placed[name].is_pending):
+            pass
+        placed = self._placed.get(name)
+        recovered = self._recovered.get(name)
+        epoch = recovered.shard_map.epoch if recovered else placed.layout.shard_map.epoch if placed else 0
+        if epoch > released:
+            return
+        if (model := self._models.pop(name, None)) is not None:
+            model.leave(model_errors.released(self.context.shard, name))
+        self._conditions.wake()
+        if epoch:
+            # It is among those that snapshots and copies hold until the log says that it is gone.
+            await log_release(self.context, Released(name, released))
+            self._placed.pop(name, None)
+            self._recovered.pop(name, None)
+            logger.info("model '%s' is released: this shard has dropped it", name)
+        self._refused.pop(name, None)
 
     @contextmanager
     def _placing(self, name: str) -> Iterator[PlacingProgress]:
@@ -235,7 +286,7 @@ class Registry:
         else:
             held = self._models.get(name)
             if held is not None and (held.layout.holds_any or Layout.of(shard_map, self.context.shard).holds_any):
-                raise self._left_out(held, shard_map)
+                raise model_errors.left_out(self.context.shard, held.layout.shard_map, shard_map)
             start = await new_state(self.context, shard_map, self._held())
         model = self._made(start)
         self._placed[name] = model
@@ -260,7 +311,7 @@ class Registry:
         self._refused[name] = error
         if (model := self._models.pop(name, None)) is not None:
             model.stop(error)
-        self._wake()
+        self._conditions.wake()
 
     def _made(self, start: ModelState) -> ShardModel:
         context = self.context
@@ -275,23 +326,6 @@ class Registry:
             self.peers.round_norm,
         )
 
-    def _unplaceable(self, name: str, error: Exception) -> InternalError:
-        return InternalError(
-            f"model '{name}' cannot be placed on shard {self.context.shard}",
-            shard=str(self.context.shard),
-            actual=f"{type(error).__name__}: {error}",
-            remedy="see the log of the shard",
-        )
-
-    def _left_out(self, held: ShardModel, shard_map: ShardMap) -> InternalError:
-        return InternalError(
-            f"slices of model '{held.name}' moved, and shard {self.context.shard} was not asked",
-            shard=str(self.context.shard),
-            expected=f"epoch {held.layout.shard_map.epoch}",
-            actual=f"epoch {shard_map.epoch}",
-            remedy="start this shard again: what was staged is in its log",
-        )
-
     def _show(self, model: ShardModel) -> None:
         layout, shard_map = model.layout, model.layout.shard_map
         model.members(self._live())
@@ -304,7 +338,7 @@ class Registry:
             shard_map.spec.optimizer,
             self._view.consistency,
         )
-        self._wake()
+        self._conditions.wake()
 
     @property
     def waiting_models(self) -> Mapping[str, ModelState]:
@@ -312,20 +346,4 @@ class Registry:
         return self._recovered
 
     async def _until(self, true: Callable[[], bool], patience_seconds: float | None = None) -> bool:
-        patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
-        deadline = asyncio.get_running_loop().time() + patience_seconds
-        while not true():
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.add(waiter)
-            try:
-                await asyncio.wait_for(waiter, deadline - asyncio.get_running_loop().time())
-            except TimeoutError:
-                return true()
-            finally:
-                self._waiters.discard(waiter)
-        return True
-
-    def _wake(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        return await self._conditions.until(true, PATIENCE_SECONDS if patience_seconds is None else patience_seconds)

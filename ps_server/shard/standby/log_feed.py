@@ -12,7 +12,15 @@ from google.protobuf.message import DecodeError
 
 from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.cluster.view import ClusterView, Role
-from ps_protocol.errors import Fenced, InvalidRequest, ModelMoved, ProtocolVersionMismatch, PsError, Unavailable
+from ps_protocol.errors import (
+    Fenced,
+    InvalidRequest,
+    ModelMoved,
+    ModelReleased,
+    ProtocolVersionMismatch,
+    PsError,
+    Unavailable,
+)
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import FOLLOW_REPLIES
 from ps_protocol.wire.convert import model as convert_model
@@ -261,8 +269,10 @@ class LogFeed:
         try:
             for model in models:
                 await _copy_model(context, model)
-        except ModelMoved as error:
-            raise Unavailable("slices moved during the copy", remedy="the standby begins another one") from error
+        except (ModelMoved, ModelReleased) as error:
+            raise Unavailable(
+                "slices moved during the copy, or a model was released", remedy="the standby begins another one"
+            ) from error
         if loads != [model.loads for model in models]:
             raise Unavailable("values were loaded during the copy", remedy="the standby begins another one")
         await _write(context, copied=pb.Copied(through=self._log.whole))

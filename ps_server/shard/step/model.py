@@ -10,7 +10,7 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ps_protocol.errors import ModelMoved, PsError
+from ps_protocol.errors import PsError
 from ps_protocol.model.spec import Consistency, Options
 from ps_protocol.model.tables import RowOptions
 from ps_server.consistency import (
@@ -277,12 +277,12 @@ class ShardModel(CopiedModel):
             if not parked.done():
                 parked.set_exception(copy(self.gate.closed or error))
 
-    def leave(self, moved: ModelMoved) -> ModelState:
-        """Stop, and hand on what it has, once nothing is queued in the executor: its slices have moved.
+    def leave(self, why: PsError) -> ModelState:
+        """Stop, and hand on what it has, once nothing is queued in the executor: slices moved, or it was released.
 
-        Pushes that are held for an open step are forgotten: workers repeat them when they get ``moved``.
+        Pushes that are held for an open step are forgotten: workers repeat them when ``why`` is ModelMoved.
         """
-        self.stop(moved)
+        self.stop(why)
         for push in self._held.take_all():
             self._applier.give_up(push)
         # A copy: the cluster's members may still change the other.

@@ -44,7 +44,15 @@ def full() -> ClusterStatus:
         log=LogCounts(*range(4)),
         tables=(TableCounts("m", "t", *range(6)),),
     )
-    view = ClusterView(3, (member,), Consistency(Mode.SSP, 2), {"m": 1}, spare=frozenset({1}), journal_mark=b"x")
+    view = ClusterView(
+        3,
+        (member,),
+        Consistency(Mode.SSP, 2),
+        {"m": 1},
+        spare=frozenset({1}),
+        journal_mark=b"x",
+        released_models={"n": 2},
+    )
     return ClusterStatus(view, (MemberStatus(member, 0.1, stats, "host", 9),))
 
 

@@ -9,10 +9,12 @@ import pytest
 from click.testing import CliRunner
 
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.cluster.closed_model import ClosedModelAsk
 from ps_protocol.cluster.view import MemberStats, Role
 from ps_protocol.model.spec import Mode
 from ps_server.cli.psctl import connection, main
 from ps_server.coordinator.settings import ClusterSettings
+from tests.coordinator.cluster import SPEC
 from tests.support.coordinators import running_coordinator
 
 
@@ -64,6 +66,24 @@ def test_mode_changes_the_running_job(job):
     assert job.get_status().view.consistency.mode is Mode.SSP
     assert psctl_says("mode", "async", "--coordinator", job.address).exit_code == 0
     assert job.get_status().view.consistency.mode is Mode.ASYNC
+
+
+def test_release_drops_a_model_that_no_worker_uses(job):
+    worker = next(m for m in job.get_status().view.members if m.role is Role.WORKER)
+    job.declare_model(worker, SPEC)
+    done = psctl_says("release", "net", "--coordinator", job.address)
+    assert (done.exit_code, done.output.count("\n")) == (1, 1)
+    assert "model 'net' is used by worker 0; expected: a model that every worker has closed" in done.output
+    job.close_model(worker, ClosedModelAsk("net", 1, release=False), 0.0)
+    done = psctl_says("release", "net", "-o", "json", "--coordinator", job.address)
+    assert json.loads(done.output) == {"model": "net", "released_bytes": 1632}
+    job.declare_model(worker, SPEC)
+    job.close_model(worker, ClosedModelAsk("net", 2, release=False), 0.0)
+    done = psctl_says("release", "net", "--coordinator", job.address)
+    assert (done.exit_code, done.output) == (0, "model 'net' is released: 1.6 kB of values\n")
+    done = psctl_says("release", "net", "--coordinator", job.address)
+    assert done.exit_code == 1
+    assert done.output.startswith("Error: model 'net' was released")
 
 
 def test_a_mode_the_job_cannot_have_is_one_clear_line_and_exit_code_1(job):

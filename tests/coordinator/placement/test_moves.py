@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from ps_protocol.cluster.closed_model import ClosedModelAsk
 from ps_protocol.cluster.view import MoveProgress, Role
 from ps_protocol.errors import NotReady, PsError, StorageFull, Unavailable, UnknownShard
 from ps_protocol.model.spec import DType, ModelSpec, Variable
@@ -18,6 +19,7 @@ from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs import move_runner as shell
 from ps_server.coordinator.jobs.checkpoints import Checkpoints
 from ps_server.coordinator.jobs.move_runner import MoveRunner
+from ps_server.coordinator.jobs.release_runner import ReleaseRunner
 from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.placement.move_plan import Wish
@@ -380,3 +382,21 @@ def test_a_coordinator_that_dies_before_it_decides_lets_all_go_on_as_they_were(t
             await moving
 
         played(body, journal)
+
+
+def test_a_move_goes_on_without_a_model_that_is_released_between_two_batches() -> None:
+    async def body(job: Job) -> None:
+        job.declare(replace(SPEC, name="other"))
+        worker = job.driver.view.live(Role.WORKER)[0]
+        releases = ReleaseRunner(job.driver, job.checkpoints.busy)
+        async with aclosing(job.moves.reshard(Wish(drain=(1,)), SLICE_BYTES)) as made:
+            async for progress in made:
+                if progress.batches == 1:
+                    await releases.close(worker.index, worker.incarnation, ClosedModelAsk("net", 1, release=True), 5.0)
+        assert set(job.driver.view.models) == {"other"}
+        assert job.driver.view.released_models == {"net": 2}
+        assert job.driver.shard_map("other").holders == [0]
+        assert progress.moved_bytes == 5 * SLICE_BYTES
+        job.check_all_go_on()
+
+    played(body)

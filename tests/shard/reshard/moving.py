@@ -84,6 +84,8 @@ class Node(TestShard):
     replication: Replication
     #: What the coordinator hears of its standby.
     words: list[SyncWord]
+    #: Models whose shard maps it has asked for.
+    asked: list[str]
 
     @property
     def log(self) -> Any:
@@ -113,6 +115,10 @@ class Job:
         self.consistency = consistency
         self.nodes: dict[int, Node] = {}
         self.maps: dict[str, ShardMap] = {}
+        #: Models that were released, with the last epochs of their shard maps.
+        self.released: dict[str, int] = {}
+        #: Epochs of models in views, where shards are told of the shard maps of ``maps`` too early.
+        self.shown: dict[str, int] | None = None
         self.moving = ""
         self.revision = 0
         #: Members beside workers and shards: a standby of shard 0.
@@ -129,7 +135,10 @@ class Job:
         kept = self.loop.run(Storage.open(number, config or StorageConfig(), executor))
         self._stack.callback(lambda: self.loop.run(kept.close(snapshot=False)))
 
+        asked: list[str] = []
+
         async def fetch(name: str) -> ShardMap:
+            asked.append(name)
             return self.maps[name]
 
         replication = Replication(kept.log)
@@ -137,7 +146,7 @@ class Job:
         registry = Registry(context, kept.recovered)
         node = Node(self.loop, registry, failpoints, counters, kept)
         node.number, node.path, node.incarnation = number, path, 100 + number
-        node.replication, node.words = replication, []
+        node.replication, node.words, node.asked = replication, [], asked
 
         async def begin() -> tuple[SideChannels, LogFeed | None]:
             kept.begin(node.incarnation, lambda: registry.kept)
@@ -171,10 +180,11 @@ class Job:
                 *(Member(Role.SHARD, n, node.incarnation, node.address) for n, node in self.nodes.items()),
             ),
             consistency=self.consistency,
-            models={name: shard_map.epoch for name, shard_map in self.maps.items()},
+            models=self.shown or {name: shard_map.epoch for name, shard_map in self.maps.items()},
             expected_shards=len(self.nodes) or 1,
             started=True,
             moving=self.moving,
+            released_models=dict(self.released),
         )
 
     def show(self, *numbers: int) -> None:
@@ -200,6 +210,11 @@ class Job:
                     region.slice(index).copy_(rows)
                 payload = b"".join(bytes(region.bytes[a:b]) for a, b in model.layout.ranges())
                 assert load(self.nodes[number], model, payload).written
+
+    def release(self, name: str) -> None:
+        """Decide that a model is dropped, and let every shard know."""
+        self.released[name] = self.maps.pop(name).epoch
+        self.show()
 
     def model(self, number: int, epoch: int = 0, name: str = "model") -> ShardModel:
         async def model() -> ShardModel:

@@ -10,7 +10,9 @@ import grpc
 import numpy as np
 import torch
 
+from ps_protocol.cluster.closed_model import ClosedModelAsk
 from ps_protocol.cluster.transport import Transport
+from ps_protocol.cluster.view import ClusterView
 from ps_protocol.errors import PsError
 from ps_protocol.model.spec import Consistency, Mode, ModelSpec, ShardMap
 from ps_protocol.rpc.channel import open_channel
@@ -50,6 +52,8 @@ class FakeSession:
         self.steps: list[tuple[int | None, int, int]] = []
         self._channels: list[grpc.Channel] = []
         self.watchers: list[Callable[[], None]] = []
+        self.view = ClusterView()
+        self.closed: list[ClosedModelAsk] = []
 
     def join(self, rank: int, incarnation: int = 1) -> FakeSession:
         """Another worker of the same job."""
@@ -65,6 +69,9 @@ class FakeSession:
 
     def epoch(self, model: str) -> int:
         return self._map.epoch
+
+    def close_model(self, ask: ClosedModelAsk) -> None:
+        self.closed.append(ask)
 
     def shard_map(self, model: str) -> ShardMap:
         return self._map

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import TypeVar
 
+from ps_protocol.cluster.closed_model import ClosedModelAsk
 from ps_protocol.cluster.view import (
     BarrierState,
     ClusterStatus,
@@ -17,6 +18,7 @@ from ps_protocol.cluster.view import (
     MoveProgress,
     Role,
 )
+from ps_protocol.errors import InvalidRequest
 from ps_protocol.text import printable
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.wire.convert.enums import enum_member
@@ -157,6 +159,7 @@ def view_to_pb(view: ClusterView) -> pb.ClusterView:
         spare=sorted(view.spare),
         moving=view.moving,
         journal_mark=view.journal_mark,
+        released_models=[pb.ModelEpoch(name=name, epoch=epoch) for name, epoch in view.released_models.items()],
     )
 
 
@@ -175,7 +178,27 @@ def view_from_pb(message: pb.ClusterView) -> ClusterView:
         spare=frozenset(message.spare),
         moving=printable(message.moving),
         journal_mark=message.journal_mark,
+        released_models={m.name: m.epoch for m in message.released_models},
     )
+
+
+def closed_model_to_pb(worker: Member, ask: ClosedModelAsk, wait_seconds: float) -> pb.CloseModelRequest:
+    """The wire form of what ``worker`` asks."""
+    return pb.CloseModelRequest(
+        rank=worker.index,
+        incarnation=worker.incarnation,
+        model=ask.model,
+        epoch=ask.epoch,
+        release=ask.release,
+        wait_seconds=wait_seconds,
+    )
+
+
+def closed_model_from_pb(message: pb.CloseModelRequest) -> ClosedModelAsk:
+    """Raises InvalidRequest without an epoch."""
+    if not message.epoch:
+        raise InvalidRequest("a model that was closed had a shard map", expected="its epoch, from 1", actual="0")
+    return ClosedModelAsk(message.model, message.epoch, message.release)
 
 
 def barrier_to_pb(state: BarrierState) -> pb.BarrierReply:

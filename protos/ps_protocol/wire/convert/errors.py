@@ -10,6 +10,7 @@ from ps_protocol.errors import (
     InvalidRequest,
     ModelMismatch,
     ModelMoved,
+    ModelReleased,
     NonFiniteGradient,
     NotReady,
     PermissionDenied,
@@ -50,6 +51,7 @@ by_code: dict[int, type[PsError]] = {
         PlaceTaken,
         Unauthenticated,
         PermissionDenied,
+        ModelReleased,
     )
 }
 
