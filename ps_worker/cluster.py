@@ -50,7 +50,7 @@ class Cluster:
         """``embedded``: the servers of this script alone, which end with this object."""
         self._session = session
         self._embedded = embedded
-        session.check_own_servers = embedded.check if embedded is not None else lambda: None
+        session.check_own_servers = embedded.check if embedded is not None else session.check_own_servers
         self._models = TrainedModels(session)
         self._collectives = Collectives(session, self._models)
         self._datasets = Datasets(session, self._models.idle)
