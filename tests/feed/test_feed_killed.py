@@ -76,7 +76,7 @@ def test_a_copy_is_equal_after_shards_were_killed_and_the_reader_began_again(lau
     seed = random.SystemRandom().randrange(1 << 20)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    cluster, path = launch(2, shard=["--snapshot-seconds", "0.1"]), tmp_path / "copy"
+    cluster, path = launch(2, lease_seconds=10.0, shard=["--snapshot-seconds", "0.1"]), tmp_path / "copy"
     worker = cluster.worker(steps=STEPS, rows=ROWS)
     following = threading.Thread(target=follow, args=(cluster.address, path))
     following.start()

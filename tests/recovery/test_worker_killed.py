@@ -101,7 +101,8 @@ def test_a_worker_that_fails_again_and_again_holds_the_others_up_for_a_lease_at_
 
 
 def test_a_killed_worker_leaves_the_barrier_and_its_next_life_joins_at_the_present_step(launch):
-    cluster = launch(2, coordinator=["--mode", "sync"])
+    # Both begin together: one that is alone makes its steps alone.
+    cluster = launch(2, coordinator=["--mode", "sync", "--workers", "2"])
     stays, killed = cluster.worker(tag=0, stays=True, pauses=[8], steps=16), cluster.worker(1, tag=1, pauses=[3])
     killed.read("step 3")
     killed.kill()

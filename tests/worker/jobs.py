@@ -177,4 +177,4 @@ def running_job(
 def together(*calls: Callable[[], T]) -> list[T]:
     """Run the calls at the same time, each in a thread; their results in order, or the first exception."""
     with ThreadPoolExecutor(len(calls)) as threads:
-        return [future.result(30) for future in [threads.submit(call) for call in calls]]
+        return [future.result(120) for future in [threads.submit(call) for call in calls]]

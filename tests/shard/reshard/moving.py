@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import grpc
 import torch
 
 from ps_protocol.cluster.view import ClusterView, Member, Role, SyncWord
-from ps_protocol.errors import Unavailable
+from ps_protocol.errors import NotReady, Unavailable
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import Consistency, DType, Kind, ModelSpec, ShardMap, Slice, Variable
 from ps_protocol.v1 import shard_pb2 as pb
@@ -218,7 +218,9 @@ class Job:
 
     def model(self, number: int, epoch: int = 0, name: str = "model") -> ShardModel:
         async def model() -> ShardModel:
-            return await self.nodes[number].registry.model(name, epoch or self.maps[name].epoch)
+            while True:
+                with suppress(NotReady):  # On a busy machine it takes its time to be placed.
+                    return await self.nodes[number].registry.model(name, epoch or self.maps[name].epoch)
 
         return self.loop.run(model())
 
