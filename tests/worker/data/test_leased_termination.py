@@ -13,7 +13,7 @@ from tests.support.interpreters import Interpreter
 from tests.support.length import choose
 from tests.worker.jobs import Job, running_job
 
-ITEMS = choose(4000, 800)
+ITEMS = choose(2000, 800)
 TOLD_TO_END = choose(40, 6)
 
 WORKER = f"""
