@@ -182,7 +182,7 @@ def test_leases_are_renewed_while_a_model_is_compared_and_placed(monkeypatch: py
         for _ in range(3):
             client.heartbeat(member, MemberStats())
         goes_on.set()
-        declaring.join(30)
+        declaring.join(120)
         assert placed == [client.get_shard_map("net")]
 
 

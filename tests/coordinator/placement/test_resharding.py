@@ -91,7 +91,7 @@ class Training:
         """What each worker had at the end: a version, and the values of all elements."""
         self._done.set()
         with self._pool:
-            return [each.result(30) for each in self._ended]
+            return [each.result(120) for each in self._ended]
 
 
 @pytest.mark.parametrize(("mode", "workers"), [(Mode.ASYNC, 1), (Mode.SYNC, 2)])

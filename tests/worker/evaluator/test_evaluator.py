@@ -124,4 +124,4 @@ def test_a_barrier_lets_workers_of_a_synchronous_job_have_uneven_data() -> None:
                 optimizer.pull()
                 return optimizer.version
 
-        assert [r.result(30) for r in [threads.submit(run, c) for c in clusters]] == [5 + 4, 5 + 4]
+        assert [r.result(120) for r in [threads.submit(run, c) for c in clusters]] == [5 + 4, 5 + 4]
