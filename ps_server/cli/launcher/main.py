@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import click
 from ps_protocol.errors import ConfigError
 from ps_protocol.logs import LEVELS, LogFormat
 from ps_protocol.model.spec import Mode
-from ps_server.cli.launcher.benchmark import benchmark
+from ps_server.cli.launcher.benchmark import JobCommand
 from ps_server.cli.launcher.hosts.job import run_on_hosts, script_on_hosts, workers_of
 from ps_server.cli.launcher.hosts.options import HostsOptions, hosts_options
 from ps_server.cli.launcher.job_folder import JobFolder, lineage_of, make_log_folder
@@ -26,6 +25,10 @@ from ps_server.cli.launcher.output.screen import Screen
 from ps_server.cli.launcher.programs import Programs, Script
 from ps_server.cli.launcher.replicas import ReplicaPrograms, check_strategy, given_values, gpus, has_servers
 from ps_server.cli.launcher.runner import Runner
+from ps_server.cli.launcher.slurm.job import run_in_slurm
+from ps_server.cli.launcher.slurm.options import SlurmOptions, slurm_options
+from ps_server.cli.launcher.slurm.tasks import SlurmTask
+from ps_server.cli.launcher.slurm.tasks import workers_of as workers_of_tasks
 from ps_server.cli.launcher.supervisor import JobPlan, Supervisor
 from ps_server.cli.options.checkpoint import checkpoint_config, checkpoint_options
 from ps_server.cli.options.cluster import CLUSTER_OPTIONS, cluster_options, given_flags
@@ -84,17 +87,6 @@ def run_replicas(programs: Programs, form: LogFormat, log_dir: Path | None) -> i
             return Runner(supervisor, replicas, screen, os.environ, log_dir, show_progress=False).run()
 
 
-class JobCommand(click.Command):
-    """ps-run; ``ps-run benchmark`` is another command, unless a script has that name."""
-
-    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **named: Any) -> Any:  # type: ignore[override]
-        """As in click."""
-        given = list(sys.argv[1:] if args is None else args)
-        if given[:1] == ["benchmark"] and not Path("benchmark").exists():
-            return benchmark.main(given[1:], "ps-run benchmark", **named)
-        return super().main(args, prog_name, **named)
-
-
 @click.command(
     cls=JobCommand,
     context_settings={"allow_interspersed_args": False, "max_content_width": 110, "auto_envvar_prefix": "PS_RUN"},
@@ -145,6 +137,7 @@ class JobCommand(click.Command):
 @cluster_options
 @every_limit_option
 @hosts_options
+@slurm_options
 @click.option(
     "--port",
     cls=PortOption,
@@ -223,6 +216,7 @@ def main(
     /,
     *,
     hosts: HostsOptions | None,
+    slurm: SlurmOptions | None,
     port: int,
     tls: bool,
     page: bool,
@@ -279,7 +273,10 @@ def main(
     with clean_errors():
         if hosts is not None and "workers" not in given:
             workers = workers_of(hosts)
-        if hosts is not None and trace is not None:
+        task = SlurmTask.from_environment(os.environ) if slurm is not None else None
+        if slurm is not None and task is not None:
+            workers = workers_of_tasks(slurm.layout, task.tasks, shards, given.get("workers"))
+        if (hosts or slurm) and trace is not None:
             remedy = "give --env PS_TRACE=FOLDER, a folder that the hosts share, and psctl trace FOLDER afterwards"
             raise ConfigError("--trace is for jobs on this machine", remedy=remedy)
         storage = storage_config(**{name: value for name, value in others.items() if name not in CLUSTER_OPTIONS})
@@ -316,12 +313,16 @@ def main(
     )
     if not has_servers(strategy):
         sys.exit(run_replicas(programs, form, log_dir))
+    screen = Screen(form=form)
+    if slurm is not None and task is not None:
+        with clean_errors():
+            code = run_in_slurm(programs, task, slurm, (restart_workers, restarts), screen, log_dir)
+        sys.exit(code)
     folder = None
     if hosts is None and programs.keeps_state and storage.data_dir is not None:
         with clean_errors():
             folder = JobFolder(storage.data_dir)
         programs = replace(programs, lineage=lineage_of(storage.data_dir))
-    screen = Screen(form=form)
     if folder is not None and folder.used_before:
         screen.say(f"continuing from the state in {folder.path}; use another --data-dir to begin a new job")
     saves = checkpoint_dir is not None

@@ -41,6 +41,7 @@ from ps_server.cli.launcher.output.summary import Folders, silent_workers, summa
 from ps_server.cli.launcher.place import JobProcess, Place, ThisMachine
 from ps_server.cli.launcher.programs import Programs
 from ps_server.cli.launcher.signals import SignalPipe
+from ps_server.cli.launcher.slurm.task_supervisor import TaskSupervisor
 from ps_server.cli.launcher.supervisor import ENDING, Stage, Supervisor
 from ps_server.private_files import open_private
 
@@ -61,7 +62,7 @@ class Runner:
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: Supervisor | TaskSupervisor,
         programs: Programs,
         screen: Screen,
         environment: Mapping[str, str],

@@ -33,6 +33,8 @@ ALLOWED = {
     "ps_protocol/rpc/tls_probe.py": {"socket.create_connection"},
     "ps_server/serving/grpc_server.py": {"socket.socket"},
     "ps_server/cli/launcher/replicas.py": {"socket.socket"},
+    # Asks for a route; nothing is sent or heard.
+    "ps_server/cli/launcher/slurm/job.py": {"socket.socket"},
     # With TLS from the environment.
     "ps_server/health.py": {"socket.create_connection"},
     # Side channels: a one-time token that came over gRPC, and TLS.

@@ -52,13 +52,14 @@ _OPTIONS = (
     click.option(
         "--insecure",
         is_flag=True,
-        help="Let the processes on --hosts listen without TLS and tokens: everybody who reaches them is trusted.",
+        help="Let the processes on --hosts or in Slurm listen without TLS and tokens: everybody who reaches them is "
+        "trusted.",
     ),
 )
 
 
 def hosts_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command gets ``hosts`` (HostsOptions, or None for a job on this machine)."""
+    """The command gets ``hosts`` (HostsOptions, or None for a job on this machine) and ``insecure`` (bool)."""
 
     @functools.wraps(command)
     def gathered(
@@ -73,10 +74,12 @@ def hosts_options(command: Callable[..., Any]) -> Callable[..., Any]:
         with clean_errors():
             entries = _entries(hosts, hostfile)
             _check_ssh(ssh)
-        if entries is None and (env or insecure):
+        if entries is None and (env or (insecure and not values.get("slurm"))):
             raise click.UsageError(f"{'--env' if env else '--insecure'} is for jobs with --hosts")
+        if entries is not None and values.get("slurm"):
+            raise click.UsageError("--hosts and --slurm are two ways to start a job: give one")
         chosen = HostsOptions(entries, ssh, env, insecure) if entries is not None else None
-        return command(*arguments, hosts=chosen, **values)
+        return command(*arguments, hosts=chosen, insecure=insecure, **values)
 
     for option in reversed(_OPTIONS):
         gathered = option(gathered)

@@ -1,0 +1,130 @@
+"""One task of Slurm as a part of a job: its processes and variables, and its exit code."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from ps_protocol.errors import ConfigError
+from ps_protocol.security.binding import is_loopback
+from ps_protocol.security.settings import VARIABLES
+from ps_server.cli.launcher.certificates import security_environment
+from ps_server.cli.launcher.events import ProcessName
+from ps_server.cli.launcher.hosts.job import check_listening
+from ps_server.cli.launcher.output.screen import Screen
+from ps_server.cli.launcher.programs import Programs
+from ps_server.cli.launcher.runner import Runner
+from ps_server.cli.launcher.slurm.options import SlurmOptions
+from ps_server.cli.launcher.slurm.task_supervisor import TaskSupervisor
+from ps_server.cli.launcher.slurm.tasks import SlurmTask, processes_of
+from ps_server.serving.grpc_server import join_address
+
+if TYPE_CHECKING:
+    from ps_server.certs.folder import CertificateFolder
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPrograms(Programs):
+    """The programs of one task: the coordinator's address is known before it serves."""
+
+    coordinator_address: str = ""
+    certificates: CertificateFolder | None = None
+
+    @classmethod
+    def of(
+        cls,
+        programs: Programs,
+        processes: list[ProcessName],
+        address: str,
+        coordinator: str,
+        lineage: str,
+        certificates: CertificateFolder | None,
+    ) -> Self:
+        """``programs``, of which ``processes`` run here, at ``address``."""
+        values = {each.name: getattr(programs, each.name) for each in fields(programs)}
+        values |= {
+            "lineage": lineage,
+            "addresses": dict.fromkeys(processes, address),
+            "coordinator_flags": (*programs.coordinator_flags, "--exit-when-finished"),
+            "shard_flags": (*programs.shard_flags, "--exit-when-finished"),
+        }
+        return cls(**values, coordinator_address=coordinator, certificates=certificates)
+
+    def command(self, process: ProcessName, coordinator: str, ready_file: str) -> list[str]:
+        """As of every job."""
+        return Programs.command(self, process, self.coordinator_address, ready_file)
+
+    def environment(self, process: ProcessName, coordinator: str, inherited: Mapping[str, str]) -> dict[str, str]:
+        """As of every job, and the certificate and token of ``process``."""
+        environment = Programs.environment(self, process, self.coordinator_address, inherited)
+        return {**environment, **security_environment(process, self.certificates)}
+
+
+def run_in_slurm(
+    programs: Programs,
+    task: SlurmTask,
+    options: SlurmOptions,
+    restarts: tuple[int, int],
+    screen: Screen,
+    log_dir: Path | None,
+) -> int:
+    """Run the processes of ``task`` to their end. ``restarts``: of a worker and of a server. Raises ConfigError."""
+    processes = processes_of(options.layout, task.number, task.tasks, programs.shards)
+    address = own_address(task)
+    environment = dict(os.environ)
+    if options.insecure:
+        environment[VARIABLES["insecure"]] = "1"
+    certificates = _certificates(options.tls_dir)
+    check_listening({task.node: address}, environment, tls=certificates is not None)
+    environment.setdefault("OMP_NUM_THREADS", str(threads(task, environment)))
+    coordinator = join_address(task.coordinator_node, task.port(programs.port))
+    # Slurm starts a job again after the end of all its processes.
+    lineage = f"slurm {environment.get('SLURM_CLUSTER_NAME', '')} {task.job} {task.step}"
+    programs = TaskPrograms.of(programs, processes, address, coordinator, lineage, certificates)
+    screen.say(f"task {task.number} of {task.tasks} on {task.node}: {', '.join(map(str, processes))}")
+    supervisor = TaskSupervisor(processes, *restarts)
+    return Runner(supervisor, programs, screen, environment, log_dir, show_progress=False).run()
+
+
+def own_address(task: SlurmTask) -> str:
+    """The address at which the other nodes reach this one: its name, where that is no loopback address here."""
+    if len(set(task.nodes)) == 1 or not is_loopback(task.node):
+        return task.node
+    other = next(node for node in task.nodes if node != task.node)
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # Nothing is sent: it chooses the route.
+        probe.connect((other, 9))
+        return str(probe.getsockname()[0])
+    raise ConfigError(
+        f"the address at which other nodes reach {task.node} is not known",
+        actual=f"{task.node} is a loopback address on this node, and {other} is not known here",
+        remedy="give the nodes names that the others resolve",
+    )
+
+
+def threads(task: SlurmTask, environ: Mapping[str, str]) -> int:
+    """Of each worker: --cpus-per-task, else its part of the cores that this task may use."""
+    asked = environ.get("SLURM_CPUS_PER_TASK", "")
+    if asked.isdecimal() and int(asked):
+        return int(asked)
+    beside = -(-task.tasks // max(1, len(set(task.nodes))))
+    return max(1, len(os.sched_getaffinity(0)) // beside)
+
+
+def _certificates(path: Path | None) -> CertificateFolder | None:
+    if path is None:
+        return None
+    from ps_server.certs.folder import CertificateFolder  # slow to import
+
+    folder = CertificateFolder(path.absolute())
+    if not folder.authority_file.exists():
+        raise ConfigError(
+            f"{path} has no certificates",
+            remedy=f"make them before srun: psctl certs init {path} --shards N --host NODE",
+        )
+    return folder

@@ -1,0 +1,118 @@
+"""Which processes of the job a task of srun runs, and where the coordinator is. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ps_protocol.errors import ConfigError
+from ps_server.cli.launcher.events import ProcessName, ProcessRole
+from ps_server.cli.launcher.slurm.node_list import expand
+
+FIRST_PORT, PORTS = 20_000, 10_000
+"""Where the port of a coordinator comes from, by the number of the job, where nothing else names one."""
+
+
+class TaskLayout(enum.Enum):
+    """How processes are laid out over tasks."""
+
+    #: One process in each task: the coordinator, then the shards, then the workers.
+    SEPARATE = "separate"
+    #: A worker in each task; beside some of them the coordinator and the shards.
+    TOGETHER = "together"
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmTask:
+    """One task of a step, from the variables that srun sets."""
+
+    number: int
+    tasks: int
+    nodes: Sequence[str]
+    #: Name of this task's node.
+    node: str
+    job: int
+    step: int
+    reserved_ports: str = ""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> SlurmTask:
+        """Raises ConfigError where srun has not set what is needed."""
+        number, tasks = _number("SLURM_PROCID", environ), _number("SLURM_STEP_NUM_TASKS", environ)
+        if number >= tasks:
+            raise ConfigError(
+                "SLURM_PROCID is not below SLURM_STEP_NUM_TASKS", expected=f"0 to {tasks - 1}", actual=str(number)
+            )
+        nodes = expand(_text("SLURM_STEP_NODELIST", environ))
+        return cls(
+            number,
+            tasks,
+            nodes,
+            environ.get("SLURMD_NODENAME") or nodes[0],
+            _number("SLURM_JOB_ID", environ),
+            _number("SLURM_STEP_ID", environ),
+            environ.get("SLURM_STEP_RESV_PORTS", ""),
+        )
+
+    @property
+    def coordinator_node(self) -> str:
+        """The node of task 0: srun puts it on the first node."""
+        return self.nodes[0]
+
+    def port(self, asked: int) -> int:
+        """Of the coordinator: ``asked``, else the first that Slurm reserved (srun --resv-ports), else by the job."""
+        if asked:
+            return asked
+        if self.reserved_ports:
+            return int(expand(f"[{self.reserved_ports}]")[0])
+        return FIRST_PORT + (self.job * 16 + self.step) % PORTS
+
+
+def workers_of(layout: TaskLayout, tasks: int, shards: int, asked: int | None) -> int:
+    """The number of workers of the job. Raises ConfigError when the tasks do not fit."""
+    workers = tasks if layout is TaskLayout.TOGETHER else tasks - 1 - shards
+    if workers < 1 or (asked is not None and asked != workers):
+        takes = (
+            "a worker in each task"
+            if layout is TaskLayout.TOGETHER
+            else f"1 task for the coordinator, {shards} for shards"
+        )
+        raise ConfigError(
+            f"{tasks} tasks do not fit the job",
+            expected=f"layout {layout.value}: {takes}" + (f", {asked} workers" if asked is not None else ", workers"),
+            actual=f"{tasks} tasks",
+            remedy="correct --ntasks of sbatch or srun, --shards or --layout, and leave --workers out",
+        )
+    return workers
+
+
+def processes_of(layout: TaskLayout, number: int, tasks: int, shards: int) -> list[ProcessName]:
+    """The processes of task ``number``, in the order in which they are started."""
+    coordinator = [ProcessName(ProcessRole.COORDINATOR)] if number == 0 else []
+    if layout is TaskLayout.TOGETHER:
+        # Dealt over the tasks at equal distances, and so over the nodes.
+        held = [shard for shard in range(shards) if shard * tasks // max(shards, 1) % tasks == number]
+        beside = [ProcessName(ProcessRole.SHARD, shard) for shard in held]
+        return [*coordinator, *beside, ProcessName(ProcessRole.WORKER, number)]
+    if number == 0:
+        return coordinator
+    if number <= shards:
+        return [ProcessName(ProcessRole.SHARD, number - 1)]
+    return [ProcessName(ProcessRole.WORKER, number - 1 - shards)]
+
+
+def _text(name: str, environ: Mapping[str, str]) -> str:
+    if not environ.get(name):
+        raise ConfigError(
+            f"{name} is not set",
+            remedy="start it in a task of Slurm, as in: srun --ntasks 4 ps-run --slurm train.py",
+        )
+    return environ[name]
+
+
+def _number(name: str, environ: Mapping[str, str]) -> int:
+    text = _text(name, environ)
+    if not (text.isdecimal() and text.isascii()):
+        raise ConfigError(f"{name} is no number", actual=repr(text), remedy="start ps-run --slurm with srun")
+    return int(text)
