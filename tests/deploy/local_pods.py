@@ -28,6 +28,8 @@ class LocalPods:
         """``secrets``: a folder for each Secret, as ``written_secrets`` makes."""
         self.pods: Mapping[str, Pod] = {pod.name: pod for pod in pods(name)}
         self._folder = folder
+        #: The claims of a JobSet are of all its pods.
+        self._shares = name in ("jobset", "kubeflow")
         self._secrets = secrets
         self.ports = {
             pod.name: {each["containerPort"]: free_port() for each in pod.container.get("ports", ())}
@@ -58,6 +60,9 @@ class LocalPods:
     def start(self, name: str, *added: str) -> None:
         """The pod's container, as its controller starts it; ``added`` to its arguments."""
         program, *arguments = self.here(name, self.pods[name].command)
+        if program == "sh":
+            # What the shell does with the exit code has a test of its own.
+            _, _, program, *arguments = arguments
         if program == "python":
             arguments[0] = str(ROOT / arguments[0])
         out = self._exits.enter_context(self.log(name).open("ab"))
@@ -95,6 +100,8 @@ class LocalPods:
                 return self._secrets / each["secret"]["secretName"]
             if each["name"] == volume and "persistentVolumeClaim" in each:
                 name = "shared"
+        if self._shares and volume in self.pods[name].claims:
+            name = "shared"
         path = self._folder / name / volume
         path.mkdir(parents=True, exist_ok=True)
         return path

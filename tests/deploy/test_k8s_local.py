@@ -24,7 +24,7 @@ from tests.support.length import choose
 EPOCHS, ACCURACY = choose((10, 0.97), (3, 0.8))
 
 #: A job without TLS and one with everything; the others differ in labels and numbers.
-RUN = choose(["base", "dev", "tls", "durable"], ["durable"])
+RUN = choose(["base", "dev", "tls", "durable", "kubeflow"], ["durable"])
 
 
 @pytest.fixture(scope="module")
