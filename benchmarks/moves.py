@@ -30,7 +30,7 @@ _TURN = 5
 @click.command()
 @click.option("--nbytes", type=click.IntRange(4), default=512 * MB, show_default=True, help="Bytes of parameters.")
 @click.option("--tensors", type=click.IntRange(2), default=64, show_default=True, help="Variables they are cut into.")
-@click.option("--batch-mb", type=click.IntRange(1), default=64, show_default=True, help="As of psctl move.")
+@click.option("--batch-mb", type=click.IntRange(0), default=0, show_default=True, help="As of psctl move.")
 @click.option("--transports", default="shm,grpc", show_default=True)
 @click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="Where shards keep their data.")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write JSON here.")
@@ -60,7 +60,7 @@ class _Job:
 def trained(root: Path, kind: str, transport: str, nbytes: int, tensors: int) -> Iterator[_Job]:
     """Two shards and one worker, all processes of their own."""
     place = root / f"{transport}-{kind}"
-    options = ["--data-dir", str(place), "--log-mb", "1024"] if kind == "durable" else []
+    options = ["--data-dir", str(place), "--log-mb", "2048"] if kind == "durable" else []
     with ExitStack() as stack:
         cluster = stack.enter_context(running_cluster(shards=2, options=options))
         worker = stack.enter_context(Child(ours.worker, 0, cluster.address, transport, nbytes, tensors, {}))

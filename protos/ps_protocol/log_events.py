@@ -140,6 +140,7 @@ _BEGINNINGS = {
         "a move of slices was cancelled",
         "a move of slices was given up: %s",
         "slices could not be moved yet: %s",
+        "room for slices could not be made ahead of a move: %s",
         "shard %d resumes: the quiesce was not completed",
     ),
     "model.placed": ("model '%s': %d slices, %.1f MB, %s, %s",),

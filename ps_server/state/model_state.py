@@ -38,6 +38,8 @@ class ModelState:
     loads: int = 0
     #: The next shard map and what came for it; whether it holds is not known yet.
     pending: StagedReshard | None = None
+    #: Answers on their way read its region, which nothing may change then.
+    is_read: bool = False
     #: Another one has taken its place, by another shard map, or none has.
     moved: bool = False
     _gradients: Region | None = None

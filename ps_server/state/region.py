@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
@@ -29,18 +30,45 @@ class Region:
     Used by its owner only: it has no lock. All views share its memory and keep it alive.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, segment: SharedMemory | None = None) -> None:
+        """``segment``: memory to use as it is; None: new memory."""
         self.layout = layout
-        #: None where the memory cannot be shared.
-        self.segment = _segment(layout.region_bytes)
+        #: None where the memory cannot be shared. May be larger than the region.
+        self.segment = segment or _segment(layout)
         #: All bytes, uint8. Touched here, so that their pages are faulted in now and not during the first step.
         self.data = (
-            torch.frombuffer(self.segment.bytes, dtype=torch.uint8)
+            torch.frombuffer(self.segment.bytes, dtype=torch.uint8, count=layout.region_bytes)
             if self.segment
             else torch.zeros(layout.region_bytes, dtype=torch.uint8)
         )
         #: Writable bytes, for the wire.
         self.bytes = memoryview(self.data.numpy().data)
+
+    def relaid(self, layout: Layout) -> Region | None:
+        """The same memory, its bytes as they are, in another layout; None: it is too small, or must be given back.
+
+        This region is not to be used any more. Raises OSError where the system has no room.
+        """
+        segment = self.segment
+        if segment is None or not 0 < layout.region_bytes <= len(segment.bytes):
+            return None
+        segment.touch(layout.region_bytes)
+        return Region(layout, segment)
+
+    def touch(self, size_bytes: int) -> None:
+        """Have memory for a layout of this size, if ``relaid`` may make one. Raises OSError as that."""
+        if self.segment is not None and size_bytes <= len(self.segment.bytes):
+            self.segment.touch(size_bytes)
+
+    @property
+    def unused_bytes(self) -> int:
+        """Bytes of memory that it holds beside those of its layout."""
+        return max(0, self.segment.touched_bytes - len(self.data)) if self.segment is not None else 0
+
+    def trim(self) -> None:
+        """Give back memory that the layout does not need, where no other process has been given it to read."""
+        if self.segment is not None:
+            self.segment.trim(len(self.data))
 
     def tensor(self, begin: int, end: int, dtype: DType, shape: tuple[int, ...] = (-1,)) -> Tensor:
         """Bytes [begin, end) as a tensor; ``begin`` is a multiple of the dtype's size."""
@@ -73,8 +101,14 @@ class RegionPool:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._spare: list[Region] = []
+        #: Every region that was made here and is still there.
+        self._made: weakref.WeakSet[Region] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._streams = 0
+        #: Streams of the pool before this one that have not been opened here yet.
+        self._expected = 0
+        #: Takes what comes back; None: this pool does.
+        self._successor: RegionPool | None = None
         #: Regions in use, taken and not given back.
         self.in_use = 0
 
@@ -89,31 +123,64 @@ class RegionPool:
             self.in_use += 1
             if self._spare:
                 return self._spare.pop()
-        return Region(self._layout)
+        region = Region(self._layout)
+        self._made.add(region)
+        return region
 
     def give(self, region: Region) -> None:
         """Hand a region back; its views must not be used any more."""
         with self._lock:
             self.in_use -= 1
-            if len(self._spare) < self._streams:
-                self._spare.append(region)
+            successor = self._successor
+            if successor is None:
+                self._keep(region)
+        if successor is not None:
+            successor.adopt(region)
+
+    def adopt(self, region: Region) -> None:
+        """Take a region of the pool before this one, in another layout, where there is memory for that."""
+        with self._lock, suppress(OSError):
+            if (relaid := region.relaid(self._layout)) is not None:
+                relaid.trim()
+                self._made.add(relaid)
+                self._keep(relaid)
+
+    def continue_in(self, successor: RegionPool) -> None:
+        """Slices have moved: streams go on with ``successor``, which gets what is here and what comes back."""
+        with self._lock:
+            self._successor, spare, self._spare = successor, self._spare, []
+            successor._expected = self._streams
+        for region in spare:
+            successor.adopt(region)
+
+    def touch(self, size_bytes: int) -> None:
+        """Have memory for regions of this size in all there are. Raises OSError as ``Region.touch``."""
+        for region in list(self._made):
+            region.touch(size_bytes)
+
+    def _keep(self, region: Region) -> None:
+        if len(self._spare) < self._streams + self._expected:
+            self._spare.append(region)
 
     @contextmanager
     def reserved(self) -> Iterator[None]:
         """Keep one spare region for as long as a stream is open."""
         with self._lock:
             self._streams += 1
+            self._expected = max(0, self._expected - 1)
         try:
             yield
         finally:
             with self._lock:
                 self._streams -= 1
-                del self._spare[self._streams :]
+                del self._spare[self._streams + self._expected :]
 
 
-def _segment(size_bytes: int) -> SharedMemory | None:
-    """Shared memory of this size, None where the system gives none."""
-    try:
-        return SharedMemory.create(size_bytes) if size_bytes else None
-    except (OSError, AttributeError):
+def _segment(layout: Layout) -> SharedMemory | None:
+    """Shared memory of this size, with address space for slices that move here; None where the system gives none."""
+    if not layout.region_bytes:
         return None
+    for reserved_bytes in (layout.largest_bytes, 0):
+        with suppress(OSError, AttributeError):
+            return SharedMemory.create(layout.region_bytes, reserved_bytes=reserved_bytes)
+    return None

@@ -49,10 +49,13 @@ class Step:
 class Replica:
     """Called by the shard's executor, by recovery and by a standby, one call at a time, from any thread."""
 
-    def __init__(self, layout: Layout) -> None:
-        """Raises UnsupportedOptimizer or InvalidRequest as ``validate`` does."""
+    def __init__(self, layout: Layout, region: Region | None = None) -> None:
+        """``region``: memory with the values; None: new memory, zeroed.
+
+        Raises UnsupportedOptimizer or InvalidRequest as ``validate`` does.
+        """
         self.layout = layout
-        self.region = Region(layout)
+        self.region = region or Region(layout)
         self._optimizer = ShardOptimizer(layout, self.region)
         specs = layout.shard_map.spec.tables
         #: One for each of the model's tables, with the buckets that are here.

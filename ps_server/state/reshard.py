@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Layout, SliceSpan
 from ps_protocol.model.spec import Consistency
@@ -9,7 +11,9 @@ from ps_server.consistency import Tracker
 from ps_server.log.entries import StagedReshard
 from ps_server.optimizers.state import StateEntry, StateKey
 from ps_server.state.model_state import ModelState
+from ps_server.state.region import Region
 from ps_server.state.replica import Replica
+from ps_server.state.shifts import shifted
 
 #: Names a slice independent of its shard: slices are never cut again.
 Rows = tuple[int, int, int]
@@ -23,7 +27,8 @@ def rows_of(span: SliceSpan) -> Rows:
 def resharded(model: ModelState, shard: int) -> ModelState:
     """``model`` as staged for it; the bytes of every slice, its state and every row are those it had.
 
-    The same on the shard that reshards and when its log is replayed. ``model`` is not to be used any more: its
+    Slices that stay keep their memory, unless somebody reads it. The same on the shard that reshards and when its log
+    is replayed. ``model`` is not to be used any more: its
     optimizer state is gone, its tables are the new one's. Pushes held for an open step are forgotten, as by a restart:
     their workers repeat them. Raises InvalidRequest when nothing is pending, or slices or buckets are missing; nothing
     was changed then. Raises TableFull when rows that come do not fit into memory.
@@ -41,9 +46,7 @@ def resharded(model: ModelState, shard: int) -> ModelState:
                 raise _missing(span, shard)
             staying[places[rows_of(span)]] = index
     _check_buckets(before, layout, pending)
-    replica = Replica(layout)
-    for old, new in staying.items():
-        replica.region.slice(new).copy_(model.replica.region.slice(old))
+    replica = Replica(layout, _region(model, layout, staying))
     for index, data in coming.items():
         span = layout.slices[index]
         replica.region.bytes[span.begin : span.end] = data
@@ -63,6 +66,17 @@ def resharded(model: ModelState, shard: int) -> ModelState:
     model.moved = True
     model.replica.forget_state()
     return ModelState(pending.shard_map, replica, _tracker(model, layout, pending), model.initialised)
+
+
+def _region(model: ModelState, layout: Layout, staying: Mapping[int, int]) -> Region:
+    """Memory in the next layout, with what stays."""
+    before = model.replica.region
+    if not model.is_read and (region := shifted(before, layout, staying)) is not None:
+        return region
+    region = Region(layout)
+    for old, new in staying.items():
+        region.slice(new).copy_(before.slice(old))
+    return region
 
 
 def _check_buckets(before: Layout, layout: Layout, pending: StagedReshard) -> None:

@@ -28,16 +28,30 @@ class FlatMemory:
     here, once.
     """
 
-    def __init__(self, size_bytes: int, homes: Homes, segment: SharedMemory | None = None) -> None:
-        """``segment``: shared memory to use and keep; None: zeroed memory of its own."""
+    def __init__(
+        self,
+        size_bytes: int,
+        homes: Homes,
+        segment: SharedMemory | None = None,
+        own: torch.Tensor | None = None,
+    ) -> None:
+        """``segment``: shared memory to use and keep; None: memory of its own.
+
+        ``own``: what another block had as its ``own``, used as it is where it is large enough; else zeros.
+        """
+        #: Host memory that no other process has, of any size; None: it cannot be used again.
+        self.own: torch.Tensor | None = None
         pinned = any(device.type == "cuda" for device in homes)
         self._segment = segment
         if segment is not None:
-            self.host = torch.frombuffer(segment.bytes, dtype=torch.uint8)
+            self.host = torch.frombuffer(segment.bytes, dtype=torch.uint8, count=size_bytes)
             if pinned:
                 _pin(self.host, self)
+        elif own is not None and len(own) >= size_bytes and not pinned:
+            self.own, self.host = own, own[:size_bytes]
         else:
             self.host = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=pinned).zero_()
+            self.own = None if pinned else self.host
         self.bytes = tensor_bytes(self.host)
         self._homes = {device: merge(ranges) for device, ranges in homes.items()}
         self._mirrors = {d: Mirror(self.host, ranges, d) for d, ranges in self._homes.items() if d != HOST}
@@ -84,6 +98,11 @@ class FlatMemory:
         for device, mirror in self._mirrors.items():
             mirror.take_over(old._mirrors[device])
         self.host.copy_(old.host)
+
+    def trim(self) -> None:
+        """Give back what its segment holds behind its bytes."""
+        if self._segment is not None:
+            self._segment.trim(len(self.host))
 
     def to_devices(self, span: Range) -> None:
         """Bring the bytes of ``span`` to the devices; what is queued there afterwards sees them."""

@@ -12,6 +12,7 @@ from ps_protocol.model.layout import Range
 from ps_protocol.model.spec import Kind
 from ps_protocol.wire.shared_memory import SharedMemory
 from ps_worker.memory.blocks import HOST, FlatMemory, Homes
+from ps_worker.memory.moved_slices import MovedSlices
 from ps_worker.memory.plan import FlatPlan
 from ps_worker.model.bindings import Bindings
 from ps_worker.tables.update import RowUpdate
@@ -38,40 +39,36 @@ class GradientBuffers:
         self._whole: list[torch.Tensor | None] = []
         #: All gradients as flat tensors, one or more for each arena; None: not looked up since memory changed.
         self._arenas: list[torch.Tensor] | None = None
-        #: Slices that have moved, by variable and rows, and have no block yet.
-        self._moved: dict[tuple[int, Range], torch.Tensor] = {}
+        #: What has no block yet since slices moved; and gradients that were views of this memory then, by variable.
+        self._moved = MovedSlices()
+        self._in_place: dict[int, torch.Tensor | None] = {}
 
+    @torch.no_grad()
     def place(self, shard: int, segment: SharedMemory | None = None) -> None:
         """Use ``segment`` for this shard from now on; None: memory of this worker."""
         old, layout = self._blocks[shard], self._plan.layouts[shard]
-        block = FlatMemory(layout.region_bytes, self._homes(shard), segment)
+        own = self._moved.own_memory(shard) if segment is None else None
+        block = self._blocks[shard] = FlatMemory(layout.region_bytes, self._homes(shard), segment, own)
         if old is not None:
             block.take_over(old)
-        self._blocks[shard] = block
+        elif self._moved:
+            self._moved.bring(layout, block, self._devices)
+            if not self._moved:
+                # Only now nothing is needed any more where slices were before.
+                for each in self._blocks:
+                    if each is not None:
+                        each.trim()
         self._bind()
-        if self._moved:
-            self._bring_over(shard, block)
 
     def lay_out(self, plan: FlatPlan) -> None:
-        """Slices have moved between shards: gradients collected last are copied when their shards get blocks."""
-        for number, (views, rows) in enumerate(zip(self._views, self._rows, strict=True)):
-            self._moved.update({(number, span): view for view, span in zip(views, rows, strict=True)})
+        """Slices have moved between shards: what was collected last is in its place when their shards have blocks."""
+        self._moved.begin(self._views, self._rows, self._blocks)
+        parameters = self._bindings.parameters
+        in_place = (n for n, whole in enumerate(self._whole) if whole is not None and parameters[n].grad is whole)
+        self._in_place |= {number: self._whole[number] for number in in_place}
         self._plan = plan
         self._blocks = [None] * len(plan.layouts)
-        # Gradients that are views of the old memory keep it until they are collected again.
-        self._whole = []
         self._bind()
-
-    @torch.no_grad()
-    def _bring_over(self, shard: int, block: FlatMemory) -> None:
-        layout = self._plan.layouts[shard]
-        for span in layout.slices:
-            piece = span.slice
-            before = self._moved.pop((piece.variable, (piece.row_begin, piece.row_end)), None)
-            if before is not None:
-                device = self._devices[piece.variable]
-                block.view(device, span.begin, span.variable.dtype, span.shape).copy_(before)
-        block.to_host((0, layout.region_bytes))
 
     def has_place(self, shard: int) -> bool:
         """Whether there is memory for this shard."""
@@ -232,10 +229,13 @@ class GradientBuffers:
             self._rows[number] = [rows for rows, _ in slices]
             self._views[number] = [view for _, view in slices]
         old = self._whole or [None] * len(parameters)
+        old = [self._in_place.get(number, before) for number, before in enumerate(old)]
         self._whole = [
             views[0] if rows == [(0, variable.rows)] else None
             for views, rows, variable in zip(self._views, self._rows, variables[: len(parameters)], strict=False)
         ]
-        for parameter, before, after in zip(parameters, old, self._whole, strict=True):
-            if before is not None and parameter.grad is before:
-                parameter.grad = after
+        for number, (before, after) in enumerate(zip(old, self._whole, strict=True)):
+            if before is not None and after is not None and parameters[number].grad is before:
+                parameters[number].grad = after
+        if not self._moved:
+            self._in_place.clear()

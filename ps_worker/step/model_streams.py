@@ -13,6 +13,7 @@ import torch
 
 from ps_protocol.errors import ModelMoved, ModelReleased, NotReady, Retryable, StateLost
 from ps_protocol.model.spec import ShardMap
+from ps_protocol.wire.shared_memory import KeptMappings
 from ps_worker.memory.flat import FlatModel
 from ps_worker.memory.plan import FlatPlan
 from ps_worker.model.optimizer_state import join_state, split_state
@@ -55,6 +56,8 @@ class ModelStreams:
         self._options_lost = UnusedOptions(session.rank, shard_map.spec)
         self._moved: Callable[[FlatPlan], None] = lambda plan: None
         self._interrupted = False
+        #: What was mapped when slices moved, until the next exchange has ended.
+        self.kept_memory = KeptMappings()
         self.shard_map = shard_map
         self.router = RowRouter(shard_map)
         self.all = self._new_streams()
@@ -65,10 +68,8 @@ class ModelStreams:
         session.on_shards(self.interrupt_outdated)
 
     def _new_streams(self) -> list[ShardStream]:
-        return [
-            ShardStream(self._session, self.router, shard, self._flat, self._gradients, self._style, self._options_lost)
-            for shard in self._flat.plan.holders
-        ]
+        given = self._flat, self._gradients, self._style, self._options_lost, self.kept_memory
+        return [ShardStream(self._session, self.router, shard, *given) for shard in self._flat.plan.holders]
 
     # -- opening
 
@@ -128,6 +129,7 @@ class ModelStreams:
 
     def drop(self) -> None:
         """End all streams now."""
+        self.kept_memory.clear()
         for stream in self.all:
             stream.drop()
 
@@ -250,6 +252,7 @@ class ModelStreams:
         """Take the shard map in force. Parameters, and the gradients collected last, keep their values."""
         shard_map = newer_map(self._session, self.shard_map, moved, self._timeout_seconds)
         versions = {stream.shard: stream.version for stream in self.all}
+        self.kept_memory.clear()
         for stream in self.all:
             if stream.is_pushing:
                 stream.take_back()

@@ -125,6 +125,8 @@ class StepPipeline:
         except BaseException:
             streams.drop()
             raise
+        if streams.kept_memory.kept:
+            streams.kept_memory.clear()
         streams.position = max(streams.position, (push.phase, max(answer.clock for answer in answers)))
         return self._summary(answers)
 

@@ -15,6 +15,7 @@ from ps_protocol.model.layout import Range, subtract
 from ps_protocol.model.spec import Options
 from ps_protocol.model.tables import RowOptions
 from ps_protocol.wire.formats import RAW
+from ps_protocol.wire.shared_memory import KeptMappings
 from ps_worker.memory.flat import FlatModel
 from ps_worker.memory.payloads import Encoder, ReceiveBuffer
 from ps_worker.model.optimizer_state import StateEntry
@@ -49,8 +50,11 @@ class ShardStream:
         gradients: GradientBuffers,
         style: Style,
         options_lost: UnusedOptions,
+        memory: KeptMappings,
     ) -> None:
+        """``memory``: of the streams before this one, which the shard may give to it again."""
         self.shard = shard
+        self._memory = memory
         #: The model's values on the shard, by calls of their own.
         self.values = ShardValues(session, router.shard_map, shard, flat)
         self._session = session
@@ -124,7 +128,7 @@ class ShardStream:
         ``clock``: this worker's clock on every shard, in ``phase``; None: it has just begun.
         """
         self.drop()
-        link = Link(self.peer, self.layout, self._session.wait_hint, self._session.security)
+        link = Link(self.peer, self.layout, self._session.wait_hint, self._session.security, self._memory)
         shard_map = self._router.shard_map
         request = OpenRequest(
             shard_map.spec.name,
@@ -158,8 +162,10 @@ class ShardStream:
         return StreamPosition(opened.version, (opened.phase, opened.clock), opened.last_sequence, opened.initialised)
 
     def drop(self, *, for_good: bool = False) -> None:
-        """End the stream now; what is under way on it is lost. ``for_good``: no other is opened here."""
+        """End the stream now; what is under way on it is lost. ``for_good``: slices have moved, no other is opened."""
         if self._transport is not None:
+            if for_good:
+                self._transport.keep_memory()
             self._transport.close()
             if self.is_pushing and self._transport.gradients is not None and not for_good:
                 # The shard may hold the push and read it later: what the user's backward writes must not reach it.

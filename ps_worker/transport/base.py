@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ps_protocol.cluster.answers import Answer
@@ -11,7 +11,7 @@ from ps_protocol.cluster.requests import LookupHeader, PushHeader
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.model.layout import Layout, Range
 from ps_protocol.security.security import OFF, Security
-from ps_protocol.wire.shared_memory import SharedMemory
+from ps_protocol.wire.shared_memory import KeptMappings, SharedMemory
 from ps_worker.transport.replies import Peer, Place
 
 
@@ -25,6 +25,8 @@ class Link:
     #: Called with the reason when an answer takes long.
     on_wait: Callable[[str], None]
     security: Security = OFF
+    #: Memory of streams that have ended, which the shard may give this one again.
+    memory: KeptMappings = field(default_factory=KeptMappings)
 
 
 class ClientTransport(Protocol):
@@ -48,6 +50,10 @@ class ClientTransport(Protocol):
     @property
     def gradients(self) -> SharedMemory | None:
         """Memory that the shard applies gradients from; None where a push carries them."""
+        ...
+
+    def keep_memory(self) -> None:
+        """Before ``close``: the shard's memory that is mapped here may be given to the next stream of ``Link``."""
         ...
 
     def push(self, header: PushHeader, payload: Sequence[memoryview], rows: Sequence[memoryview] = ()) -> None:

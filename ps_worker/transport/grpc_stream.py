@@ -73,6 +73,9 @@ class GrpcClientTransport:
             raise InternalError(f"{self._peer} did not answer Open", shard=str(self._peer.shard))
         return reply
 
+    def keep_memory(self) -> None:
+        """Nothing is mapped here."""
+
     def push(self, header: PushHeader, payload: Sequence[memoryview], rows: Sequence[memoryview] = ()) -> None:
         """Queue one push, a small payload inside its header."""
         rest = put_inline(header, [*payload, *rows])

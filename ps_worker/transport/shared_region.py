@@ -17,7 +17,8 @@ class SharedRegion:
     """A mapped region of a shard, read only: a write to ``_values`` would end the process. Used by its transport."""
 
     def __init__(self, segment: SharedMemory) -> None:
-        self._segment = segment
+        #: What is mapped; it may be larger than the region.
+        self.memory = segment
         # torch warns of read-only buffers, so the buffer is passed by its address; nothing here writes to it.
         address = np.frombuffer(segment.bytes, dtype=np.uint8).ctypes.data
         memory = (ctypes.c_uint8 * len(segment.bytes)).from_address(address)

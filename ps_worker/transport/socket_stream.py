@@ -88,7 +88,8 @@ class SocketClientTransport:
     def _map(self, attached: AttachedChannel) -> None:
         """Take over the memory that came with ``attached``. Raises OSError, ValueError, InternalError."""
         if self._link.layout.region_bytes:
-            self.gradients = SharedMemory.attach(self._descriptor(), self._link.layout.region_bytes, writable=True)
+            size_bytes = self._link.layout.region_bytes
+            self.gradients = self._link.memory.map(self._descriptor(), size_bytes, writable=True)
         if size := attached.room_bytes:
             self._pushed_room = SharedMemory.attach(self._descriptor(), size, writable=True, whole=False)
             self._rows_room = SharedMemory.attach(self._descriptor(), size, writable=False, whole=False)
@@ -103,6 +104,12 @@ class SocketClientTransport:
     def alive(self) -> bool:
         """Whether the stream has not ended, as far as this side knows."""
         return not self._closed and self._anchor.is_active()
+
+    def keep_memory(self) -> None:
+        """Keep the gradients' memory and the shard's regions mapped for the next stream."""
+        mapped = [region.memory for region in self._regions.values()]
+        for memory in [*mapped, *([self.gradients] if self.gradients is not None else [])]:
+            self._link.memory.keep(memory)
 
     def push(self, header: PushHeader, payload: Sequence[memoryview], rows: Sequence[memoryview] = ()) -> None:
         """Send one push, its payload in or behind its header; gradients in shared memory are not sent."""
@@ -184,7 +191,8 @@ class SocketClientTransport:
         layout = self._link.layout
         region = self._regions.get(answer.segment)
         if region is None:
-            region = SharedRegion(SharedMemory.attach(self._descriptor(), layout.region_bytes, writable=False))
+            memory = self._link.memory.map(self._descriptor(), layout.region_bytes, writable=False)
+            region = SharedRegion(memory)
             self._regions.put(answer.segment, region)
         region.copy_to(pieces, layout.ranges(answer.absent, buffers=answer.with_buffers))
 

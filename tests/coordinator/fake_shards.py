@@ -115,6 +115,12 @@ class FakeShard(shard_pb2_grpc.ShardServicer):
                 self.sequence = max(self.sequence, *(accepted.sequence for accepted in model.accepted))
             return pb.CatchUpReply(models=self._standings())
 
+    async def MakeRoom(self, request: pb.MakeRoomRequest, context: Any) -> pb.MakeRoomReply:
+        async with translated(context):
+            self._begin("MakeRoom")
+            assert not self.quiesce, "training goes on while room is made"
+            return pb.MakeRoomReply()
+
     async def StageReshard(self, request: pb.StageReshardRequest, context: Any) -> pb.StageReshardReply:
         async with translated(context):
             self._begin("StageReshard")

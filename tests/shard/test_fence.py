@@ -40,6 +40,7 @@ def messages(method: str, worker: pb.WorkerId) -> list[Any]:
         "Pause": [pb.PauseRequest(quiesce="cut", seconds=60)],
         "Capture": [pb.CaptureRequest(quiesce="cut", folder="/nowhere")],
         "CatchUp": [pb.CatchUpRequest(quiesce="cut", seconds=60)],
+        "MakeRoom": [pb.MakeRoomRequest()],
         "StageReshard": [pb.StageReshardRequest(quiesce="cut")],
         "Resume": [pb.ResumeRequest(quiesce="cut")],
         "Restore": [pb.RestoreRequest(folder="/nowhere")],

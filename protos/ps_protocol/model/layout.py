@@ -114,6 +114,13 @@ class Layout:
         return bool(self.slices) or any(self.buckets)
 
     @cached_property
+    def largest_bytes(self) -> int:
+        """Bytes of a region that holds every slice of the model: no move makes this one larger."""
+        shard_map, variables = self.shard_map, self.shard_map.spec.variables
+        sizes = ((piece.row_end - piece.row_begin) * variables[piece.variable].row_bytes for piece in shard_map.slices)
+        return sum(aligned(size) for size in sizes) + ALIGNMENT_BYTES * len(self.arenas)
+
+    @cached_property
     def parameter_slices(self) -> int:
         """How many of ``slices`` are parameters; they come first."""
         return sum(span.variable.kind is Kind.PARAMETER for span in self.slices)

@@ -69,6 +69,7 @@ _SHARD: Mapping[str, frozenset[AccessRole]] = {
     "Pause": frozenset({_SERVER}),
     "Capture": frozenset({_SERVER}),
     "CatchUp": frozenset({_SERVER}),
+    "MakeRoom": frozenset({_SERVER}),
     "StageReshard": frozenset({_SERVER}),
     "Resume": frozenset({_SERVER}),
     "Restore": frozenset({_SERVER}),

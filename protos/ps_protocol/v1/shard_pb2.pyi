@@ -764,6 +764,16 @@ class CatchUpReply(_message.Message):
     models: _containers.RepeatedCompositeFieldContainer[ModelCut]
     def __init__(self, models: _Optional[_Iterable[_Union[ModelCut, _Mapping]]] = ...) -> None: ...
 
+class MakeRoomRequest(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[_common_pb2.ShardMap]
+    def __init__(self, models: _Optional[_Iterable[_Union[_common_pb2.ShardMap, _Mapping]]] = ...) -> None: ...
+
+class MakeRoomReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class StageReshardRequest(_message.Message):
     __slots__ = ("quiesce", "membership_revision", "models")
     QUIESCE_FIELD_NUMBER: _ClassVar[int]

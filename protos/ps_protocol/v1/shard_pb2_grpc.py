@@ -104,6 +104,11 @@ class ShardStub(object):
                 request_serializer=ps__protocol_dot_v1_dot_shard__pb2.CatchUpRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.CatchUpReply.FromString,
                 _registered_method=True)
+        self.MakeRoom = channel.unary_unary(
+                '/ps_protocol.v1.Shard/MakeRoom',
+                request_serializer=ps__protocol_dot_v1_dot_shard__pb2.MakeRoomRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.MakeRoomReply.FromString,
+                _registered_method=True)
         self.StageReshard = channel.unary_unary(
                 '/ps_protocol.v1.Shard/StageReshard',
                 request_serializer=ps__protocol_dot_v1_dot_shard__pb2.StageReshardRequest.SerializeToString,
@@ -231,6 +236,14 @@ class ShardServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MakeRoom(self, request, context):
+        """Ahead of a move, while pushes go on: have memory for the next shard maps and room for what comes in the log. Nothing
+        is promised. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def StageReshard(self, request, context):
         """At the point reached: fetch the slices that come here, and have everything on disk that the next shard maps need.
         From then on the shard holds still until the cluster's view shows that the move was decided, one way or the other.
@@ -333,6 +346,11 @@ def add_ShardServicer_to_server(servicer, server):
                     servicer.CatchUp,
                     request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.CatchUpRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_shard__pb2.CatchUpReply.SerializeToString,
+            ),
+            'MakeRoom': grpc.unary_unary_rpc_method_handler(
+                    servicer.MakeRoom,
+                    request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.MakeRoomRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_shard__pb2.MakeRoomReply.SerializeToString,
             ),
             'StageReshard': grpc.unary_unary_rpc_method_handler(
                     servicer.StageReshard,
@@ -733,6 +751,33 @@ class Shard(object):
             '/ps_protocol.v1.Shard/CatchUp',
             ps__protocol_dot_v1_dot_shard__pb2.CatchUpRequest.SerializeToString,
             ps__protocol_dot_v1_dot_shard__pb2.CatchUpReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MakeRoom(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.Shard/MakeRoom',
+            ps__protocol_dot_v1_dot_shard__pb2.MakeRoomRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_shard__pb2.MakeRoomReply.FromString,
             options,
             channel_credentials,
             insecure,

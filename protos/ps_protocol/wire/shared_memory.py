@@ -12,6 +12,7 @@ import os
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -22,46 +23,98 @@ KNOWN_SEGMENTS = 16
 #: Linux 5.1: what is mapped writable already stays so, and no other mapping can be writable.
 _F_SEAL_FUTURE_WRITE = 0x10
 
+#: Linux 5.14: madvise brings the pages of a range, to be read or written.
+_POPULATE_READ, _POPULATE_WRITE = 22, 23
+
+#: madvise takes the pages of a range out of the file.
+_REMOVE = 9
+
 
 class SharedMemory:
     """One block of shared memory, mapped here. The mapping ends with the last view of ``bytes``."""
 
-    def __init__(self, fd: int, size_bytes: int, *, writable: bool, whole: bool = True) -> None:
-        """Map ``fd`` and take it over. ``whole``: with all its pages. Raises OSError, ValueError."""
+    def __init__(
+        self, fd: int, size_bytes: int, *, writable: bool, whole: bool = True, reserved_bytes: int = 0
+    ) -> None:
+        """Map ``fd`` and take it over. ``whole``: with the pages of ``size_bytes``. Raises OSError, ValueError.
+
+        ``reserved_bytes``: address space behind them, for ``touch``; the mapping has that size where it is larger.
+        """
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        grows = reserved_bytes > size_bytes
         # Prefaulted, so that no step pays for the page table.
-        flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if whole else 0)
+        flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if whole and not grows else 0)
+        self._mapping = mmap.mmap(fd, max(size_bytes, reserved_bytes), flags=flags, prot=protection)
         #: All bytes; read-only unless mapped ``writable``.
-        self.bytes = memoryview(mmap.mmap(fd, size_bytes, flags=flags, prot=protection))
+        self.bytes = memoryview(self._mapping)
+        self._writable = writable
+        #: The pages of so many bytes are there.
+        self.touched_bytes = size_bytes if whole and not grows else 0
         self.fd = fd
+        if whole:
+            self.touch(size_bytes)
         weakref.finalize(self, os.close, fd)
 
     @classmethod
-    def create(cls, size_bytes: int, *, whole: bool = True) -> SharedMemory:
+    def create(cls, size_bytes: int, *, whole: bool = True, reserved_bytes: int = 0) -> SharedMemory:
         """A new zeroed segment; ``size_bytes`` is not 0. ``whole``: with all its pages, else they come as written.
 
-        Raises OSError when there is no room or no such system call.
+        ``reserved_bytes``: address space that it may ``touch`` later. Raises OSError when there is no room or no such
+        system call.
         """
         fd = os.memfd_create("torch-ps", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.posix_fallocate(fd, 0, size_bytes) if whole else os.ftruncate(fd, size_bytes)
+            os.ftruncate(fd, max(size_bytes, reserved_bytes))
+            if whole:
+                os.posix_fallocate(fd, 0, size_bytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-            return cls(fd, size_bytes, writable=True, whole=whole)
+            return cls(fd, size_bytes, writable=True, whole=whole, reserved_bytes=reserved_bytes)
         except BaseException:
             os.close(fd)
             raise
 
     @classmethod
-    def attach(cls, fd: int, size_bytes: int, *, writable: bool, whole: bool = True) -> SharedMemory:
-        """Map what another process created. Raises OSError or ValueError when it is smaller than that."""
+    def attach(
+        cls, fd: int, size_bytes: int, *, writable: bool, whole: bool = True, reserved: bool = False
+    ) -> SharedMemory:
+        """Map what another process created. Raises OSError or ValueError when it is smaller than that.
+
+        ``reserved``: with the address space behind ``size_bytes`` that its creator reserved.
+        """
         try:
             actual = os.fstat(fd).st_size
             if actual < size_bytes:
                 raise ValueError(f"a segment of {actual} bytes where {size_bytes} were promised")
-            return cls(fd, size_bytes, writable=writable, whole=whole)
+            return cls(fd, size_bytes, writable=writable, whole=whole, reserved_bytes=actual if reserved else 0)
         except BaseException:
             os.close(fd)
             raise
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether it is mapped to be written."""
+        return self._writable
+
+    def touch(self, size_bytes: int) -> None:
+        """Have the pages of the first ``size_bytes`` bytes, which are mapped. Raises OSError when there is no room."""
+        begin = self.touched_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+        if size_bytes <= self.touched_bytes:
+            return
+        if self._writable:
+            os.posix_fallocate(self.fd, begin, size_bytes - begin)
+        # An older kernel does not know the call: there the first step brings the pages.
+        with suppress(OSError):
+            self._mapping.madvise(_POPULATE_WRITE if self._writable else _POPULATE_READ, begin, size_bytes - begin)
+        self.touched_bytes = size_bytes
+
+    def trim(self, size_bytes: int) -> None:
+        """Give the pages behind the first ``size_bytes`` bytes back to the system, where it takes them."""
+        begin = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        if begin >= self.touched_bytes:
+            return
+        with suppress(OSError):  # sealed: other processes read it
+            self._mapping.madvise(_REMOVE, begin, self.touched_bytes - begin)
+            self.touched_bytes = begin
 
     def seal(self) -> None:
         """From now on no other process can map it writable; does nothing where the kernel cannot."""
@@ -69,6 +122,36 @@ class SharedMemory:
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
         except OSError:
             pass
+
+
+class KeptMappings:
+    """Mappings whose streams have ended, for streams that are opened next and may be given the same memory."""
+
+    def __init__(self) -> None:
+        #: By file and use.
+        self.kept: dict[tuple[int, int, bool], SharedMemory] = {}
+
+    def keep(self, memory: SharedMemory) -> None:
+        """Have one for ``map``."""
+        self.kept[(*_inode(memory.fd), memory.is_writable)] = memory
+
+    def map(self, fd: int, size_bytes: int, *, writable: bool) -> SharedMemory:
+        """The memory behind ``fd``, which is taken over. Raises as ``SharedMemory.attach``."""
+        known = self.kept.pop((*_inode(fd), writable), None)
+        if known is None or len(known.bytes) < size_bytes:
+            return SharedMemory.attach(fd, size_bytes, writable=writable, reserved=True)
+        os.close(fd)
+        known.touch(size_bytes)
+        return known
+
+    def clear(self) -> None:
+        """Forget what nobody has asked for."""
+        self.kept.clear()
+
+
+def _inode(fd: int) -> tuple[int, int]:
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
 
 
 class Recent(Generic[T]):
@@ -90,6 +173,10 @@ class Recent(Generic[T]):
                 self._known.move_to_end(number)
                 return number
         return None
+
+    def values(self) -> list[T]:
+        """All that are known."""
+        return list(self._known.values())
 
     def put(self, number: int, value: T) -> None:
         """Know one more; the least recent is forgotten."""

@@ -24,9 +24,9 @@ _INTERRUPTED = 130
 
 batch_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
     "--batch-mb",
-    type=click.IntRange(1),
-    default=64,
-    show_default=True,
+    type=click.IntRange(0),
+    default=0,
+    show_default="as much as a pause of 0.12 s allows",
     help="Size of a batch. Training pauses once per batch: smaller batches make shorter pauses, and more of them.",
 )
 

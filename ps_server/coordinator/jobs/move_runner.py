@@ -18,8 +18,8 @@ from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs.bucket_bytes import bucket_bytes
 from ps_server.coordinator.jobs.quiesce import Quiesce, all_of, check_same_position, quiesced
 from ps_server.coordinator.jobs.shard_control import ShardControl
+from ps_server.coordinator.placement.move_pace import MovePace
 from ps_server.coordinator.placement.move_plan import (
-    BATCH_BYTES,
     BucketBytes,
     Goal,
     MoveBatch,
@@ -36,9 +36,6 @@ _HOLD_SECONDS = 60.0
 
 _SWITCH_SECONDS = 10.0
 _LOOK_SECONDS = 0.01
-
-BREATH_SECONDS = 0.3
-"""The time for training between two batches, at least; twice the pause of the last batch where that is longer."""
 
 PATIENCE_SECONDS = 30.0
 """How long a batch is retried after a shard or a worker was lost: about the time of a restart."""
@@ -79,26 +76,29 @@ class MoveRunner:
             raise NotReady("slices are being moved already", remedy="wait until that has ended, then move again")
         goal = goal_of(wish, self._driver.view, self._driver.shard_maps)
         self._running = True
-        progress = MoveProgress()
+        progress, pace = MoveProgress(), MovePace(batch_bytes)
         try:
             sizes = await bucket_bytes(self._driver.view, self._driver.shard_maps, self._driver.open_shard)
-            # Planned again at the end, for models that were declared meanwhile.
-            while found := self._plan(goal, sizes, batch_bytes or BATCH_BYTES):
+            # Planned again when the size of batches changes, and at the end, for models that were declared meanwhile.
+            while found := self._plan(goal, sizes, planned_bytes := pace.batch_bytes):
                 total = progress.moved_bytes + sum(batch.nbytes for batch in found)
                 if not progress.batches:
                     yield MoveProgress(total_bytes=total)
                 for batch in found:
                     if progress.batches:
-                        await asyncio.sleep(max(BREATH_SECONDS, 2 * progress.pause_seconds))
+                        await asyncio.sleep(pace.breath_seconds)
                     try:
                         pause = await self._shielded(batch)
                     except ModelReleased:
                         if goal.model:
                             raise
                         break  # planned again without it
+                    pace.paused(pause)
                     moved = progress.moved_bytes + batch.nbytes
                     progress = MoveProgress(moved, total, progress.batches + 1, pause)
                     yield progress
+                    if pace.batch_bytes != planned_bytes:
+                        break
             if not goal.model:
                 self._driver.use_shards(goal.shards)
             if not progress.batches:
@@ -149,6 +149,7 @@ class MoveRunner:
 
     async def _try(self, batch: MoveBatch) -> float:
         driver, move = self._driver, uuid.uuid4().hex
+        await self._make_room(batch)
         names = [shard_map.spec.name for shard_map in batch.maps]
         for following in batch.maps:
             name, known = following.spec.name, driver.shard_maps.get(following.spec.name)
@@ -170,6 +171,24 @@ class MoveRunner:
         except BaseException:
             driver.abort_move(move)
             raise
+
+    async def _make_room(self, batch: MoveBatch) -> None:
+        """Have the shards that get something make memory for it, while training goes on. What fails there fails again
+        in the batch, where it is told.
+        """
+        view, tokens = self._driver.view, self._driver.shard_tokens
+        members = [member for number, member in view.live(Role.SHARD).items() if number in batch.receivers]
+        shards = [ShardControl(m, tokens.get(m.incarnation, ""), self._driver.open_shard) for m in members]
+        try:
+            calls = (shard.make_room(batch.maps, _HOLD_SECONDS) for shard in shards)
+            for failure in await asyncio.gather(*calls, return_exceptions=True):
+                if isinstance(failure, BaseException) and not isinstance(failure, PsError):
+                    raise failure
+                if failure is not None:
+                    logger.info("room for slices could not be made ahead of a move: %s", failure)
+        finally:
+            for shard in shards:
+                await shard.close()
 
     async def _prepare(self, quiesce: Quiesce, batch: MoveBatch, maps: Mapping[str, ShardMap], revision: int) -> None:
         """Bring all shards to one position; each then fetches what it needs for the next maps."""

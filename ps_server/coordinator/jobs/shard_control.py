@@ -73,6 +73,10 @@ class ShardControl:
         reply = await self._call("Capture", request, WRITE_SECONDS)
         return positions_from_pb(reply.models), [part_from_pb(part) for part in reply.parts]
 
+    async def make_room(self, maps: Iterable[ShardMap], seconds: float) -> None:
+        """Have memory and log for the next ``maps``; the shard goes on meanwhile."""
+        await self._call("MakeRoom", pb.MakeRoomRequest(models=map(shard_map_to_pb, maps)), seconds)
+
     async def prepare(self, name: str, revision: int, maps: Iterable[ShardMap], seconds: float) -> None:
         """Fetch what the next ``maps`` need; the shard stays paused until a view says how the move was decided."""
         models = map(shard_map_to_pb, maps)

@@ -11,10 +11,7 @@ from ps_protocol.cluster.view import ClusterView, Role
 from ps_protocol.errors import InvalidRequest, NotReady, UnknownModel, UnknownShard
 from ps_protocol.model.spec import ShardMap, Slice
 from ps_server.coordinator.placement.tables import BucketPlace, bucket_moves
-from ps_server.coordinator.placement.variables import LIMIT_PERCENT, in_arena_order
-
-BATCH_BYTES = 64 << 20
-"""Default size of a batch, for which training is paused once."""
+from ps_server.coordinator.placement.variables import LIMIT_PERCENT
 
 BUCKET_BYTES = 4096
 """The least size that a bucket is planned with, and that of one of unknown size: an empty one has a cost, too."""
@@ -186,8 +183,8 @@ class _Planner:
         self._to: dict[Slice, int] = {}
 
     def moves(self, balance: bool) -> list[Move]:
-        leaving = [piece for piece in self._map.slices if piece.shard not in self._shards]
-        for piece in sorted(leaving, key=lambda s: (-_nbytes(self._map, s), s.variable, s.row_begin)):
+        leaving = [piece for piece in reversed(self._map.slices) if piece.shard not in self._shards]
+        for piece in sorted(leaving, key=lambda s: -_nbytes(self._map, s)):
             self._move(piece, piece.shard, self._least())
         if balance:
             while step := self._evening():
@@ -219,10 +216,11 @@ class _Planner:
             sizes = [(_nbytes(self._map, piece), piece) for piece in self._held[giver]]
             fitting = [(size, piece) for size, piece in sizes if 0 < size < loads[giver] - loads[least]]
             if fitting:
-                # The largest that moves no shard across the mean, else the smallest; the first in the map among equals.
+                # The largest that moves no shard across the mean, else the smallest; the last in memory among equals,
+                # so that what stays keeps its place.
                 within = [each for each in fitting if each[0] <= room]
                 size = max(each[0] for each in within) if within else min(each[0] for each in fitting)
-                return next(piece for each, piece in fitting if each == size), giver, least
+                return next(piece for each, piece in reversed(fitting) if each == size), giver, least
         return None
 
     def _move(self, piece: Slice, giver: int, to: int) -> None:
@@ -262,7 +260,10 @@ def _batch(current: dict[str, ShardMap], moves: Sequence[Move]) -> MoveBatch:
 
 def _moved(shard_map: ShardMap, moves: Sequence[Move]) -> ShardMap:
     to = {move.piece: move.to for move in moves}
-    slices = [replace(piece, shard=to.get(piece, piece.shard)) for piece in shard_map.slices]
+    # Behind those that its next shard has: what stays keeps its place in memory, where nothing before it leaves.
+    staying = [piece for piece in shard_map.slices if piece not in to]
+    moving = [replace(piece, shard=to[piece]) for piece in shard_map.slices if piece in to]
+    slices = sorted([*staying, *moving], key=lambda piece: piece.shard)
     tables = (
         tuple(to.get(BucketPlace(table, number, owner), owner) for number, owner in enumerate(owners))
         for table, owners in enumerate(shard_map.tables)
@@ -271,7 +272,7 @@ def _moved(shard_map: ShardMap, moves: Sequence[Move]) -> ShardMap:
         shard_map,
         epoch=shard_map.epoch + 1,
         shards=max(shard_map.shards, *(number + 1 for number in to.values())),
-        slices=in_arena_order(shard_map.spec, slices),
+        slices=tuple(slices),
         tables=tuple(tables),
     )
 

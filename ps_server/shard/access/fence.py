@@ -39,6 +39,7 @@ ACCESS: Mapping[str, Access] = MappingProxyType(
         "Pause": Access.COORDINATOR,
         "Capture": Access.COORDINATOR,
         "CatchUp": Access.COORDINATOR,
+        "MakeRoom": Access.COORDINATOR,
         "StageReshard": Access.COORDINATOR,
         "Resume": Access.COORDINATOR,
         "Restore": Access.COORDINATOR,

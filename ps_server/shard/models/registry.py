@@ -301,8 +301,7 @@ class Registry:
     def replace(self, model: ShardModel, start: ModelState) -> None:
         """Replace ``model`` by one that begins with ``start``."""
         made = self._made(start)
-        made.staleness = dict(model.staleness)
-        made.continues(model.times)
+        made.continues(model)
         self._placed[made.name] = made
         self._show(made)
 

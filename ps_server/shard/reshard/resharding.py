@@ -24,8 +24,10 @@ from ps_server.shard.execution.executor import INLINE_BYTES
 from ps_server.shard.models.registry import Registry
 from ps_server.shard.quiesce.quiesce import Quiescence
 from ps_server.shard.reconcile import moved_on
+from ps_server.shard.reshard.incoming import IncomingMemory, coming_bytes
 from ps_server.shard.reshard.transfer import fetch
 from ps_server.shard.step.model import ShardModel
+from ps_server.shard.tasks import Timer
 from ps_server.state.model_state import ModelState
 from ps_server.state.reshard import resharded
 
@@ -36,6 +38,9 @@ _COMMIT_BYTES = 1 << 10
 
 _BUCKET_BYTES = 64
 """More than what announces a bucket takes."""
+
+REST_SECONDS = 10.0
+"""After so long without another batch a move is taken to be over."""
 
 SETTLE_SECONDS = 10.0
 """How long a new cut waits for the outcome of a move."""
@@ -61,7 +66,30 @@ class Resharding:
         self._committing: dict[str, asyncio.Task[None]] = {}
         self._settled = asyncio.Event()
         self._settled.set()
+        self._incoming = IncomingMemory()
+        #: Rings when no batch has come for some time: then memory is given back.
+        self._rest = Timer(self._rested)
+        self._compacting: asyncio.Task[None] | None = None
         registry.watch(self._on_view)
+
+    async def make_room(self, maps: Sequence[ShardMap]) -> None:
+        """Ahead of ``stage``, while pushes go on: memory for the next ``maps``, and log for what comes by them.
+
+        A map that does not follow the present one is left to ``stage``. Raises StorageFull.
+        """
+        for shard_map in maps:
+            model = next((each for each in self._registry.models if each.name == shard_map.spec.name), None)
+            if model is None or shard_map.epoch != model.layout.shard_map.epoch + 1:
+                continue
+            layout = Layout.of(shard_map, self._context.shard)
+            coming = coming_bytes(model.layout, layout)
+            # What cannot be had now is asked for again when they come.
+            with suppress(OSError, MemoryError):
+                await asyncio.to_thread(model.touch, layout.region_bytes)
+                await asyncio.to_thread(self._incoming.make, coming)
+            if coming:
+                await self._context.log.reserve(coming)
+                self._context.log.release(coming)
 
     async def stage(self, cut: str, revision: int, maps: Sequence[ShardMap]) -> int:
         """Fetch and log what the next ``maps`` need; then stay paused until the cluster's view shows the outcome.
@@ -88,6 +116,7 @@ class Resharding:
                             self._context.shard,
                             members,
                             self._context.open_channel,
+                            self._incoming.take,
                         ),
                     )
                     for model, shard_map in staged
@@ -202,8 +231,11 @@ class Resharding:
         if start.pending:
             coming = sum(contents.nbytes for _, contents in start.pending.buckets)
             size = max(size, Layout.of(start.pending.shard_map, context.shard).region_bytes + coming)
+        staged = start.pending
         try:
             self._registry.replace(model, await context.executor.submit(work, size))
+            if staged:
+                self._incoming.give(staged.values)
         except (PsError, OSError, RuntimeError, MemoryError) as error:
             logger.error("model '%s' stopped: it could not be resharded", model.name, exc_info=error)
             self._registry.refuse(
@@ -220,6 +252,19 @@ class Resharding:
             context.log.release(_COMMIT_BYTES)
             del self._committing[model.name]
             self._note_settled()
+            self._rest.set(asyncio.get_running_loop().time() + REST_SECONDS)
+
+    def _rested(self) -> None:
+        if self._promised or self._committing:
+            return
+        self._incoming.clear()
+        self._compacting = asyncio.create_task(self._compact(), name="compact")
+
+    async def _compact(self) -> None:
+        for model in self._registry.models:
+            # Without memory for both it stays where it is.
+            with suppress(OSError, MemoryError, PsError):
+                await model.compact()
 
     def _moved(self, model: ShardModel) -> ModelMoved:
         known = model.pending.shard_map.epoch if model.pending else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -37,18 +37,24 @@ _SAVE_BUCKETS = "/ps_protocol.v1.Shard/SaveBuckets"
 
 
 async def fetch(
-    held: ShardMap, wanted: ShardMap, shard: int, members: Mapping[int, Member], open_channel: OpenChannel
+    held: ShardMap,
+    wanted: ShardMap,
+    shard: int,
+    members: Mapping[int, Member],
+    open_channel: OpenChannel,
+    memory: Callable[[int], memoryview],
 ) -> StagedReshard:
     """Everything that comes to ``shard``, from ``members``, the live shards by number; the sources must be paused.
 
-    ``open_channel`` opens a channel to one of them, with the credentials of this shard.
+    ``open_channel`` opens a channel to one of them, with the credentials of this shard. ``memory`` gives so many bytes
+    for values, which the result keeps.
 
     Raises as ``transfer_plan``, and Unavailable, also for a source that is no live shard.
     """
     layout = Layout.of(wanted, shard)
     parcels = transfer_plan(held, wanted, shard)
     incoming = tuple(index for parcel in parcels for _, index in parcel.slices)
-    values = memoryview(bytearray(sum(_size(layout, index) for index in incoming)))
+    values = memory(sum(_size(layout, index) for index in incoming))
     entries: list[StateEntry] = []
     buckets: list[tuple[int, BucketContents]] = []
     tracker: TrackerState | None = None

@@ -42,6 +42,7 @@ from ps_server.shard.step.push_trace import ServedPush
 from ps_server.shard.step.rows import ModelRows
 from ps_server.shard.step.values import ModelValues
 from ps_server.shard.step.working_copy import WorkingCopy
+from ps_server.state.lent_regions import LentRegions
 from ps_server.state.model_state import ModelState
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ class ShardModel(CopiedModel):
             self._working, log, self.gate, replication, failpoints, self.tracker, self.stop, self.times
         )
         self.pool = self._working.pool
+        #: Regions that workers map and fill with gradients.
+        self.lent = LentRegions(self.layout)
         #: Accepted pushes whose step is still open (sync).
         self._held = HeldPushes()
         self.rows = ModelRows(self._applier, self._held, lambda: self.is_pending)
@@ -143,17 +146,33 @@ class ShardModel(CopiedModel):
 
     @property
     def tables(self) -> Sequence[ShardTable]:
-        """One for each of the model's tables; changed in the executor only."""
-        return self._working.replica.tables
+        """One for each of the model's tables; changed in the executor only. None once it was handed on."""
+        return self._working.table_list
 
     @property
     def last_changes(self) -> LastChanges:
         """When each slice was changed last, by what has been decided so far."""
         return self._working.last_changes
 
-    def continues(self, times: StepTimes) -> None:
-        """Go on counting durations in ``times``, those of the model that this one replaces."""
-        self.times = self._applier.times = times
+    def continues(self, before: ShardModel) -> None:
+        """Take the place of ``before``: go on with its counts, and with memory that its streams have used."""
+        self.staleness = dict(before.staleness)
+        self.times = self._applier.times = before.times
+        before.pool.continue_in(self.pool)
+        self.lent.keep(before.lent)
+
+    async def compact(self) -> None:
+        """Some time after slices have left: give memory back that is not needed any more. Raises as WorkingCopy."""
+        if not self.gate.engaged and not self.gate.closed and not self.is_pending:
+            await self._working.compact()
+
+    def touch(self, size_bytes: int) -> None:
+        """In a helper thread: have memory for a layout of this size, so that a move need not wait for it.
+
+        Raises OSError where the system has none.
+        """
+        self._working.touch(size_bytes)
+        self.lent.touch(size_bytes)
 
     # -- members and mode
 
@@ -166,6 +185,7 @@ class ShardModel(CopiedModel):
         self.differences.members(live)
         self.tracker.members(live)
         self.streams.members(live)
+        self.lent.members(live)
         self._advance()
 
     def configure(self, consistency: Consistency) -> None:
@@ -288,8 +308,10 @@ class ShardModel(CopiedModel):
         # A copy: the cluster's members may still change the other.
         tracker = Tracker(self.tracker.consistency)
         tracker.restore(self.known_pushes())
-        shard_map = self.layout.shard_map
-        return ModelState(shard_map, self._working.take(), tracker, self.initialised, pending=self.pending)
+        self.lent.hold()
+        shard_map, is_read = self.layout.shard_map, self._working.is_read
+        replica = self._working.take()
+        return ModelState(shard_map, replica, tracker, self.initialised, pending=self.pending, is_read=is_read)
 
     # -- pulls
 

@@ -26,6 +26,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+UNUSED_PART = 8
+"""After moves a region may hold an eighth more memory than it needs."""
+
+
+def _leave(replica: Replica, target: Region) -> None:
+    """Continue in ``target``; readers of the region before it keep that."""
+    replica.move(target)
+
 
 class WorkingCopy:
     """Used by one ShardModel, on the shard's event loop; what it queues in the executor is done in that order."""
@@ -58,11 +66,39 @@ class WorkingCopy:
             raise self._taken()
         return self._replica
 
+    @property
+    def is_read(self) -> bool:
+        """Whether somebody reads the region of the newest version."""
+        return self.newest.takers > 0
+
+    @property
+    def table_list(self) -> Sequence[ShardTable]:
+        """The model's tables; none once it was handed on."""
+        return self._replica.tables if self._replica is not None else ()
+
     def take(self) -> Replica:
         """Hand the replica on. Readers of its region are not disturbed."""
         replica = self.replica
         self._replica = self._newest = None
         return replica
+
+    async def compact(self) -> None:
+        """Continue in a smaller region where this one holds much more memory than the layout needs.
+
+        Nobody changes the layout meanwhile. Raises OSError, MemoryError where there is no memory for both.
+        """
+        if self.replica.region.unused_bytes <= self.layout.region_bytes // UNUSED_PART:
+            return
+        target = await asyncio.to_thread(Region, self.layout)
+        if self._replica is not None:
+            version = self.newest.version
+            await asyncio.wait([self.change(version, lambda replica: _leave(replica, target), untouched=None)])
+
+    def touch(self, size_bytes: int) -> None:
+        """In a helper thread: have memory for a layout of this size. Raises OSError."""
+        if (replica := self._replica) is not None:
+            replica.region.touch(size_bytes)
+        self.pool.touch(size_bytes)
 
     def change(
         self,

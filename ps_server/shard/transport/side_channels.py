@@ -43,11 +43,16 @@ ROOM_BYTES = 128 << 20
 """Address space for rows in shared memory, each way; pages come as they are written. What is larger is sent."""
 
 
+Lend = Callable[[int], Sequence[Region]]
+
+
 class Offer:
     """The side channels offered to one stream. Lives on the event loop."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, lend: Lend) -> None:
         self.layout = layout
+        #: Gives regions for gradients that the worker maps, called in a helper thread.
+        self.lend = lend
         self.channels: list[SideChannel] = []
         #: The transport the worker has confirmed.
         self.confirmed: asyncio.Future[SocketServerTransport] = asyncio.get_running_loop().create_future()
@@ -121,9 +126,12 @@ class SideChannels:
             self._tcp.close()
 
     @contextmanager
-    def offer(self, transports: Sequence[Transport | None], layout: Layout) -> Iterator[Offer]:
-        """Offer what the worker asked for and this shard has. At the end of the block the tokens expire."""
-        offer = Offer(layout)
+    def offer(self, transports: Sequence[Transport | None], layout: Layout, lend: Lend) -> Iterator[Offer]:
+        """Offer what the worker asked for and this shard has. At the end of the block the tokens expire.
+
+        ``lend`` gives regions for gradients that the worker maps, as ``LentRegions.take`` of this worker.
+        """
+        offer = Offer(layout, lend)
         tokens = []
         for transport in dict.fromkeys(transports):
             token = secrets.token_bytes(TOKEN_BYTES)
@@ -228,22 +236,9 @@ class SideChannels:
         if kind is Transport.BULK:
             await transport.send(AttachedChannel())
             return offer
-        segments = await asyncio.to_thread(_gradient_segments, offer.layout, message.segments or 1)
+        segments = await asyncio.to_thread(offer.lend, min(message.segments or 1, MAX_GRADIENT_SEGMENTS))
         await transport.share(segments, _rooms(offer.layout))
         return offer
-
-
-def _gradient_segments(layout: Layout, count: int) -> list[Region]:
-    """Regions that a worker can map. Raises InvalidRequest when there is no room for them."""
-    regions = [Region(layout) for _ in range(min(count, MAX_GRADIENT_SEGMENTS) if layout.region_bytes else 0)]
-    if any(region.segment is None for region in regions):
-        raise InvalidRequest(
-            "there is not enough shared memory for this worker's gradients",
-            shard=str(layout.shard),
-            expected=f"{len(regions) * layout.region_bytes} bytes",
-            remedy="nothing needs to be done: the worker uses TCP",
-        )
-    return regions
 
 
 def _rooms(layout: Layout) -> list[SharedMemory]:

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from ps_protocol.cluster.view import ClusterView, Member, Role
 from ps_protocol.errors import InvalidRequest, NotReady, UnknownModel, UnknownShard
+from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import DType, ModelSpec, ShardMap, Variable
-from ps_server.coordinator.placement.move_plan import BATCH_BYTES, Goal, Move, MoveBatch, Wish, batches, goal_of, plan
+from ps_server.coordinator.placement.move_plan import Goal, Move, MoveBatch, Wish, batches, goal_of, plan
 from ps_server.coordinator.placement.variables import Balanced, FixedShards, first_map
 from tests.support.length import examples
 
@@ -39,7 +40,7 @@ def after(maps: Maps, made: list[MoveBatch]) -> Maps:
     return maps | {m.spec.name: m for batch in made for m in batch.maps}
 
 
-def carried_out(maps: Maps, goal: Goal, batch_bytes: int = BATCH_BYTES) -> tuple[Maps, list[Move], list[MoveBatch]]:
+def carried_out(maps: Maps, goal: Goal, batch_bytes: int = 64 << 20) -> tuple[Maps, list[Move], list[MoveBatch]]:
     moves = plan(maps, goal)
     made = list(batches(maps, moves, batch_bytes))
     return after(maps, made), moves, made
@@ -168,10 +169,20 @@ def test_what_leaves_several_models_spreads_over_the_others() -> None:
     assert {name: m.holders for name, m in done.items()} == {"a": [0], "b": [1]}
 
 
-def test_slices_stay_in_arena_order_so_that_ranges_merge() -> None:
+def test_what_moves_lies_behind_what_its_next_shard_has_and_what_stays_keeps_its_place() -> None:
     maps = {"m": first_map(spec_of(4, 4, 4, 4), range(2), Balanced())}
     done, _, _ = carried_out(maps, Goal((0,), balance=False))
-    assert [s.variable for s in done["m"].slices] == [0, 1, 2, 3]
+    assert [s.variable for s in done["m"].slices] == [0, 2, 1, 3]
+
+
+def test_of_slices_of_one_size_those_leave_that_are_last_in_memory() -> None:
+    maps = {"m": first_map(spec_of(*[4] * 12), range(2), Balanced())}
+    before = {shard: Layout.of(maps["m"], shard).slices for shard in range(2)}
+    done, _, _ = carried_out(maps, Goal((0, 1, 2), balance=True))
+    for shard, spans in before.items():
+        after = Layout.of(done["m"], shard).slices
+        assert len(after) < len(spans)
+        assert [(s.slice, s.begin) for s in after] == [(s.slice, s.begin) for s in spans[: len(after)]]
 
 
 def test_the_map_keeps_what_it_says_of_a_checkpoint() -> None:

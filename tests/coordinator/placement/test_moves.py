@@ -39,7 +39,7 @@ AWAY = Unavailable("lost for a moment")
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shell, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(shell, "BREATH_SECONDS", 0.0)
+    monkeypatch.setattr("ps_server.coordinator.placement.move_pace.BREATH_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -174,6 +174,38 @@ def test_a_loss_that_passes_is_waited_out(method: str) -> None:
         assert job.held == [3, 3, 2]
         job.check_all_go_on()
 
+    played(body)
+
+
+def test_shards_that_get_something_make_room_before_training_is_paused() -> None:
+    async def body(job: Job) -> None:
+        await job.reshard(Wish(to=(2,)))
+        assert job.shards[2].calls[:2] == ["MakeRoom", "Pause"]
+        assert "MakeRoom" not in [*job.shards[0].calls, *job.shards[1].calls]
+
+    played(body)
+
+
+def test_a_shard_that_cannot_make_room_ahead_may_have_it_when_the_slices_come(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(job: Job) -> None:
+        job.shards[2].fails["MakeRoom"] = [FULL]
+        with caplog.at_level("INFO"):
+            await job.reshard(Wish(to=(2,)))
+        assert job.held == [3, 3, 2]
+        assert "room for slices could not be made ahead of a move: the disk is full" in caplog.text
+        job.check_all_go_on()
+
+    played(body)
+
+
+def test_a_move_whose_pauses_are_short_goes_on_in_larger_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(job: Job) -> None:
+        made = await job.reshard(Wish(drain=(0,)))
+        # One slice, then two, then the last: a batch of the fake shards is always short enough.
+        assert [each.moved_bytes // SLICE_BYTES for each in made] == [0, 1, 3, 4]
+
+    monkeypatch.setattr("ps_server.coordinator.placement.move_pace.FIRST_BYTES", SLICE_BYTES)
+    monkeypatch.setattr("ps_server.coordinator.placement.move_pace.PAUSE_SECONDS", 1000.0)
     played(body)
 
 

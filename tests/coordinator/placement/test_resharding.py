@@ -15,7 +15,6 @@ from ps_protocol.model.spec import Consistency, Mode
 from ps_server.checkpoint.folder.directory import committed
 from ps_server.checkpoint.read.checkpoint import Checkpoint
 from ps_server.cli.options.checkpoint import CheckpointConfig
-from ps_server.coordinator.jobs import move_runner
 from ps_server.shard import main as shard_main
 from ps_server.shard.config import ShardConfig
 from ps_server.shard.process import serve
@@ -28,7 +27,7 @@ ROWS = 1000
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch):
-    monkeypatch.setattr(move_runner, "BREATH_SECONDS", 0.05)
+    monkeypatch.setattr("ps_server.coordinator.placement.move_pace.BREATH_SECONDS", 0.05)
 
 
 def add_shard(job: Job, number: int) -> None:

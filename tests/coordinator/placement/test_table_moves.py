@@ -105,7 +105,7 @@ class TableJob(Job):
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shell, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(shell, "BREATH_SECONDS", 0.0)
+    monkeypatch.setattr("ps_server.coordinator.placement.move_pace.BREATH_SECONDS", 0.0)
     monkeypatch.setattr(asking, "_ASK_SECONDS", 5.0)
 
 

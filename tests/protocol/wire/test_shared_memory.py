@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_protocol.wire.shared_memory import KNOWN_SEGMENTS, Recent, SharedMemory
+from ps_protocol.wire.shared_memory import KNOWN_SEGMENTS, KeptMappings, Recent, SharedMemory
 
 SIZE = 3 * mmap.PAGESIZE + 5
 
@@ -186,3 +186,56 @@ def test_both_ends_forget_alike(regions: list[int]):
             worker.put(number, region)
         else:
             assert worker.get(number) == region
+
+
+def allocated(segment: SharedMemory) -> int:
+    """Bytes of memory that it takes."""
+    return 512 * os.fstat(segment.fd).st_blocks
+
+
+def test_address_space_that_is_reserved_takes_memory_when_it_is_touched_and_gives_it_back():
+    ours = SharedMemory.create(SIZE, reserved_bytes=20 * SIZE)
+    assert len(ours.bytes) == 20 * SIZE
+    assert allocated(ours) <= 2 * SIZE
+    ours.bytes[:SIZE] = b"x" * SIZE
+    ours.touch(10 * SIZE)
+    assert allocated(ours) >= 10 * SIZE
+    ours.touch(5 * SIZE)
+    assert bytes(ours.bytes[:SIZE]) == b"x" * SIZE
+    ours.trim(SIZE)
+    assert allocated(ours) <= 2 * SIZE
+    assert bytes(ours.bytes[: 2 * SIZE]) == (b"x" * SIZE).ljust(2 * SIZE, b"\0")
+
+
+def test_what_others_read_is_not_given_back():
+    ours = SharedMemory.create(SIZE, reserved_bytes=20 * SIZE)
+    ours.seal()
+    ours.touch(10 * SIZE)
+    ours.trim(SIZE)
+    assert allocated(ours) >= 10 * SIZE
+
+
+def test_a_mapping_that_was_kept_is_given_for_the_same_memory_and_the_same_use_once():
+    ours = SharedMemory.create(SIZE, reserved_bytes=20 * SIZE)
+    kept = KeptMappings()
+    first = kept.map(handed_over(ours), SIZE, writable=True)
+    kept.keep(first)
+    other = kept.map(handed_over(SharedMemory.create(SIZE)), SIZE, writable=True)
+    reading = kept.map(handed_over(ours), SIZE, writable=False)
+    fd = handed_over(ours)
+    again = kept.map(fd, 4 * SIZE, writable=True)
+    assert again is first
+    assert not is_open(fd)
+    assert first not in (other, reading, kept.map(handed_over(ours), SIZE, writable=True))
+
+
+def test_a_mapping_that_is_too_small_now_is_made_anew_and_what_is_cleared_is_forgotten():
+    ours = SharedMemory.create(SIZE, reserved_bytes=4 * SIZE)
+    kept = KeptMappings()
+    small = SharedMemory.attach(handed_over(ours), SIZE, writable=True)
+    kept.keep(small)
+    large = kept.map(handed_over(ours), 4 * SIZE, writable=True)
+    assert len(large.bytes) == 4 * SIZE
+    kept.keep(large)
+    kept.clear()
+    assert kept.map(handed_over(ours), SIZE, writable=True) is not large

@@ -178,7 +178,7 @@ def test_without_shared_memory_the_worker_is_told_that_it_goes_on_over_tcp(monke
         monkeypatch.undo()
 
 
-def _no_memory(size_bytes: int) -> None:
+def _no_memory(size_bytes: int, reserved_bytes: int = 0) -> None:
     raise OSError("no room")
 
 
