@@ -43,7 +43,7 @@ from ps_server.shard.execution.tasks import until
 from ps_server.shard.models.model_status import model_status
 from ps_server.shard.models.registry import Registry
 from ps_server.shard.quiesce.quiesce import Quiescence
-from ps_server.shard.reshard.resharding import Resharding
+from ps_server.shard.reshard.resharding import Resharding, make_room
 from ps_server.shard.round_norms import get_round_norm
 from ps_server.shard.standby.log_feed import LogFeed
 from ps_server.shard.step.model import ShardModel
@@ -120,7 +120,7 @@ class ShardService:
             "Pause": (self.pause, pb.PauseRequest),
             "Capture": (self.capture, pb.CaptureRequest),
             "CatchUp": (self.catch_up, pb.CatchUpRequest),
-            "MakeRoom": (self.make_room, pb.MakeRoomRequest),
+            "MakeRoom": (partial(make_room, self._resharding), pb.MakeRoomRequest),
             "StageReshard": (self.stage_reshard, pb.StageReshardRequest),
             "Resume": (self.resume, pb.ResumeRequest),
             "Restore": (self.restore, pb.RestoreRequest),
@@ -151,8 +151,7 @@ class ShardService:
         request = await self._open_request(context)
         model, worker, opened = await self._open(request)
         anchor = GrpcServerTransport(context)
-        lend = partial(model.lent.take, worker)
-        offered = self._side_channels.offer(request.transports, model.layout, lend)
+        offered = self._side_channels.offer(request.transports, model.layout, partial(model.lent.take, worker))
         with model.streams.place(worker) as ended, offered as offer:
             await anchor.send(replace(opened, side_channels=offer.channels))
             try:
@@ -320,11 +319,6 @@ class ShardService:
         targets = positions_from_pb(request.models)
         reached = await self._quiescence.catch_up(request.quiesce, targets, request.seconds)
         return pb.CatchUpReply(models=positions_to_pb(reached))
-
-    async def make_room(self, request: pb.MakeRoomRequest, context: Context) -> pb.MakeRoomReply:
-        """Have memory and log for the next shard maps, while pushes go on."""
-        await self._resharding.make_room([convert_model.shard_map_from_pb(message) for message in request.models])
-        return pb.MakeRoomReply()
 
     async def stage_reshard(self, request: pb.StageReshardRequest, context: Context) -> pb.StageReshardReply:
         """Fetch what the next shard maps need, and wait for the cluster's decision."""

@@ -52,8 +52,8 @@ class ShardStream:
         options_lost: UnusedOptions,
         memory: KeptMappings,
     ) -> None:
-        """``memory``: of the streams before this one, which the shard may give to it again."""
         self.shard = shard
+        #: Of the streams before this one, which the shard may give to it again.
         self._memory = memory
         #: The model's values on the shard, by calls of their own.
         self.values = ShardValues(session, router.shard_map, shard, flat)
@@ -70,14 +70,12 @@ class ShardStream:
         #: Holds parameters until ``land``; None: they are received into the model's memory.
         self._receive_buffer: ReceiveBuffer | None = None
         self._transport: ClientTransport | None = None
-        #: A push has been sent whose answer has not come.
-        self.is_pushing = False
+        self.is_pushing = False  # a push has been sent whose answer has not come
         #: Of the push under way, and of the last that the shard said it had applied.
         self._sequence = self._acknowledged = 0
         self._torch_versions = TorchVersions()
         self._opened_at = 0.0
-        #: The shard's incarnation that the stream was opened to.
-        self._opened_to = 0
+        self._opened_to = 0  # the incarnation of the shard
         #: Sent last on this stream.
         self._options: tuple[Options, ...] = ()
         self._table_options: tuple[RowOptions, ...] = ()
@@ -85,8 +83,7 @@ class ShardStream:
         self._pending_lookups = PendingLookups()
         #: Sent on this stream ahead of the next push.
         self._staged: list[Range] = []
-        #: Version of the parameters held.
-        self.version = 0
+        self.version = 0  # of the parameters held
         #: Of the push under way, if it is traced.
         self._trace: PushTrace | None = None
 

@@ -1,4 +1,4 @@
-"""Copies of one model's state while it is trained: for readers, snapshots and checkpoints."""
+"""Copies of one model's state while it is trained, for readers, snapshots and checkpoints; and the memory it takes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ps_server.shard.step.gate import Gate
 from ps_server.shard.step.published import Published
 from ps_server.shard.step.working_copy import WorkingCopy
 from ps_server.state.blocks import Block
+from ps_server.state.lent_regions import LentRegions
 
 if TYPE_CHECKING:
     from ps_server.state.bucket_groups import Group, Wanted
@@ -27,6 +28,8 @@ class CopiedModel(ABC):
     layout: Layout
     tracker: Tracker
     gate: Gate
+    #: Regions that workers map and fill with gradients.
+    lent: LentRegions
     _working: WorkingCopy
 
     @property
@@ -69,3 +72,16 @@ class CopiedModel(ABC):
     async def copy_buckets(self, wanted: Wanted) -> tuple[int, Group]:
         """The last record in copies of the next buckets of ``wanted``, and these; none: there are no more."""
         return await self.gate.guard(lambda: self._working.copy_buckets(wanted))
+
+    async def compact(self) -> None:
+        """Some time after slices have left: give memory back that is not needed any more. Raises as WorkingCopy."""
+        if not self.gate.engaged and not self.gate.closed:
+            await self._working.compact()
+
+    def touch(self, size_bytes: int) -> None:
+        """In a helper thread: have memory for a layout of this size, so that a move need not wait for it.
+
+        Raises OSError where the system has none.
+        """
+        self._working.touch(size_bytes)
+        self.lent.touch(size_bytes)

@@ -161,19 +161,6 @@ class ShardModel(CopiedModel):
         before.pool.continue_in(self.pool)
         self.lent.keep(before.lent)
 
-    async def compact(self) -> None:
-        """Some time after slices have left: give memory back that is not needed any more. Raises as WorkingCopy."""
-        if not self.gate.engaged and not self.gate.closed and not self.is_pending:
-            await self._working.compact()
-
-    def touch(self, size_bytes: int) -> None:
-        """In a helper thread: have memory for a layout of this size, so that a move need not wait for it.
-
-        Raises OSError where the system has none.
-        """
-        self._working.touch(size_bytes)
-        self.lent.touch(size_bytes)
-
     # -- members and mode
 
     def members(self, live: Mapping[int, int]) -> None:
