@@ -124,7 +124,8 @@ class RegionPool:
             if self._spare:
                 return self._spare.pop()
         region = Region(self._layout)
-        self._made.add(region)
+        with self._lock:
+            self._made.add(region)
         return region
 
     def give(self, region: Region) -> None:
@@ -155,7 +156,9 @@ class RegionPool:
 
     def touch(self, size_bytes: int) -> None:
         """Have memory for regions of this size in all there are. Raises OSError as ``Region.touch``."""
-        for region in list(self._made):
+        with self._lock:
+            regions = list(self._made)
+        for region in regions:
             region.touch(size_bytes)
 
     def _keep(self, region: Region) -> None:
