@@ -198,9 +198,7 @@ def test_no_snapshot_brings_a_released_model_back(tmp_path):
         lasting.end()
         snapshots = made.nodes[0].storage.snapshotter
         assert snapshots.failures == 0
-        made.released = {}
-        image = tmp_path / "image"
-        copytree(tmp_path / "of-0", image)
+    image = tmp_path / "of-0"
     assert recovered(image) == {"other"}
     folder = DataFolder.open(image, 0)
     assert torch.equal(recover(folder, log_goes_on=True).models["other"].replica.region.data, before)
@@ -214,8 +212,7 @@ def test_a_shard_without_any_model_left_takes_a_snapshot_and_starts_again(tmp_pa
         wait_until_gone(made, "model", 0)
         storage = made.nodes[0].storage
         wait_until(lambda: storage.snapshotter.unsaved_records == 0)
-        copytree(tmp_path / "of-0", tmp_path / "image")
-    folder = DataFolder.open(tmp_path / "image", 0)
+    folder = DataFolder.open(tmp_path / "of-0", 0)
     found = recover(folder, log_goes_on=True)
     assert found.models == {}
     assert found.number > 0
