@@ -56,7 +56,8 @@ EVENTS = MappingProxyType(
         "model.stopped": "a model cannot go on: an update or a move failed",
         "model.options": "workers or settings of a model contradict each other",
         "step.skipped": "an update raised and was skipped",
-        "step.cut": "a worker leaves before the end of its last step",
+        "step.cut": "a worker leaves before the end of its last step, or without one",
+        "leases": "leased data is given back only when a worker leaves",
         "transport": "a worker uses a transport, or cannot use one",
         "caller.refused": "a call, connection or process was refused",
         "request.failed": "a defect in a server, with its traceback",
@@ -81,6 +82,7 @@ _BEGINNINGS = {
         "shard %d serves on %s",
         "page at %s",
         "metrics at %s",
+        "%s: metrics at %s",
     ),
     "server.stopping": ("%s: stopping", "the job is finished: stopping"),
     "server.unguarded": ("connections of one host are not limited here: %s",),
@@ -174,8 +176,14 @@ _BEGINNINGS = {
     "step.cut": (
         "SIGTERM: this worker leaves in the middle of",
         "this worker leaves without the end of its last",
+        "worker %d leaves without a step: the script never",
     ),
-    "transport": ("model '%s': %s uses %s", "%s: transport %s cannot be used: %s"),
+    "leases": ("leases on '%s' are given back when this worker",),
+    "transport": (
+        "model '%s': %s uses %s",
+        "%s: transport %s cannot be used: %s",
+        "%s: steps use transport %s (requested: %s)",
+    ),
     "caller.refused": (
         "refused %s of %s: %s",
         "refused a malformed request of %s: %s",

@@ -43,7 +43,8 @@ from ps_server.shard.execution.tasks import until
 from ps_server.shard.models.model_status import model_status
 from ps_server.shard.models.registry import Registry
 from ps_server.shard.quiesce.quiesce import Quiescence
-from ps_server.shard.reshard.resharding import Resharding, make_room
+from ps_server.shard.reshard.resharding import Resharding
+from ps_server.shard.reshard.room_service import make_room
 from ps_server.shard.round_norms import get_round_norm
 from ps_server.shard.standby.log_feed import LogFeed
 from ps_server.shard.step.model import ShardModel
@@ -78,10 +79,7 @@ class ShardService:
         feed: LogFeed | None = None,
         fence: Fence | None = None,
     ) -> None:
-        """``feed`` serves the log to a standby; None: there is no log to follow.
-
-        ``fence``: who may change this shard; None: no coordinator may.
-        """
+        """``feed`` serves the log to a standby, if there is one; ``fence``: who may change this shard; None: nobody."""
         self._shard = shard
         self._fence = fence or Fence(shard, registry)
         self._feed = feed

@@ -178,7 +178,7 @@ class Progress:
         now = time.monotonic()
         if now - self._hinted_at >= HINT_SECONDS:
             self._hinted_at = now
-            log.warning("%s: %s", self._member, text)
+            log.warning("%s: %s", self._member, text, extra={"event": "waiting"})
 
 
 def missing(view: ClusterView) -> str:

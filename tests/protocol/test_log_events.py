@@ -13,6 +13,7 @@ PACKAGES = ("ps_server", "ps_worker", "protos/ps_protocol")
 PAGE = ROOT / "docs" / "logs.md"
 BEGIN, END = "<!-- events -->\n", "<!-- /events -->\n"
 
+LOGGERS = {"log", "logger"}
 METHODS = {"info", "warning", "error", "exception", "critical", "log"}
 OF_ERRORS = "%s"
 """A message that is an error has the error's class as its event."""
@@ -32,7 +33,7 @@ def is_log_call(node: ast.AST) -> bool:
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in METHODS
         and isinstance(node.func.value, ast.Name)
-        and node.func.value.id == "logger"
+        and node.func.value.id in LOGGERS
     )
 
 

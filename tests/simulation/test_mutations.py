@@ -19,8 +19,7 @@ from ps_server.coordinator.publisher import Publisher
 from ps_server.log import recovery
 from ps_server.log.durable import DurableLog
 from ps_server.shard.durability.replication import Replication
-from ps_server.shard.models import registry
-from ps_server.shard.models.registry import Registry
+from ps_server.shard.models import errors, registry
 from ps_server.shard.standby import follower
 from ps_server.shard.step import applier
 from ps_server.shard.step.copies import CopiedModel
@@ -227,12 +226,12 @@ def test_a_model_that_is_placed_without_room_for_its_record_is_seen(monkeypatch)
 
 
 def test_a_shard_that_does_not_know_a_model_before_the_coordinator_answers_ends_its_workers(monkeypatch):
-    unheard = Registry._unheard
+    unheard = errors.unheard
 
-    def undeclared(self, name, epoch):
-        return unheard(self, name, epoch) if name in self._models else UnknownModel(f"model '{name}' is not declared")
+    def undeclared(shard, name, epoch, known):
+        return unheard(shard, name, epoch, known) if known else UnknownModel(f"model '{name}' is not declared")
 
-    monkeypatch.setattr(Registry, "_unheard", undeclared)
+    monkeypatch.setattr(errors, "unheard", undeclared)
     monkeypatch.setattr(registry, "PATIENCE_SECONDS", 0.05)
     faults = tuple(Fault(2.0 + number, "shard_crash") for number in range(8))
     assert shown("is not declared", SEEDS, durable=True, standby=True, faults=faults)
@@ -311,7 +310,8 @@ def test_a_move_while_one_shard_holds_a_push_that_another_has_applied_is_seen(mo
         check_same_position([[replace(model, open={}) for model in models] for models in reports])
 
     monkeypatch.setattr(move_runner, "check_same_position", whatever_is_held)
-    assert shown("slices move while shard", [201365])
+    faults = tuple(Fault(2.0 + 0.3 * number, ("move", "mode")[number % 2]) for number in range(24))
+    assert shown("slices move while shard", SEEDS, faults=faults, **MOVES)
 
 
 def test_a_format_that_forgets_what_it_left_out_is_seen(monkeypatch):

@@ -71,16 +71,22 @@ def spans(events: list[Event], name: str = "") -> list[Event]:
     return [event for event in events if event["ph"] == "X" and name in ("", event["name"])]
 
 
+def nanoseconds(span: Event) -> tuple[int, int]:
+    """Begin and end. Sums of floats would not be exact: microseconds since the machine started are large numbers."""
+    begin = round(span["ts"] * 1000)
+    return begin, begin + round(span["dur"] * 1000)
+
+
 def parts_of(events: list[Event], span: Event) -> list[Event]:
     """The spans inside ``span``, by their beginnings."""
-    end = span["ts"] + span["dur"] + 1e-6
+    begin, end = nanoseconds(span)
     inside = [
         each
         for each in spans(events)
         if each is not span
         and (each["pid"], each["tid"]) == (span["pid"], span["tid"])
-        and span["ts"] - 1e-6 <= each["ts"]
-        and each["ts"] + each["dur"] <= end
+        and begin <= nanoseconds(each)[0]
+        and nanoseconds(each)[1] <= end
     ]
     return sorted(inside, key=lambda each: each["ts"])
 

@@ -78,7 +78,7 @@ def test_a_shard_without_room_for_segments_is_used_over_the_next_transport(monke
         monkeypatch.setattr(SharedMemory, "create", no_memory)
 
 
-def no_memory(size_bytes: int) -> SharedMemory:
+def no_memory(size_bytes: int, **_: int) -> SharedMemory:
     raise OSError("no room")
 
 

@@ -16,9 +16,8 @@ from ps_protocol.cluster.view import ClusterView, Role
 from ps_protocol.errors import InternalError, ModelMoved, PsError, Unavailable
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import ShardMap
-from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.convert.headers import state_headers_to_pb
-from ps_protocol.wire.convert.model import shard_map_from_pb, shard_map_to_pb
+from ps_protocol.wire.convert.model import shard_map_to_pb
 from ps_server.log.entries import Resharded, StagedReshard
 from ps_server.optimizers.state_bytes import describe
 from ps_server.shard.execution.executor import INLINE_BYTES
@@ -45,12 +44,6 @@ REST_SECONDS = 10.0
 
 SETTLE_SECONDS = 10.0
 """How long a new cut waits for the outcome of a move."""
-
-
-async def make_room(resharding: Resharding, request: pb.MakeRoomRequest, _: object) -> pb.MakeRoomReply:
-    """The call of a coordinator, as ``Resharding.make_room``."""
-    await resharding.make_room([shard_map_from_pb(message) for message in request.models])
-    return pb.MakeRoomReply()
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,6 +29,7 @@ CONVERTS = (
     "ps_server/coordinator/jobs/declaring.py",
     "ps_server/shard/service.py",
     "ps_server/shard/round_norms.py",
+    "ps_server/shard/reshard/room_service.py",
     "ps_server/shard/tables/rows_service.py",
     "ps_server/shard/tables/change_feed.py",
     "ps_server/shard/standby/log_feed.py",
