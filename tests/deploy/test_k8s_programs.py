@@ -35,7 +35,7 @@ def command_of(pod: Pod) -> tuple[click.Command, list[str]]:
     if program == "sh":
         flag, script, program, *arguments = arguments
         assert flag == "-c"
-        assert script.startswith('"$0" "$@" &')
+        assert '\n"$0" "$@" & pid=$!\n' in script
     module, _, _ = PROGRAMS[program].partition(":")
     command: click.Command = importlib.import_module(module).main
     return command, arguments

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.cli.launcher.training import Training
 from tests.recovery.zygote import shared
 
@@ -44,6 +46,7 @@ print("ended at step", trainer.state.global_step, "with", round(trainer.evaluate
 """
 
 
+@pytest.mark.long
 def test_the_training_ends_when_a_worker_and_a_shard_are_killed_in_the_middle(tmp_path: Path) -> None:
     for module in ("transformers.trainer", "ps_worker.huggingface.trainer"):
         shared().load(module)

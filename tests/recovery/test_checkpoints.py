@@ -32,9 +32,9 @@ def kill_everything(cluster, worker):
 @pytest.mark.parametrize(
     ("victim", "place"),
     [
-        ("shard", "pwrite checkpoint-00000002/model/model-00002"),
+        pytest.param("shard", "pwrite checkpoint-00000002/model/model-00002", marks=pytest.mark.long),
         ("shard", "fsync checkpoint-00000002/model/optimizer-00002"),
-        ("coordinator", "pwrite checkpoint-00000002/manifest.json"),
+        pytest.param("coordinator", "pwrite checkpoint-00000002/manifest.json", marks=pytest.mark.long),
         ("coordinator", "rename checkpoint-00000002/manifest.json"),
     ],
     ids=lambda word: word.replace("/", "-"),
@@ -83,7 +83,7 @@ def test_everything_killed_in_mid_checkpoint_goes_on_and_the_checkpoint_before_i
     assert not (saved / "checkpoint-00000002").exists()
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)])
+@pytest.mark.parametrize(("before", "after"), [(2, 3), pytest.param(3, 2, marks=pytest.mark.long)])
 def test_a_job_restored_on_another_number_of_shards_has_the_exact_state_of_the_optimizer(
     launch, tmp_path, before, after
 ):

@@ -8,7 +8,13 @@ from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.view import Role
 from tests.recovery.reference import assert_each_push_was_applied_once, counts_of
 from tests.recovery.test_join_and_leave import MODES
+from tests.support.length import choose
 from tests.support.shards import wait_until
+
+KILLED = choose(
+    ["before_prepare_log", "after_prepare_log", "before_switch_log", "after_switch_log"],
+    ["after_prepare_log", "before_switch_log"],
+)
 
 
 def move(cluster, **wish) -> int:
@@ -43,7 +49,7 @@ def test_shards_are_added_and_drained_under_training(launch, mode):
         assert_each_push_was_applied_once(counts, [stays, other])
 
 
-@pytest.mark.parametrize("point", ["before_prepare_log", "after_prepare_log", "before_switch_log", "after_switch_log"])
+@pytest.mark.parametrize("point", KILLED)
 def test_a_shard_killed_in_a_move_loses_nothing_and_the_move_is_made_after_all(launch, point):
     cluster = launch(2)
     added = cluster.shard(2, "--add")

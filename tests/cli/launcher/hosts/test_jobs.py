@@ -78,7 +78,9 @@ print('second life on', os.environ['SSH_CONNECTION'].split()[2])
     assert re.search(r"worker 0 was killed by signal 9 .*\(restart 1 of 1\)", done.stderr)
 
 
-@pytest.mark.parametrize(("received", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("received", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
+)
 def test_signals_end_every_process_on_every_host(job, sshd, received, code):
     process = job.start(*over(sshd, "h0,h1"), script=WAITS)
     job.has_started("worker0", "worker1", "coordinator", "shard0")
