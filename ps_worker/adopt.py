@@ -94,7 +94,7 @@ def _taken_over(
     style: Style,
     reconnect_timeout_seconds: float,
 ) -> PsOptimizer:
-    """``given``, an optimizer of torch, becomes one on shards: whoever has it, such as a scheduler, has that one.
+    """``given``, an optimizer of torch, becomes one on shards: what holds it, such as a scheduler, holds that one.
 
     After an error it is as it was. Raises what PsOptimizer raises.
     """

@@ -31,7 +31,7 @@ class EventLog:
         self._events.append(JobEvent(self._number, self._clock(), text[:TEXT_CHARACTERS], warning))
 
     def restore(self, before: Sequence[JobEvent]) -> None:
-        """Put the events of an earlier process before those of this one, which are numbered anew."""
+        """Put the events of an earlier process before those of this one, which get new numbers."""
         number = before[-1].number if before else 0
         since = [replace(event, number=number + at) for at, event in enumerate(self._events, 1)]
         self._number = number + len(since)

@@ -169,5 +169,5 @@ def _check_shapes(number: int, parameter: torch.Tensor, state: Mapping[str, Any]
                 variable=f"parameter {number}",
                 expected=str(tuple(parameter.shape)),
                 actual=str(tuple(value.shape)),
-                remedy="load the state of an optimizer of this model, or build the optimizer anew",
+                remedy="load the state of an optimizer of this model, or build the optimizer again",
             )

@@ -24,7 +24,7 @@ END_SECONDS = 20.0
 
 
 def session_of(leader: int) -> list[psutil.Process]:
-    """Processes of the session that this one has begun, whoever their parents are."""
+    """Processes of the session that this one has begun, whatever their parents are."""
     found = []
     for process in psutil.process_iter():
         with suppress(ProcessLookupError):

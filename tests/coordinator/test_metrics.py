@@ -26,8 +26,8 @@ from ps_server.coordinator.metrics import CoordinatorMetrics, targets
 from ps_server.coordinator.placement.move_plan import Wish
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.limits import LimitCounts
-from tests.coordinator.placement.test_moves import SLICE_BYTES, played
-from tests.coordinator.placement.test_moves import Job as MovingJob
+from tests.coordinator.moving_job import SLICE_BYTES, played
+from tests.coordinator.moving_job import Job as MovingJob
 from tests.support.shards import wait_until
 from tests.worker.jobs import running_job
 

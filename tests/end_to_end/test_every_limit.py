@@ -5,13 +5,11 @@ In this process; about 8 s of CPU.
 
 from __future__ import annotations
 
-import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import grpc
 import numpy as np
@@ -25,22 +23,17 @@ from ps_protocol.model.spec import ModelSpec
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
 from ps_server import limits as names
-from ps_server.coordinator import main as coordinator_program
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.limits import LIMITS, JobLimits, LimitCounts, ServerLimits
 from ps_server.serving import connections
 from ps_server.serving.limit_metrics import read_limits
 from ps_server.shard import byte_budget
-from ps_server.shard import main as shard_program
 from ps_server.shard.config import SideChannelConfig
 from tests.coordinator.test_server_limits import Begun, Server, call, refused, serving
 from tests.support.coordinators import running_coordinator
 from tests.support.shards import StubStream, error_of, flat, gradients, running_shard, simple_spec, start, wait_until
 from tests.support.side_channels import BULK, Worker
 from tests.support.tables import array, get_rows, spec_with, start_with, table_spec, writer
-
-PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
-BEGIN, END = "<!-- limits -->\n", "<!-- /limits -->\n"
 
 
 @pytest.fixture(autouse=True)
@@ -371,33 +364,3 @@ def test_the_name_of_a_dataset_has_the_limit_of_the_job():
         with pytest.raises(InvalidRequest, match=r"the name of a dataset is too long.*--max-name-bytes"):
             client.lease_data(worker, LeaseAsk("d" * 9, 10, 0, 1, 1))
         counted(coordinator.limit_counts, names.NAMES)
-
-
-def rows() -> dict[str, tuple[str, str, str]]:
-    """By the limit's name in the metric: its option, its default, and what the client sees."""
-    text = PAGE.read_text()
-    table = text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
-    return {name.strip("`"): (option, default, seen) for name, _, option, default, seen in cells}
-
-
-def test_the_page_has_a_row_of_every_limit():
-    assert sorted(rows()) == sorted(LIMITS)
-    assert all(seen for _, _, seen in rows().values())
-
-
-@pytest.mark.parametrize("limit", LIMITS)
-def test_the_option_on_the_page_exists_and_has_that_default(limit):
-    option, default, _ = rows()[limit]
-    flag = option.strip("`")
-    found = [
-        parameter
-        for program in (coordinator_program.main, shard_program.main)
-        for parameter in program.params
-        if flag in parameter.opts
-    ]
-    assert found, f"no program has {flag}"
-    if re.fullmatch(r"[\d,]+", default):
-        assert found[0].default == int(default.replace(",", ""))
-    elif match := re.fullmatch(r"([\d.]+) s", default):
-        assert found[0].default == float(match[1])

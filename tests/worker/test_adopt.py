@@ -146,7 +146,7 @@ def test_a_scheduler_warns_as_with_torch_when_it_comes_before_the_step(session: 
 
 
 def test_what_schedulers_have_changed_is_no_difference_between_workers() -> None:
-    """A worker that comes back builds its optimizer anew, or with the options of a later state."""
+    """A worker that comes back builds its optimizer again, or with the options of a later state."""
     specs = []
     for steps in (0, 5):
         model = network()

@@ -30,7 +30,7 @@ _LONGEST = 4096
 
 
 class SessionSigner:
-    """Owned by the coordinator. Whoever restarts it with the same key keeps all sessions valid."""
+    """Owned by the coordinator. After a restart with the same key all sessions are still valid."""
 
     def __init__(self, key: Ed25519PrivateKey | None = None, clock: Callable[[], float] = time.time) -> None:
         """Without ``key`` a new one is made. ``clock``: seconds since 1970."""

@@ -1,6 +1,6 @@
 """Rows: what one push notes for a trace, as plain numbers, and the parts of a span that are made of them afterwards.
 
-A step writes a row; whoever draws the picture, or hands spans to OpenTelemetry, makes parts of it. Pure.
+A step writes a row; what draws the picture, or hands spans to OpenTelemetry, makes parts of it. Pure.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class RecordAges:
         self._times: list[float] = []
 
     def sample(self, number: int, now: float) -> None:
-        """The last record of the log is ``number``. A number below the sample before is that of a log begun anew."""
+        """The last record of the log is ``number``. A number below the sample before is that of a new log."""
         if self._numbers and number < self._numbers[-1]:
             self._numbers.clear()
             self._times.clear()

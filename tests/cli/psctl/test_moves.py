@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from ps_protocol.errors import StorageFull
 from ps_server.cli.psctl import main, moves
 from tests.cli.launcher.fake_job import FakeJob, running_job
-from tests.coordinator.placement.test_moves import SPEC
+from tests.coordinator.moving_job import SPEC
 
 
 class Job(FakeJob):

@@ -15,8 +15,8 @@ from ps_server.coordinator.jobs.bucket_bytes import bucket_bytes
 from ps_server.coordinator.placement.move_plan import BUCKET_BYTES, Goal, Wish, batches, goal_of, plan
 from ps_server.coordinator.placement.tables import BucketPlace
 from ps_server.coordinator.placement.variables import Balanced, first_map
+from tests.coordinator.moving_job import Job, played_in
 from tests.coordinator.placement.test_move_plan import view_of
-from tests.coordinator.placement.test_moves import Job, played_in
 from tests.coordinator.tables import bucket_counts, model, shard_numbers, table, tables_of
 from tests.support.length import examples
 
