@@ -13,11 +13,10 @@ from ps_protocol.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc, sh
 from ps_protocol.wire.convert.model import shard_map_from_pb
 from ps_protocol.wire.convert.options import options_to_pb
 
-MODEL = "target"
 TABLE = "attacked-rows"
 
 
-def spec() -> common_pb2.ModelSpec:
+def spec(model: str) -> common_pb2.ModelSpec:
     """Two variables and a table."""
     variables = [
         common_pb2.Variable(name=name, shape=shape, dtype=common_pb2.DTYPE_FLOAT32, kind=common_pb2.KIND_PARAMETER)
@@ -32,7 +31,7 @@ def spec() -> common_pb2.ModelSpec:
         arguments=options_to_pb({"lr": 0.1, "weight_decay": 0.0, "max_norm": 0.0}),
     )
     return common_pb2.ModelSpec(
-        name=MODEL,
+        name=model,
         optimizer="torch.optim.SGD",
         variables=variables,
         groups=[options_to_pb({"lr": 0.1})],
@@ -47,6 +46,8 @@ class Identity:
     """Joined, with its model on the shards. Renews its lease until ``leave``. Used on one event loop."""
 
     coordinator: str
+    #: Its own: an attack may release the model and declare another of that name, which a later attacker would meet.
+    model: str
     rank: int = 0
     incarnation: int = 0
     epoch: int = 0
@@ -69,7 +70,7 @@ class Identity:
             )
             self.rank, self.incarnation = joined.index, joined.incarnation
             declared = await stub.DeclareModel(
-                coordinator_pb2.DeclareModelRequest(rank=self.rank, incarnation=self.incarnation, spec=spec())
+                coordinator_pb2.DeclareModelRequest(rank=self.rank, incarnation=self.incarnation, spec=spec(self.model))
             )
             shard_map = shard_map_from_pb(declared)
             self.epoch, self.region_bytes = shard_map.epoch, Layout.of(shard_map, 0).region_bytes
@@ -81,7 +82,7 @@ class Identity:
     async def load(self, shard: str) -> None:
         """Give the model values on the shard. Raises grpc.RpcError."""
         worker = shard_pb2.WorkerId(rank=self.rank, incarnation=self.incarnation)
-        header = shard_pb2.LoadHeader(model=MODEL, epoch=self.epoch, worker=worker, with_region=True)
+        header = shard_pb2.LoadHeader(model=self.model, epoch=self.epoch, worker=worker, with_region=True)
         chunk = shard_pb2.Chunk(position=0, payload=bytes(self.region_bytes))
         async with grpc.aio.insecure_channel(shard) as channel:
             requests = [shard_pb2.LoadRequest(header=header), shard_pb2.LoadRequest(chunk=chunk)]

@@ -21,7 +21,7 @@ from google.protobuf.message import Message
 from chaos.processes import Process, free_port
 from chaos.training import read_counter
 from fuzz.attack import Attack, Tally, attack_sockets
-from fuzz.identity import MODEL, Identity
+from fuzz.identity import Identity
 from fuzz.messages import Generator
 from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.v1 import coordinator_pb2, shard_pb2
@@ -154,11 +154,11 @@ def _incarnations(message: Message) -> Iterator[int]:
 
 async def attack(role: str, attacked: Attacked, seed: int, messages: int) -> Tally:
     """Send ``messages`` to one role. Returns what came back."""
-    identity = Identity(attacked.coordinator)
+    identity = Identity(attacked.coordinator, f"target of {role} by {seed}")
     await identity.join()
     await identity.load(attacked.shard)
     pools = {
-        "model": (*[MODEL] * 30, "other"),
+        "model": (*[identity.model] * 30, "other"),
         "rank": (*[identity.rank] * 10, 0, 99),
         "index": (*[identity.rank] * 10, 0, 99),
         "incarnation": (*[identity.incarnation] * 10, 1 << 40),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from google.protobuf.message import Message
 
-from fuzz.identity import MODEL, Identity, spec
+from fuzz.identity import Identity, spec
 from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.v1 import coordinator_pb2 as control
 from ps_protocol.v1 import shard_pb2 as pb
@@ -21,7 +21,7 @@ def calls(identity: Identity) -> Mapping[str, Sequence[Message]]:
     """By method: the messages of one call that is in order."""
     me = {"rank": identity.rank, "incarnation": identity.incarnation}
     seat = {"role": control.ROLE_WORKER, "index": identity.rank, "incarnation": identity.incarnation}
-    model = {"model": MODEL, "epoch": identity.epoch}
+    model = {"model": identity.model, "epoch": identity.epoch}
     header = pb.LoadHeader(worker=pb.WorkerId(**me), with_region=True, **model)
     region = pb.Chunk(payload=bytes(identity.region_bytes))
     return {
@@ -32,15 +32,15 @@ def calls(identity: Identity) -> Mapping[str, Sequence[Message]]:
         ],
         "Heartbeat": [control.HeartbeatRequest(stats=control.MemberStats(steps=3, metrics={"loss": 0.5}), **seat)],
         "Leave": [control.LeaveRequest(reason="done", **seat)],
-        "DeclareModel": [control.DeclareModelRequest(spec=spec(), **me)],
-        "GetShardMap": [control.GetShardMapRequest(model=MODEL)],
+        "DeclareModel": [control.DeclareModelRequest(spec=spec(identity.model), **me)],
+        "GetShardMap": [control.GetShardMapRequest(model=identity.model)],
         "Barrier": [control.BarrierRequest(phase=0, **me)],
         "LeaseData": [
             control.LeaseDataRequest(dataset="data", length=1000, epoch=0, lease_items=10, sequence=1, **me),
         ],
         "Pull": [pb.PullRequest(**model)],
         "Save": [pb.SaveRequest(slices=[0], **model)],
-        "GetModel": [pb.GetModelRequest(model=MODEL)],
+        "GetModel": [pb.GetModelRequest(model=identity.model)],
         "GetRows": [pb.GetRowsRequest(ids=_IDS, **model)],
         "SaveBuckets": [pb.SaveBucketsRequest(buckets=[0, 3], **model)],
         "Feed": [pb.FeedRequest(**model)],
@@ -57,7 +57,7 @@ def opening(identity: Identity) -> pb.StepRequest:
     """The first message of a stream."""
     worker = pb.WorkerId(rank=identity.rank, incarnation=identity.incarnation)
     return pb.StepRequest(
-        open=pb.Open(model=MODEL, epoch=identity.epoch, worker=worker, protocol_version=PROTOCOL_VERSION)
+        open=pb.Open(model=identity.model, epoch=identity.epoch, worker=worker, protocol_version=PROTOCOL_VERSION)
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import subprocess
 import sys
 
@@ -13,13 +12,14 @@ import chaos.processes
 from chaos import program
 from tests.support.interpreters import FORKING, alive
 from tests.support.length import choose
+from tests.support.seeds import drawn_seed
 
 SMALL = ["--minutes", "0.15", "--every", "2.5", "--undisturbed-minutes", "0", "--references", "0", "--workers", "2"]
 
 
 @pytest.mark.parametrize("processes", choose(["forked", "own interpreters"], ["forked"]))
 def test_a_small_run_keeps_every_promise_and_leaves_no_process(tmp_path, monkeypatch, capsys, processes):
-    seed = random.SystemRandom().randrange(1 << 20)
+    seed = drawn_seed()
     words = ["--seed", str(seed), "--folder", str(tmp_path), *SMALL]
     if processes == "forked":
         monkeypatch.setattr(chaos.processes, "subprocess", FORKING)

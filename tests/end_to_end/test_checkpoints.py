@@ -23,6 +23,7 @@ from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_worker import Cluster
 from tests.end_to_end.training import assert_bitwise, assert_close, batches, loss_of, net, run_workers, values
 from tests.support.length import paired
+from tests.support.seeds import drawn_seed
 from tests.support.shards import coordinator_stub, wait_until
 from tests.worker.jobs import Job, running_job
 
@@ -95,8 +96,7 @@ def test_safetensors_reads_the_model_of_a_checkpoint_directly(tmp_path):
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_a_checkpoint_under_training_holds_each_push_on_every_shard_or_on_none(tmp_path, mode):
     """Every worker adds 1 to every element with each push: in one cut all elements are equal to the version."""
-    seed = random.SystemRandom().randrange(1 << 20)
-    print(f"seed {seed}")
+    seed = drawn_seed()
     done, started = threading.Event(), threading.Barrier(4)
 
     def work(cluster: Cluster) -> None:

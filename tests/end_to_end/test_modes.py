@@ -12,6 +12,7 @@ import ps_worker
 from ps_protocol.cluster.view import Role
 from ps_protocol.model.spec import Consistency, Mode
 from tests.end_to_end.training import assert_bitwise, batches, loss_of, net, run_workers, values
+from tests.support.seeds import drawn_seed
 from tests.support.shards import wait_until
 from tests.worker.jobs import running_job
 
@@ -52,8 +53,7 @@ def step(model, optimizer, batch):
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_nobody_gets_more_than_s_steps_ahead_of_a_slow_worker_and_all_go_on_when_it_leaves(bound):
-    seed = random.SystemRandom().randrange(1 << 20)
-    print(f"seed {seed}")
+    seed = drawn_seed()
     workers, clocks = 3, Clocks(3)
     clocks.bound = bound
 

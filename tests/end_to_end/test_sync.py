@@ -21,6 +21,7 @@ from tests.end_to_end.training import (
     values,
 )
 from tests.support.length import paired
+from tests.support.seeds import drawn_seed
 from tests.support.shards import wait_until
 from tests.worker.jobs import running_job
 
@@ -66,8 +67,7 @@ def test_sync_training_is_that_of_one_process_on_the_concatenated_batch(workers,
 def test_two_runs_with_shuffled_arrival_give_the_same_bytes(optimizer):
     torch_class, arguments = OPTIMIZERS[optimizer]
     workers, steps = 3, batches(8, 3)
-    seed = random.SystemRandom().randrange(1 << 20)
-    print(f"seed {seed}")
+    seed = drawn_seed()
 
     def shuffled(seed):
         turns = Turns(workers, seed)

@@ -25,6 +25,7 @@ from tests.end_to_end.table_training import (
     with_ids,
 )
 from tests.end_to_end.training import run_workers
+from tests.support.seeds import drawn_seed
 from tests.support.shards import wait_until
 from tests.worker.jobs import running_job
 
@@ -41,8 +42,7 @@ from tests.worker.jobs import running_job
 def test_training_is_torch_s_training_whatever_the_shards_the_optimizer_and_the_mode(
     shards: int, workers: int, consistency: Consistency
 ) -> None:
-    seed = random.SystemRandom().randrange(1 << 20)
-    print(f"seed {seed}")
+    seed = drawn_seed()
     chance = random.Random(seed)
     jobs = [(kind, chance.choice(["sum", "mean", "max"]), chance.random() < 0.5) for kind in OPTIMIZERS]
 

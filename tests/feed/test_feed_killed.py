@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import threading
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from ps_worker.table_feed.table_copy import TableCopy
 from tests.feed.following import rows_of
 from tests.recovery.cluster import Cluster
 from tests.recovery.row_scripts import MOST_ROWS
+from tests.support.seeds import seeded
 from tests.support.shards import wait_until
 
 STEPS, ROWS = 50, 200
@@ -73,9 +73,7 @@ def evicted(cluster: Cluster) -> bool:
 
 
 def test_a_copy_is_equal_after_shards_were_killed_and_the_reader_began_again(launch, tmp_path):
-    seed = random.SystemRandom().randrange(1 << 20)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+    chance = seeded()
     cluster, path = launch(2, lease_seconds=10.0, shard=["--snapshot-seconds", "0.1"]), tmp_path / "copy"
     worker = cluster.worker(steps=STEPS, rows=ROWS)
     following = threading.Thread(target=follow, args=(cluster.address, path))

@@ -18,6 +18,7 @@ from ps_worker.table_feed import table_copy
 from ps_worker.table_feed.table_copy import TableCopy
 from tests.feed.following import rows_of
 from tests.support.length import examples
+from tests.support.seeds import drawn_seed
 from tests.support.tables import array, table_spec
 
 SPEC = table_spec(dim=2, buckets=4)
@@ -94,8 +95,7 @@ def test_a_flipped_bit_in_the_file_of_a_copy_is_found_or_changes_nothing(tmp_pat
     copy, path = TableCopy(), tmp_path / "copy"
     copy.apply(change_of(7, [], [], list(range(100))))
     copy.save(path)
-    seed = random.SystemRandom().randrange(1 << 20)
-    print(f"seed {seed}")
+    seed = drawn_seed()
     whole, chance = path.read_bytes(), random.Random(seed)
     # The first array says in text how many items it has.
     shape = whole.index(b"(100,)") + 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import subprocess
 import sys
 from contextlib import suppress
@@ -17,12 +16,12 @@ from fuzz.messages import Generator
 from ps_protocol.v1 import coordinator_pb2, shard_pb2
 from tests.support.interpreters import FORKING, alive
 from tests.support.length import choose
+from tests.support.seeds import drawn_seed
 
 
 @pytest.mark.parametrize("processes", choose(["forked", "own interpreters"], ["forked"]))
 def test_mutated_messages_harm_nobody_and_no_process_is_left(tmp_path, monkeypatch, processes):
-    seed, messages = random.SystemRandom().randrange(1 << 20), 600
-    print(f"seed {seed}")
+    seed, messages = drawn_seed(), 600
     if processes == "forked":
         monkeypatch.setattr(chaos.processes, "subprocess", FORKING)
         assert program.run(program.ROLES, seed, messages, tmp_path) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,9 +113,3 @@ def served_by_version(layout: Layout, count: int) -> list[bytes]:
 
 def segments(root: Path) -> list[Path]:
     return sorted((root / "shard-0" / "log").glob("[0-9]*.log"))
-
-
-def seeded() -> random.Random:
-    seed = random.SystemRandom().randrange(1 << 20)
-    print(f"seed {seed}")
-    return random.Random(seed)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from chaos.proxy import Proxy
@@ -12,6 +10,7 @@ from tests.recovery.cluster import joins_and_leaves
 from tests.recovery.reference import alone, assert_each_push_was_applied_once, assert_served_is_replayed
 from tests.recovery.scripts import STEPS
 from tests.support.ports import free_port
+from tests.support.seeds import seeded
 from tests.support.shards import wait_until
 
 
@@ -28,9 +27,7 @@ def between(request):
 
 
 def test_a_worker_parted_from_a_shard_again_and_again_repeats_what_was_not_answered(launch, between):
-    seed = random.SystemRandom().randrange(1 << 20)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+    chance = seeded()
     port = str(free_port())
     address = f"127.0.0.1:{port}"
     proxy = between(address)

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
 from tests.recovery.reference import assert_each_push_was_applied_once, assert_served_is_replayed
+from tests.support.seeds import seeded
 
 LEASE_SECONDS = 5.0
 """No worker may lose its place here because the machine is busy: the numbers would rightly be others."""
-
-
-def seeded():
-    seed = random.SystemRandom().randrange(1 << 20)
-    print(f"seed {seed}")
-    return random.Random(seed)
 
 
 def train_in_sync(cluster, kills):

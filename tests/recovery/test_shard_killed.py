@@ -9,13 +9,13 @@ import pytest
 from ps_server.shard.execution.watchdog import EXIT_STUCK
 from tests.recovery.reference import alone, replayed
 from tests.recovery.scripts import STEPS
+from tests.support.seeds import drawn_seed
 from tests.support.shards import wait_until
 
 
 @pytest.mark.parametrize("transport", ["shm", "bulk", "grpc"])
 def test_a_shard_killed_again_and_again_loses_nothing(launch, transport):
-    seed = random.SystemRandom().randrange(1 << 20)
-    print(f"seed {seed}")
+    seed = drawn_seed()
     kills = sorted(random.Random(seed).sample(range(1, STEPS), 3))
     cluster = launch(shard=["--snapshot-seconds", "0.05"])
     worker = cluster.worker(transport=transport)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import random
-
 from tests.recovery.rows_kept import assert_each_push_is_in_its_rows_once
+from tests.support.seeds import seeded
 from tests.support.shards import wait_until
 
 STEPS, ROWS = 60, 200
 
 
 def test_a_shard_killed_during_inserts_and_evictions_loses_no_row_and_brings_none_back(launch):
-    seed = random.SystemRandom().randrange(1 << 20)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+    chance = seeded()
     cluster = launch(shard=["--snapshot-seconds", "0.05"])
     shard = cluster.shards[0]
     worker = cluster.worker(steps=STEPS, rows=ROWS)

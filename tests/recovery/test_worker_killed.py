@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import signal
 
 import pytest
 
 from ps_protocol.cluster.view import Role
 from tests.recovery.reference import assert_each_push_was_applied_once, assert_served_is_replayed, replayed
+from tests.support.seeds import seeded
 from tests.support.shards import wait_until
 
 
@@ -45,9 +45,7 @@ def test_a_worker_killed_in_a_step_leaves_a_whole_push_or_none(launch, point):
 
 
 def test_a_worker_killed_at_any_moment_leaves_whole_pushes_only(launch):
-    seed = random.SystemRandom().randrange(1 << 20)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+    chance = seeded()
     cluster = launch(2)
     workers = []
     for tag in range(4):

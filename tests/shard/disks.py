@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -35,9 +34,3 @@ def held(shard: TestShard, model: ShardModel) -> torch.Tensor:
     data = published.region.data.clone()
     give_back()
     return data
-
-
-def seeded() -> random.Random:
-    seed = random.SystemRandom().randrange(1 << 20)
-    print(f"seed {seed}")
-    return random.Random(seed)

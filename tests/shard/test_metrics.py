@@ -26,6 +26,7 @@ from ps_server.shard.standby.log_feed import LogFeed
 from tests.optimizers.test_option_ranges import _defaults
 from tests.shard.step.test_failing_steps import RAISING
 from tests.shard.tables.test_expiry import age
+from tests.support.seeds import drawn_seed
 from tests.support.shards import StubStream, TestShard, flat, gradients, running_shard, start, wait_until
 from tests.support.tables import RowStream, array, start_with, table_spec
 
@@ -357,8 +358,7 @@ def test_a_snapshot_that_cannot_be_written_is_a_failure(tmp_path: Any, monkeypat
 
 
 def test_staleness_in_buckets_has_every_push_once() -> None:
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
+    seed = drawn_seed()
     counts = [random.Random(seed).randrange(9) for _ in range(64)]
     found = staleness_value(counts)
     assert sum(found.counts) == sum(counts)

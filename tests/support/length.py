@@ -16,7 +16,8 @@ FULL = os.environ.get("TEST_LENGTH") == "full"
 _SHORTER = 5
 _FEWEST_EXAMPLES = 10
 
-settings.register_profile("short", deadline=None, print_blob=True, max_examples=20)
+# The short one tries the same examples each time, like ``tests.support.seeds``.
+settings.register_profile("short", deadline=None, print_blob=True, max_examples=20, derandomize=True)
 settings.register_profile("full", deadline=None, print_blob=True, max_examples=100)
 
 
@@ -40,4 +41,4 @@ def paired(one: Sequence[T], other: Sequence[S]) -> list[tuple[T, S]]:
 def examples(full: int, **options: Any) -> settings:
     """Settings of Hypothesis with ``full`` examples, or a fifth of them; ``options`` are other settings."""
     count = choose(full, min(full, max(_FEWEST_EXAMPLES, full // _SHORTER)))
-    return settings(settings.get_profile("full"), max_examples=count, **options)
+    return settings(settings.get_profile(choose("full", "short")), max_examples=count, **options)

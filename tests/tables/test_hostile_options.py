@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
 
 from ps_protocol.errors import InvalidRequest, UnsupportedOptimizer
 from ps_protocol.model.tables import LARGEST_OPTION, ROW_OPTIMIZERS, RowInit, validate, validate_options
 from ps_server.tables.step import RowStep
+from tests.support.seeds import seeded
 from tests.tables.samples import spec, table, use, values
 
 EDGES = (0.0, 5e-324, 1e-38, 1e-8, 0.5, 1 - 1e-7, 1 - 2**-53, 1.0, 1e9, 1e38, 1e39, 1e308, -0.5, -10.0, -1e308)
@@ -18,9 +17,7 @@ NOT_NUMBERS = (float("nan"), float("inf"), -float("inf"), 10**400)
 
 @pytest.mark.parametrize("name", ROW_OPTIMIZERS)
 def test_no_update_raises_whatever_the_options(name: str) -> None:
-    seed = random.randrange(1 << 30)
-    print("seed", seed)
-    chance = random.Random(seed)
+    chance = seeded()
     for _ in range(100):
         options = {key: chance.choice(EDGES) for key in ROW_OPTIMIZERS[name]}
         # Also those that an older version took, and has logged.

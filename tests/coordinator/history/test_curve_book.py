@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import random
 
 import pytest
 
 from ps_server.coordinator.history.curve_book import CurveBook, Spread
+from tests.support.seeds import seeded
 
 
 def one(value: float) -> Spread:
@@ -74,9 +74,7 @@ def test_no_odd_number_of_points() -> None:
 
 
 def test_a_long_job_has_bounded_curves_over_all_of_its_time() -> None:
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
-    draw = random.Random(seed)
+    draw = seeded()
     points = draw.choice([4, 10, 64])
     book, now, seen = CurveBook(1.0, points=points), 1000.0, []
     for _ in range(3000):

@@ -24,6 +24,7 @@ from ps_server.coordinator.history.recorder import JobRecorder
 from ps_server.coordinator.settings import ClusterSettings
 from tests.coordinator.history.test_recorder import Recorded
 from tests.support.loops import LoopThread
+from tests.support.seeds import drawn_seed
 
 
 def filled(points: int, names: int = 2) -> CurveBook:
@@ -102,7 +103,7 @@ def test_events_of_this_process_come_after_those_before_and_are_numbered_on():
 
 def test_every_flip_of_a_bit_is_noticed():
     data = encode(SavedHistory(1.0, filled(3).curves(), (JobEvent(1, 1.0, "x"),)))
-    seed = random.randrange(1 << 30)
+    seed = drawn_seed()
     chance = random.Random(seed)
     for _ in range(300):
         at = chance.randrange(len(data))

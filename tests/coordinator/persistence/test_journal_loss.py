@@ -11,6 +11,7 @@ from ps_protocol.errors import ConfigError, DamagedData
 from ps_server.coordinator.persistence import journal as journals
 from ps_server.coordinator.persistence import witness
 from ps_server.coordinator.persistence.journal import FILE_NAME, Journal
+from tests.support.seeds import drawn_seed
 
 WAL = FILE_NAME + "-wal"
 COMMITS = 12
@@ -84,8 +85,7 @@ def test_the_main_file_removed_is_a_refusal_and_the_write_ahead_log_stays(folder
 
 
 def test_one_damage_anywhere_gives_all_commits_or_a_refusal(killed: Path, tmp_path: Path) -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
+    seed = drawn_seed()
     rng = random.Random(seed)
     refused = 0
     for trial in range(TRIALS):

@@ -6,6 +6,7 @@ import pytest
 
 from ps_protocol.metrics.definition import Catalogue, HistogramValue
 from ps_protocol.metrics.histogram import Histogram
+from tests.support.seeds import drawn_seed
 
 
 def test_a_name_that_is_taken_is_refused_also_by_a_catalogue_that_includes_it():
@@ -43,8 +44,7 @@ def test_a_histogram_counts_values_below_and_at_each_bound():
 
 
 def test_a_histogram_of_random_values_has_each_once():
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
+    seed = drawn_seed()
     draw, histogram = random.Random(seed), Histogram()
     values = [10 ** draw.uniform(-7, 4) for _ in range(500)]
     for value in values:

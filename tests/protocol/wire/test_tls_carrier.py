@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import socket
 import threading
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from ps_protocol.security.security import Security
 from ps_protocol.wire.socket_messages import LENGTH, framed
 from ps_protocol.wire.tls_carrier import CHUNK_BYTES, TlsCarrier
 from ps_server.certs.authority import Authority
+from tests.support.seeds import seeded
 from tests.support.tls import SocketCertificates
 
 SECONDS = 30.0
@@ -71,9 +71,7 @@ def receive(carrier: TlsCarrier, size: int) -> bytes:
 
 
 def test_pieces_of_any_size_arrive_whole_both_ways_at_once(certificates):
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    draw = random.Random(seed)
+    draw = seeded()
     sizes = [0, 1, 3, 16384, 16385, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 << 20]
     sent = [[draw.randbytes(size) for size in draw.sample(sizes, len(sizes))] for _ in range(2)]
     with pair(certificates) as ends, ThreadPoolExecutor(4) as threads:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 from ps_server.shard.durability.record_ages import SAMPLE_SECONDS, RecordAges
+from tests.support.seeds import drawn_seed
 
 
 def test_an_age_is_short_of_the_truth_by_one_sample_at_most_and_never_more_than_it():
-    seed = random.SystemRandom().randrange(1 << 32)
-    print("seed", seed)
+    seed = drawn_seed()
     chance, ages = random.Random(seed), RecordAges()
     written, now = [0.0], 0.0
     for _ in range(200):

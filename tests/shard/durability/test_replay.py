@@ -12,6 +12,7 @@ from ps_protocol.model.spec import Consistency, Mode
 from ps_server.optimizers.shard_optimizer import ShardOptimizer
 from ps_server.state.region import Region
 from tests.support.length import paired
+from tests.support.seeds import drawn_seed
 from tests.support.shards import RecordingLog, StubStream, flat, gradients, running_shard, start
 
 OPTIMIZERS = {
@@ -45,8 +46,7 @@ def train(shard, model, rank, seed):
 
 @pytest.mark.parametrize(("optimizer", "mode"), paired(list(OPTIMIZERS), MODES), ids=str)
 def test_no_push_is_lost_or_doubled_and_a_replay_gives_the_same_bytes(optimizer, mode):
-    seed = random.SystemRandom().randrange(1 << 20)
-    print(f"seed {seed}")
+    seed = drawn_seed()
     log = RecordingLog()
     with running_shard({rank: rank + 1 for rank in range(WORKERS)}, mode, log) as shard:
         model, initial = start(shard, optimizer=f"torch.optim.{optimizer}", **OPTIMIZERS[optimizer])

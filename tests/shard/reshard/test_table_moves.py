@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -34,6 +33,7 @@ from tests.shard.reshard.moving import (
 )
 from tests.shard.reshard.moving_worker import Worker
 from tests.support.length import paired
+from tests.support.seeds import seeded
 from tests.support.shards import error_of, wait_until
 from tests.support.tables import RowStream, table_spec
 
@@ -264,9 +264,7 @@ def test_a_shard_killed_while_buckets_move_comes_back_as_was_decided(tmp_path, n
 
 @pytest.mark.parametrize("rule", [NEVER, OFTEN], ids=["log", "snapshots"])
 def test_moves_and_pushes_in_turn_are_all_in_the_log(tmp_path, rule):
-    seed = random.SystemRandom().getrandbits(32)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+    chance = seeded()
     with job(spec(), HERE, path=tmp_path, tables=(ADS, USERS), rule=rule) as made:
         worker = RowWorker(made)
         for _ in range(4):

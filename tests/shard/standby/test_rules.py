@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from ps_protocol.cluster.view import Joined, MemberStats, Role, SyncWord
@@ -12,6 +10,7 @@ from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.persistence.cluster_records import changed_rows, from_rows
 from ps_server.coordinator.state import ClusterState
 from tests.coordinator.cluster import Cluster
+from tests.support.seeds import seeded
 
 
 class Places(Cluster):
@@ -184,9 +183,7 @@ def test_a_restarted_coordinator_knows_who_may_take_the_place() -> None:
 
 def test_a_promoted_standby_has_everything_acknowledged_whatever_happens() -> None:
     """Random lives of three directories; the model: what each has, and what was acknowledged."""
-    seed = random.SystemRandom().randrange(1 << 30)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+    chance = seeded()
     for _ in range(200):
         c, states, has, words = Places(), dict.fromkeys("abc", 0), dict.fromkeys("abc", 0), 0
         holder, acknowledged, synced = "", 0, ""

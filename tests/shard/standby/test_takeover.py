@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import signal
 import time
 
@@ -14,6 +13,7 @@ from tests.recovery.reference import alone, assert_each_push_was_applied_once, c
 from tests.recovery.scripts import STEPS
 from tests.support.length import choose
 from tests.support.ports import free_port
+from tests.support.seeds import seeded
 from tests.support.shards import wait_until
 
 BALLAST = 300_000
@@ -38,9 +38,7 @@ def test_the_standby_of_a_killed_shard_takes_its_place(pair, transport):
 
 
 def test_no_acknowledged_push_is_lost_whenever_the_primary_is_killed(pair):
-    seed = random.SystemRandom().randrange(1 << 20)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+    chance = seeded()
     made = pair("--acknowledge", "after")
     pauses = list(range(30, choose(180, 120), 30))
     steps = pauses[-1] + 30

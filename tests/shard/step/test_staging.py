@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from itertools import pairwise
 
 import grpc
@@ -14,6 +13,7 @@ from ps_protocol.v1 import common_pb2 as common
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_server.shard.step.staging import MAX_RANGES, Staging
 from ps_server.state.region import RegionPool
+from tests.support.seeds import seeded
 from tests.support.shards import (
     StubStream,
     assert_equal,
@@ -109,9 +109,7 @@ def staging_of(elements: int) -> Staging:
 
 
 def test_ranges_are_what_a_set_of_bytes_is():
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    draw = random.Random(seed)
+    draw = seeded()
     for _ in range(200):
         staging, staged = staging_of(16), set()
         for _ in range(draw.randrange(1, 12)):

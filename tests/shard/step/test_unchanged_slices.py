@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
 import torch
 
 from ps_protocol.model.layout import Layout
 from ps_server.shard.step.published import LastChanges, UnchangedSlices
+from tests.support.seeds import seeded
 from tests.support.shards import (
     StubStream,
     flat,
@@ -66,9 +65,7 @@ def test_with_differences_only_what_came_raw_is_whole() -> None:
 
 
 def test_random_changes_against_a_list_of_versions() -> None:
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
-    chance = random.Random(seed)
+    chance = seeded()
     changes, versions = LastChanges(LAYOUT), [0] * len(ALL)
     held = {UnchangedSlices(changes, keeps=True, differences=False): [-1] * len(ALL) for _ in range(3)}
     for _ in range(2000):
@@ -103,9 +100,7 @@ def receive(stream: StubStream, held: list[torch.Tensor], layout: Layout) -> int
 
 
 def test_random_pushes_loads_and_lost_streams_leave_each_worker_with_the_shard_s_values() -> None:
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
-    chance = random.Random(seed)
+    chance = seeded()
     left_out = 0
     with running_shard({0: 1, 1: 2}) as shard:
         model, initial = start(shard, (4, 3), (5,), (2, 2), (7,))

@@ -11,6 +11,7 @@ import torch
 
 from tests.support.interpreters import Interpreter
 from tests.support.length import choose
+from tests.support.seeds import drawn_seed
 from tests.worker.jobs import Job, running_job
 
 ITEMS = choose(2000, 800)
@@ -45,8 +46,7 @@ def trained(job: Job) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("style", ["plain", "overlap"])
 def test_workers_that_are_told_to_end_lose_no_step_and_repeat_none(style: str) -> None:
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
+    seed = drawn_seed()
     chance = random.Random(seed)
     with running_job(shards=2, workers=0, lease_seconds=60.0) as job:
         codes = []

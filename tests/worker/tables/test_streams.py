@@ -16,6 +16,7 @@ from ps_worker import rows
 from ps_worker.step.summary import Outcome
 from ps_worker.tables import Embedding, EmbeddingBag, EmbeddingBags, Table
 from ps_worker.tables.prefetch import Prefetch
+from tests.support.seeds import drawn_seed
 from tests.worker.fakes import FakeSession, job
 from tests.worker.tables.table_training import Clicks, assert_same, batches, declare, in_torch, on_shards, train
 
@@ -106,8 +107,7 @@ def test_a_shard_that_stays_away_is_waited_for_as_long_as_said(session: FakeSess
 
 
 def test_training_with_random_faults_is_training_without(session: FakeSession) -> None:
-    seed = random.SystemRandom().randrange(1 << 20)
-    print(f"seed {seed}")
+    seed = drawn_seed()
     chance = random.Random(seed)
     model, optimizer = on_shards(session)
     reference, plain = in_torch()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import signal
 
 import pytest
@@ -24,6 +23,7 @@ from ps_server.cli.launcher.hosts.messages import (
     pack,
     unpack,
 )
+from tests.support.seeds import seeded
 
 WORKER = ProcessName(ProcessRole.WORKER, 3)
 MESSAGES = [
@@ -41,9 +41,7 @@ MESSAGES = [
 
 
 def test_messages_come_back_in_any_pieces():
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
-    chance = random.Random(seed)
+    chance = seeded()
     data = b"".join(map(pack, MESSAGES))
     reader, found = FrameReader(), []
     while data:
