@@ -21,7 +21,8 @@ from ps_server.state.bucket_groups import buckets_of, copy_group
 from ps_server.state.model_state import new_model
 from ps_server.state.replica import Step
 from ps_server.tables.step import RowStep
-from tests.log.support import opened, random_region, seeded
+from tests.log.support import opened, random_region
+from tests.support.seeds import seeded
 from tests.support.table_bits import bits_of
 from tests.support.tables import spec_with, table_spec, whole_table_map
 

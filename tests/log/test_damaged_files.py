@@ -19,7 +19,8 @@ from ps_protocol.sealed import seal, unseal
 from ps_server.log import durable
 from ps_server.log.folder import DataFolder
 from ps_server.log.record import HEADER_BYTES, decode_header
-from tests.log.support import go_on, layout_of, opened, seeded, served_by_version, write_log, write_snapshot
+from tests.log.support import go_on, layout_of, opened, served_by_version, write_log, write_snapshot
+from tests.support.seeds import seeded
 
 SMALL = ((3, 2), (5,))
 VERSION = torch.__version__

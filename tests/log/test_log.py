@@ -18,8 +18,9 @@ from ps_server.log.record import HEADER_BYTES, Header, decode_header, encode_rec
 from ps_server.log.recovery import recover
 from ps_server.log.scan import Scan
 from ps_server.log.segments import SegmentFolder
-from tests.log.support import beginning, layout_of, opened, seeded, segments, served_by_version, update, write_log
+from tests.log.support import beginning, layout_of, opened, segments, served_by_version, update, write_log
 from tests.support.loops import LoopThread
+from tests.support.seeds import seeded
 
 SMALL = ((3, 2), (5,))
 

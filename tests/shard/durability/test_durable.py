@@ -16,10 +16,11 @@ from ps_protocol.model.registered_optimizers import name_of
 from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.v1 import shard_pb2, shard_pb2_grpc
 from ps_server.cli.options.storage import Durability
-from tests.shard.disks import NEVER, OFTEN, durable, held, seeded, shard_on
+from tests.shard.disks import NEVER, OFTEN, durable, held, shard_on
 from tests.shard.durability.test_replay import OPTIMIZERS
 from tests.support import user_optimizers
 from tests.support.length import paired
+from tests.support.seeds import seeded
 from tests.support.shards import (
     StubStream,
     error_of,

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from ps_server.log.recovery import recover
-from tests.log.support import seeded
 from tests.recovery.rows_kept import assert_each_push_is_in_its_rows_once
 from tests.shard.disks import held
 from tests.shard.standby.support import NEVER, OFTEN, follower, primary
+from tests.support.seeds import seeded
 from tests.support.shards import wait_until
 from tests.support.table_bits import bits_of, served_bits
 from tests.support.tables import RowStream, start_with

@@ -23,7 +23,8 @@ from ps_server.log.entries import Loaded
 from ps_server.optimizers.shard_optimizer import ShardOptimizer
 from ps_server.optimizers.state import StateKey
 from tests.optimizers.test_option_ranges import TRIGGERS, _defaults, _hostile
-from tests.shard.disks import held, seeded, shard_on
+from tests.shard.disks import held, shard_on
+from tests.support.seeds import seeded
 from tests.support.shards import (
     StubStream,
     TestShard,

@@ -11,7 +11,8 @@ import torch
 
 from ps_server.cli.options.storage import Durability
 from tests.log.support import segments
-from tests.shard.disks import NEVER, OFTEN, held, seeded, shard_on
+from tests.shard.disks import NEVER, OFTEN, held, shard_on
+from tests.support.seeds import seeded
 from tests.support.shards import wait_until
 from tests.support.table_bits import served_bits
 from tests.support.tables import RowStream, array, load_rows, start_with, table_spec
