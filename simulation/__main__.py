@@ -7,7 +7,8 @@ import os
 import sys
 
 from simulation.many import report, run_seeds, say
-from simulation.plan import Size, make_plan
+from simulation.plan import Size
+from simulation.planning import make_plan
 from simulation.world import World
 
 
@@ -18,7 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown := set(faults) - {*Size().faults, "none"}:
         say(f"unknown faults: {', '.join(sorted(unknown))}; there are {', '.join((*Size().faults, 'none'))}")
         return 2
-    size = Size(options.shards, options.workers, options.steps, tuple(f for f in faults if f != "none"))
+    size = Size(options.shards, options.workers, options.steps, tuple(f for f in faults if f != "none"), options.swarms)
     if options.seed is not None:
         outcome = World(make_plan(options.seed, size), loud=options.trace).run()
         report(outcome, size, told=options.trace)
@@ -37,6 +38,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=int, default=size.workers, help=f"default {size.workers}")
     parser.add_argument("--steps", type=int, default=size.steps, help=f"per worker and phase (default {size.steps})")
     parser.add_argument("--faults", default="", help=f"comma-separated, default all: {','.join(size.faults)}")
+    parser.add_argument(
+        "--swarms", type=float, default=size.swarms, help="share of seeds with many faults of few kinds"
+    )
     parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
     return parser
 

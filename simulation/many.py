@@ -8,7 +8,8 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 
-from simulation.plan import Size, make_plan
+from simulation.plan import Size
+from simulation.planning import make_plan
 from simulation.world import Outcome, World
 
 _SAY_SECONDS = 60.0
@@ -102,7 +103,7 @@ def report(outcome: Outcome, size: Size, *, told: bool) -> None:
         say(f"VIOLATION in seed {outcome.seed}: {outcome.violation}")
         say(
             f"again: python -m simulation --seed {outcome.seed} --shards {size.shards} --workers {size.workers} "
-            f"--steps {size.steps} --trace"
+            f"--steps {size.steps} --swarms {size.swarms:g} --trace"
         )
     else:
         say(

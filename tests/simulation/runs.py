@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from simulation.plan import Fault, Plan, Size, make_plan
+from simulation.plan import Fault, Plan, Size
+from simulation.planning import make_plan
 from simulation.world import Outcome, World
 from tests.support.length import choose
 
@@ -32,11 +33,12 @@ def shown(texts: str | tuple[str, ...], seeds: Iterable[int], size: Size | None 
     standbys and raw payloads, where ``fixed`` does not say otherwise.
     """
     fixed = {"models": 1, "standby": False, "acknowledged_after": True, "wire": "raw", "table": False} | fixed
+    ordinary = replace(size or Size(), swarms=0.0)
     wanted = (texts,) if isinstance(texts, str) else texts
 
     def showing(tried: Iterable[int]) -> Iterator[Outcome]:
         for seed in tried:
-            outcome = run(seed, size, lambda plan: replace(plan, **fixed))
+            outcome = run(seed, ordinary, lambda plan: replace(plan, **fixed))
             if any(text in outcome.violation for text in wanted):
                 yield outcome
             elif outcome.violation:

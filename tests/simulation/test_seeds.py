@@ -10,6 +10,7 @@ import pytest
 
 from simulation.__main__ import main
 from simulation.plan import ALL_FAULTS, Fault, Size
+from simulation.planning import make_plan
 from tests.simulation.runs import run
 from tests.support.length import choose
 
@@ -44,6 +45,14 @@ def test_eight_shards_and_many_workers_break_no_promise():
     outcome = run(1, Size(shards=8, workers=choose(20, 6), steps=1))
     assert outcome.violation == ""
     assert outcome.pushes or outcome.replies
+
+
+def test_a_swarm_has_many_faults_of_few_kinds_and_the_share_of_swarms_is_asked_for():
+    swarms = [make_plan(seed, Size(swarms=1.0)) for seed in range(50)]
+    assert all(8 <= len(plan.faults) <= 20 and len({fault.kind for fault in plan.faults}) <= 5 for plan in swarms)
+    assert all(fault.time < plan.quiet_at for plan in swarms for fault in plan.faults)
+    half = [make_plan(seed, Size(swarms=0.5)) for seed in range(50)]
+    assert 10 < sum(plan == swarm for plan, swarm in zip(half, swarms, strict=True)) < 40
 
 
 def test_without_faults_all_work_is_done_and_applied():

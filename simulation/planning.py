@@ -1,0 +1,73 @@
+"""Decides from a seed what one run is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from simulation.plan import SEPARATE, Fault, Plan, Size, random_mode
+from simulation.swarms import as_swarm, in_order, moving
+
+
+def make_plan(seed: int, size: Size) -> Plan:
+    """The run that ``seed`` stands for; the same whenever ``size`` is the same."""
+    plan, random = _ordinary(seed, size), Random(f"swarm of {seed}")
+    return as_swarm(plan, size.faults, random) if random.random() < size.swarms and size.workers <= 100 else plan
+
+
+def _ordinary(seed: int, size: Size) -> Plan:
+    """All kinds of faults, a few of each."""
+    random, more = Random(f"plan of {seed}"), Random(f"more of {seed}")
+    large = size.workers > 100
+    expected = size.workers if random.random() < 0.7 else 0
+    window = random.uniform(5, 15)
+    phases = random.choice([1, 2, 3]) if not large else 1
+    steps = -(-size.steps // phases)
+    durable = random.random() < 0.8
+    calls = "calls" in size.faults
+    kinds = [kind for kind in size.faults if kind not in SEPARATE]
+    count = (random.randrange(2, 14) if not large else random.randrange(10, 40)) if kinds else 0
+    faults = in_order(Fault(random.uniform(0.5, window), random.choice(kinds)) for _ in range(count))
+    plan = Plan(
+        seed=seed,
+        shards=size.shards,
+        workers=size.workers,
+        steps=steps,
+        phases=phases,
+        think_seconds=window / (steps * phases + 1) * random.uniform(0.3, 1.0),
+        skipped=random.choice([0.0, 0.0, 0.05, 0.3]),
+        consistency=random_mode(random, expected),
+        expected_workers=expected,
+        durable=durable,
+        snapshot_seconds=random.choice([0.0 if durable else 0.7, 0.7, 3.0, 5.0]),
+        fsync=durable and random.random() < 0.5,
+        sync_seconds=random.choice([0.0, 0.001, 0.05]),
+        log_bytes=1 << 20,
+        momentum=random.choice([0.0, 0.5]),
+        overlap=random.random() < 0.25,
+        models=2 if more.random() < 0.2 and not large else 1,
+        standby=durable and not large and more.random() < 0.2,
+        acknowledged_after=more.random() < 0.6,
+        wire=more.choice(["raw", "raw", "raw", "int8", "topk:0.3"]),
+        table=more.random() < 0.3 and not large,
+        lease_seconds=5.0 if not large else 10.0,
+        heartbeat_seconds=2.0 if not large else 2.5,
+        delay_seconds=random.choice([0.001, 0.005, 0.05]) if not large else random.choice([0.001, 0.003]),
+        calls_lost=random.choice([0.0, 0.02, 0.2]) if calls else 0.0,
+        calls_late=random.choice([0.0, 0.02, 0.2]) if calls else 0.0,
+        data_items=random.choice([0, size.workers * steps]) if not large or random.random() < 0.1 else 0,
+        quiet_at=window,
+        ends_at=window + 300.0,
+        rows=_rows(size.shards, random),
+        faults=faults,
+    )
+    moves = "move" in size.faults and more.random() < 0.3 and not large
+    if not moves or not plan.keeps_acknowledged:
+        return plan
+    times = [more.uniform(1.5, plan.quiet_at) for _ in range(more.randrange(1, 4))]
+    return replace(moving(plan), faults=in_order((*plan.faults, *(Fault(time, "move") for time in times))))
+
+
+def _rows(shards: int, random: Random) -> tuple[int, ...]:
+    """A model of which every shard gets something, whole variables and parts of one."""
+    return (2 * shards, *(random.randrange(2, 5) for _ in range(shards)))
