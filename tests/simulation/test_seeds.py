@@ -30,7 +30,7 @@ def test_a_seed_breaks_no_promise(seed):
     ids=str,
 )
 def test_formats_and_standbys_break_no_promise(fixed):
-    size = choose(Size(), Size(shards=2, workers=3, steps=4))
+    size = replace(choose(Size(), Size(shards=2, workers=3, steps=4)), swarms=0.0)
     assert run(2, size, change=lambda plan: replace(plan, **fixed)).violation == ""
 
 
