@@ -104,7 +104,7 @@ class EmbeddedCluster:
         child = self._started.get()
         if isinstance(child, OSError):
             raise Unavailable(f"the {program} of this script's own cluster cannot be started: {child}") from child
-        self._servers.append(OwnServer(program, child))
+        self._servers.append(OwnServer(f"the {program} of this script's own cluster", child))
 
     def _wait_for(self, ready: Path) -> str:
         """The address in the file ``ready``, once it is there."""

@@ -1,4 +1,4 @@
-"""One server of a script's own cluster: a child process, and what it has said last."""
+"""One server as a child process, and what it has said last."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class OwnServer:
     """
 
     def __init__(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        """``name``: "coordinator" or "shard". ``process`` has a pipe as its standard output."""
+        """``name``: for errors, such as "shard 0". ``process`` has a pipe as its standard output."""
         self._name = name
         self._process = process
         self._lines: deque[str] = deque(maxlen=_LINES)
         self._told_to_end = False
         #: How it ended by itself; empty: it runs, or was told to end.
         self.ended = ""
-        self._relay = threading.Thread(target=self._pass_on, name=f"output of the {name}", daemon=True)
+        self._relay = threading.Thread(target=self._pass_on, name=f"output of {name}", daemon=True)
         self._relay.start()
 
     @property
@@ -40,6 +40,11 @@ class OwnServer:
         """What it has said last, for an error."""
         lines = " | ".join(self._lines)
         return f"its log ends with: {lines}" if lines else "its log is empty"
+
+    def join(self, timeout_seconds: float | None = None) -> bool:
+        """Whether it has ended, after at most ``timeout_seconds``; None: as long as it runs."""
+        self._relay.join(timeout_seconds)
+        return not self._relay.is_alive()
 
     def end(self, grace_seconds: float) -> None:
         """SIGTERM, and SIGKILL where it lives ``grace_seconds`` later; returns when it has ended."""
@@ -63,4 +68,4 @@ class OwnServer:
         code = self._process.wait()
         if not self._told_to_end:
             how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-            self.ended = f"the {self._name} of this script's own cluster {how}"
+            self.ended = f"{self._name} {how}"

@@ -69,6 +69,7 @@ EVENTS = MappingProxyType(
         "versions": "two processes use different versions of torch",
         "compiling": "code for tables is compiled",
         "report": "TensorBoard files or traces lack something",
+        "ray.restart": "a server or worker in a Ray cluster was lost and is started again",
         DEBUG: "a message of level debug",
         ERROR: "an exception of Python; the classes of torch-ps are events of their own ([errors.md](errors.md))",
         OTHER: "a message of another library",
@@ -77,6 +78,7 @@ EVENTS = MappingProxyType(
 """Names, and what they mean."""
 
 _BEGINNINGS = {
+    "ray.restart": ("RayCluster: %s; starting it again in %g s (restart",),
     "server.started": (
         "coordinator serves at %s: %d shards, %s workers, %s",
         "shard %d serves on %s",

@@ -1,0 +1,138 @@
+"""What runs in Ray's processes: an actor for each server, whose program is its child, and one for each worker."""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ps_protocol import shim
+from ps_protocol.errors import Unavailable
+from ps_worker.own_server import OwnServer
+from ps_worker.ray.commands import server_command, server_environment
+from ps_worker.ray.plan import RayPlan, ServerName
+
+_POLL_SECONDS = 0.02
+
+SERVER_CALLS = 3
+"""Calls of one ``ServerActor`` at a time: ``serve``, ``address`` and ``stop``."""
+
+
+class ServerActor:
+    """One server. The driver calls ``serve`` once, and the others beside it, from other threads of the actor.
+
+    The server dies with the actor, however that ends: the kernel kills a child at the end of the thread that started
+    it, and that thread waits for the child.
+    """
+
+    def __init__(self, name: ServerName, plan: RayPlan, host: str) -> None:
+        """``host``: the address to listen on; empty: that of the node."""
+        self._name = name
+        self._plan = plan
+        self._host = host
+        self._server: OwnServer | None = None
+        #: host:port; empty where the server ended before it served.
+        self._address = ""
+        self._began = threading.Event()
+        self._stopped = False
+
+    def __repr__(self) -> str:
+        """What Ray puts before its output."""
+        return str(self._name)
+
+    def serve(self, coordinator: str) -> str:
+        """Run the server until it ends; returns how it ended, and its last lines. ``coordinator``: host:port.
+
+        Raises OSError when there is no process for it.
+        """
+        try:
+            with tempfile.TemporaryDirectory(prefix="torch-ps-") as folder:
+                ready = Path(folder) / "address"
+                server = self._start(server_command(self._plan, self._name, self._host or _node(), coordinator), ready)
+                while not ready.exists() and not server.join(_POLL_SECONDS):
+                    pass
+                self._address = ready.read_text().strip() if ready.exists() else ""
+        finally:
+            self._began.set()
+        server.join()
+        return f"{server.ended or f'{self._name} was stopped'}; {server.last_lines}"
+
+    def address(self, timeout_seconds: float) -> str:
+        """host:port, once the server serves. Raises Unavailable, with its last lines, where it ends or takes longer."""
+        began = self._began.wait(timeout_seconds)
+        if self._address:
+            return self._address
+        lines = self._server.last_lines if self._server is not None else "its process has not started"
+        if began:
+            ended = self._server.ended if self._server is not None else f"{self._name} cannot be started"
+            raise Unavailable(ended or f"{self._name} was stopped", actual=lines, remedy="correct what its log says")
+        raise Unavailable(
+            f"{self._name} did not start within {timeout_seconds:.0f} s",
+            actual=lines,
+            remedy="wait longer with RayCluster(start_timeout_seconds=…)",
+        )
+
+    def stop(self, grace_seconds: float) -> None:
+        """End the server: it writes what it keeps, and is killed ``grace_seconds`` later. Returns at its end."""
+        self._stopped = True
+        if self._server is not None:
+            self._server.end(grace_seconds)
+
+    def _start(self, command: Sequence[str], ready: Path) -> OwnServer:
+        program = [sys.executable, "-P", "-m", *command, "--ready-file", str(ready)]
+        started: queue.SimpleQueue[OwnServer | OSError] = queue.SimpleQueue()
+        threading.Thread(target=self._keep, args=(program, started), name=str(self._name), daemon=True).start()
+        server = started.get()
+        if isinstance(server, OSError):
+            raise server
+        self._server = server
+        if self._stopped:
+            server.end(0.0)
+        return server
+
+    def _keep(self, program: Sequence[str], started: queue.SimpleQueue[OwnServer | OSError]) -> None:
+        try:
+            child = subprocess.Popen(
+                shim.command(program),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=server_environment(os.environ, self._plan),
+                process_group=0,
+            )
+        except OSError as error:
+            started.put(error)
+            return
+        server = OwnServer(str(self._name), child)
+        started.put(server)
+        server.join()
+
+
+class WorkerActor:
+    """One worker: a function of the user in the main thread of a process of its own."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def __repr__(self) -> str:
+        """What Ray puts before its output."""
+        return f"worker {self._rank}"
+
+    def run(self, train_fn: Callable[..., Any], arguments: Sequence[Any], environment: Mapping[str, str]) -> Any:
+        """What ``train_fn`` returns, with the variables by which ``connect()`` finds the job."""
+        os.environ.update(environment)
+        return train_fn(*arguments)
+
+
+def _node() -> str:
+    """The address of this node of the Ray cluster."""
+    # Here, because this module is imported where Ray is not installed, too.
+    from ray.util import get_node_ip_address
+
+    return str(get_node_ip_address())

@@ -1,0 +1,174 @@
+"""``RayCluster``: a job in a Ray cluster, from a driver script."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+if importlib.util.find_spec("ray") is None:
+    raise ImportError("ps_worker.ray needs Ray: pip install 'torch-ps[worker,server,ray]'", name="ray")
+
+import ray
+
+from ps_protocol.errors import ConfigError
+from ps_protocol.security.settings import SecuritySettings
+from ps_worker.ray.commands import worker_environment
+from ps_worker.ray.placement import Reservation, node_addresses
+from ps_worker.ray.plan import HALF_A_CPU, LOOPBACK, ONE_CPU, RayPlan, ServerKind, ServerName, uses_loopback
+from ps_worker.ray.servers import RayServers
+from ps_worker.ray.workers import RayWorkers
+
+
+class RayCluster:
+    """A coordinator and shards as actors, and workers as a function on actors. Used as ``with RayCluster(…) as …``,
+    from one thread of the driver.
+
+    Lost servers are started again from ``data_dir``, lost workers in ``run`` with their rank, whether their process was
+    killed, its machine ran out of memory, or somebody called ``ray.kill``.
+    """
+
+    def __init__(
+        self,
+        shards: int = 1,
+        workers: int = 1,
+        *,
+        mode: str = "async",
+        placement: str = "SPREAD",
+        data_dir: str | Path | None = None,
+        standbys: bool = False,
+        shard_resources: Mapping[str, float] = ONE_CPU,
+        worker_resources: Mapping[str, float] = ONE_CPU,
+        coordinator_resources: Mapping[str, float] = HALF_A_CPU,
+        server_restarts: int = 10,
+        worker_restarts: int = 3,
+        coordinator_options: Sequence[str] = (),
+        shard_options: Sequence[str] = (),
+        security: SecuritySettings | None = None,
+        start_timeout_seconds: float = 120.0,
+    ) -> None:
+        """Nothing is started before the ``with`` block.
+
+        ``mode``: async, ssp or sync. ``placement``: a strategy of Ray's placement groups, for the servers.
+        ``data_dir``: a folder on every node, its own disk or a shared one, from which servers continue.
+        ``standbys``: each shard has one, with a folder of its own below ``data_dir``. ``coordinator_options``,
+        ``shard_options``: further options of ps-coordinator and ps-server, such as ``("--staleness", "8")``.
+        ``security``: names of files that every node has; needed where the nodes of the Ray cluster are several
+        machines. ``start_timeout_seconds``: for Ray to reserve resources, and for the servers to serve.
+
+        Raises ConfigError.
+        """
+        self._plan = RayPlan(
+            shards=shards,
+            workers=workers,
+            mode=mode,
+            placement=placement,
+            data_dir=None if data_dir is None else Path(data_dir).absolute(),
+            standbys=standbys,
+            shard_resources=dict(shard_resources),
+            worker_resources=dict(worker_resources),
+            coordinator_resources=dict(coordinator_resources),
+            server_restarts=server_restarts,
+            worker_restarts=worker_restarts,
+            coordinator_options=tuple(coordinator_options),
+            shard_options=tuple(shard_options),
+            security=security or SecuritySettings(),
+        )
+        self._timeout_seconds = start_timeout_seconds
+        self._reservation: Reservation | None = None
+        self._servers: RayServers | None = None
+        self._workers: RayWorkers | None = None
+
+    def __enter__(self) -> Self:
+        """Start the servers. Raises Unavailable for too few resources, or a server that does not start; ConfigError."""
+        if not ray.is_initialized():
+            raise ConfigError(
+                "this script is not connected to a Ray cluster", remedy="call ray.init() before RayCluster()"
+            )
+        plan = self._plan
+        host = LOOPBACK if uses_loopback(plan.security, node_addresses()) else ""
+        self._reservation = Reservation(plan.server_bundles(), plan.placement, "servers", self._timeout_seconds)
+        try:
+            self._servers = RayServers(plan, self._reservation, host)
+            self._servers.start(self._timeout_seconds)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def address(self) -> str:
+        """host:port of the coordinator, for psctl and for ``connect()``. Raises ConfigError before the start."""
+        return self._started.address
+
+    def run(self, train_fn: Callable[..., Any], config: Any = None) -> list[Any]:
+        """``train_fn(config)``, or ``train_fn()`` without a config, on every worker; the results by rank.
+
+        ``connect()`` in ``train_fn`` joins this job. A worker that is lost is started again: its function runs from
+        the start, with the current parameters of the shards. Raises what ``train_fn`` raises on a worker, and then ends
+        the others; Unavailable for too few resources, or when a process is lost and no restart is left; StateLost when
+        a server is lost without a ``data_dir``.
+        """
+        servers = self._started
+        plan = self._plan
+        self.check()
+        reservation = Reservation(plan.worker_bundles(), "PACK", "workers", self._timeout_seconds)
+        arguments = () if config is None else (config,)
+        self._workers = RayWorkers(plan, reservation, servers.address, train_fn, arguments)
+        try:
+            return self._workers.run(self.check)
+        finally:
+            self._workers.close()
+            if ray.is_initialized():
+                reservation.release()
+
+    def check(self) -> None:
+        """Raises StateLost or Unavailable when a server was lost and cannot be started again."""
+        if (failure := self._started.failure) is not None:
+            raise failure
+
+    def worker_environment(self, rank: int) -> dict[str, str]:
+        """The variables of worker ``rank`` where something else than ``run`` starts it, such as Ray Train."""
+        return worker_environment(self._plan, self.address, rank, "")
+
+    def actor(self, role: str, index: int = 0) -> Any:
+        """Ray's handle of the process that has this place now: "coordinator", "shard", "standby" or "worker".
+
+        Raises ConfigError when there is none, also for the moment in which it is started again.
+        """
+        try:
+            if role == "worker":
+                if self._workers is None:
+                    raise KeyError(index)
+                return self._workers.actor(index)
+            return self._started.actor(ServerName(ServerKind(role), index))
+        except (KeyError, ValueError):
+            raise ConfigError(
+                "no actor of this job has that place now",
+                expected=f"coordinator, {self._plan.shards} shard(s), {self._plan.workers} worker(s) in run()",
+                actual=f"{role} {index}",
+                remedy="correct the role and number, or ask again in a moment",
+            ) from None
+
+    def close(self) -> None:
+        """End all processes, servers with a last snapshot, and give the resources back. Safe to repeat."""
+        if self._servers is not None:
+            self._servers.close()
+        if self._reservation is not None and ray.is_initialized():
+            self._reservation.release()
+        self._servers = self._reservation = None
+
+    @property
+    def _started(self) -> RayServers:
+        if self._servers is None:
+            raise ConfigError(
+                "this RayCluster is not running", remedy="use it in a block: with RayCluster(…) as cluster"
+            )
+        return self._servers

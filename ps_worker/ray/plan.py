@@ -1,0 +1,156 @@
+"""What a job in a Ray cluster consists of, and what each part asks of Ray. Pure."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from ps_protocol.errors import ConfigError
+from ps_protocol.security.settings import SecuritySettings
+
+LOOPBACK = "127.0.0.1"
+
+PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+"""The strategies of Ray's placement groups."""
+
+ONE_CPU = MappingProxyType({"CPU": 1.0})
+HALF_A_CPU = MappingProxyType({"CPU": 0.5})
+
+
+class ServerKind(enum.Enum):
+    """What a server is."""
+
+    COORDINATOR = "coordinator"
+    SHARD = "shard"
+    STANDBY = "standby"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerName:
+    """One server of a job; a standby has the number of its shard."""
+
+    kind: ServerKind
+    index: int = 0
+
+    def __str__(self) -> str:
+        match self.kind:
+            case ServerKind.COORDINATOR:
+                return "the coordinator"
+            case ServerKind.SHARD:
+                return f"shard {self.index}"
+            case ServerKind.STANDBY:
+                return f"the standby of shard {self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class RayPlan:
+    """The settings of a ``RayCluster``, checked when they are given. Raises ConfigError."""
+
+    shards: int
+    workers: int
+    mode: str = "async"
+    #: PACK or SPREAD, for the servers.
+    placement: str = "SPREAD"
+    data_dir: Path | None = None
+    standbys: bool = False
+    coordinator_resources: Mapping[str, float] = field(default_factory=lambda: dict(HALF_A_CPU))
+    #: Of each shard and each standby.
+    shard_resources: Mapping[str, float] = field(default_factory=lambda: dict(ONE_CPU))
+    worker_resources: Mapping[str, float] = field(default_factory=lambda: dict(ONE_CPU))
+    #: How often lost servers are started again, all together.
+    server_restarts: int = 10
+    #: The same for the workers of one run.
+    worker_restarts: int = 3
+    #: Further options of ps-coordinator and ps-server.
+    coordinator_options: Sequence[str] = ()
+    shard_options: Sequence[str] = ()
+    security: SecuritySettings = field(default_factory=SecuritySettings)
+
+    def __post_init__(self) -> None:
+        _at_least(1, shards=self.shards, workers=self.workers)
+        _at_least(0, server_restarts=self.server_restarts, worker_restarts=self.worker_restarts)
+        if self.placement not in PLACEMENTS:
+            raise ConfigError(
+                "placement is not a strategy of Ray's placement groups",
+                expected=", ".join(PLACEMENTS),
+                actual=repr(self.placement),
+                remedy="correct the placement argument of RayCluster()",
+            )
+        _check_resources("coordinator_resources", self.coordinator_resources)
+        _check_resources("shard_resources", self.shard_resources)
+        _check_resources("worker_resources", self.worker_resources)
+        if self.standbys and self.data_dir is None:
+            raise ConfigError(
+                "standbys follow the logs of their shards, and without a folder there are none",
+                expected="data_dir",
+                actual="no data_dir",
+                remedy="give RayCluster() a data_dir, or leave standbys out",
+            )
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a server that is started again continues from its folder."""
+        return self.data_dir is not None
+
+    def servers(self) -> list[ServerName]:
+        """Every server, the coordinator first. The number of its bundle is its place in this list."""
+        kinds = (ServerKind.SHARD, ServerKind.STANDBY) if self.standbys else (ServerKind.SHARD,)
+        members = [ServerName(kind, index) for kind in kinds for index in range(self.shards)]
+        return [ServerName(ServerKind.COORDINATOR), *members]
+
+    def resources(self, server: ServerName) -> dict[str, float]:
+        """What ``server`` needs."""
+        return dict(self.coordinator_resources if server.kind is ServerKind.COORDINATOR else self.shard_resources)
+
+    def server_bundles(self) -> list[dict[str, float]]:
+        """One bundle for each server."""
+        return [self.resources(server) for server in self.servers()]
+
+    def worker_bundles(self) -> list[dict[str, float]]:
+        """One bundle for each worker."""
+        return [dict(self.worker_resources) for _ in range(self.workers)]
+
+
+def uses_loopback(security: SecuritySettings, node_addresses: Collection[str]) -> bool:
+    """Whether servers listen on loopback alone: where all nodes are one machine, and nothing secures the job.
+
+    ``node_addresses``: of all nodes of the Ray cluster, since workers may be on any. Raises ConfigError where there are
+    several and the job has no TLS or authenticates nobody.
+    """
+    if security.insecure or (security.tls and security.authenticates):
+        return False
+    if len(set(node_addresses)) <= 1:
+        return True
+    lacking = "callers are not authenticated" if security.tls else "connections are not encrypted"
+    raise ConfigError(
+        f"the nodes of this Ray cluster are several machines, and {lacking}",
+        expected="TLS with tokens or client certificates (docs/security.md)",
+        actual=f"nodes at {', '.join(sorted(set(node_addresses)))}",
+        remedy="give RayCluster() security=SecuritySettings(tls_ca=…, token_file=…), with files that every node has, "
+        "or SecuritySettings(insecure=True) where everybody who reaches the nodes is trusted",
+    )
+
+
+def _at_least(least: int, **counts: int) -> None:
+    for name, count in counts.items():
+        if not isinstance(count, int) or count < least:
+            raise ConfigError(
+                f"{name} is not a whole number from {least}",
+                actual=repr(count),
+                remedy=f"correct the {name} argument of RayCluster()",
+            )
+
+
+def _check_resources(name: str, resources: Mapping[str, float]) -> None:
+    amounts = resources.values()
+    if any(not 0 <= amount < math.inf for amount in amounts) or not any(amount > 0 for amount in amounts):
+        raise ConfigError(
+            f"{name} is not what Ray can reserve",
+            expected='amounts from 0, one of them above 0, such as {"CPU": 1, "GPU": 0.5}',
+            actual=repr(dict(resources)),
+            remedy=f"correct the {name} argument of RayCluster()",
+        )

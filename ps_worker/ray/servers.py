@@ -1,0 +1,163 @@
+"""The server actors of one job: started, watched, and started again where they are lost."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+
+from ps_protocol.errors import PsError, StateLost, Unavailable
+from ps_worker.ray.actors import SERVER_CALLS, ServerActor
+from ps_worker.ray.placement import Reservation
+from ps_worker.ray.plan import RayPlan, ServerKind, ServerName
+from ps_worker.ray.restarts import RestartBudget
+
+log = logging.getLogger("ps_worker")
+
+_COORDINATOR = ServerName(ServerKind.COORDINATOR)
+
+_WATCH_SECONDS = 0.2
+
+_CALL_SECONDS = 30.0
+"""For a call of an actor beyond what it waits for; Ray may first have to start its process."""
+
+_STOP_SECONDS = 60.0
+"""For servers to end with a last snapshot; then they are killed."""
+
+
+class RayServers:
+    """Made, started and closed by the user's thread; from ``start`` to ``close`` a thread watches. ``failure`` and
+    ``actor`` may be read by any thread.
+    """
+
+    def __init__(self, plan: RayPlan, reservation: Reservation, host: str) -> None:
+        """``host``: the address that all servers listen on; empty: that of their node."""
+        self._plan = plan
+        self._reservation = reservation
+        self._host = host
+        self._bundles = {server: bundle for bundle, server in enumerate(plan.servers())}
+        self._budget = RestartBudget(plan.server_restarts)
+        self._actors: dict[ServerName, Any] = {}
+        #: The call of each server that ends with it.
+        self._serving: dict[Any, ServerName] = {}
+        #: Servers that wait for their restart, and until when.
+        self._due: dict[ServerName, float] = {}
+        self._closed = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="watcher of Ray actors", daemon=True)
+        #: host:port of the coordinator.
+        self.address = ""
+        #: Why the job cannot go on; None as long as it can.
+        self.failure: PsError | None = None
+
+    def start(self, timeout_seconds: float) -> None:
+        """Return when all servers serve. Raises Unavailable, with the last lines of the server that does not."""
+        deadline = time.monotonic() + timeout_seconds
+        self._launch(_COORDINATOR)
+        self.address = self._address(_COORDINATOR, deadline)
+        members = [server for server in self._plan.servers() if server != _COORDINATOR]
+        for server in members:
+            self._launch(server)
+        for server in members:
+            if server.kind is not ServerKind.STANDBY:
+                self._address(server, deadline)
+        self._watcher.start()
+
+    def actor(self, server: ServerName) -> Any:
+        """The handle of its present actor. Raises KeyError."""
+        return self._actors[server]
+
+    def close(self) -> None:
+        """Stop all servers, the coordinator last, and end their actors. Safe to repeat."""
+        self._closed.set()
+        if self._watcher.is_alive():
+            self._watcher.join()
+        if not ray.is_initialized():
+            return
+        self._stop([server for server in self._actors if server != _COORDINATOR])
+        self._stop([server for server in self._actors if server == _COORDINATOR])
+        self._actors.clear()
+
+    def _launch(self, server: ServerName) -> None:
+        actor = (
+            ray.remote(ServerActor)
+            .options(max_concurrency=SERVER_CALLS, **self._reservation.options(self._bundles[server]))
+            .remote(server, self._plan, self._host)
+        )
+        self._actors[server] = actor
+        self._serving[actor.serve.remote(self.address)] = server
+        self._budget.started(server, time.monotonic())
+
+    def _address(self, server: ServerName, deadline: float) -> str:
+        """Where it serves. Raises Unavailable."""
+        left_seconds = max(1.0, deadline - time.monotonic())
+        try:
+            told = self._actors[server].address.remote(left_seconds)
+            return str(ray.get(told, timeout=left_seconds + _CALL_SECONDS))
+        except GetTimeoutError:
+            raise Unavailable(
+                f"Ray did not start the actor of {server} in time",
+                remedy="see the log of Ray, or wait longer with RayCluster(start_timeout_seconds=…)",
+            ) from None
+        except RayTaskError as error:
+            raise error.cause from None
+        except RayActorError as error:
+            raise Unavailable(f"the actor of {server} was lost at its start", actual=str(error)) from error
+
+    def _watch(self) -> None:
+        while not self._closed.is_set() and ray.is_initialized():
+            ended, _ = ray.wait(list(self._serving), num_returns=1, timeout=_WATCH_SECONDS)
+            for call in ended:
+                self._on_end(call)
+            now = time.monotonic()
+            for server in [server for server, due in self._due.items() if due <= now]:
+                del self._due[server]
+                self._launch(server)
+            if self.failure is not None:
+                return
+
+    def _on_end(self, call: Any) -> None:
+        server = self._serving.pop(call)
+        if self._closed.is_set():
+            return
+        how = _how_it_ended(call, server)
+        end_actor(self._actors.pop(server))
+        if not self._plan.keeps_state:
+            self.failure = StateLost(how, remedy="give RayCluster() a data_dir: servers then continue from it")
+            return
+        pause_seconds = self._budget.take(server, time.monotonic())
+        if pause_seconds is None:
+            self.failure = Unavailable(
+                f"{how}; all {self._budget.total} restarts of servers are used",
+                remedy="see its log; RayCluster(server_restarts=…) allows more",
+            )
+            return
+        used, total = self._budget.used, self._budget.total
+        log.warning("RayCluster: %s; starting it again in %g s (restart %d of %d)", how, pause_seconds, used, total)
+        self._due[server] = time.monotonic() + pause_seconds
+
+    def _stop(self, servers: list[ServerName]) -> None:
+        actors = [self._actors[server] for server in servers]
+        if stopping := [actor.stop.remote(_STOP_SECONDS) for actor in actors]:
+            ray.wait(stopping, num_returns=len(stopping), timeout=_STOP_SECONDS + _CALL_SECONDS)
+        for actor in actors:
+            end_actor(actor)
+
+
+def end_actor(actor: Any) -> None:
+    """End the process of an actor; what it runs is killed with it."""
+    with suppress(RayError):
+        ray.kill(actor)
+
+
+def _how_it_ended(call: Any, server: ServerName) -> str:
+    try:
+        return str(ray.get(call))
+    except RayTaskError as error:
+        return f"{server} cannot be started: {error.cause}"
+    except RayError as error:
+        return f"the actor of {server} was lost ({type(error).__name__})"

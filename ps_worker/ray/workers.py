@@ -1,0 +1,123 @@
+"""The worker actors of one run: a function on each, started again where one is lost, and its results."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from ps_protocol.errors import PsError, Unavailable
+from ps_worker.ray.actors import WorkerActor
+from ps_worker.ray.commands import worker_environment
+from ps_worker.ray.placement import Reservation
+from ps_worker.ray.plan import RayPlan
+from ps_worker.ray.restarts import RestartBudget
+from ps_worker.ray.servers import end_actor
+
+log = logging.getLogger("ps_worker")
+
+_POLL_SECONDS = 0.2
+
+
+class RayWorkers:
+    """Called by the user's thread; ``actor`` by any. ``close`` ends all workers, also those that still run."""
+
+    def __init__(
+        self,
+        plan: RayPlan,
+        reservation: Reservation,
+        address: str,
+        train_fn: Callable[..., Any],
+        arguments: Sequence[Any],
+    ) -> None:
+        """``address``: of the coordinator. Nothing is started yet."""
+        self._plan = plan
+        self._reservation = reservation
+        self._address = address
+        self._train_fn = train_fn
+        self._arguments = tuple(arguments)
+        self._lineage = secrets.token_hex(8)
+        self._budget = RestartBudget(plan.worker_restarts)
+        self._actors: dict[int, Any] = {}
+        #: The call of each worker that runs.
+        self._running: dict[Any, int] = {}
+        #: Ranks that wait for their restart, and until when.
+        self._due: dict[int, float] = {}
+
+    def run(self, check: Callable[[], None]) -> list[Any]:
+        """Start all workers; their results, by rank. ``check`` raises where the job cannot go on.
+
+        Raises what the function of a worker raises, and Unavailable when a worker is lost and no restart is left.
+        """
+        results: dict[int, Any] = {}
+        for rank in range(self._plan.workers):
+            self._launch(rank)
+        while len(results) < self._plan.workers:
+            check()
+            if self._running:
+                ended, _ = ray.wait(list(self._running), num_returns=1, timeout=_POLL_SECONDS)
+            else:
+                ended = []
+                time.sleep(_POLL_SECONDS)
+            for call in ended:
+                self._on_end(call, results)
+            now = time.monotonic()
+            for rank in [rank for rank, due in self._due.items() if due <= now]:
+                del self._due[rank]
+                self._launch(rank)
+        return [results[rank] for rank in range(self._plan.workers)]
+
+    def actor(self, rank: int) -> Any:
+        """The handle of the present actor of worker ``rank``. Raises KeyError."""
+        return self._actors[rank]
+
+    def close(self) -> None:
+        """End all actors."""
+        if ray.is_initialized():
+            for actor in self._actors.values():
+                end_actor(actor)
+        self._actors.clear()
+
+    def _launch(self, rank: int) -> None:
+        # A task of the actor that is lost is not repeated by Ray: the new actor needs its place in the job first.
+        actor = ray.remote(WorkerActor).options(**self._reservation.options(rank)).remote(rank)
+        environment = worker_environment(self._plan, self._address, rank, self._lineage)
+        self._actors[rank] = actor
+        self._running[actor.run.remote(self._train_fn, self._arguments, environment)] = rank
+        self._budget.started(rank, time.monotonic())
+
+    def _on_end(self, call: Any, results: dict[int, Any]) -> None:
+        rank = self._running.pop(call)
+        try:
+            results[rank] = ray.get(call)
+        except RayTaskError as error:
+            raise _of_the_function(error, rank) from error
+        except RayActorError as error:
+            self._on_lost(rank, error)
+
+    def _on_lost(self, rank: int, error: RayActorError) -> None:
+        pause_seconds = self._budget.take(rank, time.monotonic())
+        used, total = self._budget.used, self._budget.total
+        if pause_seconds is None:
+            raise Unavailable(
+                f"worker {rank} was lost, and all {total} restarts of workers are used",
+                actual=str(error),
+                remedy="RayCluster(worker_restarts=…) allows more",
+            ) from error
+        end_actor(self._actors.pop(rank))
+        how = f"worker {rank} was lost ({type(error).__name__})"
+        log.warning("RayCluster: %s; starting it again in %g s (restart %d of %d)", how, pause_seconds, used, total)
+        self._due[rank] = time.monotonic() + pause_seconds
+
+
+def _of_the_function(error: RayTaskError, rank: int) -> Exception:
+    """The exception of the function, with the rank; Ray's own where it could not be sent."""
+    cause = error.cause
+    found: Exception = cause if isinstance(cause, PsError) else error.as_instanceof_cause()
+    found.add_note(f"worker {rank} raised it")
+    return found

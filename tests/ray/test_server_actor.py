@@ -1,0 +1,112 @@
+"""The actor of a server without Ray: a light program stands for the server. Costs 1 s of CPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ps_protocol.errors import Unavailable
+from ps_worker.ray import actors
+from ps_worker.ray.actors import ServerActor, WorkerActor
+from ps_worker.ray.plan import RayPlan, ServerKind, ServerName
+from tests.support.shards import wait_until
+
+SERVER = """
+import os, pathlib, signal, sys
+file = pathlib.Path(sys.argv[sys.argv.index("--ready-file") + 1])
+if "dies" in sys.argv:
+    print("no such folder", file=sys.stderr)
+    sys.exit(2)
+if "hangs" not in sys.argv:
+    file.with_suffix(".part").write_text(f"127.0.0.1:9 of {os.getpid()}\\n")
+    file.with_suffix(".part").rename(file)
+signal.pause()
+"""
+
+NAME = ServerName(ServerKind.SHARD, 1)
+
+
+@contextmanager
+def serving(*more: str) -> Iterator[tuple[ServerActor, list[str]]]:
+    """An actor that serves in a thread, and where the result of ``serve`` comes."""
+    actor = ServerActor(NAME, RayPlan(shards=2, workers=1, shard_options=more), "127.0.0.1")
+    ends: list[str] = []
+    thread = threading.Thread(target=lambda: ends.append(actor.serve("127.0.0.1:7000")))
+    thread.start()
+    try:
+        yield actor, ends
+    finally:
+        wait_until(lambda: actor._server is not None)
+        actor.stop(60.0)
+        thread.join(60.0)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(autouse=True)
+def _light_servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Programs of Python ``-m`` are that server; folders are in ``tmp_path``."""
+    command = actors.shim.command
+    monkeypatch.setattr(
+        actors.shim, "command", lambda program: command([sys.executable, "-S", "-c", SERVER, *program[4:]])
+    )
+    monkeypatch.setattr(actors.tempfile, "tempdir", str(tmp_path))
+
+
+def test_a_server_is_served_until_it_is_stopped_and_leaves_no_folder(tmp_path: Path) -> None:
+    with serving() as (actor, ends):
+        assert actor.address(60.0).startswith("127.0.0.1:9")
+        wait_until(lambda: not list(tmp_path.iterdir()))
+        actor.stop(60.0)
+        wait_until(lambda: bool(ends))
+        assert ends == ["shard 1 was stopped; its log is empty"]
+
+
+def test_the_end_of_a_server_is_told(tmp_path: Path) -> None:
+    with serving() as (actor, ends):
+        pid = int(actor.address(60.0).rpartition(" ")[2])
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: bool(ends))
+        assert ends == ["shard 1 was killed by signal 9; its log is empty"]
+
+
+def test_a_server_that_does_not_start_is_an_error_with_its_last_lines() -> None:
+    with serving("dies") as (actor, ends), pytest.raises(Unavailable, match="shard 1 exited with code 2") as raised:
+        actor.address(60.0)
+    assert raised.value.actual == "its log ends with: no such folder"
+    assert ends == ["shard 1 exited with code 2; its log ends with: no such folder"]
+
+
+def test_a_server_that_takes_too_long_is_an_error() -> None:
+    with serving("hangs") as (actor, _), pytest.raises(Unavailable, match="shard 1 did not start within 0 s"):
+        actor.address(0.1)
+
+
+def test_a_server_that_is_stopped_before_it_starts_ends_at_once() -> None:
+    actor = ServerActor(NAME, RayPlan(shards=2, workers=1), "127.0.0.1")
+    actor.stop(0.0)
+    assert actor.serve("127.0.0.1:7000").startswith("shard 1 was stopped")
+    with pytest.raises(Unavailable, match="shard 1 was stopped"):
+        actor.address(60.0)
+
+
+def test_a_program_that_cannot_be_started_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actors.shim, "command", lambda program: ["/nonexistent"])
+    actor = ServerActor(NAME, RayPlan(shards=2, workers=1), "127.0.0.1")
+    with pytest.raises(FileNotFoundError):
+        actor.serve("127.0.0.1:7000")
+    with pytest.raises(Unavailable, match="shard 1 cannot be started"):
+        actor.address(60.0)
+
+
+def test_a_worker_has_the_variables_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PS_RANK", "7")
+    actor = WorkerActor(1)
+    assert repr(actor) == "worker 1"
+    assert actor.run(lambda add: int(os.environ["PS_RANK"]) + add, (10,), {"PS_RANK": "1"}) == 11
