@@ -17,7 +17,8 @@ import pytest
 from tests.deploy.manifests import ROOT, SOURCES, Pod, pods, written_secrets
 from tests.deploy.test_up import no_engine
 
-PROJECT = "torch-ps-k8s-test"
+#: Another run of these tests on the same engine has its own.
+PROJECT = f"torch-ps-k8s-test-{os.getpid()}"
 WAIT_SECONDS = 600.0
 
 pytestmark = pytest.mark.docker
@@ -32,6 +33,8 @@ def docker(*arguments: str | Path, check: bool = True) -> str:
 def of_the_group(member: tarfile.TarInfo) -> tarfile.TarInfo:
     """A file of a Secret as a kubelet mounts it: of root, for the group to read."""
     member.uid, member.gid = 0, 1000
+    # Where there are names, tar takes them before numbers.
+    member.uname = member.gname = ""
     member.mode = 0o440 if member.isfile() else 0o755
     return member
 

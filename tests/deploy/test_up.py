@@ -12,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 UP = ROOT / "deploy" / "up.sh"
-PROJECT = "torch-ps-test"
+#: Another run of these tests on the same engine has its own.
+PROJECT = f"torch-ps-test-{os.getpid()}"
 TRAINING_SECONDS = 900
 
 
