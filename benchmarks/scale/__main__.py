@@ -80,7 +80,9 @@ def row(count: int, processes: int, seconds: float, changes: int, options: Seque
         for child in children:
             child.ready()
         while len((view := client.get_status().view).members) < count + 1:
-            time.sleep(0.1)
+            for child in children:
+                child.call("check")
+            time.sleep(0.5)
         for child in children:
             child.call("wait", view.revision)
         joined, joining = time.monotonic() - began, server.cpu - cpu

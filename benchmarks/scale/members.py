@@ -50,12 +50,18 @@ class Members:
         Raises RuntimeError when a member failed, or after ``seconds``.
         """
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not self._failures:
+        while time.monotonic() < deadline:
+            self.check()
             first = [next((at for known, at in tuple(each) if known >= revision), None) for each in self._seen]
             if None not in first:
                 return [at for at in first if at is not None]
             time.sleep(0.05)
-        raise RuntimeError(self._failures[0] if self._failures else f"revision {revision} has not reached all members")
+        raise RuntimeError(f"revision {revision} has not reached all members")
+
+    def check(self) -> None:
+        """Raises RuntimeError when a member failed."""
+        if self._failures:
+            raise RuntimeError(self._failures[0])
 
     def close(self) -> None:
         """End all members without a word, as a crash would."""

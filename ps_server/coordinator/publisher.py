@@ -14,6 +14,7 @@ from ps_protocol.errors import DamagedData, Unavailable
 from ps_server.coordinator.beginning import Beginning
 from ps_server.coordinator.persistence.cluster_records import changed_rows
 from ps_server.coordinator.persistence.journal import Journal
+from ps_server.coordinator.view_pace import ViewPace, is_urgent
 
 LONGEST_WAIT_SECONDS = 30.0
 """The longest time that one call waits for other workers; the caller repeats it."""
@@ -45,6 +46,14 @@ class Publisher:
         self.write()
         #: The newest view that is on disk; watchers see no other.
         self.view = self._marked_view()
+        #: The view that all watchers were told, or are being told; ``view`` is newer while they are made to wait.
+        self._told = self.view
+        self._pace = ViewPace()
+        self._watchers = 0
+        #: Set, and replaced by a new one, when watchers are told.
+        self._telling = asyncio.Event()
+        #: Tells watchers of the newest view when their waiting time is over.
+        self._later: asyncio.TimerHandle | None = None
 
     @property
     def journal_mark(self) -> bytes:
@@ -63,6 +72,7 @@ class Publisher:
             self._pending = False
             self.view = self._marked_view()
             self._wake()
+            self._tell()
 
     def write(self) -> None:
         """Commit what has changed since the last commit. Raises Unavailable."""
@@ -92,6 +102,7 @@ class Publisher:
             self._failure = error
             self.failed.set()
             self._wake()
+            self._tell_now()
             raise
 
     def check_failed(self) -> None:
@@ -109,6 +120,7 @@ class Publisher:
         """End every watch stream and wake every parked call."""
         self._closing = True
         self._wake()
+        self._tell_now()
 
     async def wait_for_change(self, seconds: float) -> None:
         """Return at the next change of the state, or after ``seconds``."""
@@ -131,21 +143,46 @@ class Publisher:
             await self.wait_for_change(left)
 
     async def views(self, known_revision: int, journal_mark: bytes = b"") -> AsyncIterator[ClusterView]:
-        """The present view unless it is ``known_revision``, then the newest one after every change.
+        """The present view unless it is ``known_revision``, then a newer one after changes; see ViewPace.
 
-        A slow reader skips views, it never queues them. ``journal_mark``: as in ``check_journal``. Raises Unavailable
-        when the coordinator stops.
+        A slow reader skips views, it never queues them. The last of several changes is always told.
+        ``journal_mark``: as in ``check_journal``. Raises Unavailable when the coordinator stops.
         """
         self.check_journal(journal_mark)
-        while True:
-            self.check_open()
+        self.check_open()
+        self._watchers += 1
+        try:
             view = self.view
             # An older revision is news as well: it comes from a coordinator that was restarted.
             if view.revision != known_revision:
-                known_revision = view.revision
                 yield view
-            else:
-                await self._changed.wait()
+            while True:
+                self.check_open()
+                if self._told.revision > view.revision:
+                    view = self._told
+                    yield view
+                else:
+                    await self._telling.wait()
+        finally:
+            self._watchers -= 1
+
+    def _tell(self) -> None:
+        """Tell watchers of the newest view now or a little later."""
+        urgent, now = self._watchers > 0 and is_urgent(self._told, self.view), self._clock()
+        wait = self._pace.wait(now, self._watchers, urgent=urgent)
+        if wait == 0.0:
+            self._tell_now()
+        elif self._later is None:
+            self._later = asyncio.get_running_loop().call_later(wait, self._tell_now)
+
+    def _tell_now(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        self._told = self.view
+        self._pace.told(self._clock())
+        self._telling.set()
+        self._telling = asyncio.Event()
 
     def _marked_view(self) -> ClusterView:
         view = self._state.view

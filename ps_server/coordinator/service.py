@@ -76,12 +76,15 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._moves = moves or MoveRunner(driver, self._checkpoints.busy)
         self._releases = ReleaseRunner(driver, self._checkpoints.busy)
         self._declaring = DeclarationThread(driver)
-        # All watchers get the same view: it is converted once.
-        self._converted: tuple[ClusterView | None, pb.ClusterView] = (None, pb.ClusterView())
+        # All watchers get the same view: it is encoded once.
+        self._encoded: tuple[ClusterView | None, bytes] = (None, b"")
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add this service to a server that is not started yet."""
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+        # In the place of the generated one: the replies of this handler are encoded already.
+        watch = grpc.unary_stream_rpc_method_handler(self.Watch, request_deserializer=pb.WatchRequest.FromString)
+        server.add_registered_method_handlers(SERVICE_NAME, {"Watch": watch})
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:  # noqa: N802
         """A new member, or the same answer to the same token."""
@@ -141,8 +144,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             self._driver.leave(role, request.index, request.incarnation, printable(request.reason[:_MAX_REASON]))
             return pb.LeaveReply()
 
-    async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.ClusterView]:  # noqa: N802
-        """Views until the caller ends the call or the coordinator stops."""
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[bytes]:  # noqa: N802
+        """Encoded views until the caller ends the call or the coordinator stops."""
         async with translated(context):
             if request.role != pb.ROLE_UNSPECIFIED:
                 role = convert.role_from_pb(request.role)
@@ -153,7 +156,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
                 context.add_done_callback(ended)  # type: ignore[arg-type]
             async for view in self._driver.views(request.known_revision, request.journal_mark):
-                yield self._message(view)
+                yield self._encode(view)
 
     async def DeclareModel(  # noqa: N802
         self, request: pb.DeclareModelRequest, context: Context
@@ -194,7 +197,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     ) -> pb.ClusterView:
         """The view with the new mode."""
         async with translated(context):
-            return self._message(self._driver.set_consistency(consistency_from_pb(request.consistency)))
+            return convert.view_to_pb(self._driver.set_consistency(consistency_from_pb(request.consistency)))
 
     async def Barrier(self, request: pb.BarrierRequest, context: Context) -> pb.BarrierReply:  # noqa: N802
         """Whether the barrier has opened, after waiting for it."""
@@ -262,10 +265,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 history = replace(history, curves=history.curves.last(request.last_points))
             return history_to_pb(history)
 
-    def _message(self, view: ClusterView) -> pb.ClusterView:
-        if self._converted[0] is not view:
-            self._converted = (view, convert.view_to_pb(view))
-        return self._converted[1]
+    def _encode(self, view: ClusterView) -> bytes:
+        if self._encoded[0] is not view:
+            self._encoded = (view, convert.view_to_pb(view).SerializeToString())
+        return self._encoded[1]
 
 
 def _wait_seconds(wished: float, context: Context) -> float:
