@@ -78,17 +78,19 @@ class Watchers:
 
     def __init__(self, driver: Driver, count: int) -> None:
         self.seen: list[list[ClusterView]] = [[] for _ in range(count)]
+        self._told = asyncio.Condition()
         self._tasks = [asyncio.create_task(self._follow(driver, seen)) for seen in self.seen]
 
     async def _follow(self, driver: Driver, seen: list[ClusterView]) -> None:
         async for view in driver.views(0):
-            seen.append(view)
+            async with self._told:
+                seen.append(view)
+                self._told.notify_all()
 
     async def until(self, holds: Callable[[ClusterView], bool]) -> None:
         """Until the last view of each is one for which ``holds``."""
-        async with asyncio.timeout(60.0):
-            while not all(seen and holds(seen[-1]) for seen in self.seen):
-                await asyncio.sleep(0.001)
+        async with asyncio.timeout(60.0), self._told:
+            await self._told.wait_for(lambda: all(seen and holds(seen[-1]) for seen in self.seen))
 
     async def ended(self) -> list[BaseException | None]:
         """What each ended with."""
