@@ -83,7 +83,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """Add this service to a server that is not started yet."""
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(self, server)  # type: ignore[no-untyped-call]
         # In the place of the generated one: the replies of this handler are encoded already.
-        watch = grpc.unary_stream_rpc_method_handler(self.Watch, request_deserializer=pb.WatchRequest.FromString)
+        watch: Any = grpc.unary_stream_rpc_method_handler(self.Watch, request_deserializer=pb.WatchRequest.FromString)
         server.add_registered_method_handlers(SERVICE_NAME, {"Watch": watch})
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:  # noqa: N802
