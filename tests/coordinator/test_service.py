@@ -178,7 +178,7 @@ def test_a_barrier_is_answered_before_the_deadline_of_its_caller(client: Coordin
     member = worker(client, 0)
     with open_channel(client.address) as channel:
         request = pb.BarrierRequest(rank=0, incarnation=member.incarnation, wait_seconds=30)
-        assert not CoordinatorStub(channel).Barrier(request, timeout=1.0).released
+        assert not CoordinatorStub(channel).Barrier(request, timeout=3.0).released
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), -1.0, float("-inf")])

@@ -226,7 +226,7 @@ def test_certificates_and_tokens_rotate_under_load_in_every_mode_and_the_old_one
 
 
 def test_a_member_whose_token_is_withdrawn_loses_its_place(lab):
-    with running_job(shards=0, workers=1, lab=WithoutTls(lab.path), lease_seconds=1.0) as job:
+    with running_job(shards=0, workers=1, lab=WithoutTls(lab.path), lease_seconds=3.0) as job:
         client = job.exits.enter_context(
             CoordinatorClient(job.address, Security(SecuritySettings(token_file=lab.path / "worker.token"), WORKER))
         )

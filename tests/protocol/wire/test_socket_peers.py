@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
+from ps_protocol.wire import socket_messages
 from ps_protocol.wire.socket_messages import (
     framed,
     receive_head,
@@ -65,24 +68,23 @@ def test_a_peer_that_stalls_in_the_middle_of_a_head_is_given_up():
             receive_head(other, lambda: True)
 
 
-def test_a_peer_that_gives_a_little_now_and_then_is_waited_for():
+def test_a_peer_that_gives_a_little_now_and_then_is_waited_for(monkeypatch: pytest.MonkeyPatch):
     """The limit is for nothing at all, not for the whole transfer."""
-    with pair(stall_seconds=0.4) as (one, other):
-        asked = threading.Semaphore(0)
+    data, looks = b"0123456789", count()
+    with pair(stall_seconds=30.0) as (one, other):
 
-        def drip() -> None:
-            for byte in b"0123456789":
-                asked.acquire()
-                one.sendall(bytes([byte]))
+        def clock() -> float:
+            look = next(looks)
+            if look % 2:  # It was asked what is left of the time: now there is something.
+                one.sendall(data[look // 2 : look // 2 + 1])
+            return 11.0 * look
 
-        dripping = threading.Thread(target=drip)
-        dripping.start()
-        buffers, _ = targets([10])
-        for at in range(10):
-            asked.release()
-            receive_into(other, [memoryview(buffers[0])[at : at + 1]])
-        dripping.join()
-    assert buffers[0] == b"0123456789"
+        monkeypatch.setattr(socket_messages, "time", SimpleNamespace(monotonic=clock))
+        os.set_blocking(other.fileno(), False)
+        buffers, views = targets([len(data)])
+        receive_into(other, views)
+    assert buffers[0] == data
+    assert clock() > 200.0
 
 
 def test_between_two_messages_a_peer_takes_its_time_as_long_as_it_is_alive():

@@ -10,6 +10,7 @@ from ps_protocol.errors import InvalidRequest
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.convert.errors import from_detail
 from ps_protocol.wire.socket_messages import LENGTH, MAX_MESSAGE_BYTES, framed
+from ps_server.shard.config import SideChannelConfig
 from tests.support.shards import (
     StubStream,
     flat,
@@ -106,7 +107,8 @@ def test_a_connection_that_stalls_in_its_first_message_or_ends_there_is_closed(t
 
 @BOTH
 def test_who_never_confirms_is_shut_out_and_goes_on_over_grpc(transport):
-    with unharmed(config=HURRIED) as (shard, model), worker_of(shard, transport) as worker:
+    # Time to attach, also on a busy machine.
+    with unharmed(config=SideChannelConfig(token_seconds=2.0)) as (shard, model), worker_of(shard, transport) as worker:
         channel = worker.connect()
         assert channel.attach().WhichOneof("body") == "attached"
         assert channel.ended()

@@ -50,7 +50,7 @@ def test_connecting_waits_for_what_is_missing_and_says_what(caplog: pytest.LogCa
 def test_connecting_gives_up_naming_what_is_missing_and_leaves() -> None:
     with running_job(shards=2, workers=3, start_shards=1) as job:
         with pytest.raises(Unavailable, match="shard 1 and 2 more workers missing"):
-            Session.join(job.config(seconds=0.3))
+            Session.join(job.config(seconds=2.0))
         assert "waiting for the cluster" in job.gone(0)
 
 
