@@ -21,7 +21,8 @@ from tests.deploy.test_up import no_engine
 PROJECT = f"torch-ps-k8s-test-{os.getpid()}"
 WAIT_SECONDS = 600.0
 
-pytestmark = pytest.mark.docker
+# The image may have to be built first.
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(3 * WAIT_SECONDS)]
 
 
 def docker(*arguments: str | Path, check: bool = True) -> str:
