@@ -21,7 +21,8 @@ class LoopThread:
         self._thread.start()
         return self
 
-    def run(self, coroutine: Coroutine[Any, Any, T], timeout_seconds: float = 30.0) -> T:
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout_seconds: float = 120.0) -> T:
+        """The first optimizer of a process imports much of torch here: on a busy machine that takes half a minute."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_seconds)
 
     def __exit__(self, *_: object) -> None:

@@ -365,8 +365,8 @@ def assert_equal(payload: bytes, model: ShardModel, expected: list[torch.Tensor]
 def wait_until(true: Callable[[], bool]) -> None:
     """Wait for a state; the test fails when it does not come."""
     pause = threading.Event()
-    for _ in range(3000):
+    for _ in range(6000):
         if true():
             return
         pause.wait(0.01)
-    raise AssertionError("the awaited state did not come within 30 s")
+    raise AssertionError("the awaited state did not come within 60 s")

@@ -28,11 +28,11 @@ def applicant(role: Role, index: int) -> Application:
 
 
 async def until(condition) -> None:
-    for _ in range(2000):
+    for _ in range(12000):
         if condition():
             return
         await asyncio.sleep(0.005)
-    raise AssertionError("the awaited state did not come within 10 s")
+    raise AssertionError("the awaited state did not come within 60 s")
 
 
 def ended(check, monkeypatch, *, exits: bool = True) -> None:
