@@ -151,11 +151,11 @@ class Files:
     fdatasync = fsync
 
     def posix_fallocate(self, descriptor: int, offset: int, size: int) -> None:
-        """As ``os.posix_fallocate``."""
+        """As ``os.posix_fallocate``; a full disk has room for no file, and memory is on no disk."""
         kernel().check_alive()
         process = kernel().process
         disk = self.disks.get(process) if process else None
-        if disk is not None and disk.full:
+        if disk is not None and disk.full and descriptor not in self._memory:
             raise OSError(errno.ENOSPC, "No space left on device")
         os.posix_fallocate(descriptor, offset, size)
 
