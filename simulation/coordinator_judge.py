@@ -71,6 +71,11 @@ class CoordinatorJudge:
         """The newest placement of ``model`` that was told; None: there is none."""
         return self._placed.get(model)
 
+    @property
+    def shard_maps(self) -> list[ShardMap]:
+        """The newest placement of each model that was told, also of those that were released since."""
+        return list(self._placed.values())
+
     def decided(self, view: ClusterView, phase: int) -> None:
         """A barrier opens only when every live worker has come to it."""
         if phase > self._decided_phase:

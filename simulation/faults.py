@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.errors import Retryable
+from ps_protocol.model.spec import ShardMap
 from simulation.judge import Judge
 from simulation.plan import random_mode
 from simulation.processes import Processes
@@ -165,34 +166,61 @@ class Faults:
         return True
 
     def _move(self) -> bool:
-        """One variable moves to one shard, while every shard keeps something."""
-        shard_map = self._judge.coordinator.shard_map("model")
-        if shard_map is None:
+        """One variable or table moves to one shard, while every shard keeps a slice."""
+        if (shard_map := self._any_model()) is None:
             return False
-        variable, target = self._random.choice(shard_map.spec.variables).name, self._random.randrange(self._plan.shards)
-        if not self._all_keep_something(variable, target):
+        spec = shard_map.spec
+        names = [variable.name for variable in spec.variables] + [table.name for table in spec.tables]
+        name = self._random.choice(names)
+        target = self._random.randrange(self._plan.shards)
+        if not self._all_keep_something(spec.name, name, target):
             return False
+        self._reshard(
+            lambda client: client.move((target,), (), spec.name, name),
+            lambda: self._all_keep_something(spec.name, name, target),
+        )
+        return True
 
-        def move(client: CoordinatorClient) -> None:
+    def _balance(self) -> bool:
+        """Slices and rows leave shards that have more than others."""
+        if self._any_model() is None:
+            return False
+        self._reshard(lambda client: client.move(), lambda: True)
+        return True
+
+    def _reshard(self, move: Callable[[CoordinatorClient], Iterable[object]], is_wanted: Callable[[], bool]) -> None:
+        def action(client: CoordinatorClient) -> None:
             for _ in range(_MOVE_TRIES):
-                if not self._all_keep_something(variable, target):
+                if not is_wanted():
                     return
                 try:
-                    for _progress in client.move((target,), (), "model", variable):
+                    for _progress in move(client):
                         pass
                     return
                 except Retryable:
                     sleep(1.0)
 
-        self._processes.command("psctl", move)
-        return True
+        self._processes.command("psctl", action)
 
-    def _all_keep_something(self, variable: str, target: int) -> bool:
-        """Whether every shard holds a slice when ``variable`` is on ``target``, by the newest shard map."""
-        shard_map = self._judge.coordinator.shard_map("model")
+    def _any_model(self) -> ShardMap | None:
+        """The newest placement of one of the models; None: there is none yet."""
+        maps = self._judge.coordinator.shard_maps
+        return maps[0] if len(maps) == 1 else self._random.choice(maps) if maps else None
+
+    def _all_keep_something(self, model: str, name: str, target: int) -> bool:
+        """Whether every shard holds a slice when ``name`` is on ``target``, by the newest shard map."""
+        shard_map = self._judge.coordinator.shard_map(model)
         assert shard_map is not None
-        stay = {piece.shard for piece in shard_map.slices if shard_map.spec.variables[piece.variable].name != variable}
-        return stay | {target} == set(range(self._plan.shards))
+        stay = {piece.shard for piece in shard_map.slices if shard_map.spec.variables[piece.variable].name != name}
+        going = {target} if name in {variable.name for variable in shard_map.spec.variables} else set()
+        return stay | going == set(range(self._plan.shards))
+
+    def _release(self) -> bool:
+        """An operator releases a model, which workers may use."""
+        if (shard_map := self._any_model()) is None:
+            return False
+        self._processes.command("psctl", lambda client: client.release_model(shard_map.spec.name))
+        return True
 
     def _worker_joins(self) -> bool:
         self._processes.to_finish += 1

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Container, Mapping, Sequence
 from typing import NoReturn
 
 from ps_protocol.cluster.view import Member
@@ -13,8 +11,10 @@ from ps_protocol.model.spec import Consistency, Mode
 from ps_server.consistency import Position, PushDecision, PushInfo, Tracker, Verdict, WorkerKey
 from ps_server.consistency.events import START
 from simulation.coordinator_judge import CoordinatorJudge
+from simulation.places import Places
+from simulation.rows_judge import RowsJudge
 from simulation.runtime.kernel import Kernel
-from simulation.truth import Clocks, Name, RowValues, ShardTruth, Update
+from simulation.truth import Clocks, Name, ShardTruth, Update
 
 _DROPPED = (Verdict.LATE, Verdict.STALE, Verdict.SKIP)
 
@@ -22,23 +22,15 @@ _DROPPED = (Verdict.LATE, Verdict.STALE, Verdict.SKIP)
 class Judge:
     """Called by the simulated shells, inside the event that it judges. Every method raises Violation."""
 
-    def __init__(
-        self, kernel: Kernel, shards: int, models: int, *, durable: bool, early: bool, momentum: float
-    ) -> None:
-        """Numbers of shards are those of the first model; of each next one, behind all of the one before.
-
-        ``early``: a push is acknowledged before the standby has it.
-        """
-        self.shards = shards
-        self.models = {"model", *(f"model-{number}" for number in range(1, models))}
+    def __init__(self, kernel: Kernel, shards: int, *, durable: bool, early: bool, momentum: float) -> None:
+        """Numbers of shards are those of ``places``. ``early``: a push is acknowledged before the standby has it."""
+        self.places = places = Places(shards)
         self._kernel = kernel
         self._durable = durable
         self._early = early
         self._momentum = momentum
-        #: What has happened on each shard, for those that say what else is known of it.
-        self.truth = [ShardTruth(number) for number in range(shards * models)]
-        #: What each push carries, per shard.
-        self._sent: list[dict[Name, float]] = [{} for _ in range(shards * models)]
+        self.truth = places.truth
+        self.rows = RowsJudge(self.fail, places)
         #: With a wire format that keeps errors, by number and push: the parameters of its worker after the answer.
         self._assumed: dict[tuple[int, int, int, int], Sequence[float]] = {}
         self.coordinator = CoordinatorJudge(self.fail, self.acknowledged_by)
@@ -56,6 +48,9 @@ class Judge:
         truth = self.truth[number]
         kept = self._keeps(truth, disk)
         version = tracker.version
+        if kept and truth.gone:
+            self.fail(f"shard {number} restored a model that it has dropped")
+        truth.gone = False
         if version > len(truth.history):
             self.fail(f"shard {number} restored version {version}; only {len(truth.history)} were ever logged")
         if kept and version < truth.acknowledged:
@@ -73,13 +68,17 @@ class Judge:
     def restored_nothing(self, number: int, disk: str) -> None:
         """An empty disk: nothing was acknowledged before."""
         truth = self.truth[number]
-        kept = self._keeps(truth, disk)
+        kept = self._keeps(truth, disk) and not self.places.is_released(number)
         if kept and truth.acknowledged:
             self.fail(f"shard {number} starts empty; version {truth.acknowledged} was acknowledged")
         if kept and truth.values_acknowledged:
             self.fail(f"shard {number} starts empty; its initial values were acknowledged")
         self._forget_behind(truth, 0)
         self._begin_life(truth)
+
+    def dropped_model(self, number: int) -> None:
+        """The shard has logged that the model is released."""
+        self.truth[number].gone = True
 
     def members(self, number: int, live: Mapping[int, int]) -> None:
         """The shard has a new view."""
@@ -114,30 +113,11 @@ class Judge:
         truth.clocks.place(worker.rank, position)
         self._reach(truth, worker, position)
 
-    # Shards: rows
-
-    def rows_sent(self, number: int, member: Member, sequence: int, rows: RowValues) -> None:
-        """A worker sends gradients of rows with a push, the first time or again."""
-        self.truth[number].sent_rows.setdefault((member.index, member.incarnation, sequence), rows)
-
-    def rows_served(self, number: int, version: int, rows: RowValues, what: str = "serves") -> None:
-        """A shard answers a lookup with ``rows`` as of ``version``."""
-        truth = self.truth[number]
-        if version > len(truth.history):
-            self.fail(f"shard {number} {what} rows of version {version}; {len(truth.history)} were logged")
-        for row, value in rows.items():
-            if not math.isclose(value, expected := truth.row(row, version), rel_tol=1e-4, abs_tol=1e-2):
-                self.fail(f"shard {number} {what} row {row} as {value} in version {version} instead of {expected}")
-
-    def rows_known(self, number: int) -> list[int]:
-        """The ids of all rows that were ever in a push to shard ``number``."""
-        return sorted({row for rows in self.truth[number].sent_rows.values() for row in rows})
-
     # Shards: pushes
 
     def sent(self, number: int, member: Member, sequence: int, skipped: bool, value: float) -> None:
         """A worker sends a push, the first time or again; every gradient in it is ``value``."""
-        self._sent[number].setdefault((member.index, member.incarnation, sequence), 0.0 if skipped else value)
+        self.truth[number].sent.setdefault((member.index, member.incarnation, sequence), 0.0 if skipped else value)
 
     def decided_push(self, number: int, info: PushInfo, decision: PushDecision) -> None:
         """The shard has decided on a push."""
@@ -152,9 +132,20 @@ class Judge:
         truth.clocks.place(worker.rank, info.position)
         self._reach(truth, worker, info.position)
 
-    def logged(self, number: int, version: int, pushes: tuple[PushInfo, ...], scale: float, is_round: bool) -> None:
+    def logged(
+        self,
+        number: int,
+        version: int,
+        pushes: tuple[PushInfo, ...],
+        scale: float,
+        held_rows: Container[int],
+        *,
+        is_round: bool,
+    ) -> None:
         """An update is in the log: from now on it may be restored."""
         truth = self.truth[number]
+        if truth.gone:
+            self.fail(f"shard {number} applies an update of a model that it has dropped")
         if version != len(truth.history) + 1:
             self.fail(f"shard {number} logged version {version} after {len(truth.history)}")
         last = truth.history[-1] if truth.history else None
@@ -167,12 +158,9 @@ class Judge:
             if name in truth.dropped:
                 self.fail(f"shard {number} applies {push}, of which a worker was told that it changed nothing")
             truth.applied[name] = version
-            gradient += self._sent[number][name]
+            gradient += truth.sent[name]
         velocity = self._momentum * velocity + gradient / len(pushes)
-        rows: Counter[int] = Counter()
-        for push in pushes:
-            for row, row_gradient in truth.sent_rows.get(_name(push), {}).items():
-                rows[row] -= scale * row_gradient / len(pushes)  # type: ignore[assignment]
+        rows = self.rows.change(number, map(_name, pushes), scale, held_rows)
         truth.history.append(Update(pushes, value - scale * velocity, velocity, is_round, rows))
         self.pushes_applied += len(pushes)
 
@@ -246,7 +234,7 @@ class Judge:
     def received(self, number: int, member: Member, sequence: int, *, dropped: bool) -> None:
         """A worker has an answer: it must be the one to its push."""
         name = (member.index, member.incarnation, sequence)
-        if name not in self._sent[number]:
+        if name not in self.truth[number].sent:
             self.fail(f"{member} got an answer to push {sequence}, which it has not sent")
         if dropped:
             self.truth[number].dropped.add(name)
@@ -279,7 +267,7 @@ class Judge:
 
     def acknowledged_by(self, number: int) -> int:
         """The newest incarnation of shard ``number`` that acknowledged a push."""
-        return max(truth.acknowledged_by for truth in self.truth[number % self.shards :: self.shards])
+        return max((truth.acknowledged_by for truth in self.places.of_shard(number % self.places.shards)), default=0)
 
     # Inner workings
 
@@ -333,12 +321,6 @@ class Judge:
 
 def _name(push: PushInfo) -> Name:
     return (push.worker.rank, push.worker.incarnation, push.sequence)
-
-
-@cache
-def model_number(name: str) -> int:
-    """The number of a model, from its name."""
-    return int(name.removeprefix("model").removeprefix("-") or 0)
 
 
 def _same(value: float | None, expected: float | None) -> bool:

@@ -26,11 +26,15 @@ ALL_FAULTS = (
     "all_crash",
     "checkpoint",
 )
-"""Kinds of faults. There are two more: ``calls``, lost, late and repeated all the time until faults end, and ``move``,
-slices that move between shards while the job trains.
-"""
+"""Kinds of faults."""
 
-SEPARATE = ("calls", "move")
+SEPARATE = ("calls", "move", "balance", "release")
+"""More of them, which need what not every plan has.
+
+``calls``: lost, late and repeated all the time until faults end. ``move``: a variable or a table moves to one shard
+while the job trains. ``balance``: what is uneven is evened out. ``release``: an operator releases a model, which is
+refused as long as a worker uses it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,8 @@ class Plan:
     overlap: bool
     #: Each worker steps them one after another.
     models: int
+    #: At the end of each phase the second model is released; the next phase has another one.
+    releases: bool
     #: Each shard is two processes: one serves, the other follows its log.
     standby: bool
     #: With standbys: a push is acknowledged when the standby has it, not before.
@@ -111,6 +117,11 @@ class Plan:
     def has_table(self) -> bool:
         """Whether the model has a table: not beside another model, and not with steps that overlap."""
         return self.table and not self.overlap and self.models == 1
+
+    @property
+    def has_releases(self) -> bool:
+        """Whether models are released: the last phase ends with the job."""
+        return self.releases and self.models == 2 and self.phases > 1
 
     @property
     def keeps_acknowledged(self) -> bool:

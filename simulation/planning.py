@@ -46,6 +46,7 @@ def _ordinary(seed: int, size: Size) -> Plan:
         momentum=random.choice([0.0, 0.5]),
         overlap=random.random() < 0.25,
         models=2 if more.random() < 0.2 and not large else 1,
+        releases=False,
         standby=durable and not large and more.random() < 0.2,
         acknowledged_after=more.random() < 0.6,
         wire=more.choice(["raw", "raw", "raw", "int8", "topk:0.3"]),

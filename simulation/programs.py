@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from ps_protocol.client.coordinator import LINEAGE_VARIABLE
-from ps_protocol.errors import Fenced, PlaceTaken, PsError, StateLost, Unavailable
+from ps_protocol.errors import Fenced, NotReady, PlaceTaken, PsError, StateLost, Unavailable
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.cli.options.storage import Durability, SnapshotRule, StorageConfig
 from ps_server.coordinator import main as coordinator
@@ -252,19 +253,32 @@ class WorkerProgram(Program):
         with Cluster(Session.join(config)) as cluster:
             table = cluster.embedding(2, name="rows", optimizer=SGD(lr=1.0), init=Constant(0.0))
             self._table = table if plan.has_table else None
-            optimizers = [self._optimizer(cluster) for _ in range(plan.models)]
+            short = plan.has_releases
+            optimizers = [self._optimizer(cluster) for _ in range(1 if short else plan.models)]
             loader = None
             if plan.data_items:
                 loader = cluster.shard(DataLoader(_Items(plan.data_items), batch_size=1), lease=True)
             phase = cluster._session.phase
             while phase < plan.phases:
+                # The name is used again in the phase after the next one.
+                of_phase = [self._optimizer(cluster, f"model-{1 + phase % 2}")] if short else []
                 for _ in loader if loader is not None else range(plan.steps):
-                    self._step(optimizers)
+                    self._step([*optimizers, *of_phase])
                 phase += 1
                 if phase < plan.phases:
-                    cluster.barrier()
+                    self._end_phase(cluster, of_phase)
 
-    def _optimizer(self, cluster: Cluster) -> PsOptimizer:
+    def _end_phase(self, cluster: Cluster, of_phase: Iterable[PsOptimizer]) -> None:
+        """Wait for the other workers; what only this phase had is released."""
+        for optimizer in of_phase:
+            while True:
+                # Another worker has not closed it yet; the barrier is passed.
+                with suppress(NotReady):
+                    optimizer.close(release=True)
+                    return
+        cluster.barrier()
+
+    def _optimizer(self, cluster: Cluster, name: str | None = None) -> PsOptimizer:
         plan = self._plan
         model: torch.nn.Module = torch.nn.ParameterList(
             torch.full((rows, 4), FIRST_VALUE, dtype=torch.float64) for rows in plan.rows
@@ -276,6 +290,7 @@ class WorkerProgram(Program):
             model,
             lr=1.0,
             momentum=plan.momentum,
+            name=name,
             nonfinite="skip",
             overlap=plan.overlap,
             wire=plan.wire,

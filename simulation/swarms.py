@@ -6,21 +6,25 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from random import Random
 
-from simulation.plan import SEPARATE, Fault, Plan
+from simulation.plan import Fault, Plan
 
 _LEAST, _MOST = 8, 20
 _SHORTEST = 8.0
 
 
 def as_swarm(plan: Plan, kinds: Sequence[str], random: Random) -> Plan:
-    """``plan`` with 8 to 20 faults of one to four of ``kinds``, in place of its own.
+    """``plan`` with 8 to 20 faults of one to five of ``kinds``, in place of its own.
 
     A test that leaves most features out meets more often what the others do together: Groce, Zhang, Eide, Chen and
     Regehr, "Swarm Testing", 2012. Moves and changes of the mode are in more swarms than others.
     """
     chosen = _chosen(kinds, random)
-    if "move" in chosen:
+    if {"move", "balance"} & {*chosen}:
         plan = moving(plan)
+        if random.random() < 0.4:
+            plan = replace(plan, table=True, overlap=False)
+    if "release" in chosen:
+        plan = _releasing(plan, random.choice([2, 3]))
     if random.random() < 0.5:
         plan = replace(plan, calls_lost=0.0, calls_late=0.0)
     seconds = max(plan.quiet_at, _SHORTEST)
@@ -50,13 +54,20 @@ def moving(plan: Plan) -> Plan:
     )
 
 
+def _releasing(plan: Plan, phases: int) -> Plan:
+    """``plan`` with a model that is released at the end of each phase, and as many steps."""
+    steps = -(-plan.steps * plan.phases // phases)
+    items = plan.workers * steps if plan.data_items else 0
+    return replace(plan, models=2, releases=True, phases=phases, steps=steps, data_items=items)
+
+
 def in_order(faults: Iterable[Fault]) -> tuple[Fault, ...]:
     """``faults`` by their times."""
     return tuple(sorted(faults, key=lambda fault: fault.time))
 
 
 def _chosen(kinds: Sequence[str], random: Random) -> list[str]:
-    others = [kind for kind in kinds if kind not in SEPARATE]
+    others = [kind for kind in kinds if kind != "calls"]
     chosen = random.sample(others, min(len(others), random.randrange(1, 4)))
     for often in ("move", "mode"):
         if random.random() < 0.6 and often in kinds and often not in chosen:

@@ -88,8 +88,10 @@ class ShardTruth:
     #: Highest position each life of a worker was ever accepted or placed at.
     reached: dict[tuple[int, int], Position] = field(default_factory=dict)
     verdicts: dict[Name, Verdict] = field(default_factory=dict)
-    #: The rows of each push.
-    sent_rows: dict[Name, RowValues] = field(default_factory=dict)
+    #: What each push carries.
+    sent: dict[Name, float] = field(default_factory=dict)
+    #: The model was released, and the log of the shard says so.
+    gone: bool = False
 
     @property
     def newest(self) -> float:

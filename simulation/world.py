@@ -50,7 +50,7 @@ class World:
         self._kernel = kernel = Kernel(plan.seed)
         kernel.loud = loud
         early = plan.durable and not plan.keeps_acknowledged
-        self._judge = Judge(kernel, plan.shards, plan.models, durable=plan.durable, early=early, momentum=plan.momentum)
+        self._judge = Judge(kernel, plan.shards, durable=plan.durable, early=early, momentum=plan.momentum)
         self._network = Network(
             kernel, delay_seconds=plan.delay_seconds, calls_lost=plan.calls_lost, calls_late=plan.calls_late
         )

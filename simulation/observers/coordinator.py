@@ -41,6 +41,7 @@ class CoordinatorObservers:
     def _driver_made(self, original: Any) -> Any:
         def made(driver: Any, *arguments: Any, **keywords: Any) -> None:
             original(driver, *arguments, **keywords)
+            self._released(driver)
             self._judge.started(driver.view, driver._state.membership.phase)
 
         return made
@@ -66,9 +67,16 @@ class CoordinatorObservers:
             self._subjects.moves.decided(driver.shard_maps.values())
             if decision.reason:
                 self._judge.decided(driver._state.view, driver._state.membership.phase)
-            return original(driver, decision)
+            value = original(driver, decision)
+            self._released(driver)
+            return value
 
         return settle
+
+    def _released(self, driver: Any) -> None:
+        """What the journal says of models that are released."""
+        for name, epoch in driver.view.released_models.items():
+            self._subjects.judge.places.release(name, epoch)
 
     def _barrier(self, original: Any) -> Any:
         async def barrier(driver: Any, rank: int, incarnation: int, phase: int, wait_seconds: float) -> Any:
@@ -109,13 +117,13 @@ class CoordinatorObservers:
     def _make(self, original: Any) -> Any:
         async def make(checkpoints: Any) -> Any:
             made = await original(checkpoints)
-            for name, model in Checkpoint.open(made.folder).manifest.models.items():
+            for model in Checkpoint.open(made.folder).manifest.models.values():
                 holders = sorted(model.shard_map.holders)
                 versions = [TrackerState.from_json(facts["tracker"]).version for facts in model.facts]
                 values = self._saved(made.folder, model)
                 parts = zip(holders, versions, strict=True)
                 self._subjects.judge.saved(
-                    {self._subjects.place(shard, name): (version, values[shard]) for shard, version in parts}
+                    {self._subjects.place(shard, model.shard_map): (version, values[shard]) for shard, version in parts}
                 )
             return made
 

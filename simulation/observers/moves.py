@@ -1,50 +1,107 @@
-"""Owns what slices that have moved between shards differ by from the updates of the shard that they are on."""
+"""Owns what slices and rows that have moved differ by from the updates of the shard that they are on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import ShardMap
 from simulation.judge import Judge
+from simulation.truth import RowValues, ShardTruth
 
 Piece = tuple[str, int]
 """A slice: its variable and its first row. Slices are not split when they move."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Epoch:
+    """One shard map, and by how much slices and rows have more than the updates of their shards."""
+
+    shard_map: ShardMap
+    slices: Mapping[Piece, float]
+    rows: Mapping[int, float]
+
+
 class Moves:
-    """Of models whose updates only add up: what a slice brings along is a number, from then on."""
+    """Of models whose updates only add up: what a slice or a row brings along is a number, from then on."""
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
-        #: By model and epoch: the map, and what each slice has more than the updates of its shard.
-        self._epochs: dict[tuple[str, int], tuple[ShardMap, Mapping[Piece, float]]] = {}
+        #: By model and epoch.
+        self._epochs: dict[tuple[str, int], _Epoch] = {}
 
     def decided(self, shard_maps: Iterable[ShardMap]) -> None:
         """The coordinator has these maps. A new one is decided while training pauses on all shards."""
         for shard_map in shard_maps:
-            name, epoch = shard_map.spec.name, shard_map.epoch
-            known = self._epochs.get((name, epoch))
-            if known is None or known[0] != shard_map:
-                self._check_one_point(shard_map)
-                self._epochs[name, epoch] = shard_map, self._brought(shard_map)
+            key = shard_map.spec.name, shard_map.epoch
+            known = self._epochs.get(key)
+            if known is None or known.shard_map != shard_map:
+                before = self._before(shard_map)
+                if before is not None:
+                    self._check_one_point(before.shard_map)
+                    brought = self._brought_slices(before, shard_map), self._brought_rows(before, shard_map)
+                    self._epochs[key] = _Epoch(shard_map, *brought)
+                else:
+                    self._epochs[key] = _Epoch(shard_map, {}, {})
 
-    def _brought(self, shard_map: ShardMap) -> Mapping[Piece, float]:
-        before = self._epochs.get((shard_map.spec.name, shard_map.epoch - 1))
-        if before is None:
-            return {}
-        home, truth = _homes(before[0]), self._judge.truth
+    def shift(self, shard_map: ShardMap, variable: str, row: int) -> float:
+        """What the slice of ``variable`` that begins with ``row`` has brought along."""
+        known = self._epochs.get((shard_map.spec.name, shard_map.epoch))
+        return known.slices.get((variable, row), 0.0) if known else 0.0
+
+    def shifts(self, layout: Layout) -> list[float]:
+        """The same for all elements in ``layout``, one after another; empty: for none."""
+        known = self._epochs.get((layout.shard_map.spec.name, layout.shard_map.epoch))
+        if not known or not known.slices:
+            return []
+        return [
+            known.slices.get((span.variable.name, span.slice.row_begin), 0.0)
+            for span in layout.slices
+            for _ in range(span.begin // 8, span.end // 8)
+        ]
+
+    def own_rows(self, shard_map: ShardMap, rows: RowValues) -> RowValues:
+        """``rows`` less what they have brought along."""
+        known = self._epochs.get((shard_map.spec.name, shard_map.epoch))
+        brought = known.rows if known else {}
+        return {row: value - brought.get(row, 0.0) for row, value in rows.items()}
+
+    def _before(self, shard_map: ShardMap) -> _Epoch | None:
+        """The epoch before; None: the model was declared with this one."""
+        name, epoch, generation = shard_map.spec.name, shard_map.epoch, self._judge.places.generation
+        same = generation(name, epoch) == generation(name, epoch - 1)
+        return self._epochs.get((name, epoch - 1)) if same else None
+
+    def _truth(self, shard_map: ShardMap, shard: int) -> ShardTruth:
+        places = self._judge.places
+        return places.truth[places.number(shard, shard_map.spec.name, shard_map.epoch)]
+
+    def _brought_slices(self, before: _Epoch, shard_map: ShardMap) -> Mapping[Piece, float]:
+        homes = _homes(before.shard_map)
         found: dict[Piece, float] = {}
         for piece, shard in _homes(shard_map).items():
-            brought = before[1].get(piece, 0.0) + truth[home[piece]].newest - truth[shard].newest
-            if brought:
+            there, here = self._truth(shard_map, homes[piece]), self._truth(shard_map, shard)
+            if brought := before.slices.get(piece, 0.0) + there.newest - here.newest:
                 found[piece] = brought
         return found
 
-    def _check_one_point(self, shard_map: ShardMap) -> None:
+    def _brought_rows(self, before: _Epoch, shard_map: ShardMap) -> Mapping[int, float]:
+        name, epoch = shard_map.spec.name, shard_map.epoch
+        ids = self._judge.rows.known(self._judge.places.number(0, name, epoch))
+        homes, owners = owners_of(before.shard_map, ids), owners_of(shard_map, ids)
+        found: dict[int, float] = {}
+        for row in homes:
+            there, here = self._truth(shard_map, homes[row]), self._truth(shard_map, owners[row])
+            more = there.row(row, len(there.history)) - here.row(row, len(here.history))
+            found[row] = before.rows.get(row, 0.0) + more
+        return found
+
+    def _check_one_point(self, before: ShardMap) -> None:
         """A push that one shard has applied and another holds would be applied twice to a slice, or never."""
-        before = self._epochs.get((shard_map.spec.name, shard_map.epoch - 1))
-        holders = [self._judge.truth[number] for number in before[0].holders] if before else []
+        holders = [self._truth(before, number) for number in before.holders]
         applied = {name: truth.number for truth in holders for name in truth.applied}
         for truth in holders:
             if both := truth.held & applied.keys():
@@ -53,21 +110,16 @@ class Moves:
                     f"has applied"
                 )
 
-    def shift(self, shard_map: ShardMap, variable: str, row: int) -> float:
-        """What the slice of ``variable`` that begins with ``row`` has brought along."""
-        known = self._epochs.get((shard_map.spec.name, shard_map.epoch))
-        return known[1].get((variable, row), 0.0) if known else 0.0
 
-    def shifts(self, layout: Layout) -> list[float]:
-        """The same for all elements in ``layout``, one after another; empty: for none."""
-        known = self._epochs.get((layout.shard_map.spec.name, layout.shard_map.epoch))
-        if not known or not known[1]:
-            return []
-        return [
-            known[1].get((span.variable.name, span.slice.row_begin), 0.0)
-            for span in layout.slices
-            for _ in range(span.begin // 8, span.end // 8)
-        ]
+def owners_of(shard_map: ShardMap, ids: Sequence[int]) -> dict[int, int]:
+    """The shard of each row of the model's table."""
+    if not shard_map.tables:
+        return {}
+    from ps_protocol.model.ids import buckets_of  # Compiled code: not for runs without tables.
+
+    (owners,) = shard_map.tables
+    buckets: list[int] = buckets_of(np.array(ids, np.int64), len(owners)).tolist()
+    return {row: owners[bucket] for row, bucket in zip(ids, buckets, strict=True)}
 
 
 def _homes(shard_map: ShardMap) -> dict[Piece, int]:

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from ps_protocol.model.spec import ShardMap
 from ps_server.consistency import Tracker, Verdict
 from ps_server.log.durable import DurableLog
-from ps_server.log.entries import AppliedUpdate, Loaded, MemoryLog
+from ps_server.log.entries import AppliedUpdate, Loaded, MemoryLog, Released
 from ps_server.shard.access.fence import Fence
+from ps_server.shard.models import registry
 from ps_server.shard.models.registry import Registry
 from ps_server.shard.step import stream as step_stream
 from ps_server.shard.step.model import ShardModel
@@ -18,6 +20,7 @@ from ps_server.shard.step.rows import ModelRows
 from ps_server.shard.step.stream import StepStream
 from ps_server.shard.step.values import ModelValues
 from ps_server.state.region import Region
+from simulation.observers.moves import owners_of
 from simulation.observers.subjects import Subjects, Wrappers
 
 _VERDICTS = {
@@ -39,14 +42,16 @@ class ShardObservers:
         self._answered: dict[Any, Any] = {}
         #: By codec: the push in whose answer it encodes parameters.
         self._encoding: dict[Any, Any] = {}
-        #: By tracker: the name of its model.
-        self._models: dict[Tracker, str] = {}
+        #: By tracker, and by process and name: the shard map of its model.
+        self._models: dict[Tracker, ShardMap] = {}
+        self._named: dict[tuple[Any, str], ShardMap] = {}
 
     def forget(self) -> None:
         """Let go of all processes."""
         self._answered.clear()
         self._encoding.clear()
         self._models.clear()
+        self._named.clear()
 
     def wrappers(self) -> Wrappers:
         """All of them."""
@@ -67,6 +72,7 @@ class ShardObservers:
             (step_stream, "send_published", self._send_published),
             (StreamCodec, "encode", self._encode),
             (ModelRows, "look_up", self._look_up),
+            (registry, "log_release", self._log_release),
         )
 
     def _judged(self, tracker: Tracker) -> int | None:
@@ -83,40 +89,50 @@ class ShardObservers:
         return begin
 
     def _recover(self, original: Any) -> Any:
-        def recover(registry: Registry, models: Any) -> None:
+        def recover(models_of: Registry, models: Any) -> None:
             shard = self._subjects.serving()
             if shard is not None:
-                for name, model in models.items():
+                found = set()
+                for model in models.values():
                     value = self._subjects.value_of(model.replica.region) if model.initialised else None
-                    place = self._subjects.place(shard.number, name)
+                    place = self._subjects.place(shard.number, model.shard_map)
+                    found.add(place)
                     self._judge.restored(place, shard.disk.name, model.tracker, value)
                     self._restored_rows(place, model)
-                for name in sorted(self._judge.models - models.keys()):
-                    self._judge.restored_nothing(self._subjects.place(shard.number, name), shard.disk.name)
-            original(registry, models)
+                for truth in self._judge.places.of_shard(shard.number):
+                    if truth.number not in found:
+                        self._judge.restored_nothing(truth.number, shard.disk.name)
+            original(models_of, models)
 
         return recover
 
     def _restored_rows(self, place: int, model: Any) -> None:
-        ids = np.array(self._judge.rows_known(place), np.int64)
         for table in model.replica.tables:
+            layout = model.replica.layout
+            owners = owners_of(layout.shard_map, self._judge.rows.known(place))
+            ids = np.array([row for row, owner in owners.items() if owner == layout.shard], np.int64)
             values = np.empty((len(ids), table.spec.dim), np.float32)
             table.look_up(ids, values)
-            self._judge.rows_served(place, model.tracker.version, self._subjects.rows(ids, values), "restored")
+            rows = self._subjects.moves.own_rows(layout.shard_map, self._subjects.rows(ids, values))
+            self._judge.rows.served(place, model.tracker.version, rows, "restored")
 
     def _look_up(self, original: Any) -> Any:
         async def look_up(rows: ModelRows, wanted: Any, room: Any = None) -> Any:
+            tracker = rows._applier.tracker
+            place, shard_map = self._judged(tracker), self._models.get(tracker)
             version, found = await original(rows, wanted, room)
-            if (place := self._judged(rows._applier.tracker)) is not None and wanted.parts:
+            if place is not None and shard_map is not None and wanted.parts:
                 ((_, ids),) = wanted.parts
-                self._judge.rows_served(place, version, self._subjects.rows(ids, np.frombuffer(found, np.float32)))
+                values = self._subjects.rows(ids, np.frombuffer(found, np.float32))
+                self._judge.rows.served(place, version, self._subjects.moves.own_rows(shard_map, values))
             return version, found
 
         return look_up
 
     def _model_made(self, original: Any) -> Any:
         def made(model: ShardModel, start: Any, *arguments: Any, **keywords: Any) -> None:
-            self._models[start.tracker] = start.replica.layout.shard_map.spec.name
+            shard_map = start.replica.layout.shard_map
+            self._models[start.tracker] = self._named[self._subjects.kernel.process, shard_map.spec.name] = shard_map
             original(model, start, *arguments, **keywords)
 
         return made
@@ -125,7 +141,7 @@ class ShardObservers:
         async def load(values: Any, *arguments: Any, **keywords: Any) -> bool:
             written: bool = await original(values, *arguments, **keywords)
             if written and (shard := self._subjects.serving()) is not None:
-                place = self._subjects.place(shard.number, values._layout.shard_map.spec.name)
+                place = self._subjects.place(shard.number, values._layout.shard_map)
                 self._judge.values_acknowledged(place, shard.disk.name)
             return written
 
@@ -185,29 +201,37 @@ class ShardObservers:
 
     def _append(self, original: Any) -> Any:
         def append(log: Any, entry: Any) -> Any:
-            if (shard := self._subjects.serving()) is not None:
+            shard = self._subjects.serving()
+            shard_map = self._named.get((self._subjects.kernel.process, getattr(entry, "model", "")))
+            if shard is not None and shard_map is not None:
+                place = self._subjects.place(shard.number, shard_map)
                 if isinstance(entry, AppliedUpdate):
-                    scale = entry.step.scale
-                    self._judge.logged(
-                        self._subjects.place(shard.number, entry.model),
-                        entry.version,
-                        entry.pushes,
-                        scale,
-                        entry.is_round,
-                    )
+                    self._logged(place, shard.number, shard_map, entry)
                 elif isinstance(entry, Loaded) and entry.region is not None:
-                    self._judge.loaded(
-                        self._subjects.place(shard.number, entry.model), self._subjects.value_of(entry.region)
-                    )
+                    self._judge.loaded(place, self._subjects.value_of(entry.region))
             return original(log, entry)
 
         return append
+
+    def _logged(self, place: int, shard: int, shard_map: ShardMap, entry: AppliedUpdate) -> None:
+        owners = owners_of(shard_map, self._judge.rows.known(place))
+        held = {row for row, owner in owners.items() if owner == shard}
+        self._judge.logged(place, entry.version, entry.pushes, entry.step.scale, held, is_round=entry.is_round)
+
+    def _log_release(self, original: Any) -> Any:
+        async def log_release(context: Any, entry: Released) -> None:
+            shard = self._subjects.serving()
+            await original(context, entry)
+            if shard is not None:
+                self._judge.dropped_model(self._judge.places.number(shard.number, entry.model, entry.epoch))
+
+        return log_release
 
     def _reply(self, original: Any) -> Any:
         async def reply(stream: Any, result: Any, info: Any = None, *others: Any) -> None:
             shard = self._subjects.serving()
             if shard is not None and info is not None:
-                place = self._subjects.place(shard.number, stream._model.name)
+                place = self._subjects.place(shard.number, stream._model.layout.shard_map)
                 self._judge.answers_pull(place, info)
                 self._answered[stream._transport] = place, info
             try:

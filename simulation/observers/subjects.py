@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.model.layout import Layout
+from ps_protocol.model.spec import ShardMap
 from ps_server.state.region import Region
-from simulation.judge import Judge, model_number
+from simulation.judge import Judge
 from simulation.observers.moves import Moves
 from simulation.runtime.disk import Disk
 from simulation.runtime.kernel import Kernel
@@ -92,6 +93,6 @@ class Subjects:
         # One that another has replaced may not know it yet: what it does then is not the shard's history.
         return shard if shard is not None and shard.incarnation == self.newest.get(shard.number) else None
 
-    def place(self, shard: int, model: str) -> int:
-        """The judge's number for one model on one shard."""
-        return shard + self.judge.shards * model_number(model)
+    def place(self, shard: int, shard_map: ShardMap) -> int:
+        """The judge's number for what ``shard`` has of one model."""
+        return self.judge.places.number(shard, shard_map.spec.name, shard_map.epoch)

@@ -48,7 +48,7 @@ class WorkerObservers:
             values = self._subjects.values(lane.layout, lane._gradients.memory(lane.shard))
             gradient, left = 0.0 if push.skipped else self._subjects.one(values), self._left_out(lane, len(values))
             if push.rows is not None and not push.skipped:
-                self._judge.rows_sent(place, member, push.sequence, self._rows(lane, push))
+                self._judge.rows.sent(place, member, push.sequence, self._rows(lane, push))
             try:
                 original(lane, push)
             finally:
@@ -85,7 +85,7 @@ class WorkerObservers:
 
     def _sender(self, lane: Any) -> tuple[Member, int]:
         member = Member(Role.WORKER, lane._session.rank, lane._session.incarnation)
-        return member, self._subjects.place(lane.shard, lane._router.shard_map.spec.name)
+        return member, self._subjects.place(lane.shard, lane._router.shard_map)
 
     @staticmethod
     def _left_out(lane: Any, elements: int) -> float:

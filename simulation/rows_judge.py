@@ -1,0 +1,54 @@
+"""Judges rows of tables: what is looked up and what comes back after a restart."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Container, Iterable
+from typing import NoReturn
+
+from ps_protocol.cluster.view import Member
+from simulation.places import Places
+from simulation.truth import Name, RowValues
+
+
+class RowsJudge:
+    """Part of the judge. What a row has brought along from another shard is taken off before it is told here."""
+
+    def __init__(self, fail: Callable[[str], NoReturn], places: Places) -> None:
+        self._fail = fail
+        self._places = places
+        #: By model, as the number of its first place, and push: the gradients of rows on all shards.
+        self._sent: dict[tuple[int, Name], dict[int, float]] = {}
+
+    def sent(self, number: int, member: Member, sequence: int, rows: RowValues) -> None:
+        """A worker sends gradients of rows with a push, the first time or again."""
+        key = self._model(number), (member.index, member.incarnation, sequence)
+        self._sent.setdefault(key, {}).update(rows)
+
+    def change(self, number: int, pushes: Iterable[Name], scale: float, held: Container[int]) -> dict[int, float]:
+        """What an update of ``pushes`` adds to the rows that are ``held`` at its place."""
+        names = list(pushes)
+        change: Counter[int] = Counter()
+        for name in names:
+            for row, gradient in self._sent.get((self._model(number), name), {}).items():
+                if row in held:
+                    change[row] -= scale * gradient / len(names)  # type: ignore[assignment]
+        return dict(change)
+
+    def served(self, number: int, version: int, rows: RowValues, what: str = "serves") -> None:
+        """A shard answers a lookup with ``rows`` as of ``version``."""
+        truth = self._places.truth[number]
+        if version > len(truth.history):
+            self._fail(f"shard {number} {what} rows of version {version}; {len(truth.history)} were logged")
+        for row, value in rows.items():
+            if not math.isclose(value, expected := truth.row(row, version), rel_tol=1e-4, abs_tol=1e-2):
+                self._fail(f"shard {number} {what} row {row} as {value} in version {version} instead of {expected}")
+
+    def known(self, number: int) -> list[int]:
+        """The ids of all rows that were ever in a push to the model at this place."""
+        model = self._model(number)
+        return sorted({row for (each, _), rows in self._sent.items() if each == model for row in rows})
+
+    def _model(self, number: int) -> int:
+        return number - number % self._places.shards
