@@ -116,8 +116,10 @@ class Judge:
     # Shards: pushes
 
     def sent(self, number: int, member: Member, sequence: int, skipped: bool, value: float) -> None:
-        """A worker sends a push, the first time or again; every gradient in it is ``value``."""
-        self.truth[number].sent.setdefault((member.index, member.incarnation, sequence), 0.0 if skipped else value)
+        """A worker sends a push, the first time or again; every gradient in it is ``value``, NaN: there is none."""
+        truth, name = self.truth[number], (member.index, member.incarnation, sequence)
+        if math.isnan(truth.sent.get(name, math.nan)):
+            truth.sent[name] = 0.0 if skipped else value
 
     def decided_push(self, number: int, info: PushInfo, decision: PushDecision) -> None:
         """The shard has decided on a push."""
@@ -158,7 +160,7 @@ class Judge:
             if name in truth.dropped:
                 self.fail(f"shard {number} applies {push}, of which a worker was told that it changed nothing")
             truth.applied[name] = version
-            gradient += truth.sent[name]
+            gradient += 0.0 if math.isnan(truth.sent[name]) else truth.sent[name]
         velocity = self._momentum * velocity + gradient / len(pushes)
         rows = self.rows.change(number, map(_name, pushes), scale, held_rows)
         truth.history.append(Update(pushes, value - scale * velocity, velocity, is_round, rows))
@@ -186,7 +188,7 @@ class Judge:
         truth = self.truth[number]
         if truth.history:
             self.fail(f"shard {number} took initial values after {len(truth.history)} updates")
-        truth.initial = value
+        truth.initial = 0.0 if math.isnan(value) else value
 
     def values_acknowledged(self, number: int, disk: str) -> None:
         """A worker is told that the initial values are there."""
@@ -326,4 +328,4 @@ def _name(push: PushInfo) -> Name:
 def _same(value: float | None, expected: float | None) -> bool:
     if value is None or expected is None:
         return value is expected
-    return math.isclose(value, expected, rel_tol=1e-9)
+    return math.isnan(value) or math.isclose(value, expected, rel_tol=1e-9)

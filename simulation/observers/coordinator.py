@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -120,11 +121,10 @@ class CoordinatorObservers:
             for model in Checkpoint.open(made.folder).manifest.models.values():
                 holders = sorted(model.shard_map.holders)
                 versions = [TrackerState.from_json(facts["tracker"]).version for facts in model.facts]
-                values = self._saved(made.folder, model)
-                parts = zip(holders, versions, strict=True)
-                self._subjects.judge.saved(
-                    {self._subjects.place(shard, model.shard_map): (version, values[shard]) for shard, version in parts}
-                )
+                values, parts = self._saved(made.folder, model), {}
+                for shard, version in zip(holders, versions, strict=True):
+                    parts[self._subjects.place(shard, model.shard_map)] = version, values.get(shard, math.nan)
+                self._subjects.judge.saved(parts)
             return made
 
         return make

@@ -64,7 +64,9 @@ class Subjects:
         return found
 
     def one(self, values: list[float]) -> float:
-        """What the judge hears of ``values``."""
+        """What the judge hears of ``values``; NaN: there are none, for only rows are there."""
+        if not values:
+            return math.nan
         if not self._raw:
             return math.fsum(values) / len(values)
         if values.count(values[0]) != len(values):

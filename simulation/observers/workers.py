@@ -90,6 +90,6 @@ class WorkerObservers:
     @staticmethod
     def _left_out(lane: Any, elements: int) -> float:
         """The mean of what the wire format keeps for later pushes."""
-        if lane._encoder is None:
+        if lane._encoder is None or not elements:
             return 0.0
         return math.fsum(float(entry.tensor.sum()) for entry in lane.residuals()) / elements

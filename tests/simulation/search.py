@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from tests.simulation.runs import SEARCH
+
+FILES = Path(__file__).parent.glob("test_mutations*.py")
 
 
 def main(arguments: list[str]) -> int:
     chosen = ["-k", arguments[0]] if arguments else []
-    tests = [sys.executable, "-m", "pytest", "-q", *chosen, "tests/simulation/test_mutations.py"]
+    tests = [sys.executable, "-m", "pytest", "-q", *chosen, *sorted(map(str, FILES))]
     return subprocess.run(tests, env={SEARCH: "3"} | os.environ, check=False).returncode
 
 

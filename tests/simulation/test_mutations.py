@@ -1,7 +1,6 @@
 """The judge is not blind: with one rule broken on purpose in the shipped code, some seed shows it."""
 
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from types import SimpleNamespace
 
 from ps_protocol.errors import StorageFull, UnknownModel
@@ -11,8 +10,8 @@ from ps_server.consistency import Position, Tracker, Verdict
 from ps_server.consistency.modes import Ssp, Sync
 from ps_server.coordinator.data.data_leases import DataLeases
 from ps_server.coordinator.data.interval_set import IntervalSet
-from ps_server.coordinator.jobs import checkpoints, move_runner
-from ps_server.coordinator.jobs.quiesce import Quiesce, check_same_position
+from ps_server.coordinator.jobs import checkpoints
+from ps_server.coordinator.jobs.quiesce import Quiesce
 from ps_server.coordinator.membership import durability_ledger
 from ps_server.coordinator.membership.barrier import Barrier
 from ps_server.coordinator.publisher import Publisher
@@ -22,9 +21,7 @@ from ps_server.shard.durability.replication import Replication
 from ps_server.shard.models import errors, registry
 from ps_server.shard.standby import follower
 from ps_server.shard.step import applier
-from ps_server.shard.step.copies import CopiedModel
 from ps_server.shard.step.model import ShardModel
-from ps_server.state import reshard
 from ps_server.state.apply import Replay
 from ps_worker.step.model_streams import ModelStreams
 from ps_worker.step.shard_stream import ShardStream
@@ -33,7 +30,6 @@ from tests.simulation.runs import every_second, shown
 
 SEEDS = range(40)
 LONG = {"steps": 30, "phases": 1, "data_items": 0}
-MOVES = {"durable": True, "momentum": 0.0, "models": 1, "wire": "raw"}
 SHARD_CRASHES = Size(faults=("shard_crash", "stream_break"))
 
 
@@ -285,33 +281,6 @@ def test_rows_that_a_snapshot_leaves_out_are_missed_at_the_restart(monkeypatch):
     faults = tuple(Fault(3.0 + 0.5 * number, "shard_crash") for number in range(10))
     fixed = {"table": True, "overlap": False, "durable": True, "snapshot_seconds": 0.7}
     assert shown("restored row", SEEDS, faults=faults, **fixed)
-
-
-def test_slices_that_come_without_their_values_are_seen(monkeypatch):
-    cut = reshard._cut
-    monkeypatch.setattr(
-        reshard, "_cut", lambda layout, pending: [memoryview(bytes(len(each))) for each in cut(layout, pending)]
-    )
-    faults = tuple(Fault(2.0 + number, "move") for number in range(6))
-    assert shown("values of different updates", SEEDS, faults=faults, **MOVES)
-
-
-def test_a_move_after_which_held_pushes_count_as_known_loses_them(monkeypatch):
-    def with_those_held(self):
-        return replace(self.tracker.persisted_state(), standings=self.tracker.clocks())
-
-    monkeypatch.setattr(CopiedModel, "known_pushes", with_those_held)
-    faults = tuple(Fault(2.0 + number, "move") for number in range(6))
-    assert shown("which it has not applied", SEEDS, consistency=Consistency(Mode.SYNC), faults=faults, **MOVES)
-
-
-def test_a_move_while_one_shard_holds_a_push_that_another_has_applied_is_seen(monkeypatch):
-    def whatever_is_held(reports):
-        check_same_position([[replace(model, open={}) for model in models] for models in reports])
-
-    monkeypatch.setattr(move_runner, "check_same_position", whatever_is_held)
-    faults = tuple(Fault(2.0 + 0.3 * number, ("move", "mode")[number % 2]) for number in range(24))
-    assert shown("slices move while shard", SEEDS, faults=faults, **MOVES)
 
 
 def test_a_format_that_forgets_what_it_left_out_is_seen(monkeypatch):

@@ -75,12 +75,13 @@ class MoveRunner:
         if self._running or (self._batch and not self._batch.done()):
             raise NotReady("slices are being moved already", remedy="wait until that has ended, then move again")
         goal = goal_of(wish, self._driver.view, self._driver.shard_maps)
+        epoch = self._driver.shard_maps[goal.model].epoch if goal.model else 0
         self._running = True
         progress, pace = MoveProgress(), MovePace(batch_bytes)
         try:
             sizes = await bucket_bytes(self._driver.view, self._driver.shard_maps, self._driver.open_shard)
             # Planned again when the size of batches changes, and at the end, for models that were declared meanwhile.
-            while found := self._plan(goal, sizes, planned_bytes := pace.batch_bytes):
+            while found := self._plan(goal, epoch, sizes, planned_bytes := pace.batch_bytes):
                 total = progress.moved_bytes + sum(batch.nbytes for batch in found)
                 if not progress.batches:
                     yield MoveProgress(total_bytes=total)
@@ -112,8 +113,11 @@ class MoveRunner:
         if self._batch:
             await asyncio.wait([self._batch])
 
-    def _plan(self, goal: Goal, sizes: BucketBytes, batch_bytes: int) -> list[MoveBatch]:
+    def _plan(self, goal: Goal, epoch: int, sizes: BucketBytes, batch_bytes: int) -> list[MoveBatch]:
+        """The batches that are left. ``epoch``: of the model that ``goal`` names, when it was named."""
         maps = self._driver.shard_maps
+        if goal.model and self._driver.view.was_released(goal.model, epoch):
+            raise _released(goal.model)
         return list(batches(maps, plan(maps, goal, sizes), batch_bytes))
 
     async def _shielded(self, batch: MoveBatch) -> float:
@@ -154,7 +158,7 @@ class MoveRunner:
         for following in batch.maps:
             name, known = following.spec.name, driver.shard_maps.get(following.spec.name)
             if name in driver.view.released_models and (known is None or known.epoch + 1 != following.epoch):
-                raise ModelReleased(f"model '{name}' was released meanwhile", remedy="move again")
+                raise _released(name)
         try:
             revision = driver.begin_move(move)
             view = driver.view
@@ -205,6 +209,10 @@ class MoveRunner:
         await all_of(
             shard.prepare(quiesce.name, revision, batch.maps, _HOLD_SECONDS) for shard in quiesce.shards.values()
         )
+
+
+def _released(name: str) -> ModelReleased:
+    return ModelReleased(f"model '{name}' was released meanwhile", remedy="move again")
 
 
 def _held_of(reached: Sequence[ModelPosition], targets: Sequence[ModelPosition]) -> list[ModelPosition]:
