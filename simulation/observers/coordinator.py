@@ -36,7 +36,7 @@ class CoordinatorObservers:
             (Driver, "lease_data", self._lease_data),
             (DataLeases, "lease", self._lease),
             (Checkpoints, "make", self._make),
-            (CoordinatorService, "_message", self._message),
+            (CoordinatorService, "_encode", self._encode),
         )
 
     def _driver_made(self, original: Any) -> Any:
@@ -105,15 +105,15 @@ class CoordinatorObservers:
 
         return lease_data
 
-    def _message(self, original: Any) -> Any:
-        def message(service: Any, view: Any) -> Any:
+    def _encode(self, original: Any) -> Any:
+        def encode(service: Any, view: Any) -> Any:
             for shard_map in service._driver.shard_maps.values():
                 if shard_map.epoch == view.models.get(shard_map.spec.name):
                     self._judge.placed(shard_map)
             self._judge.told(view)
             return original(service, view)
 
-        return message
+        return encode
 
     def _make(self, original: Any) -> Any:
         async def make(checkpoints: Any) -> Any:

@@ -25,6 +25,8 @@ class Server:
         self.network = network
         self.calls: dict[ServerCall, None] = {}
         self._handlers: list[grpc.GenericRpcHandler] = []
+        #: By method, before those of ``_handlers``.
+        self._registered: dict[str, Any] = {}
         network.servers[address] = self
 
     def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
@@ -32,10 +34,13 @@ class Server:
         self._handlers.extend(handlers)
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
-        """As of grpc; the generic handlers have them, too."""
+        """As of grpc; one that is added later takes the place of one before."""
+        self._registered.update({f"/{service}/{name}": handler for name, handler in handlers.items()})
 
     def handler(self, method: str, metadata: Metadata) -> Any:
         """What serves ``method``."""
+        if method in self._registered:
+            return self._registered[method]
         details = _Details(method, metadata)
         found = (each.service(details) for each in self._handlers)
         return next(handler for handler in found if handler is not None)

@@ -19,7 +19,9 @@ def test_a_model_that_is_released_behind_its_last_batch_ends_the_move(declared_a
         releases = ReleaseRunner(job.driver, job.checkpoints.busy)
         (held,) = [piece.shard for piece in job.driver.shard_map("net").slices if piece.variable == 0]
         batches = 0
-        with pytest.raises(ModelReleased, match="model 'net' was released meanwhile"):
+
+        async def released_behind_the_batch() -> None:
+            nonlocal batches
             async with aclosing(job.moves.reshard(Wish((1 - held,), (), "net", "v0"))) as made:
                 async for progress in made:
                     if progress.batches:
@@ -28,6 +30,9 @@ def test_a_model_that_is_released_behind_its_last_batch_ends_the_move(declared_a
                         await releases.close(worker.index, worker.incarnation, ask, 5.0)
                         if declared_again:
                             job.declare(SPEC)
+
+        with pytest.raises(ModelReleased, match="model 'net' was released meanwhile"):
+            await released_behind_the_batch()
         assert batches == 1
         assert job.driver.view.released_models == {"net": 2}
         assert job.driver.view.models == ({"net": 3} if declared_again else {})
