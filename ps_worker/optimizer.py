@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from functools import wraps
 from operator import is_
 from typing import Any, NoReturn, cast
 
 import torch
+from torch.optim import optimizer as torch_optimizer
 
 from ps_protocol.errors import UnsupportedOptimizer
 from ps_protocol.model.spec import Options
@@ -30,6 +32,39 @@ from ps_worker.tables.groups import TableGroups
 
 _RESIDUALS = "ps_residuals"
 """Key in a ``state_dict``: what this worker's wire format has left out of gradients. It belongs to one rank."""
+
+
+def _without_gradients(step: Callable[..., float | None]) -> Callable[..., float | None]:
+    """``step`` without recording gradients, and between torch's hooks where there are any or a profiler runs.
+
+    torch's own wrappers do the same in every step, and take longer than the push of a small model.
+    """
+    hooked = torch.optim.Optimizer.profile_hook_step(step)
+
+    @wraps(step)
+    def wrapper(optimizer: PsOptimizer, *args: Any, **kwargs: Any) -> float | None:
+        chosen = hooked if _has_hooks(optimizer) else step
+        if not torch.is_grad_enabled():
+            return chosen(optimizer, *args, **kwargs)
+        torch.set_grad_enabled(False)
+        try:
+            return chosen(optimizer, *args, **kwargs)
+        finally:
+            torch.set_grad_enabled(True)
+
+    wrapper.hooked = True  # type: ignore[attr-defined]
+    return wrapper
+
+
+def _has_hooks(optimizer: PsOptimizer) -> bool:
+    """Whether something is called at each step, or a profiler looks."""
+    return bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or torch_optimizer._global_optimizer_pre_hooks
+        or torch_optimizer._global_optimizer_post_hooks
+        or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+    )
 
 
 class PsOptimizer(torch.optim.Optimizer):
@@ -122,7 +157,7 @@ class PsOptimizer(torch.optim.Optimizer):
             remedy="from ps_worker.huggingface import PsAccelerator as Accelerator",
         )
 
-    @torch.no_grad()
+    @_without_gradients
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None, *, weight: float | None = None
     ) -> float | None:

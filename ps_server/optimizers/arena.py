@@ -100,7 +100,7 @@ class Arena:
         """Point the present segments at their gradients. Segments must be arranged for ``absent``."""
         for segment in self.segments:
             if self._indexes[segment.first] not in absent:
-                segment.parameter.grad = self._view(gradients, segment.first, segment.last)
+                segment.parameter.grad = self._gradient(gradients, segment.first, segment.last)
 
     def detach(self) -> None:
         """Let go of the gradients: their owner uses the memory again."""
@@ -164,6 +164,11 @@ class Arena:
     def _view(self, region: Region, first: int, last: int) -> Tensor:
         shape = self._slices[first].shape if self._whole else (-1,)
         return region.tensor(self._slices[first].begin, self._slices[last - 1].end, self._span.key.dtype, shape)
+
+    def _gradient(self, gradients: Region, first: int, last: int) -> Tensor:
+        if self._whole:
+            return self._view(gradients, first, last)
+        return gradients.flat(self._slices[first].begin, self._slices[last - 1].end, self._span.key.dtype)
 
     def _cut(self, optimizer: Optimizer, state: Mapping[str, Tensor], first: int, last: int) -> ArenaSegment:
         segment = self._segment(first, last)

@@ -13,6 +13,7 @@ from ps_protocol.model.option_ranges import first_out_of_range
 from ps_protocol.model.spec import Kind, Options
 from ps_server.optimizers import catalog
 from ps_server.optimizers.arena import Arena
+from ps_server.optimizers.fused import FusedStep
 from ps_server.optimizers.state import Expected, StateEntry, by_slice
 from ps_server.optimizers.undo import Undo, is_deterministic, odd_counter, skipped_step
 from ps_server.state.region import Region
@@ -50,6 +51,8 @@ class ShardOptimizer:
         #: Every step can be undone.
         self.careful = catalog.is_registered(spec)
         self._fused = [group.get("fused") is True for group in self._torch.param_groups]
+        #: Of the present parameters and state; None: torch makes the next step, and this is looked for after it.
+        self._fused_step: FusedStep | None = None
         for arena in self._arenas:
             arena.adopt(self._torch)
 
@@ -74,10 +77,13 @@ class ShardOptimizer:
         changed = [arena.arrange(self._torch, absent) for arena in self._arenas]
         if any(changed):
             self._regroup()
+            self._fused_step = None
         undo = Undo(self._torch) if self.careful or self._odd_options or self._odd_state else None
         try:
             for arena in self._arenas:
                 arena.attach(gradients, absent)
+            if undo is None and self._fused_step is not None and self._fused_step.step(scale):
+                return
             self._step(scale)
         except Exception as error:
             if undo is None or not is_deterministic(error):
@@ -89,6 +95,7 @@ class ShardOptimizer:
                 arena.detach()
         for arena in self._arenas:
             arena.adopt(self._torch)
+        self._fused_step = FusedStep.of(self._torch)
 
     def rebind(self, region: Region) -> None:
         """Continue with the parameters in ``region``, which holds the same bytes as the region so far."""
@@ -115,6 +122,7 @@ class ShardOptimizer:
         for arena in self._arenas:
             arena.load(self._torch, found, self._counters(arena))
         self._regroup()
+        self._fused_step = None
 
     def _step(self, scale: float) -> None:
         groups = self._torch.param_groups

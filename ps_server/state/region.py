@@ -14,6 +14,9 @@ from ps_protocol.model.layout import Layout, Range
 from ps_protocol.model.spec import DType
 from ps_protocol.wire.shared_memory import SharedMemory
 
+_KEPT_VIEWS = 256
+"""Flat views that a region keeps for the next step."""
+
 
 def torch_dtype(dtype: DType) -> torch.dtype:
     """The torch dtype that ``dtype`` is named after."""
@@ -43,6 +46,7 @@ class Region:
         )
         #: Writable bytes, for the wire.
         self.bytes = memoryview(self.data.numpy().data)
+        self._flat: dict[tuple[int, int, DType], Tensor] = {}
 
     def relaid(self, layout: Layout) -> Region | None:
         """The same memory, its bytes as they are, in another layout; None: it is too small, or must be given back.
@@ -74,6 +78,15 @@ class Region:
         """Bytes [begin, end) as a tensor; ``begin`` is a multiple of the dtype's size."""
         view = self.data[begin:end].view(torch_dtype(dtype))
         return view if shape == (-1,) else view.view(shape)
+
+    def flat(self, begin: int, end: int, dtype: DType) -> Tensor:
+        """As ``tensor``, flat; the same object as before, to be read and written but not pointed elsewhere."""
+        key = begin, end, dtype
+        if (found := self._flat.get(key)) is None:
+            if len(self._flat) >= _KEPT_VIEWS:
+                self._flat.clear()
+            found = self._flat[key] = self.tensor(begin, end, dtype)
+        return found
 
     def pieces(self, ranges: Iterable[Range]) -> list[memoryview]:
         """The ``ranges`` as views."""

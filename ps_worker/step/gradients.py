@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from ps_protocol.errors import InternalError, InvalidRequest
@@ -16,6 +19,9 @@ from ps_worker.memory.moved_slices import MovedSlices
 from ps_worker.memory.plan import FlatPlan
 from ps_worker.model.bindings import Bindings
 from ps_worker.tables.update import RowUpdate
+
+_SMALL_BYTES = 64 << 10
+_IN_NUMPY = frozenset({torch.float32, torch.float64})
 
 
 class GradientBuffers:
@@ -37,8 +43,9 @@ class GradientBuffers:
         self._rows: list[list[Range]] = [[] for _ in plan.variables]
         #: For each parameter, its view where one shard has all of it.
         self._whole: list[torch.Tensor | None] = []
-        #: All gradients as flat tensors, one or more for each arena; None: not looked up since memory changed.
-        self._arenas: list[torch.Tensor] | None = None
+        #: All gradients flat, one or more pieces for each arena: small ones, and others with the type of their sums.
+        #: None: not looked up since memory changed.
+        self._arenas: tuple[list[npt.NDArray[Any]], list[tuple[torch.Tensor, torch.dtype]]] | None = None
         #: What has no block yet since slices moved; and gradients that were views of this memory then, by variable.
         self._moved = MovedSlices()
         self._in_place: dict[int, torch.Tensor | None] = {}
@@ -99,11 +106,10 @@ class GradientBuffers:
         """Queue the copies of bytes ``span`` from devices to the host; returns a function that waits for them."""
         return self._block(shard).bring(span)
 
-    @torch.no_grad()
     def collect(self, done: Container[int] = ()) -> tuple[int, ...]:
         """Gather every ``param.grad`` but those ``done``; returns the numbers of the variables that have none.
 
-        Raises InvalidRequest for a sparse gradient.
+        Called where torch records no gradients. Raises InvalidRequest for a sparse gradient.
         """
         self._place_all()
         targets, sources, absent = [], [], []
@@ -156,17 +162,13 @@ class GradientBuffers:
             if parameter.grad is not None and whole is not None and not parameter.grad.is_sparse:
                 parameter.grad = whole
 
-    @torch.no_grad()
     def first_nonfinite(self, absent: tuple[int, ...]) -> str | None:
         """Name of the first present variable whose gradient, as collected last, holds NaN or infinity; else None.
 
-        One reduction per arena, in float32 or wider. Each variable is checked only when that is not finite: the sum of
-        large finite values may overflow, and absent variables may hold any values.
+        Each variable is checked only when its arena seems not to be finite: a sum of large finite values may overflow,
+        and absent variables may hold any values.
         """
-        if self._arenas is None:
-            self._arenas = self._found_arenas()
-        sums = [part.sum(dtype=torch.promote_types(part.dtype, torch.float32)) for part in self._arenas]
-        if all(math.isfinite(total.item()) for total in sums):
+        if self._seems_finite():
             return None
         missing = frozenset(absent)
         for number in range(len(self._bindings.parameters)):
@@ -185,6 +187,25 @@ class GradientBuffers:
         norms = (torch.linalg.vector_norm(v, dtype=torch.promote_types(v.dtype, wide)) for v in present)
         of_rows = [each.squared_norm() for each in rows.tables] if rows is not None else []
         return sum((float(norm) * float(norm) for norm in norms), sum(of_rows))
+
+    def _seems_finite(self) -> bool:
+        """Whether no arena holds NaN or infinity: one pass each, in numpy where calling torch would take longer."""
+        if self._arenas is None:
+            parts = self._found_arenas()
+            small = [part.nbytes <= _SMALL_BYTES and part.device == HOST and part.dtype in _IN_NUMPY for part in parts]
+            self._arenas = (
+                [part.numpy() for part, is_small in zip(parts, small, strict=True) if is_small],
+                [
+                    (part, torch.promote_types(part.dtype, torch.float32))
+                    for part, is_small in zip(parts, small, strict=True)
+                    if not is_small
+                ],
+            )
+        arrays, tensors = self._arenas
+        if not all(np.logical_and.reduce(np.isfinite(values)) for values in arrays):
+            return False
+        sums = [part.sum(dtype=wide) for part, wide in tensors]
+        return all(math.isfinite(total.item()) for total in sums)
 
     def _found_arenas(self) -> list[torch.Tensor]:
         return [

@@ -114,7 +114,9 @@ class StepPipeline:
         try:
             shard_map = streams.shard_map
             streams.following_moves(streams.ensure_open)
-            push = self._numbered(push if shard_map is streams.shard_map else replace(push, staged=()))
+            if shard_map is not streams.shard_map:
+                push.staged = ()
+            self._number(push)
             for stream in streams.all:
                 stream.send(push)
             try:
@@ -138,10 +140,10 @@ class StepPipeline:
         """Send a part of the next push to ``shard`` ahead, where its stream is open; whether that was possible."""
         return any(stream.stage(span) for stream in self.streams.all if stream.shard == shard)
 
-    def _numbered(self, push: StepPush) -> StepPush:
-        phase, clock = self.streams.position = self.next_position
+    def _number(self, push: StepPush) -> None:
+        push.phase, push.clock = self.streams.position = self.next_position
         self._sequence += 1
-        return replace(push, sequence=self._sequence, phase=phase, clock=clock)
+        push.sequence = self._sequence
 
     def _answers(self, push: StepPush) -> list[StepSummary]:
         """The answers to ``push``, by shard; it is repeated on a new stream as often as one breaks."""

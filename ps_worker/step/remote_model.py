@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic_ns, perf_counter
 from typing import Any
@@ -240,16 +240,16 @@ class RemoteModel:
     def _exchange(self, push: StepPush) -> StepSummary:
         """Check the gradients collected, then push them. Raises NonFiniteGradient, with nothing sent, by policy."""
         if self.spec.clip_grad_norm and not push.skipped:
-            push = replace(push, squared_norm=self._gradients.squared_norm(push.absent, push.rows))
-        if self.spec.nonfinite is NonFinite.ALLOW:
-            return self.pipeline.exchange(push)
-        variable = self.name if push.skipped else self._first_nonfinite(push)
-        if variable is None:
-            return self.pipeline.exchange(replace(push, finite=True))
-        self._session.counters.nonfinite += 1
-        if self.spec.nonfinite is NonFinite.SKIP:
-            return self.pipeline.exchange(replace(push, skipped=True, with_buffers=False, staged=()))
-        raise nonfinite_gradient(variable)
+            push.squared_norm = self._gradients.squared_norm(push.absent, push.rows)
+        if self.spec.nonfinite is not NonFinite.ALLOW:
+            variable = self.name if push.skipped else self._first_nonfinite(push)
+            push.finite = variable is None
+            if variable is not None:
+                self._session.counters.nonfinite += 1
+                if self.spec.nonfinite is not NonFinite.SKIP:
+                    raise nonfinite_gradient(variable)
+                push.skipped, push.with_buffers, push.staged = True, False, ()
+        return self.pipeline.exchange(push)
 
     def _first_nonfinite(self, push: StepPush) -> str | None:
         """Name of the first variable or table with a gradient that holds NaN or infinity."""

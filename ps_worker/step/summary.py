@@ -66,9 +66,12 @@ class StreamPosition:
     initialised: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepPush:
-    """The push of one step, without the gradients and buffers in memory. Every shard gets its part."""
+    """The push of one step, without the gradients and buffers in memory. Every shard gets its part.
+
+    Completed by the model and its pipeline before it is sent, and not changed any more then.
+    """
 
     #: Numbers of the variables without a gradient.
     absent: tuple[int, ...]
@@ -87,7 +90,7 @@ class StepPush:
     rows: RowUpdate | None = None
     #: Of each table, the options that are not as declared.
     table_options: tuple[RowOptions, ...] = ()
-    #: Given by the pipeline, the same on every shard: the number of the push, and the position it moves this worker to.
+    #: Set by the pipeline, the same on every shard: the number of the push, and the position it moves this worker to.
     sequence: int = 0
     phase: int = 0
     clock: int = 0

@@ -92,6 +92,42 @@ def test_step_hooks_run(session: FakeSession) -> None:
     assert calls == ["after", "after"]
 
 
+def test_hooks_for_all_optimizers_run(session: FakeSession) -> None:
+    model, calls = network(), []
+    optimizer = declare(session, model)
+    train(model, optimizer, 1)
+    hook = torch.optim.optimizer.register_optimizer_step_pre_hook(
+        lambda stepped, *_: stepped is optimizer and calls.append("before")
+    )
+    try:
+        train(model, optimizer, 2)
+    finally:
+        hook.remove()
+    train(model, optimizer, 1)
+    assert calls == ["before", "before"]
+
+
+def test_a_profiler_sees_the_step_of_an_optimizer(session: FakeSession) -> None:
+    model = network()
+    optimizer = declare(session, model)
+    with torch.autograd.profiler.profile() as profile:
+        train(model, optimizer, 2)
+    [seen] = [event for event in profile.key_averages() if event.key.startswith("Optimizer.step#")]
+    assert seen.count == 2
+
+
+def test_a_step_records_no_gradients_and_leaves_recording_as_it_was(session: FakeSession) -> None:
+    model, recorded = network(), []
+    optimizer = declare(session, model)
+    optimizer.register_step_pre_hook(lambda *_: recorded.append(torch.is_grad_enabled()))
+    train(model, optimizer, 1)
+    assert torch.is_grad_enabled()
+    with torch.no_grad():
+        optimizer.step()
+        assert not torch.is_grad_enabled()
+    assert recorded == [False, False]
+
+
 def test_a_nonfinite_gradient_is_refused_by_name_and_nothing_is_sent(session: FakeSession) -> None:
     model = network()
     optimizer = declare(session, model)
