@@ -27,7 +27,7 @@ from ps_protocol.wire.convert import model as convert_model
 from ps_protocol.wire.convert.headers import state_headers_from_pb, state_headers_to_pb
 from ps_protocol.wire.convert.quiesced import positions_from_pb, positions_to_pb
 from ps_protocol.wire.convert.status import model_status_to_pb
-from ps_protocol.wire.convert.step import step_answer_to_bytes
+from ps_protocol.wire.convert.step import request_from_bytes, step_answer_to_bytes
 from ps_server.checkpoint.format.messages import part_to_pb
 from ps_server.consistency import WorkerKey
 from ps_server.consistency.messages import pushes_to_pb, worker_from_pb
@@ -51,7 +51,6 @@ from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.stream import StepStream, send_published
 from ps_server.shard.tables.change_feed import ChangeFeed
 from ps_server.shard.tables.rows_service import RowsService
-from ps_server.shard.transport.base import parse_request
 from ps_server.shard.transport.grpc_stream import (
     Context,
     GrpcServerTransport,
@@ -186,7 +185,7 @@ class ShardService:
 
     async def _open_request(self, context: Context) -> OpenRequest:
         """The first message of a stream. Raises InvalidRequest, ProtocolVersionMismatch."""
-        message = parse_request(await read_first(context, *self._registry.context.first_message) or b"")
+        message = request_from_bytes(await read_first(context, *self._registry.context.first_message) or b"")
         if not isinstance(message, OpenRequest):
             raise InvalidRequest("a stream begins with Open", actual=type(message).__name__)
         if message.protocol_version != PROTOCOL_VERSION:

@@ -23,11 +23,11 @@ from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InternalError, PsError
 from ps_protocol.model.layout import Range
 from ps_protocol.wire.chunks import STEP_REQUESTS
-from ps_protocol.wire.convert.step import request_to_bytes
+from ps_protocol.wire.convert.step import request_to_bytes, request_to_pieces
 from ps_protocol.wire.socket_messages import INLINE_BYTES
 from ps_worker.transport.base import Link
 from ps_worker.transport.call_messages import CallMessages
-from ps_worker.transport.replies import GrpcReplies, Place, put_inline, read_answer, rpc_errors, typed
+from ps_worker.transport.replies import GrpcReplies, Place, read_answer, rpc_errors, typed
 
 _METHOD = "/ps_protocol.v1.Shard/Step"
 
@@ -78,13 +78,11 @@ class GrpcClientTransport:
 
     def push(self, header: PushHeader, payload: Sequence[memoryview], rows: Sequence[memoryview] = ()) -> None:
         """Queue one push, a small payload inside its header."""
-        rest = put_inline(header, [*payload, *rows])
-        self._send(header, rest)
+        self._send(header, [*payload, *rows])
 
     def look_up(self, header: LookupHeader, ids: Sequence[memoryview]) -> None:
         """Queue the request, with few ids inside it."""
-        rest = put_inline(header, ids)
-        self._send(header, rest)
+        self._send(header, ids)
 
     def stage(self, span: Range, piece: memoryview, ready: Callable[[], None]) -> None:
         """Queue one range."""
@@ -137,8 +135,9 @@ class GrpcClientTransport:
         return typed(failed, self._peer)
 
     def _send(self, message: StepRequest, payload: Sequence[memoryview] = ()) -> None:
-        self._outbox.put(iter((request_to_bytes(message),)))
-        if payload:
+        small = sum(map(len, payload)) <= INLINE_BYTES
+        self._outbox.put(iter((b"".join(request_to_pieces(message, payload if small else ())),)))
+        if not small:
             self._outbox.put(STEP_REQUESTS.chunks(payload))
 
 

@@ -12,12 +12,10 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from ps_protocol.cluster.answers import Answer, RowsAnswer, StepAnswer, StepReply, WaitingAnswer
-from ps_protocol.cluster.requests import LookupHeader, PushHeader
 from ps_protocol.errors import InternalError, PsError, Unavailable
 from ps_protocol.rpc.client_errors import translate
 from ps_protocol.wire.chunks import STEP_REPLIES, ChunkedStream, ChunkReceiver
 from ps_protocol.wire.convert.step import reply_from_bytes
-from ps_protocol.wire.socket_messages import INLINE_BYTES
 
 #: Gives the memory for the payload of an answer, as consecutive pieces.
 Place = Callable[[Answer], Sequence[memoryview]]
@@ -32,14 +30,6 @@ class Peer:
 
     def __str__(self) -> str:
         return f"shard {self.shard} at {self.address}"
-
-
-def put_inline(header: PushHeader | LookupHeader, payload: Sequence[memoryview]) -> Sequence[memoryview]:
-    """Put a small payload into ``header``; returns what has to be sent behind it."""
-    if sum(map(len, payload)) > INLINE_BYTES:
-        return payload
-    header.payload = b"".join(payload)
-    return ()
 
 
 def fill(pieces: Sequence[memoryview], data: bytes | memoryview) -> None:

@@ -31,15 +31,16 @@ from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InternalError, Unavailable
 from ps_protocol.model.layout import Range
 from ps_protocol.wire.carrier import Carrier, PlainCarrier
-from ps_protocol.wire.convert.step import request_to_bytes
+from ps_protocol.wire.convert.step import request_to_bytes, request_to_pieces
 from ps_protocol.wire.shared_memory import Recent, SharedMemory
 from ps_protocol.wire.socket_messages import (
     INLINE_BYTES,
     framed,
+    framed_pieces,
 )
 from ps_worker.transport.base import Link
 from ps_worker.transport.grpc_stream import GrpcClientTransport
-from ps_worker.transport.replies import Place, fill, parse_reply, put_inline, read_answer
+from ps_worker.transport.replies import Place, fill, parse_reply, read_answer
 from ps_worker.transport.shared_region import SharedRegion
 
 
@@ -118,13 +119,11 @@ class SocketClientTransport:
         if self._pushed_room is not None and INLINE_BYTES < total_len(rows) <= len(self._pushed_room.bytes):
             gather(rows, self._pushed_room.bytes)
             header.rows_in_room, rows = True, ()
-        rest = put_inline(header, [*payload, *rows])
-        self._send(header, rest)
+        self._send(header, [*payload, *rows])
 
     def look_up(self, header: LookupHeader, ids: Sequence[memoryview]) -> None:
         """Send the request, the ids in or behind it."""
-        rest = put_inline(header, ids)
-        self._send(header, rest)
+        self._send(header, ids)
 
     def stage(self, span: Range, piece: memoryview, ready: Callable[[], None]) -> None:
         """Let the sending thread send one range; nothing is sent where gradients are in shared memory."""
@@ -207,7 +206,8 @@ class SocketClientTransport:
 
     def _send(self, message: StepRequest, payload: Sequence[memoryview] = ()) -> None:
         """Errors are left to ``receive``, which finds the connection broken."""
-        rest: list[memoryview | bytes] = [framed(request_to_bytes(message)), *payload]
+        small = total_len(payload) <= INLINE_BYTES
+        rest = framed_pieces(request_to_pieces(message, payload if small else ())) + ([] if small else [*payload])
         try:
             if self._sending is None or self._sending.done():
                 rest = self._carrier.send_now(rest)

@@ -53,6 +53,11 @@ def framed(message: bytes) -> bytes:
     return LENGTH.pack(len(message)) + message
 
 
+def framed_pieces(message: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+    """``message``, in pieces, behind its length."""
+    return [LENGTH.pack(sum(map(len, message))) + message[0], *message[1:]]
+
+
 def prepare(sock: socket.socket, stall_seconds: float = STALL_SECONDS) -> None:
     """Make ``sock`` ready: blocking calls that give up when the peer stalls, no waiting for fuller packets."""
     sock.setblocking(True)

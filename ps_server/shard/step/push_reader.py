@@ -24,7 +24,7 @@ from ps_server.shard.step.options import merge_options, merge_row_options
 from ps_server.shard.step.push import IncomingPush, require_norm, require_weight
 from ps_server.shard.step.pushed_rows import PushedRows, announced
 from ps_server.shard.step.staging import Staging
-from ps_server.shard.transport.base import ServerTransport, scatter
+from ps_server.shard.transport.base import ServerTransport
 from ps_server.state.region import Region
 
 logger = logging.getLogger(__name__)
@@ -198,6 +198,19 @@ class PushReader:
         encoded = self._codec.buffer(push.absent, buffers=push.with_buffers)
         await self.receive(inline, [encoded, *rows])
         await self._codec.decode(encoded, region, push.absent, buffers=push.with_buffers)
+
+
+def scatter(payload: bytes, pieces: Sequence[memoryview]) -> None:
+    """Write an inline payload to its places. Raises InvalidRequest when it is too short or too long."""
+    expected = sum(map(len, pieces))
+    if len(payload) != expected:
+        raise InvalidRequest(
+            "an inline payload has the wrong size", expected=f"{expected} bytes", actual=f"{len(payload)} bytes"
+        )
+    at = 0
+    for piece in pieces:
+        piece[:] = payload[at : at + len(piece)]
+        at += len(piece)
 
 
 class StreamCodec:

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from google.protobuf.message import DecodeError
-
 from ps_protocol.cluster.answers import Answer, RowsAnswer, StepAnswer, StepReply
-from ps_protocol.cluster.requests import StepRequest, UnknownRequest
+from ps_protocol.cluster.requests import StepRequest
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Range
-from ps_protocol.wire.convert.step import request_from_bytes
-from ps_protocol.wire.socket_messages import INLINE_BYTES
 from ps_server.state.region import Region
 
 
@@ -64,45 +60,6 @@ class ServerTransport(Protocol):
     def released(self) -> None:
         """The worker has read what was lent to it last."""
         ...
-
-
-def parse_request(data: bytes | bytearray) -> StepRequest:
-    """Raises InvalidRequest for bytes that are no StepRequest, and for a chunk."""
-    try:
-        request = request_from_bytes(bytes(data))
-    except DecodeError as error:
-        raise InvalidRequest(
-            "a message is not a StepRequest", actual=f"{len(data)} bytes", expected=str(error)
-        ) from error
-    if request == UnknownRequest("chunk"):
-        raise InvalidRequest(
-            "a chunk came that belongs to no payload",
-            expected="chunks behind the header of a payload, and on the gRPC stream alone",
-            remedy="send the header first; on a side channel send the payload as it is, without chunks",
-        )
-    return request
-
-
-def scatter(payload: bytes, pieces: Sequence[memoryview]) -> None:
-    """Write an inline payload to its places. Raises InvalidRequest when it is too short or too long."""
-    expected = sum(map(len, pieces))
-    if len(payload) != expected:
-        raise InvalidRequest(
-            "an inline payload has the wrong size", expected=f"{expected} bytes", actual=f"{len(payload)} bytes"
-        )
-    at = 0
-    for piece in pieces:
-        piece[:] = payload[at : at + len(piece)]
-        at += len(piece)
-
-
-def put_inline(answer: Answer, payload: Sequence[memoryview]) -> bool:
-    """Announce the payload, and put it into ``answer`` when it is small; whether it was."""
-    answer.payload_bytes = sum(map(len, payload))
-    if answer.payload_bytes > INLINE_BYTES:
-        return False
-    answer.payload = b"".join(payload)
-    return True
 
 
 def no_segments(transport: Transport) -> InvalidRequest:

@@ -15,10 +15,10 @@ from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import Unavailable
 from ps_protocol.model.layout import Range
 from ps_protocol.wire.chunks import STEP_REPLIES, STEP_REQUESTS, ChunkReceiver
-from ps_protocol.wire.convert.step import reply_to_bytes
-from ps_protocol.wire.socket_messages import STALL_SECONDS
+from ps_protocol.wire.convert.step import reply_to_bytes, reply_to_pieces, request_from_bytes
+from ps_protocol.wire.socket_messages import INLINE_BYTES, STALL_SECONDS
 from ps_server.limits import FIRST_MESSAGE, LimitCounts
-from ps_server.shard.transport.base import no_segments, parse_request, put_inline
+from ps_server.shard.transport.base import no_segments
 from ps_server.state.region import Region
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -101,7 +101,7 @@ class GrpcServerTransport:
         data = await self._read()
         if data is None:
             return None
-        return parse_request(data)
+        return request_from_bytes(data)
 
     async def receive_payload(self, pieces: Sequence[memoryview]) -> None:
         """Chunks until the payload is whole."""
@@ -142,11 +142,13 @@ class GrpcServerTransport:
 
     async def send_payload(self, answer: Answer, payload: Sequence[memoryview]) -> None:
         """The result, and chunks behind it unless the payload is small."""
-        inline = put_inline(answer, payload)
+        answer.payload_bytes = sum(map(len, payload))
+        if answer.payload_bytes <= INLINE_BYTES:
+            await self._write(b"".join(reply_to_pieces(answer, payload)))
+            return
         await self._write(reply_to_bytes(answer))
-        if not inline:
-            for chunk in STEP_REPLIES.chunks(payload):
-                await self._write(chunk)
+        for chunk in STEP_REPLIES.chunks(payload):
+            await self._write(chunk)
 
     def released(self) -> None:
         """Nothing is lent on this transport."""

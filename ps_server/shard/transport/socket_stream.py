@@ -13,7 +13,7 @@ from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Range
 from ps_protocol.wire.carrier import Carrier
-from ps_protocol.wire.convert.step import reply_to_bytes
+from ps_protocol.wire.convert.step import reply_to_pieces, request_from_bytes
 from ps_protocol.wire.shared_memory import Recent, SharedMemory
 from ps_protocol.wire.socket_messages import (
     ATTACH_BYTES,
@@ -22,11 +22,11 @@ from ps_protocol.wire.socket_messages import (
     MAX_MESSAGE_BYTES,
     STALL_SECONDS,
     checked_length,
-    framed,
+    framed_pieces,
 )
 from ps_protocol.wire.tls_carrier import TlsCarrier
 from ps_server.shard.execution.tasks import in_thread
-from ps_server.shard.transport.base import no_segments, parse_request, put_inline
+from ps_server.shard.transport.base import no_segments
 from ps_server.state.region import Region
 
 INLINE_TRANSFER_BYTES = 1 << 20
@@ -107,7 +107,7 @@ class SocketServerTransport:
             return None
         body = bytearray(checked_length(head, self._most_bytes))
         await self._fill(memoryview(body))
-        return parse_request(body)
+        return request_from_bytes(bytes(body))
 
     async def receive_payload(self, pieces: Sequence[memoryview]) -> None:
         """The bytes, without framing."""
@@ -196,15 +196,16 @@ class SocketServerTransport:
         """As any payload; but what is large and can be shared is lent until the worker has read it."""
         pieces = region.pieces(ranges)
         shared = region.segment if self.kind == Transport.SHM else None
-        if shared is not None and not put_inline(answer, pieces):
+        answer.payload_bytes = sum(map(len, pieces))
+        if shared is not None and answer.payload_bytes > INLINE_BYTES:
             await self._lend(answer, region, shared)
         else:
             await self.send_payload(answer, pieces)
 
     async def send_payload(self, answer: Answer, payload: Sequence[memoryview]) -> None:
         """The result with its payload in it or behind it."""
-        inline = put_inline(answer, payload)
-        await self._send(answer, () if inline else payload)
+        answer.payload_bytes = sum(map(len, payload))
+        await self._send(answer, payload)
 
     def room(self, size: int) -> memoryview | None:
         """The memory for rows, for the next ``send_rows``."""
@@ -241,7 +242,8 @@ class SocketServerTransport:
         await self._release
 
     async def _send(self, reply: StepReply, pieces: Sequence[memoryview] = (), descriptors: Sequence[int] = ()) -> None:
-        parts: list[memoryview | bytes] = [framed(reply_to_bytes(reply)), *pieces]
+        small = sum(map(len, pieces)) <= INLINE_BYTES
+        parts = framed_pieces(reply_to_pieces(reply, pieces if small else ())) + ([] if small else [*pieces])
         if descriptors:
             # New memory is rarely shared; what goes with it may have to wait.
             await self._in_thread(lambda: self._carrier.send_all(parts, descriptors))

@@ -14,11 +14,10 @@ with atheris.instrument_imports(include=["ps_protocol", "ps_server"]):
     from ps_protocol.v1 import common_pb2
     from ps_protocol.v1 import shard_pb2 as pb
     from ps_protocol.wire.chunks import STEP_REQUESTS
-    from ps_protocol.wire.convert.step import request_to_bytes
+    from ps_protocol.wire.convert.step import request_from_bytes, request_to_bytes
     from ps_protocol.wire.formats import Wire, wire_from_pb
     from ps_protocol.wire.frames import Scatter, parse_chunk
     from ps_protocol.wire.socket_messages import LENGTH, MAX_MESSAGE_BYTES, checked_length
-    from ps_server.shard.transport.base import parse_request
 
 
 def read_chunk(data: bytes) -> None:
@@ -40,13 +39,13 @@ def read_chunk(data: bytes) -> None:
 
 def read_request(data: bytes) -> None:
     try:
-        request = parse_request(data)
+        request = request_from_bytes(data)
     except InvalidRequest:
         return
     if request == UnknownRequest("None"):
         return
     written = request_to_bytes(request)
-    if request_to_bytes(parse_request(written)) != written:
+    if request_to_bytes(request_from_bytes(written)) != written:
         raise AssertionError(f"{request} is not read as it is written")
 
 

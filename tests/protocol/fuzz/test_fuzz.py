@@ -20,13 +20,13 @@ from ps_protocol.v1 import common_pb2
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import STEP_REQUESTS
 from ps_protocol.wire.convert.options import options_from_json, options_from_pb, options_to_pb
-from ps_protocol.wire.convert.step import request_to_bytes
+from ps_protocol.wire.convert.step import request_from_bytes, request_to_bytes
 from ps_protocol.wire.formats import wire_from_pb
 from ps_protocol.wire.frames import Scatter, parse_chunk
 from ps_protocol.wire.socket_messages import LENGTH, framed
 from ps_server.optimizers.shard_optimizer import ShardOptimizer
 from ps_server.shard.step.options import merge_options
-from ps_server.shard.transport.base import parse_request, scatter
+from ps_server.shard.step.push_reader import scatter
 from ps_server.state.region import Region
 from tests.protocol.fuzz.attacked import PAYLOAD_BYTES, Target, call, target, whole_streams
 from tests.protocol.options import OPTIONS
@@ -125,13 +125,13 @@ def test_a_chunk_read_by_hand_is_the_one_protobuf_reads(data: bytes):
 @given(ANYTHING)
 def test_bytes_are_a_request_or_refused(data: bytes):
     try:
-        request = parse_request(data)
+        request = request_from_bytes(data)
     except InvalidRequest:
         return
     if request != UnknownRequest("None"):
         # Compared as bytes: an option may be NaN.
         written = request_to_bytes(request)
-        assert request_to_bytes(parse_request(written)) == written
+        assert request_to_bytes(request_from_bytes(written)) == written
 
 
 @given(

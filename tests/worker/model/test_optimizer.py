@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, TensorDataset
 
 from ps_protocol.errors import NonFiniteGradient, UnsupportedOptimizer
@@ -96,9 +97,7 @@ def test_hooks_for_all_optimizers_run(session: FakeSession) -> None:
     model, calls = network(), []
     optimizer = declare(session, model)
     train(model, optimizer, 1)
-    hook = torch.optim.optimizer.register_optimizer_step_pre_hook(
-        lambda stepped, *_: stepped is optimizer and calls.append("before")
-    )
+    hook = register_optimizer_step_pre_hook(lambda stepped, *_: stepped is optimizer and calls.append("before"))
     try:
         train(model, optimizer, 2)
     finally:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from google.protobuf.message import DecodeError, Message
 
 from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.cluster import answers, requests
-from ps_protocol.model.tables import RowCount
+from ps_protocol.errors import InvalidRequest
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.convert.errors import from_detail, to_detail
 from ps_protocol.wire.convert.options import (
@@ -17,6 +19,14 @@ from ps_protocol.wire.convert.options import (
     options_to_pb,
     row_options_from_pb,
 )
+from ps_protocol.wire.convert.rows import (
+    lookup_from_pb,
+    lookup_to_pb,
+    row_counts_from_pb,
+    row_counts_to_pb,
+    rows_from_pb,
+    rows_to_pb,
+)
 from ps_protocol.wire.convert.transport import transport_from_pb, transport_to_pb
 from ps_protocol.wire.formats import wire_from_pb, wire_to_pb
 
@@ -25,22 +35,46 @@ _OUTCOMES = {number: name.removeprefix("OUTCOME_") for name, number in pb.Outcom
 
 def request_to_bytes(request: requests.StepRequest) -> bytes:
     """One message of a worker. Raises InvalidRequest for an option that no message holds."""
+    return b"".join(request_to_pieces(request))
+
+
+def request_to_pieces(request: requests.StepRequest, payload: Sequence[memoryview] = ()) -> list[bytes | memoryview]:
+    """One message of a worker with ``payload`` in it, in pieces: the payload is not copied. Raises InvalidRequest."""
     body, convert = _REQUESTS_TO_PB[type(request)]
-    return pb.StepRequest(**{body: convert(request)}).SerializeToString()
+    return _in_pieces(_REQUEST_TAGS[body], convert(request), payload)
 
 
 def request_from_bytes(data: bytes) -> requests.StepRequest:
-    """One message of a worker. Raises DecodeError; InvalidRequest for unknown options and wire formats."""
-    message = pb.StepRequest.FromString(data)
+    """One message of a worker.
+
+    Raises InvalidRequest for bytes that are no StepRequest, for a chunk, for unknown options and wire formats.
+    """
+    try:
+        message = pb.StepRequest.FromString(data)
+    except DecodeError as error:
+        raise InvalidRequest(
+            "a message is not a StepRequest", actual=f"{len(data)} bytes", expected=str(error)
+        ) from error
     body = message.WhichOneof("body")
+    if body == "chunk":
+        raise InvalidRequest(
+            "a chunk came that belongs to no payload",
+            expected="chunks behind the header of a payload, and on the gRPC stream alone",
+            remedy="send the header first; on a side channel send the payload as it is, without chunks",
+        )
     convert = _REQUESTS_FROM_PB.get(body)
     return convert(getattr(message, body)) if convert is not None else requests.UnknownRequest(str(body))
 
 
 def reply_to_bytes(reply: answers.StepReply) -> bytes:
     """One message of a shard."""
+    return b"".join(reply_to_pieces(reply))
+
+
+def reply_to_pieces(reply: answers.StepReply, payload: Sequence[memoryview] = ()) -> list[bytes | memoryview]:
+    """One message of a shard with ``payload`` in it, in pieces: the payload is not copied."""
     body, convert = _REPLIES_TO_PB[type(reply)]
-    return pb.StepReply(**{body: convert(reply)}).SerializeToString()
+    return _in_pieces(_REPLY_TAGS[body], convert(reply), payload)
 
 
 def reply_from_bytes(data: bytes) -> answers.StepReply | str:
@@ -59,14 +93,27 @@ def step_answer_to_bytes(answer: answers.StepAnswer) -> bytes:
     return _step_answer_to_pb(answer).SerializeToString()
 
 
-def row_counts_to_pb(counts: Iterable[RowCount]) -> list[pb.TableRows]:
-    """The wire form of ``counts``."""
-    return [pb.TableRows(table=table, rows=rows) for table, rows in counts]
+def _in_pieces(tag: bytes, body: Message, payload: Sequence[memoryview]) -> list[bytes | memoryview]:
+    """The message with ``body`` in its field ``tag``, and ``payload`` in ``body``: its fields may have any order."""
+    data, size = body.SerializeToString(), sum(map(len, payload))
+    if size:
+        number = body.DESCRIPTOR.fields_by_name["payload"].number
+        data += _tag(number) + _varint(size)
+    return [tag + _varint(len(data) + size) + data, *payload]
 
 
-def row_counts_from_pb(messages: Iterable[pb.TableRows]) -> list[RowCount]:
-    """What ``messages`` count."""
-    return [RowCount(each.table, each.rows) for each in messages]
+def _tag(number: int) -> bytes:
+    """What begins a field of bytes or a message (protobuf's encoding, wire type 2)."""
+    return _varint(number << 3 | 2)
+
+
+def _varint(value: int) -> bytes:
+    data = bytearray()
+    while value > 0x7F:
+        data.append(value & 0x7F | 0x80)
+        value >>= 7
+    data.append(value)
+    return bytes(data)
 
 
 def _open_to_pb(request: requests.OpenRequest) -> pb.Open:
@@ -145,7 +192,7 @@ def _push_from_pb(message: pb.PushHeader) -> requests.PushHeader:
         message.finite,
         message.ahead,
         tuple(message.staged),
-        row_counts_from_pb(message.tables),
+        row_counts_from_pb(message.tables) if message.tables else [],
         message.traceparent,
         message.weight,
         message.squared_norm if message.HasField("squared_norm") else None,
@@ -153,23 +200,6 @@ def _push_from_pb(message: pb.PushHeader) -> requests.PushHeader:
         message.segment,
         message.rows_in_room,
     )
-
-
-def _lookup_to_pb(header: requests.LookupHeader) -> pb.Lookup:
-    phase, clock = header.position or (0, 0)
-    return pb.Lookup(
-        number=header.number,
-        tables=row_counts_to_pb(header.tables),
-        phase=phase,
-        clock=clock,
-        now=header.position is None,
-        payload=header.payload,
-    )
-
-
-def _lookup_from_pb(message: pb.Lookup) -> requests.LookupHeader:
-    position = None if message.now else (message.phase, message.clock)
-    return requests.LookupHeader(message.number, row_counts_from_pb(message.tables), position, message.payload)
 
 
 def _opened_to_pb(opened: answers.OpenedStream) -> pb.Opened:
@@ -249,24 +279,6 @@ def _step_answer_from_pb(message: pb.StepResult) -> answers.StepAnswer:
     )
 
 
-def _rows_to_pb(answer: answers.RowsAnswer) -> pb.Rows:
-    return pb.Rows(
-        number=answer.number,
-        version=answer.version,
-        error=to_detail(answer.error) if answer.error else None,
-        payload_bytes=answer.payload_bytes,
-        payload=answer.payload,
-        in_room=answer.in_room,
-    )
-
-
-def _rows_from_pb(message: pb.Rows) -> answers.RowsAnswer:
-    error = from_detail(message.error) if message.HasField("error") else None
-    return answers.RowsAnswer(
-        message.number, message.version, error, message.payload_bytes, message.payload, message.in_room
-    )
-
-
 #: By dataclass: the name of the body in the message, and how it is made.
 _REQUESTS_TO_PB: Mapping[type, tuple[str, Callable[[Any], Any]]] = {
     requests.OpenRequest: ("open", _open_to_pb),
@@ -274,7 +286,7 @@ _REQUESTS_TO_PB: Mapping[type, tuple[str, Callable[[Any], Any]]] = {
     requests.ConfirmRequest: ("confirm", lambda _: pb.Confirm()),
     requests.PushHeader: ("push", _push_to_pb),
     requests.StageRequest: ("stage", lambda e: pb.Stage(begin=e.begin, end=e.end, payload=e.payload)),
-    requests.LookupHeader: ("lookup", _lookup_to_pb),
+    requests.LookupHeader: ("lookup", lookup_to_pb),
     requests.FetchRequest: ("fetch", lambda _: pb.Fetch()),
     requests.ArriveRequest: ("arrive", lambda each: pb.Arrive(phase=each.phase)),
     requests.ReleaseRequest: ("release", lambda _: pb.Release()),
@@ -286,7 +298,7 @@ _REQUESTS_FROM_PB: Mapping[str | None, Callable[[Any], requests.StepRequest]] = 
     "confirm": lambda _: requests.ConfirmRequest(),
     "push": _push_from_pb,
     "stage": lambda message: requests.StageRequest(message.begin, message.end, message.payload),
-    "lookup": _lookup_from_pb,
+    "lookup": lookup_from_pb,
     "fetch": lambda _: requests.FetchRequest(),
     "arrive": lambda message: requests.ArriveRequest(message.phase),
     "release": lambda _: requests.ReleaseRequest(),
@@ -301,7 +313,7 @@ _REPLIES_TO_PB: Mapping[type, tuple[str, Callable[[Any], Any]]] = {
     answers.RefusedChannel: ("refused", lambda each: to_detail(each.error)),
     answers.WaitingAnswer: ("waiting", lambda each: pb.Waiting(reason=each.reason)),
     answers.StepAnswer: ("result", _step_answer_to_pb),
-    answers.RowsAnswer: ("rows", _rows_to_pb),
+    answers.RowsAnswer: ("rows", rows_to_pb),
 }
 
 _REPLIES_FROM_PB: Mapping[str | None, Callable[[Any], answers.StepReply]] = {
@@ -310,5 +322,8 @@ _REPLIES_FROM_PB: Mapping[str | None, Callable[[Any], answers.StepReply]] = {
     "refused": lambda message: answers.RefusedChannel(from_detail(message)),
     "waiting": lambda message: answers.WaitingAnswer(message.reason),
     "result": _step_answer_from_pb,
-    "rows": _rows_from_pb,
+    "rows": rows_from_pb,
 }
+
+_REQUEST_TAGS = {name: _tag(field.number) for name, field in pb.StepRequest.DESCRIPTOR.fields_by_name.items()}
+_REPLY_TAGS = {name: _tag(field.number) for name, field in pb.StepReply.DESCRIPTOR.fields_by_name.items()}

@@ -1,5 +1,7 @@
 """Messages of a step stream are read as they were written, and a body that is none of a stream is named."""
 
+from dataclasses import replace
+
 import pytest
 from google.protobuf.message import DecodeError
 
@@ -9,7 +11,14 @@ from ps_protocol.errors import InvalidRequest, ModelMoved
 from ps_protocol.model.spec import OptionDifference
 from ps_protocol.model.tables import RowCount
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.wire.convert.step import reply_from_bytes, reply_to_bytes, request_from_bytes, request_to_bytes
+from ps_protocol.wire.convert.step import (
+    reply_from_bytes,
+    reply_to_bytes,
+    reply_to_pieces,
+    request_from_bytes,
+    request_to_bytes,
+    request_to_pieces,
+)
 from ps_protocol.wire.formats import Wire
 
 COUNTS = [RowCount(0, 3), RowCount(2, 1)]
@@ -79,12 +88,35 @@ def test_an_outcome_and_a_transport_that_this_version_does_not_know_are_told_as_
     assert reply_from_bytes(data).side_channels[0].transport is None
 
 
-@pytest.mark.parametrize(("read", "unknown"), [(request_from_bytes, requests.UnknownRequest), (reply_from_bytes, str)])
-def test_a_body_that_is_none_of_a_stream_is_named(read, unknown):
-    assert read(pb.StepRequest(chunk=pb.Chunk()).SerializeToString()) == unknown("chunk")
-    assert read(b"") == unknown("None")
+def test_what_is_no_request_is_refused_and_a_body_that_is_none_of_a_stream_is_named():
+    assert request_from_bytes(b"") == requests.UnknownRequest("None")
+    with pytest.raises(InvalidRequest, match="belongs to no payload"):
+        request_from_bytes(pb.StepRequest(chunk=pb.Chunk()).SerializeToString())
+    with pytest.raises(InvalidRequest, match="not a StepRequest"):
+        request_from_bytes(b"\xff\xff")
+
+
+def test_a_body_of_a_reply_that_is_none_of_a_stream_is_named():
+    assert reply_from_bytes(pb.StepReply(chunk=pb.Chunk()).SerializeToString()) == "chunk"
+    assert reply_from_bytes(b"") == "None"
     with pytest.raises(DecodeError):
-        read(b"\xff\xff")
+        reply_from_bytes(b"\xff\xff")
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 300, 20_000, 70_000])
+def test_a_payload_is_in_a_message_as_protobuf_writes_it(size):
+    payload = bytes(range(256)) * (size // 256 + 1)
+    pieces = [memoryview(payload)[: size // 3], memoryview(payload)[size // 3 : size]]
+    push = requests.PushHeader(4, 1, 3, options=[{"lr": 0.1}], table_options=[], tables=[])
+    lookup = requests.LookupHeader(5, COUNTS, (1, 2))
+    for request in (push, lookup, requests.StageRequest(0, size)):
+        read = request_from_bytes(b"".join(request_to_pieces(request, pieces)))
+        assert read == replace(request, payload=payload[:size])
+    for reply in (answers.StepAnswer(1, "LATE", payload_bytes=size), answers.RowsAnswer(3, 4, payload_bytes=size)):
+        read = reply_from_bytes(b"".join(reply_to_pieces(reply, pieces)))
+        assert read == replace(reply, payload=payload[:size])
+    written = request_to_pieces(push, pieces)
+    assert [piece.obj for piece in written[1:]] == [payload, payload], "the payload was copied"
 
 
 def test_an_option_that_no_message_holds_is_refused():
