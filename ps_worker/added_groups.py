@@ -16,6 +16,9 @@ from ps_worker.step.summary import StepSummary, nonfinite_gradient
 Residuals = Mapping[int, Mapping[str, torch.Tensor]]
 """What a wire format has left out of gradients, by number of the variable."""
 
+_RESIDUALS = "ps_residuals"
+"""Key in a ``state_dict``: what this worker's wire format has left out of gradients. It belongs to one rank."""
+
 
 class ClosedModel:
     """In the place of the model of an optimizer that was closed: whatever is asked of it but its name is an error."""
@@ -57,15 +60,27 @@ def summary_of(models: Sequence[RemoteModel]) -> StepSummary | None:
     )
 
 
-def save_together(models: Sequence[RemoteModel]) -> tuple[dict[int, Mapping[str, Any]], list[Residuals]]:
-    """The state by number of the parameter over all models, and what is left of the gradients of each."""
+def save_together(
+    models: Sequence[RemoteModel], rank: int
+) -> tuple[dict[int, Mapping[str, Any]], Mapping[str, Mapping[str, Any]]]:
+    """The state by number of the parameter over all models; and what the wire format of the worker ``rank`` has left
+    out of gradients, for ``load_residuals``.
+    """
     state: dict[int, Mapping[str, Any]] = {}
     left: list[Residuals] = []
     for first, model in _numbered(models):
         own, residuals = model.save_state()
         state.update({first + number: values for number, values in own.items()})
         left.append(residuals)
-    return state, left
+    return state, {_RESIDUALS: {"rank": rank, "state": left[0], "added": left[1:]}} if any(left) else {}
+
+
+def load_residuals(models: Sequence[RemoteModel], state_dict: Mapping[str, Any], rank: int) -> None:
+    """Take over what an earlier process of the worker ``rank`` had left out, if ``state_dict`` is from it."""
+    residuals = state_dict.get(_RESIDUALS)
+    if residuals and residuals["rank"] == rank:
+        for model, left in zip(models, [residuals["state"], *residuals.get("added", ())], strict=False):
+            model.pipeline.streams.load_residuals(left)
 
 
 def load_together(models: Sequence[RemoteModel], state: StateByNumber) -> None:

@@ -17,12 +17,13 @@ from ps_protocol.wire.convert.options import changed_options
 from ps_worker.added_groups import (
     ClosedModel,
     find_parameter,
+    load_residuals,
     load_together,
     save_together,
     step_together,
     summary_of,
 )
-from ps_worker.model.declare import Declaration, group_options
+from ps_worker.model.declare import Declaration, group_options, is_immutable
 from ps_worker.model.remote_state import StateOnShards
 from ps_worker.session.session import Session
 from ps_worker.step.remote_model import RemoteModel, StepOptions
@@ -30,15 +31,9 @@ from ps_worker.step.summary import Outcome, StepSummary, Style, checked_weight
 from ps_worker.tables.binding import TableBinding
 from ps_worker.tables.groups import TableGroups
 
-_RESIDUALS = "ps_residuals"
-"""Key in a ``state_dict``: what this worker's wire format has left out of gradients. It belongs to one rank."""
-
 
 def _without_gradients(step: Callable[..., float | None]) -> Callable[..., float | None]:
-    """``step`` without recording gradients, and between torch's hooks where there are any or a profiler runs.
-
-    torch's own wrappers do the same in every step, and take longer than the push of a small model.
-    """
+    """``step`` without recording gradients. torch's wrapper, which takes long, is used where it has something to do."""
     hooked = torch.optim.Optimizer.profile_hook_step(step)
 
     @wraps(step)
@@ -238,7 +233,7 @@ class PsOptimizer(torch.optim.Optimizer):
 
         Of tables it has only the options.
         """
-        state, residuals = save_together(self._models())
+        state, residuals = save_together(self._models(), self._rank)
         parameters = self._parameters()
         self.state = defaultdict(dict, {parameters[number]: dict(values) for number, values in state.items()})
         try:
@@ -246,9 +241,7 @@ class PsOptimizer(torch.optim.Optimizer):
                 saved = super().state_dict()
         finally:
             self.state = StateOnShards(self._read_state)
-        if any(residuals):
-            saved[_RESIDUALS] = {"rank": self._rank, "state": residuals[0], "added": residuals[1:]}
-        return saved
+        return {**saved, **residuals}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take options and state from a ``state_dict`` of this optimizer or of the torch class.
@@ -261,10 +254,7 @@ class PsOptimizer(torch.optim.Optimizer):
         self.finish()
         with self._table_groups.without_rows(self):
             super().load_state_dict(self._table_groups.completed(self, state_dict))
-        residuals = state_dict.get(_RESIDUALS)
-        if residuals and residuals["rank"] == self._rank:
-            for model, left in zip(self._models(), [residuals["state"], *residuals.get("added", ())], strict=False):
-                model.pipeline.streams.load_residuals(left)
+        load_residuals(self._models(), state_dict, self._rank)
         parameters = self._parameters()
         state = {number: self.state[p] for number, p in enumerate(parameters) if p in self.state}
         self.state = StateOnShards(self._read_state)
@@ -326,11 +316,11 @@ class PsOptimizer(torch.optim.Optimizer):
         )
 
     def __repr__(self) -> str:
+        groups, name = super().__repr__().removeprefix(type(self).__name__), self._torch_class.__name__
         if isinstance(self._model, ClosedModel):
-            return f"{self._torch_class.__name__}, closed" + super().__repr__().removeprefix(type(self).__name__)
+            return f"{name}, closed{groups}"
         shards = len(self._model.holders)
-        place = f"{shards} shard{'s' if shards > 1 else ''}"
-        return f"{self._torch_class.__name__} on {place}" + super().__repr__().removeprefix(type(self).__name__)
+        return f"{name} on {shards} shard{'s' if shards > 1 else ''}{groups}"
 
     def _options(self) -> StepOptions:
         """The options of the next step that are not as declared; the same object until one is set."""
@@ -339,7 +329,7 @@ class PsOptimizer(torch.optim.Optimizer):
         values = [group.get(name) for group, accepted in pairs for name in accepted]
         if self._option_values is not None and all(map(is_, values, self._option_values)):
             return self._step_options
-        self._option_values = values if all(map(_is_immutable, values)) else None
+        self._option_values = values if all(map(is_immutable, values)) else None
         groups = zip(self._table_groups.others(own), self._accepted, strict=False)
         options = [group_options(group, accepted) for group, accepted in groups]
         if options != self._sent_options[0]:
@@ -356,11 +346,3 @@ class PsOptimizer(torch.optim.Optimizer):
 
     def _parameters(self) -> list[torch.Tensor]:
         return [p for model in self._models() for p in model.parameters]
-
-
-def _is_immutable(value: object) -> bool:
-    return (
-        value is None
-        or isinstance(value, int | float | str)
-        or (type(value) is tuple and all(map(_is_immutable, value)))
-    )

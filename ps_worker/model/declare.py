@@ -247,3 +247,12 @@ def _as_option(key: str, value: Any) -> Option:
         expected="a number, a string, a truth value, None, or a tuple of them",
         actual=type(value).__name__,
     )
+
+
+def is_immutable(value: object) -> bool:
+    """Whether this value of an option cannot change in place."""
+    return (
+        value is None
+        or isinstance(value, int | float | str)
+        or (type(value) is tuple and all(map(is_immutable, value)))
+    )

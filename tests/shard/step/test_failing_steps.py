@@ -20,6 +20,7 @@ from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.convert.errors import from_detail
 from ps_protocol.wire.convert.options import options_to_pb
 from ps_server.log.entries import Loaded
+from ps_server.optimizers.fused import FusedStep
 from ps_server.optimizers.shard_optimizer import ShardOptimizer
 from ps_server.optimizers.state import StateKey
 from tests.optimizers.test_option_ranges import TRIGGERS, _defaults, _hostile
@@ -181,6 +182,7 @@ def _raise_on_magic(monkeypatch: pytest.MonkeyPatch) -> None:
         real(self, scale)
 
     monkeypatch.setattr(ShardOptimizer, "_step", step)
+    monkeypatch.setattr(FusedStep, "of", lambda optimizer: None)
 
 
 def test_a_shard_whose_model_stopped_in_the_middle_of_a_step_comes_back_without_it(tmp_path, killed, monkeypatch):

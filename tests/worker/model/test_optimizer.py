@@ -96,8 +96,13 @@ def test_step_hooks_run(session: FakeSession) -> None:
 def test_hooks_for_all_optimizers_run(session: FakeSession) -> None:
     model, calls = network(), []
     optimizer = declare(session, model)
+
+    def called(stepped: torch.optim.Optimizer, *_: object) -> None:
+        if stepped is optimizer:
+            calls.append("before")
+
     train(model, optimizer, 1)
-    hook = register_optimizer_step_pre_hook(lambda stepped, *_: stepped is optimizer and calls.append("before"))
+    hook = register_optimizer_step_pre_hook(called)
     try:
         train(model, optimizer, 2)
     finally:
