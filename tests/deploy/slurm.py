@@ -1,4 +1,4 @@
-"""A Slurm of one node, this machine, in a folder: munged, slurmctld and slurmd, started by root."""
+"""A Slurm in a folder: munged, slurmctld and a slurmd for each node, all on this machine, started by root."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import secrets
 import shutil
 import socket
 import subprocess
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.cli.launcher.jobs import wait_until
@@ -28,14 +30,16 @@ def _path(name: str) -> str | None:
 
 
 class Slurm:
-    """``environment`` is what its commands need."""
+    """``environment`` is what its commands need. ``nodes``: names that are reached on this machine."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, nodes: Sequence[str] = ("localhost",)) -> None:
         self.folder = folder
+        self._nodes = nodes
         # munged wants that nobody else can write to any folder above its socket.
         folder.chmod(0o755)
-        for name in ("state", "spool"):
-            (folder / name).mkdir()
+        (folder / "state").mkdir()
+        # slurmd makes sockets in it, whose names may have 108 characters with the path.
+        self._spool = tempfile.TemporaryDirectory(prefix="slurm")
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
         (folder / "slurm.conf").write_text("\n".join(self._configuration()) + "\n")
         key = folder / "munge.key"
@@ -47,8 +51,11 @@ class Slurm:
         self._start("munged", "--foreground", "--force", f"--seed-file={folder / 'seed'}", *options)
         wait_until((folder / "munge.sock").exists, "munged listens")
         self._start("slurmctld", "-D", "-c")
-        self._start("slurmd", "-D", "-N", "localhost")
-        wait_until(lambda: "idle" in self.call("sinfo", "-h", "-o", "%T"), "the node is idle")
+        for node in nodes:
+            self._start("slurmd", "-D", "-N", node)
+        wait_until(
+            lambda: self.call("sinfo", "-h", "-N", "-o", "%T").split() == ["idle"] * len(nodes), "nodes are idle"
+        )
 
     def _configuration(self) -> list[str]:
         folder = self.folder
@@ -56,14 +63,13 @@ class Slurm:
             "ClusterName=tests",
             "SlurmctldHost=localhost",
             f"SlurmctldPort={free_port()}",
-            f"SlurmdPort={free_port()}",
             "AuthType=auth/munge",
             f"AuthInfo=socket={folder / 'munge.sock'}",
             "SlurmUser=root",
             f"StateSaveLocation={folder / 'state'}",
-            f"SlurmdSpoolDir={folder / 'spool'}",
+            f"SlurmdSpoolDir={self._spool.name}/%n",
             f"SlurmctldPidFile={folder / 'slurmctld.pid'}",
-            f"SlurmdPidFile={folder / 'slurmd.pid'}",
+            f"SlurmdPidFile={folder}/slurmd-%n.pid",
             "ProctrackType=proctrack/linuxproc",
             "TaskPlugin=task/none",
             "SwitchType=switch/none",
@@ -74,12 +80,16 @@ class Slurm:
             "MpiDefault=none",
             "ReturnToService=2",
             "SlurmdParameters=config_overrides",
-            f"NodeName=localhost NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 CPUs=8 State=UNKNOWN",
+            *(
+                f"NodeName={node} NodeHostname={socket.gethostname()} NodeAddr={socket.gethostbyname(node)}"
+                f" Port={free_port()} CPUs=8 State=UNKNOWN"
+                for node in self._nodes
+            ),
             "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP",
         ]
 
     def _start(self, name: str, *arguments: str) -> None:
-        with (self.folder / f"{name}.out").open("w") as out:
+        with (self.folder / f"{name}-{len(self._daemons)}.out").open("w") as out:
             command = [str(_path(name)), *arguments]
             self._daemons.append(subprocess.Popen(command, env=self.environment, stdout=out, stderr=out))
 
@@ -99,3 +109,4 @@ class Slurm:
             daemon.terminate()
         for daemon in self._daemons:
             daemon.wait()
+        self._spool.cleanup()

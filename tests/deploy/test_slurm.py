@@ -58,29 +58,16 @@ def test_outside_of_a_task_ps_run_says_so(tmp_path, monkeypatch):
         assert CliRunner().invoke(main, [*flags, str(tmp_path / "train.py")]).exit_code == 2
 
 
+needs_slurm = pytest.mark.skipif(bool(no_slurm()), reason=no_slurm() or "Slurm is here")
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(bool(no_slurm()), reason=no_slurm() or "Slurm is here")
+@needs_slurm
 def test_a_killed_worker_is_started_again_and_a_requeued_job_continues(tmp_path):
     slurm = Slurm(tmp_path)
     try:
-        notes = tmp_path / "notes"
-        notes.mkdir()
-        (tmp_path / "train.py").write_text(TRAIN)
-        job = slurm.call(
-            "sbatch",
-            "--parsable",
-            f"--output={tmp_path / 'out'}",
-            f"--chdir={tmp_path}",
-            str(SBATCH),
-            "train.py",
-            NOTES=str(notes),
-            PS_RUN=f"{sys.executable} -m ps_server.cli.launcher.main",
-            PSCTL=f"{sys.executable} -m ps_server.cli.psctl.main",
-            PS_RUN_FLAGS="--restart-workers 1",
-            DATA_DIR=str(tmp_path / "state"),
-        )
-        assert job
+        job, notes = submitted(slurm, PS_RUN_FLAGS="--restart-workers 1")
         wait_until_slowly(lambda: steps(notes, 0) and steps(notes, 1), "both workers train")
         psutil.Process(begun(notes, 0)[0]).kill()
         wait_until_slowly(lambda: len(steps(notes, 0)) == 2, "the killed worker trains again")
@@ -101,6 +88,74 @@ def test_a_killed_worker_is_started_again_and_a_requeued_job_continues(tmp_path)
         assert min(began) >= before
     finally:
         slurm.close()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@needs_slurm
+def test_two_nodes_with_workers_and_shards_together_lose_a_shard_and_are_requeued_by_the_operator(tmp_path):
+    first, second = "127.0.0.2", "127.0.0.3"
+    slurm = Slurm(tmp_path, (first, second))
+    try:
+        job, notes = submitted(slurm, "--nodes=2", "--ntasks=2", SHARDS="2", LAYOUT="together")
+        wait_until_slowly(lambda: steps(notes, 0) and steps(notes, 1), "both workers train")
+        assert node_of(begun(notes, 0)[0]) == first
+        assert node_of(begun(notes, 1)[0]) == second
+        lost = shard(tmp_path, 1)
+        assert node_of(lost.pid) == second
+        at = steps(notes, 1)[0]
+        lost.kill()
+        wait_until_slowly(lambda: steps(notes, 1)[0] > at + 20, "training goes on with the shard started again")
+        lives = [psutil.Process(process) for process in (*begun(notes, 0), *begun(notes, 1))]
+        before = max(steps(notes, 0) + steps(notes, 1))
+        slurm.call("scontrol", "requeue", job)
+        wait_until_slowly(lambda: not any(each.is_running() for each in lives), "the workers have ended")
+        wait_until_slowly(lambda: "JobState=PENDING" in slurm.call("scontrol", "show", "job", job), "it is queued")
+        slurm.call("scontrol", "update", f"JobId={job}", "StartTime=now")
+        wait_until_slowly(lambda: len(steps(notes, 1)) == 2, "the job trains again")
+        (notes / "enough").touch()
+        wait_until_slowly(lambda: "COMPLETED" in slurm.call("scontrol", "show", "job", job), "the job is complete")
+        output = (tmp_path / "out").read_text()
+        assert "shard 1 was killed by signal 9" in output
+        assert "Restarts=1" in slurm.call("scontrol", "show", "job", job), output
+        began = [int(version) for version in re.findall(r"trained from (\d+) to", output)]
+        assert len(began) == 2
+        assert min(began) >= before
+    finally:
+        slurm.close()
+
+
+def submitted(slurm, *flags, **environment):
+    """The number of a job of TRAIN in the folder of this Slurm, and where its workers leave notes."""
+    folder = slurm.folder
+    notes = folder / "notes"
+    notes.mkdir()
+    (folder / "train.py").write_text(TRAIN)
+    job = slurm.call(
+        *("sbatch", "--parsable", f"--output={folder / 'out'}", f"--chdir={folder}", *flags),
+        *(str(SBATCH), "train.py"),
+        NOTES=str(notes),
+        PS_RUN=f"{sys.executable} -m ps_server.cli.launcher.main",
+        PSCTL=f"{sys.executable} -m ps_server.cli.psctl.main",
+        DATA_DIR=str(folder / "state"),
+        **environment,
+    )
+    assert job
+    return job, notes
+
+
+def node_of(process):
+    """The node of Slurm on which a task started it."""
+    return psutil.Process(process).environ()["SLURMD_NODENAME"]
+
+
+def shard(folder, number):
+    """The process of a shard of a job in ``folder``."""
+    wanted = ["ps_server.shard.main", "--shard", str(number)]
+    processes = [each for each in psutil.process_iter(["cwd", "cmdline"]) if each.info["cwd"] == str(folder)]
+    found = [each for each in processes if (each.info["cmdline"] or [])[3:6] == wanted]
+    (process,) = found
+    return process
 
 
 def wait_until_slowly(condition, what):

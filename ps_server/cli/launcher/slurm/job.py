@@ -92,8 +92,12 @@ def run_in_slurm(
 
 
 def own_address(task: SlurmTask) -> str:
-    """The address at which the other nodes reach this one: its name, where that is no loopback address here."""
-    if len(set(task.nodes)) == 1 or not is_loopback(task.node):
+    """The address at which the other nodes reach this one: its name, where that is no loopback address here.
+
+    Nodes that are all loopback addresses here are on this machine. Raises ConfigError where there is none.
+    """
+    # The first one that is not ends the search: names of other nodes may be many.
+    if all(is_loopback(node) for node in {task.node: None, **dict.fromkeys(task.nodes)}) or not is_loopback(task.node):
         return task.node
     other = next(node for node in task.nodes if node != task.node)
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -124,6 +124,9 @@ def test_the_address_of_a_node_is_its_name_unless_that_is_loopback_there(monkeyp
     beside = SlurmTask.from_environment({**STEP, "SLURM_STEP_NODELIST": "127.0.0.1,n2"})
     assert own_address(beside) == "127.0.0.1"
     assert own_address(SlurmTask.from_environment({**STEP, "SLURMD_NODENAME": "n1"})) == "n1"
+    monkeypatch.undo()
+    on_this_machine = {**STEP, "SLURMD_NODENAME": "127.0.0.3", "SLURM_STEP_NODELIST": "127.0.0.[2-3]"}
+    assert own_address(SlurmTask.from_environment(on_this_machine)) == "127.0.0.3"
 
 
 def test_threads_of_a_worker():
