@@ -223,7 +223,7 @@ def test_a_port_in_use_ends_the_process_with_code_2_and_one_line() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with process("--port", str(taken.getsockname()[1])) as child:
-            _, output = child.communicate(timeout=30)
+            _, output = child.communicate(timeout=60)
     assert child.returncode == 2
     assert output.startswith("Error: cannot listen on 127.0.0.1:")
     assert len(output.splitlines()) == 1
@@ -232,7 +232,7 @@ def test_a_port_in_use_ends_the_process_with_code_2_and_one_line() -> None:
 def refused(*arguments: str) -> str:
     """The one line with which a process ends that was wrongly configured."""
     with process("--port", "0", *arguments) as child:
-        _, output = child.communicate(timeout=30)
+        _, output = child.communicate(timeout=60)
     assert child.returncode == 2, output
     assert len(output.splitlines()) == 1
     return output
@@ -267,7 +267,7 @@ def test_a_damaged_journal_ends_the_process_with_one_line_and_stays(tmp_path: Pa
     file = tmp_path / FILE_NAME
     file.write_bytes(b"scribble" * 1000)
     with process("--port", "0", "--data-dir", str(tmp_path)) as child:
-        _, output = child.communicate(timeout=30)
+        _, output = child.communicate(timeout=60)
     assert child.returncode == 1
     assert str(file) in output
     assert len(output.splitlines()) == 1

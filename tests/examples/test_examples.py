@@ -54,7 +54,7 @@ def test_an_example_that_misses_its_level_fails_the_job(tmp_path):
 
 def test_an_evaluator_follows_the_training_and_the_saved_model_is_the_one_that_was_measured(tmp_path):
     saved = tmp_path / "digits.pt"
-    script = (str(EXAMPLES / "digits.py"), "--epochs", "3", "--expect-accuracy", "0.9", "--save", str(saved))
+    script = (str(EXAMPLES / "digits.py"), "--epochs", "3", "--expect-accuracy", "0.8", "--save", str(saved))
     done = ps_run(tmp_path, "--workers", "2", "--evaluators", "1", *script)
     assert done.returncode == 0, done.stdout + done.stderr
     followed = re.findall(r"evaluator 0 \| step (\d+): test accuracy ([\d.]+)", done.stdout)

@@ -270,7 +270,7 @@ def hold_loop(loop: LoopThread) -> Callable[[], None]:
 
     def hold() -> None:
         held.set()
-        go.wait(30)
+        go.wait(60)
 
     loop.loop.call_soon_threadsafe(hold)
     assert held.wait(60)

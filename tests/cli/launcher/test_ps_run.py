@@ -291,7 +291,7 @@ def test_a_terminal_gets_coloured_prefixes_unless_no_color_is_set(job, monkeypat
         with contextlib.suppress(OSError):  # the terminal's end
             while data := os.read(ours, 65536):
                 output += data
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=60) == 0
     os.close(ours)
     assert b"hello" in output
     assert (b"\x1b[36mworker 0" in output) is not no_color

@@ -169,7 +169,7 @@ def test_leases_are_renewed_while_a_model_is_compared_and_placed(monkeypatch: py
 
     def slow(*arguments: object) -> object:
         begun.set()
-        assert goes_on.wait(30)
+        assert goes_on.wait(60)
         return real(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(declaration, "first_map", slow)
@@ -178,7 +178,7 @@ def test_leases_are_renewed_while_a_model_is_compared_and_placed(monkeypatch: py
         placed: list[object] = []
         declaring = threading.Thread(target=lambda: placed.append(client.declare_model(member, SPEC, 60.0)))
         declaring.start()
-        assert begun.wait(30)
+        assert begun.wait(60)
         for _ in range(3):
             client.heartbeat(member, MemberStats())
         goes_on.set()

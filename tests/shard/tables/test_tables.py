@@ -124,7 +124,7 @@ def test_a_lookup_for_a_later_step_waits_as_long_as_the_mode_says():
         reading.start()
         two.exchange_rows(DENSE, {0: (IDS, np.ones((4, 4), np.float32))})
         one.push_rows(DENSE, {})
-        assert came.wait(30)
+        assert came.wait(60)
         reading.join()
         assert np.array_equal(rows[0], np.full((4, 4), -0.5, np.float32))
 

@@ -270,7 +270,7 @@ CONNECTING = """
 import os, socket, sys
 os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))
 sock = socket.socket(socket.AF_UNIX)
-sock.settimeout(20)
+sock.settimeout(60)
 try:
     sock.connect(sys.argv[2])
     sock.sendall(bytes.fromhex(sys.argv[3]))

@@ -125,7 +125,7 @@ def test_a_worker_that_joins_gets_its_part_of_the_epoch_under_way(job: Job) -> N
                 begun.set()
 
     def train_on() -> None:
-        assert begun.wait(30)
+        assert begun.wait(60)
         for batch in running:
             seen.extend(numbers(batch))
 

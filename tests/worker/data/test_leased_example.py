@@ -21,7 +21,7 @@ DIGITS = Path(__file__).parents[3] / "examples" / "digits.py"
 
 @contextmanager
 def digits(job: Job, rank: int) -> Iterator[Interpreter]:
-    command = (str(DIGITS), "--epochs", "4", "--batch-size", "16", "--expect-accuracy", "0.9")
+    command = (str(DIGITS), "--epochs", "4", "--batch-size", "16", "--expect-accuracy", "0.8")
     shared().load("sklearn.datasets")
     process = Interpreter(*command, PS_COORDINATOR=job.address, PS_RANK=str(rank))
     try:
@@ -33,7 +33,7 @@ def digits(job: Job, rank: int) -> Iterator[Interpreter]:
 @pytest.mark.parametrize("mode", choose([Mode.ASYNC, Mode.SYNC], [Mode.SYNC]))
 def test_digits_is_learned_though_a_worker_is_killed_and_another_joins(mode: Mode) -> None:
     pause = threading.Event()
-    settings = {"lease_seconds": 1.0, "consistency": Consistency(mode)}
+    settings = {"lease_seconds": 3.0, "consistency": Consistency(mode)}
     with running_job(workers=0, **settings) as job, digits(job, 0) as first, digits(job, 1) as killed:
         while len(job.view.live(Role.WORKER)) < 2:
             assert (first.poll(), killed.poll()) == (None, None)

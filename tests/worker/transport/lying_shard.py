@@ -92,7 +92,7 @@ class LyingShard:
     def _lie(self, script: Script) -> None:
         with suppress(OSError):
             connection, _ = self._listener.accept()
-            connection.settimeout(10)
+            connection.settimeout(60)
             with connection:
                 script(connection)
 

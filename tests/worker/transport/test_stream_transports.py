@@ -154,7 +154,7 @@ def test_a_shard_that_is_silent_between_messages_is_waited_for_as_long_as_it_liv
         return original(sock, still_alive)
 
     def waits(_: socket.socket) -> None:
-        go.wait(10)
+        go.wait(60)
 
     with opened(transport, then(waits, sends(result()), stays)) as (stream, _):
         memory = pushed(stream)
