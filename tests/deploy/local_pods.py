@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import patch
 
 from ps_server import health
 from tests.deploy.manifests import ROOT, Pod, pods
@@ -110,16 +111,25 @@ class LocalPods:
         return self._folder / f"{name}.log"
 
     def is_ready(self, name: str) -> bool:
-        """What the pod's readiness probe says."""
+        """What the pod's readiness probe says: the same question, without an interpreter for each."""
         probe = self.pods[name].container["readinessProbe"]
         if "grpc" in probe:
+            return self._serves(f"127.0.0.1:{self.ports[name][probe['grpc']['port']]}", {})
+        program, module, asked, address = self.here(name, probe["exec"]["command"])
+        assert (program, module, asked) == ("python", "-m", "ps_server.health")
+        return self._serves(address, self.environment(name))
+
+    def _serves(self, address: str, environment: Mapping[str, str]) -> bool:
+        with patch.dict(os.environ, environment):
             try:
-                health.check(f"127.0.0.1:{self.ports[name][probe['grpc']['port']]}")
+                health.check(address)
             except health.NotServing:
                 return False
             return True
-        program, *arguments = self.here(name, probe["exec"]["command"])
-        assert program == "python"
+
+    def probe_succeeds(self, name: str) -> bool:
+        """The command of the readiness probe, run as a kubelet does."""
+        _, *arguments = self.here(name, self.pods[name].container["readinessProbe"]["exec"]["command"])
         environment = {**os.environ, **self.environment(name)}
         return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True).returncode == 0
 

@@ -132,7 +132,8 @@ def test_workers_run_an_example_of_the_image_with_flags_that_it_has():
         assert program == "python"
         source = (ROOT / script).read_text()
         assert [flag for flag in arguments if flag.startswith("--") and f'"{flag}"' not in source] == []
-        assert worker["environment"] == {"PS_COORDINATOR": "coordinator:7000", "PS_RANK": str(rank)}
+        threads = {"OMP_NUM_THREADS": "1"}
+        assert worker["environment"] == {"PS_COORDINATOR": "coordinator:7000", "PS_RANK": str(rank), **threads}
 
 
 def test_the_image_is_built_once_never_pulled_and_nothing_is_published():

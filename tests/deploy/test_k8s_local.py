@@ -86,6 +86,7 @@ def test_the_pods_train_lose_a_shard_and_go_on(name, secrets, tmp_path):
         for pod in workers:
             cluster.start(pod, "--epochs", str(EPOCHS))
         cluster.wait_ready(*standbys)
+        assert all(cluster.probe_succeeds(pod) for pod in standbys)
         end = time.monotonic() + PATIENCE_SECONDS
         while steps_of_workers(cluster) < 4:
             assert time.monotonic() < end, cluster.log(workers[0]).read_text()
