@@ -1,1 +1,1 @@
-"""What the coordinator costs per member, with thousands of members that only join, send heartbeats and watch."""
+"""What the coordinator costs per member and a shard per stream, with many of them that do little else."""

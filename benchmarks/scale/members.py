@@ -19,6 +19,10 @@ from ps_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
 
 JOINS_AT_A_TIME = 64
 REMEMBERED_VIEWS = 256
+CALL_SECONDS = 300.0
+AGAIN_SECONDS = 0.5
+
+_BREAKS = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED})
 
 # Without it all channels of a process to one address share a connection.
 _OPTIONS = (*CLIENT_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
@@ -37,6 +41,7 @@ class Members:
         #: Of each member: revisions of views, with the time of CLOCK_MONOTONIC at which each came.
         self._seen: list[deque[tuple[int, float]]] = [deque(maxlen=REMEMBERED_VIEWS) for _ in range(count)]
         self._failures: list[str] = []
+        self._breaks = 0
         self._numbers = range(first, first + count)
         self._gate = asyncio.Semaphore(JOINS_AT_A_TIME)
         self._loop = asyncio.new_event_loop()
@@ -58,10 +63,11 @@ class Members:
             time.sleep(0.05)
         raise RuntimeError(f"revision {revision} has not reached all members")
 
-    def check(self) -> None:
-        """Raises RuntimeError when a member failed."""
+    def check(self) -> int:
+        """How many calls broke off and were repeated. Raises RuntimeError when a member failed."""
         if self._failures:
             raise RuntimeError(self._failures[0])
+        return self._breaks
 
     def close(self) -> None:
         """End all members without a word, as a crash would."""
@@ -83,7 +89,7 @@ class Members:
             stub = CoordinatorStub(channel)
             try:
                 async with self._gate:
-                    joined = await stub.Join(self._join_request(number), timeout=120.0, wait_for_ready=True)
+                    joined = await stub.Join(self._join_request(number), timeout=CALL_SECONDS, wait_for_ready=True)
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._watch(stub, joined, seen))
                     group.create_task(self._beat(stub, joined))
@@ -102,8 +108,12 @@ class Members:
 
     async def _watch(self, stub: CoordinatorStub, joined: pb.JoinReply, seen: deque[tuple[int, float]]) -> None:
         request = pb.WatchRequest(role=self._role, index=joined.index, incarnation=joined.incarnation)
-        async for view in stub.Watch(request):
-            seen.append((view.revision, time.monotonic()))
+        while True:
+            with self._counted_breaks():
+                async for view in stub.Watch(request):
+                    seen.append((view.revision, time.monotonic()))
+                    request.known_revision = view.revision
+            await asyncio.sleep(AGAIN_SECONDS)
 
     async def _beat(self, stub: CoordinatorStub, joined: pb.JoinReply) -> None:
         request = pb.HeartbeatRequest(role=self._role, index=joined.index, incarnation=joined.incarnation)
@@ -114,8 +124,19 @@ class Members:
             request.stats.steps_per_second = 10.0
             request.stats.transport = "bulk"
             request.stats.metrics["loss"] = 1.0
-            await stub.Heartbeat(request, timeout=30.0)
+            with self._counted_breaks():
+                await stub.Heartbeat(request, timeout=CALL_SECONDS)
             await asyncio.sleep(max(0.0, self._beat_seconds - (time.monotonic() - began)))
+
+    @contextmanager
+    def _counted_breaks(self) -> Iterator[None]:
+        """As the SDK, members call again when a connection breaks, as on a machine that is too busy for its pings."""
+        try:
+            yield
+        except grpc.RpcError as error:
+            if error.code() not in _BREAKS:
+                raise
+            self._breaks += 1
 
 
 @contextmanager
