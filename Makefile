@@ -37,8 +37,11 @@ test: setup  ## run the tests, JOBS=3 at a time
 	$(BIN)/python -m tests.support.compiled
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
+$(VENV)/.ray: $(READY)
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[ray]' && touch $@
+
 test-long: export TEST_LENGTH = full
-test-long: setup  ## the tests in full length, then the wheel in empty environments and the tests on every Python there is; says what it skipped
+test-long: setup $(VENV)/.ray  ## the tests in full length, then the wheel in empty environments and the tests on every Python there is; says what it skipped
 	$(BIN)/python -m tests.support.compiled
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 	tests/installed.sh --suite

@@ -1,0 +1,236 @@
+"""A driver script: jobs in a Ray cluster of this machine, one after the other. Prints what they did as JSON.
+
+``python -m tests.ray.driver FOLDER SCENARIO…``; FOLDER is empty, and short: sockets of Ray are below it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+import torch
+
+import ps_worker
+from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.errors import PsError
+from ps_server.cli.psctl.model_status import shard_maps, statuses_of
+from ps_worker.ray import RayCluster
+from tests.ray import BEFORE, STEPS
+
+LIMIT_SECONDS = 120.0
+
+
+def killer(kill: Callable[[], None]) -> threading.Thread:
+    """A thread that kills."""
+    thread = threading.Thread(target=kill)
+    thread.start()
+    return thread
+
+
+def end(told: threading.ExceptHookArgs) -> None:
+    """A thread that cannot kill ends the script, which would wait."""
+    traceback.print_exception(told.exc_value)
+    os._exit(1)
+
+
+def wait_until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not true():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+def train(config: dict[str, Any]) -> dict[str, Any]:
+    """Each push adds 1 to every parameter. Worker 1 stops after some, once, until somebody kills it."""
+    folder = Path(config["folder"])
+    with ps_worker.connect(reconnect_timeout_seconds=LIMIT_SECONDS) as cluster:
+        ones = torch.nn.Parameter(torch.zeros(1000))
+        optimizer = cluster.optimizer(torch.optim.SGD, [ones], lr=1.0)
+        first = not (folder / "reached").exists()
+        for step in range(STEPS):
+            if step == BEFORE and cluster.rank == 1 and first:
+                (folder / "reached").touch()
+                signal.pause()
+            ones.grad = torch.full_like(ones, -1.0)
+            optimizer.step()
+        cluster.barrier()
+        optimizer.pull()
+        counted = [ones.min().item(), ones.max().item(), optimizer.version]
+        cluster.barrier()
+        return {"rank": cluster.rank, "counted": counted, "pid": os.getpid()}
+
+
+def versions(address: str) -> list[int]:
+    """How many pushes each shard has applied."""
+    with CoordinatorClient(address) as client:
+        view = client.get_status().view
+        return [status.version for status in statuses_of(client, shard_maps(client, view, 60.0), view)["model"]]
+
+
+def server_pid(address: str, shard: int) -> int:
+    with CoordinatorClient(address) as client:
+        return next(each.pid for each in client.get_status().members if str(each.member) == f"shard {shard}")
+
+
+def servers() -> list[str]:
+    """Programs of ps_server that this script's Ray cluster has started, and that live."""
+    children = psutil.Process().children(recursive=True)
+    found = []
+    for child in children:
+        try:
+            found += [" ".join(child.cmdline()[3:5])] * ("ps_server" in " ".join(child.cmdline()))
+        except psutil.Error:
+            continue
+    return found
+
+
+def killed(folder: Path) -> dict[str, Any]:
+    """A worker, the coordinator, a shard's actor and the process of another shard are killed in a running job."""
+    with RayCluster(2, 2, data_dir=folder / "state", start_timeout_seconds=LIMIT_SECONDS) as cluster:
+
+        def kill() -> None:
+            wait_until((folder / "reached").exists)
+            os.kill(server_pid(cluster.address, 1), signal.SIGKILL)
+            for role in ("worker", "shard", "coordinator"):
+                ray.kill(cluster.actor(role, int(role == "worker")))
+
+        killing = killer(kill)
+        results = cluster.run(train, {"folder": str(folder)})
+        killing.join()
+        return {"results": results, "versions": versions(cluster.address)}
+
+
+def again(folder: Path) -> dict[str, Any]:
+    """Two runs in one cluster: the second continues with the parameters of the first."""
+    (folder / "reached").touch()
+    with RayCluster(1, 2, start_timeout_seconds=LIMIT_SECONDS) as cluster:
+        both = [cluster.run(train, {"folder": str(folder)}) for _ in range(2)]
+        return {"results": both, "versions": versions(cluster.address)}
+
+
+def standby(folder: Path) -> dict[str, Any]:
+    """The disk of a shard is lost with it: its standby takes over."""
+    with RayCluster(
+        1,
+        2,
+        data_dir=folder / "state",
+        standbys=True,
+        shard_options=("--acknowledge", "after"),
+        start_timeout_seconds=LIMIT_SECONDS,
+    ) as cluster:
+
+        def kill() -> None:
+            wait_until((folder / "reached").exists)
+            ray.kill(cluster.actor("shard", 0))
+            ray.kill(cluster.actor("worker", 1))
+
+        killing = killer(kill)
+        results = cluster.run(train, {"folder": str(folder)})
+        killing.join()
+        return {"results": results, "versions": versions(cluster.address)}
+
+
+def raises(folder: Path) -> dict[str, Any]:
+    """The function of one worker raises while the other waits for it; then one of torch-ps."""
+
+    def wrong() -> None:
+        with ps_worker.connect() as cluster:
+            if cluster.rank == 1:
+                raise ZeroDivisionError("of the user")
+            cluster.barrier()
+            signal.pause()
+
+    def wrong_name() -> None:
+        ps_worker.connect(role="chief")
+
+    told = {}
+    with RayCluster(1, 2, start_timeout_seconds=LIMIT_SECONDS) as cluster:
+        for function in (wrong, wrong_name):
+            try:
+                cluster.run(function)
+            except (ZeroDivisionError, PsError) as error:
+                told[function.__name__] = [isinstance(error, ZeroDivisionError), type(error).__name__, error.__notes__]
+    return told
+
+
+def no_folder(folder: Path) -> dict[str, Any]:
+    """A shard without a folder is lost."""
+    with RayCluster(1, 2, start_timeout_seconds=LIMIT_SECONDS) as cluster:
+
+        def kill() -> None:
+            wait_until((folder / "reached").exists)
+            ray.kill(cluster.actor("shard"))
+
+        killer(kill)
+        return error_of(lambda: cluster.run(train, {"folder": str(folder)}))
+
+
+def no_restarts(folder: Path) -> dict[str, Any]:
+    """A worker is lost, and none may be started again."""
+    with RayCluster(1, 2, worker_restarts=0, start_timeout_seconds=LIMIT_SECONDS) as cluster:
+
+        def kill() -> None:
+            wait_until((folder / "reached").exists)
+            ray.kill(cluster.actor("worker", 1))
+
+        killer(kill)
+        return error_of(lambda: cluster.run(train, {"folder": str(folder)}))
+
+
+def refused(folder: Path) -> dict[str, Any]:
+    """More than the Ray cluster has; an option that the shard does not take; no Ray cluster."""
+
+    def enter(**settings: Any) -> Callable[[], object]:
+        return lambda: RayCluster(**settings).__enter__()
+
+    few = error_of(enter(shards=2, shard_resources={"CPU": 400}, start_timeout_seconds=1.0))
+    wrong = error_of(enter(shard_options=("--threads", "-1"), start_timeout_seconds=LIMIT_SECONDS))
+    with RayCluster(start_timeout_seconds=LIMIT_SECONDS, worker_resources={"GPU": 1}) as cluster:
+        cluster._timeout_seconds = 1.0
+        workers = error_of(lambda: cluster.run(train, {}))
+        lost = error_of(lambda: cluster.actor("worker", 0))
+    return {"few": few, "wrong": wrong, "workers": workers, "lost": lost, "ended": error_of(cluster.check)}
+
+
+def error_of(call: Callable[[], object]) -> dict[str, Any]:
+    try:
+        call()
+    except PsError as error:
+        return {"type": type(error).__name__, **vars(error)}
+    raise AssertionError("nothing was raised")
+
+
+def main() -> None:
+    root = Path(sys.argv[1])
+    threading.excepthook = end
+    ray.init(
+        num_cpus=16,
+        include_dashboard=False,
+        object_store_memory=100 << 20,
+        _temp_dir=str(root / "r"),
+    )
+    told: dict[str, Any] = {}
+    for scenario in sys.argv[2:]:
+        folder = root / scenario
+        folder.mkdir()
+        told[scenario] = globals()[scenario](folder)
+        wait_until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
+        wait_until(lambda: not servers())
+    ray.shutdown()
+    told["folders"] = [path.name for path in root.glob("torch-ps-*")]
+    told["without_ray"] = error_of(lambda: RayCluster().__enter__())
+    (root / "told.json").write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()
