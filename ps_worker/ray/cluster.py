@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -77,6 +78,8 @@ class RayCluster:
             security=security or SecuritySettings(),
         )
         self._timeout_seconds = start_timeout_seconds
+        #: The workers of one rank come one after the other, also those of several runs.
+        self._lineage = secrets.token_hex(8)
         self._reservation: Reservation | None = None
         self._servers: RayServers | None = None
         self._workers: RayWorkers | None = None
@@ -121,7 +124,8 @@ class RayCluster:
         self.check()
         reservation = Reservation(plan.worker_bundles(), "PACK", "workers", self._timeout_seconds)
         arguments = () if config is None else (config,)
-        self._workers = RayWorkers(plan, reservation, servers.address, train_fn, arguments)
+        environments = [worker_environment(plan, servers.address, rank, self._lineage) for rank in range(plan.workers)]
+        self._workers = RayWorkers(plan, reservation, environments, train_fn, arguments)
         try:
             return self._workers.run(self.check)
         finally:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -13,7 +12,6 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from ps_protocol.errors import PsError, Unavailable
 from ps_worker.ray.actors import WorkerActor
-from ps_worker.ray.commands import worker_environment
 from ps_worker.ray.placement import Reservation
 from ps_worker.ray.plan import RayPlan
 from ps_worker.ray.restarts import RestartBudget
@@ -31,17 +29,16 @@ class RayWorkers:
         self,
         plan: RayPlan,
         reservation: Reservation,
-        address: str,
+        environments: Sequence[Mapping[str, str]],
         train_fn: Callable[..., Any],
         arguments: Sequence[Any],
     ) -> None:
-        """``address``: of the coordinator. Nothing is started yet."""
+        """``environments``: of each worker, by rank. Nothing is started yet."""
         self._plan = plan
         self._reservation = reservation
-        self._address = address
+        self._environments = environments
         self._train_fn = train_fn
         self._arguments = tuple(arguments)
-        self._lineage = secrets.token_hex(8)
         self._budget = RestartBudget(plan.worker_restarts)
         self._actors: dict[int, Any] = {}
         #: The call of each worker that runs.
@@ -86,9 +83,8 @@ class RayWorkers:
     def _launch(self, rank: int) -> None:
         # A task of the actor that is lost is not repeated by Ray: the new actor needs its place in the job first.
         actor = ray.remote(WorkerActor).options(**self._reservation.options(rank)).remote(rank)
-        environment = worker_environment(self._plan, self._address, rank, self._lineage)
         self._actors[rank] = actor
-        self._running[actor.run.remote(self._train_fn, self._arguments, environment)] = rank
+        self._running[actor.run.remote(self._train_fn, self._arguments, self._environments[rank])] = rank
         self._budget.started(rank, time.monotonic())
 
     def _on_end(self, call: Any, results: dict[int, Any]) -> None:

@@ -1,0 +1,144 @@
+"""Lost actors are started again within limits, and the ends of a job are in order. Ray is a fake; 0.5 s."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ps_protocol.errors import StateLost, Unavailable
+from ps_worker.ray.plan import RayPlan
+from tests.ray.fake_ray import FakeRay, GetTimeoutError, RayActorError, RayTaskError, forget, modules
+from tests.support.shards import wait_until
+
+
+class _Reservation:
+    def options(self, bundle: int) -> dict[str, Any]:
+        return {}
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
+    fake, real = FakeRay(), forget()
+    for name, module in modules(fake).items():
+        monkeypatch.setitem(sys.modules, name, module)
+    yield fake
+    forget()
+    sys.modules.update(real)
+
+
+@pytest.fixture
+def servers(ray: FakeRay) -> Iterator[Any]:
+    made: list[Any] = []
+
+    def make(**settings: Any) -> Any:
+        plan = RayPlan(**{"shards": 2, "workers": 2, "data_dir": Path("/kept"), **settings})
+        made.append(importlib.import_module("ps_worker.ray.servers").RayServers(plan, _Reservation(), "127.0.0.1"))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def names(ray: FakeRay) -> list[str]:
+    return [str(actor.arguments[0]) for actor in ray.actors]
+
+
+def test_lost_servers_are_started_again_until_no_restart_is_left(ray: FakeRay, servers: Any) -> None:
+    started = servers(server_restarts=2)
+    started.start(60.0)
+    assert names(ray) == ["the coordinator", "shard 0", "shard 1"]
+    ray.actors[1].call("serve").end(RayActorError())
+    wait_until(lambda: ray.log.count("serve shard 0") == 2)
+    ray.actors[0].call("serve").end("the coordinator was killed by signal 9; its log is empty")
+    wait_until(lambda: ray.log.count("serve the coordinator") == 2)
+    assert names(ray)[3:] == ["shard 0", "the coordinator"]
+    assert ray.actors[4].call("serve").arguments == ("127.0.0.1:7000",)
+    assert [actor.killed for actor in ray.actors] == [True, True, False, False, False]
+    assert started.failure is None
+    ray.actors[2].call("serve").end(RayTaskError(OSError("no memory")))
+    wait_until(lambda: started.failure is not None)
+    assert isinstance(started.failure, Unavailable)
+    assert started.failure.message == "shard 1 cannot be started: no memory; all 2 restarts of servers are used"
+
+
+def test_a_lost_server_without_a_folder_is_the_end(ray: FakeRay, servers: Any) -> None:
+    started = servers(data_dir=None)
+    started.start(60.0)
+    ray.actors[2].call("serve").end(RayActorError())
+    wait_until(lambda: started.failure is not None)
+    assert isinstance(started.failure, StateLost)
+    assert started.failure.message == "the actor of shard 1 was lost (RayActorError)"
+    assert len(ray.actors) == 3
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        (RayActorError(), "the actor of the coordinator was lost at its start"),
+        (GetTimeoutError(), "Ray did not start the actor of the coordinator in time"),
+        (RayTaskError(Unavailable("the coordinator exited with code 2")), "the coordinator exited with code 2"),
+    ],
+)
+def test_a_server_that_does_not_start_is_an_error(ray: FakeRay, servers: Any, outcome: Exception, said: str) -> None:
+    ray.at_once["address"] = outcome
+    with pytest.raises(Unavailable, match=said):
+        servers().start(60.0)
+
+
+def test_the_coordinator_is_stopped_last_and_closing_twice_is_as_closing_once(ray: FakeRay, servers: Any) -> None:
+    started = servers()
+    started.start(60.0)
+    started.close()
+    started.close()
+    assert ray.log[-3:] == ["stop shard 0", "stop shard 1", "stop the coordinator"]
+    assert all(actor.killed for actor in ray.actors)
+
+
+def workers(plan: RayPlan) -> Any:
+    of_ray = importlib.import_module("ps_worker.ray.workers")
+    return of_ray.RayWorkers(plan, _Reservation(), [{"PS_RANK": "0"}, {"PS_RANK": "1"}], len, ("arguments",))
+
+
+def test_results_are_by_rank_also_of_workers_that_were_lost(ray: FakeRay) -> None:
+    running = workers(RayPlan(shards=1, workers=2, worker_restarts=1))
+
+    def check() -> None:
+        if len(ray.actors) == 2:
+            ray.actors[1].call("run").end("of rank 1")
+            ray.actors[0].call("run").end(RayActorError())
+        elif len(ray.actors) == 3:
+            assert running.actor(0) is ray.actors[2]
+            ray.actors[2].call("run").end("of rank 0")
+
+    assert running.run(check) == ["of rank 0", "of rank 1"]
+    assert ray.actors[2].call("run").arguments == (len, ("arguments",), {"PS_RANK": "0"})
+    running.close()
+    assert all(actor.killed for actor in ray.actors)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "raised", "said"),
+    [
+        (RayActorError("out of memory"), Unavailable, "worker 1 was lost, and all 0 restarts of workers are used"),
+        (RayTaskError(ZeroDivisionError("of the user")), ZeroDivisionError, "of the user"),
+        (RayTaskError(StateLost("push 3 is lost")), StateLost, "push 3 is lost"),
+    ],
+)
+def test_a_worker_that_fails_ends_the_run(ray: FakeRay, outcome: Exception, raised: type[Exception], said: str) -> None:
+    running = workers(RayPlan(shards=1, workers=2, worker_restarts=0))
+    with pytest.raises(raised, match=said):
+        running.run(lambda: ray.actors[1].call("run").end(outcome) if len(ray.actors) == 2 else None)
+
+
+def test_a_job_that_cannot_go_on_ends_the_run(ray: FakeRay) -> None:
+    def check() -> None:
+        raise StateLost("shard 0 was lost")
+
+    with pytest.raises(StateLost, match="shard 0 was lost"):
+        workers(RayPlan(shards=1, workers=2)).run(check)
