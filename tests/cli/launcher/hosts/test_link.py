@@ -164,7 +164,7 @@ def test_a_killed_program_of_the_host_takes_its_processes_along(hosts):
 
 
 def test_ps_run_that_says_nothing_is_gone(hosts):
-    begin = pack(hosts.begin(silence=0.5))
+    begin = pack(hosts.begin(silence=2.0))
     with subprocess.Popen(HOST, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
         program.stdin.write(begin + pack(Launch(WORKER, script(PAUSE), {})))
         program.stdin.flush()
@@ -185,11 +185,11 @@ def test_a_signal_ends_the_program_of_a_host_and_its_processes(hosts, received):
 
 
 def test_a_host_that_says_nothing_is_lost(hosts):
-    link = hosts.link(says(BEGINNING + pack(Hello(links.version("torch-ps"))) + encode(READY)), silence=0.5)
+    link = hosts.link(says(BEGINNING + pack(Hello(links.version("torch-ps"))) + encode(READY)), silence=4.0)
     assert link.ready.result(PATIENCE_SECONDS).cores == 1
     process = start(link, PAUSE)
     lines_of(process)
-    assert "nothing was heard for 0.5 s" in process.why
+    assert "nothing was heard for 4 s" in process.why
 
 
 READY = {"kind": "ready", "cores": 1, "client_address": "", "server_address": ""}
