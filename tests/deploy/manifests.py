@@ -86,12 +86,20 @@ class Pod:
         return made
 
     def _read(self, source: Document) -> str:
+        if "resourceFieldRef" in source:
+            kind, _, resource = source["resourceFieldRef"]["resource"].partition(".")
+            return str(whole(self.container["resources"][kind][resource]))
         path = source["fieldRef"]["fieldPath"]
         if path == "metadata.name":
             return self.name
         match = re.fullmatch(r"metadata\.(labels|annotations)\['([^']+)'\]", path)
         assert match, path
         return (self.labels if match[1] == "labels" else self.annotations)[match[2]]
+
+
+def whole(quantity: str) -> int:
+    """Cores, rounded up: what a reference to a resource gives."""
+    return -(-int(quantity.removesuffix("m")) // 1000) if quantity.endswith("m") else int(quantity)
 
 
 def expanded(text: str, environment: Mapping[str, str]) -> str:

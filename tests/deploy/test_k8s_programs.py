@@ -20,7 +20,7 @@ from tests.deploy.manifests import ALL, ROOT, Pod, pods
 PROGRAMS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 
 #: Variables of the manifests that are not of torch-ps.
-OTHERS = {"POD_NAME", "JOBSET_NAME", "NUMBA_CACHE_DIR"}
+OTHERS = {"POD_NAME", "JOBSET_NAME", "NUMBA_CACHE_DIR", "OMP_NUM_THREADS"}
 
 
 def each_pod(*components: str) -> list[Any]:
