@@ -43,6 +43,7 @@ class CoordinatorObservers:
         def made(driver: Any, *arguments: Any, **keywords: Any) -> None:
             original(driver, *arguments, **keywords)
             self._released(driver)
+            self._subjects.moves.restarted(driver.shard_maps, driver.view.released_models)
             self._judge.started(driver.view, driver._state.membership.phase)
 
         return made

@@ -47,6 +47,11 @@ class Moves:
                 else:
                     self._epochs[key] = _Epoch(shard_map, {}, {})
 
+    def restarted(self, shard_maps: Mapping[str, ShardMap], released: Mapping[str, int]) -> None:
+        """A coordinator begins with these maps, and these last epochs of models: what was decided later is undone."""
+        last = {**released, **{name: shard_map.epoch for name, shard_map in shard_maps.items()}}
+        self._epochs = {key: each for key, each in self._epochs.items() if key[1] <= last.get(key[0], 0)}
+
     def shift(self, shard_map: ShardMap, variable: str, row: int) -> float:
         """What the slice of ``variable`` that begins with ``row`` has brought along."""
         known = self._epochs.get((shard_map.spec.name, shard_map.epoch))
