@@ -16,7 +16,7 @@ from simulation.runtime.kernel import Kernel, Process
 from simulation.runtime.network import Partition
 from simulation.runtime.wait import sleep
 
-_MOVE_TRIES = 8
+_TRIES = 8
 
 
 class Faults:
@@ -165,6 +165,20 @@ class Faults:
         self._processes.command("psctl", lambda client: client.checkpoint())
         return True
 
+    def _restore(self) -> bool:
+        """The newest checkpoint is restored into the running job, again until it is whole."""
+
+        def action(client: CoordinatorClient) -> None:
+            for _ in range(_TRIES):
+                try:
+                    client.restore_checkpoint()
+                    return
+                except Retryable:
+                    sleep(1.0)
+
+        self._processes.command("psctl", action)
+        return True
+
     def _move(self) -> bool:
         """One variable or table moves to one shard, while every shard keeps a slice."""
         if (shard_map := self._any_model()) is None:
@@ -190,7 +204,7 @@ class Faults:
 
     def _reshard(self, move: Callable[[CoordinatorClient], Iterable[object]], is_wanted: Callable[[], bool]) -> None:
         def action(client: CoordinatorClient) -> None:
-            for _ in range(_MOVE_TRIES):
+            for _ in range(_TRIES):
                 if not is_wanted():
                     return
                 try:

@@ -10,6 +10,7 @@ from ps_protocol.cluster.view import Member
 from ps_protocol.model.spec import Consistency, Mode
 from ps_server.consistency import Position, PushDecision, PushInfo, Tracker, Verdict, WorkerKey
 from ps_server.consistency.events import START
+from simulation.checkpoint_judge import CheckpointJudge
 from simulation.coordinator_judge import CoordinatorJudge
 from simulation.places import Places
 from simulation.rows_judge import RowsJudge
@@ -31,6 +32,7 @@ class Judge:
         self._momentum = momentum
         self.truth = places.truth
         self.rows = RowsJudge(self.fail, places)
+        self.checkpoints = CheckpointJudge(self.fail, places)
         #: With a wire format that keeps errors, by number and push: the parameters of its worker after the answer.
         self._assumed: dict[tuple[int, int, int, int], Sequence[float]] = {}
         self.coordinator = CoordinatorJudge(self.fail, self.acknowledged_by)
@@ -57,10 +59,13 @@ class Judge:
             self.fail(f"shard {number} restored version {version}; version {truth.acknowledged} was acknowledged")
         if value is None and kept and truth.values_acknowledged:
             self.fail(f"shard {number} restored no values; its initial values were acknowledged")
-        expected = truth.history[version - 1].value if version else truth.initial
-        if (value is not None or version) and not _same(value, expected):
-            self.fail(f"shard {number} restored version {version} with values {value} instead of {expected}")
-        self._forget_behind(truth, version)
+        truth.forget_behind(version)
+        if value is not None or version:
+            found = None if value is None else truth.had(version, value, acknowledged=kept)
+            if found is None:
+                expected = truth.states(version)[-1][0]
+                self.fail(f"shard {number} restored version {version} with values {value} instead of {expected}")
+            del truth.loads.get(version, [])[found:]
         self._begin_life(truth)
         # A snapshot remembers rounds of skipped pushes alone, which are in no log.
         truth.last_round = max(truth.last_round, min(tracker.applied, truth.furthest_round))
@@ -73,7 +78,8 @@ class Judge:
             self.fail(f"shard {number} starts empty; version {truth.acknowledged} was acknowledged")
         if kept and truth.values_acknowledged:
             self.fail(f"shard {number} starts empty; its initial values were acknowledged")
-        self._forget_behind(truth, 0)
+        truth.forget_behind(0)
+        truth.loads.clear()
         self._begin_life(truth)
 
     def dropped_model(self, number: int) -> None:
@@ -150,8 +156,7 @@ class Judge:
             self.fail(f"shard {number} applies an update of a model that it has dropped")
         if version != len(truth.history) + 1:
             self.fail(f"shard {number} logged version {version} after {len(truth.history)}")
-        last = truth.history[-1] if truth.history else None
-        value, velocity = (last.value, last.velocity) if last else (truth.initial or 0.0, 0.0)
+        value, velocity = truth.states(len(truth.history))[-1]
         gradient = 0.0
         for push in pushes:
             name = _name(push)
@@ -229,8 +234,8 @@ class Judge:
             truth.acknowledged = max(truth.acknowledged, truth.applied[name])
         if version > len(truth.history):
             self.fail(f"shard {number} serves version {version}; {len(truth.history)} were logged")
-        expected = truth.history[version - 1].value if version else truth.initial
-        if not _same(value, expected):
+        if truth.had(version, value, acknowledged=True) is None:
+            expected = truth.states(version)[-1][0]
             self.fail(f"shard {number} serves {value} as version {version} instead of the sum of its log, {expected}")
 
     def received(self, number: int, member: Member, sequence: int, *, dropped: bool) -> None:
@@ -250,22 +255,6 @@ class Judge:
         assumed = self._assumed.pop((number, member.index, member.incarnation, sequence), values)
         if values != assumed:
             self.fail(f"{member} has parameters of shard {number} that differ from those that the shard assumes")
-
-    def saved(self, parts: Mapping[int, tuple[int, float]]) -> None:
-        """A checkpoint holds, by number, this version with this value: every push is on all shards or on none."""
-        for number, (version, value) in parts.items():
-            truth = self.truth[number]
-            if version > len(truth.history):
-                self.fail(f"a checkpoint has version {version} of shard {number}; {len(truth.history)} were logged")
-            expected = truth.history[version - 1].value if version else truth.initial
-            if not _same(value, expected):
-                self.fail(f"a checkpoint has {value} as version {version} of shard {number} instead of {expected}")
-        for number, (version, _) in parts.items():
-            names = [_name(push) for update in self.truth[number].history[:version] for push in update.pushes]
-            for other, (other_version, _) in parts.items():
-                applied = self.truth[other].applied
-                if later := [name for name in names if applied.get(name, 0) > other_version]:
-                    self.fail(f"a checkpoint has push {later[0]} on shard {number}, not on shard {other}")
 
     def acknowledged_by(self, number: int) -> int:
         """The newest incarnation of shard ``number`` that acknowledged a push."""
@@ -296,13 +285,6 @@ class Judge:
         key = (worker.rank, worker.incarnation)
         truth.reached[key] = max(truth.reached.get(key, position), position)
 
-    def _forget_behind(self, truth: ShardTruth, version: int) -> None:
-        for update in truth.history[version:]:
-            for push in update.pushes:
-                del truth.applied[_name(push)]
-        del truth.history[version:]
-        truth.acknowledged = min(truth.acknowledged, version)
-
     def _begin_life(self, truth: ShardTruth) -> None:
         """Participants are those in the log, by their latest life, where they ever stood at most."""
         truth.live, truth.taking_part, truth.clocks = {}, {}, Clocks()
@@ -323,9 +305,3 @@ class Judge:
 
 def _name(push: PushInfo) -> Name:
     return (push.worker.rank, push.worker.incarnation, push.sequence)
-
-
-def _same(value: float | None, expected: float | None) -> bool:
-    if value is None or expected is None:
-        return value is expected
-    return math.isnan(value) or math.isclose(value, expected, rel_tol=1e-9)

@@ -28,12 +28,12 @@ ALL_FAULTS = (
 )
 """Kinds of faults."""
 
-SEPARATE = ("calls", "move", "balance", "release")
+SEPARATE = ("calls", "move", "balance", "release", "restore")
 """More of them, which need what not every plan has.
 
 ``calls``: lost, late and repeated all the time until faults end. ``move``: a variable or a table moves to one shard
 while the job trains. ``balance``: what is uneven is evened out. ``release``: an operator releases a model, which is
-refused as long as a worker uses it.
+refused as long as a worker uses it. ``restore``: the newest checkpoint is put into the running job.
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,15 @@ Name = tuple[int, int, int]
 
 RowValues = Mapping[int, float]
 """By id: the number that all elements of a row have."""
+
+
+State = tuple[float, float]
+"""Value and momentum."""
+
+
+def same(value: float, expected: float) -> bool:
+    """Whether these are the same values. NaN: there are none to compare."""
+    return math.isnan(value) or math.isclose(value, expected, rel_tol=1e-9)
 
 
 @dataclass(slots=True)
@@ -90,13 +100,41 @@ class ShardTruth:
     verdicts: dict[Name, Verdict] = field(default_factory=dict)
     #: What each push carries.
     sent: dict[Name, float] = field(default_factory=dict)
+    #: By version: values and momentum that a checkpoint put in the place of those of the update, one after another.
+    loads: dict[int, list[State]] = field(default_factory=dict)
+    #: The last of them that a shard has said to have: its version, and how many there were of it.
+    acknowledged_load: tuple[int, int] = (0, 0)
+    #: Checkpoints that were put in, by folder.
+    checkpoints: set[str] = field(default_factory=set)
     #: The model was released, and the log of the shard says so.
     gone: bool = False
 
     @property
     def newest(self) -> float:
         """The value after the last update in the log."""
-        return self.history[-1].value if self.history else self.initial or 0.0
+        return self.states(len(self.history))[-1][0]
+
+    def states(self, version: int) -> list[State]:
+        """The states that ``version`` has had, in order."""
+        first = (self.history[version - 1].value, self.history[version - 1].velocity) if version else None
+        return [first or (self.initial or 0.0, 0.0), *self.loads.get(version, ())]
+
+    def had(self, version: int, value: float, *, acknowledged: bool = False) -> int | None:
+        """The last of ``states`` with this value; None: there is none. ``acknowledged``: none before that one."""
+        first = self.acknowledged_load[1] if acknowledged and self.acknowledged_load[0] == version else 0
+        states = self.states(version)
+        return next((each for each in range(len(states) - 1, first - 1, -1) if same(value, states[each][0])), None)
+
+    def forget_behind(self, version: int) -> None:
+        """What came after ``version`` is lost."""
+        for update in self.history[version:]:
+            for push in update.pushes:
+                del self.applied[push.worker.rank, push.worker.incarnation, push.sequence]
+        del self.history[version:]
+        self.acknowledged = min(self.acknowledged, version)
+        self.loads = {each: states for each, states in self.loads.items() if each <= version}
+        if self.acknowledged_load[0] > version:
+            self.acknowledged_load = (0, 0)
 
     @property
     def held(self) -> set[Name]:

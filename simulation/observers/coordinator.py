@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from pathlib import Path
 from typing import Any
 
 from ps_protocol.cluster.view import Member, Role
-from ps_server.checkpoint.format.record import ModelRecord
-from ps_server.checkpoint.read.checkpoint import Checkpoint
-from ps_server.checkpoint.read.source import opened
-from ps_server.consistency import TrackerState
 from ps_server.coordinator.data.data_leases import DataLeases
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs.checkpoints import Checkpoints
 from ps_server.coordinator.service import CoordinatorService
+from simulation.observers.checkpoints import tell_of_checkpoint
 from simulation.observers.subjects import Subjects, Wrappers
 
 
@@ -36,6 +31,7 @@ class CoordinatorObservers:
             (Driver, "lease_data", self._lease_data),
             (DataLeases, "lease", self._lease),
             (Checkpoints, "make", self._make),
+            (Checkpoints, "restore", self._restore),
             (CoordinatorService, "_encode", self._encode),
         )
 
@@ -119,28 +115,15 @@ class CoordinatorObservers:
     def _make(self, original: Any) -> Any:
         async def make(checkpoints: Any) -> Any:
             made = await original(checkpoints)
-            for model in Checkpoint.open(made.folder).manifest.models.values():
-                holders = sorted(model.shard_map.holders)
-                versions = [TrackerState.from_json(facts["tracker"]).version for facts in model.facts]
-                values, parts = self._saved(made.folder, model), {}
-                for shard, version in zip(holders, versions, strict=True):
-                    parts[self._subjects.place(shard, model.shard_map)] = version, values.get(shard, math.nan)
-                self._subjects.judge.saved(parts)
+            tell_of_checkpoint(self._subjects, made.folder)
             return made
 
         return make
 
-    def _saved(self, folder: Path, model: ModelRecord) -> dict[int, float]:
-        """By shard: the value of its part of ``model`` in the checkpoint ``folder``."""
-        variables = model.shard_map.spec.variables
-        shards = {(variables[each.variable].name, each.row_begin): each.shard for each in model.shard_map.slices}
-        found: dict[int, list[float]] = {}
-        with opened(folder, model) as source:
-            for piece in model.pieces:
-                if not piece.state:
-                    data = bytearray(piece.nbytes)
-                    source.read(piece, 0, piece.nbytes, memoryview(data))
-                    shift = self._subjects.moves.shift(model.shard_map, piece.variable, piece.row_begin)
-                    values = (value - shift for value in memoryview(data).cast("d"))
-                    found.setdefault(shards[piece.variable, piece.row_begin], []).extend(values)
-        return {shard: self._subjects.one(values) for shard, values in found.items()}
+    def _restore(self, original: Any) -> Any:
+        async def restore(checkpoints: Any, folder: Any) -> Any:
+            restored = await original(checkpoints, folder)
+            self._subjects.judge.checkpoints.restored(restored[0].name)
+            return restored
+
+        return restore

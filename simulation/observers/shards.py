@@ -13,6 +13,7 @@ from ps_server.log.entries import AppliedUpdate, Loaded, MemoryLog, Released
 from ps_server.shard.access.fence import Fence
 from ps_server.shard.models import registry
 from ps_server.shard.models.registry import Registry
+from ps_server.shard.quiesce import quiesce
 from ps_server.shard.step import stream as step_stream
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.push_reader import StreamCodec
@@ -20,6 +21,7 @@ from ps_server.shard.step.rows import ModelRows
 from ps_server.shard.step.stream import StepStream
 from ps_server.shard.step.values import ModelValues
 from ps_server.state.region import Region
+from simulation.observers.checkpoints import tell_of_checkpoint
 from simulation.observers.moves import owners_of
 from simulation.observers.subjects import Subjects, Wrappers
 
@@ -46,12 +48,18 @@ class ShardObservers:
         self._models: dict[Tracker, ShardMap] = {}
         self._named: dict[tuple[Any, str], ShardMap] = {}
 
+        #: By process and model: the checkpoint that is restored into it, and which of its loads that is.
+        self._restoring: dict[tuple[Any, str], str] = {}
+        self._loads: dict[tuple[Any, str], tuple[int, int]] = {}
+
     def forget(self) -> None:
         """Let go of all processes."""
         self._answered.clear()
         self._encoding.clear()
         self._models.clear()
         self._named.clear()
+        self._restoring.clear()
+        self._loads.clear()
 
     def wrappers(self) -> Wrappers:
         """All of them."""
@@ -73,6 +81,7 @@ class ShardObservers:
             (StreamCodec, "encode", self._encode),
             (ModelRows, "look_up", self._look_up),
             (registry, "log_release", self._log_release),
+            (quiesce, "restore", self._restore),
         )
 
     def _judged(self, tracker: Tracker) -> int | None:
@@ -208,7 +217,7 @@ class ShardObservers:
                 if isinstance(entry, AppliedUpdate):
                     self._logged(place, shard.number, shard_map, entry)
                 elif isinstance(entry, Loaded) and entry.region is not None:
-                    self._judge.loaded(place, self._subjects.value_of(entry.region))
+                    self._loaded(place, entry.model, self._subjects.value_of(entry.region))
             return original(log, entry)
 
         return append
@@ -217,6 +226,28 @@ class ShardObservers:
         owners = owners_of(shard_map, self._judge.rows.known(place))
         held = {row for row, owner in owners.items() if owner == shard}
         self._judge.logged(place, entry.version, entry.pushes, entry.step.scale, held, is_round=entry.is_round)
+
+    def _loaded(self, place: int, model: str, value: float) -> None:
+        process = self._subjects.kernel.process
+        if (folder := self._restoring.get((process, model))) is None:
+            self._judge.loaded(place, value)
+        else:
+            self._loads[process, model] = self._judge.checkpoints.loaded(place, folder, value)
+
+    def _restore(self, original: Any) -> Any:
+        async def restore(checkpoint: Any, model: Any, *arguments: Any, **keywords: Any) -> None:
+            shard, key = self._subjects.serving(), (self._subjects.kernel.process, model.name)
+            if shard is not None:
+                tell_of_checkpoint(self._subjects, checkpoint.folder)
+            self._restoring[key] = checkpoint.folder.name
+            try:
+                await original(checkpoint, model, *arguments, **keywords)
+            finally:
+                self._restoring.pop(key, None)
+            if shard is not None and shard is self._subjects.serving() and (load := self._loads.pop(key, None)):
+                self._judge.checkpoints.acknowledged(self._subjects.place(shard.number, model.layout.shard_map), load)
+
+        return restore
 
     def _log_release(self, original: Any) -> Any:
         async def log_release(context: Any, entry: Released) -> None:
