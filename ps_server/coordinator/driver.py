@@ -298,7 +298,7 @@ class Driver:
         """See DataLeases.lease; waits up to ``wait_seconds`` (30 s at most) while others hold all there is."""
 
         def lease() -> LeaseAnswer:
-            decision = self._data.lease(rank, incarnation, ask)
+            decision = self._data.lease(rank, incarnation, ask, self._clock())
             if not decision.reason and (ask.trained or decision.value.span is not None):
                 # No reason is logged for a lease, and yet it must never be handed out twice.
                 self._publisher.write()

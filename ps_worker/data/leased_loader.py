@@ -75,7 +75,7 @@ class LeasedData(Sampler[Any]):
             self.end(self._feed)
         self._sampled.clear()
         items = lease_items(self._length, self._batch_items, len(self._session.workers))
-        wish = LeaseAsk(self.name, self._length, next(self._epochs), items, sequence=0)
+        wish = LeaseAsk(self.name, self._length, next(self._epochs), items, sequence=0, batch_items=self._batch_items)
         feed = self._feed = LeaseFeed(self._session.lease_data, wish, self._session.sequences)
         return feed
 
@@ -224,6 +224,6 @@ def can_lease(data: object) -> bool:
 
 
 def lease_items(length: int, batch_items: int, workers: int) -> int:
-    """Size of a lease: whole batches, about ``LEASES_PER_EPOCH`` to a worker's part, ``MOST_BATCHES`` at most."""
+    """Most items of a lease: whole batches, about ``LEASES_PER_EPOCH`` to a worker's part, ``MOST_BATCHES`` at most."""
     batches = -(-length // batch_items)
     return batch_items * max(1, min(MOST_BATCHES, batches // (LEASES_PER_EPOCH * max(1, workers))))

@@ -87,8 +87,8 @@ class CoordinatorObservers:
         return barrier
 
     def _lease(self, original: Any) -> Any:
-        def lease(leases: Any, rank: int, incarnation: int, ask: Any) -> Any:
-            decision = original(leases, rank, incarnation, ask)
+        def lease(leases: Any, rank: int, incarnation: int, ask: Any, now: float) -> Any:
+            decision = original(leases, rank, incarnation, ask, now)
             self._judge.reported(rank, incarnation, ask)
             return decision
 

@@ -35,6 +35,8 @@ class LeaseAsk:
     #: Ranges of its leases trained since its last request, in epoch ``trained_epoch``; may be repeated.
     trained: tuple[Span, ...] = ()
     trained_epoch: int = 0
+    #: Items of a batch: a lease is whole batches. 0: it gets all it requests, however fast it is.
+    batch_items: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -440,7 +440,7 @@ class ItemSpan(_message.Message):
     def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class LeaseDataRequest(_message.Message):
-    __slots__ = ("rank", "incarnation", "dataset", "length", "epoch", "lease_items", "sequence", "trained", "trained_epoch", "wait_seconds")
+    __slots__ = ("rank", "incarnation", "dataset", "length", "epoch", "lease_items", "sequence", "trained", "trained_epoch", "wait_seconds", "batch_items")
     RANK_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
@@ -451,6 +451,7 @@ class LeaseDataRequest(_message.Message):
     TRAINED_FIELD_NUMBER: _ClassVar[int]
     TRAINED_EPOCH_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_ITEMS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     incarnation: int
     dataset: str
@@ -461,7 +462,8 @@ class LeaseDataRequest(_message.Message):
     trained: _containers.RepeatedCompositeFieldContainer[ItemSpan]
     trained_epoch: int
     wait_seconds: float
-    def __init__(self, rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., dataset: _Optional[str] = ..., length: _Optional[int] = ..., epoch: _Optional[int] = ..., lease_items: _Optional[int] = ..., sequence: _Optional[int] = ..., trained: _Optional[_Iterable[_Union[ItemSpan, _Mapping]]] = ..., trained_epoch: _Optional[int] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+    batch_items: int
+    def __init__(self, rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., dataset: _Optional[str] = ..., length: _Optional[int] = ..., epoch: _Optional[int] = ..., lease_items: _Optional[int] = ..., sequence: _Optional[int] = ..., trained: _Optional[_Iterable[_Union[ItemSpan, _Mapping]]] = ..., trained_epoch: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., batch_items: _Optional[int] = ...) -> None: ...
 
 class LeaseDataReply(_message.Message):
     __slots__ = ("span", "epoch", "done", "holders")

@@ -10,6 +10,7 @@ from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk, Span
 from ps_protocol.errors import Fenced, InvalidRequest
 from ps_server.coordinator.changes import StateChange
 from ps_server.coordinator.data.interval_set import IntervalSet
+from ps_server.coordinator.data.lease_sizes import Pace, lease_size
 
 _MOST_ITEMS = (1 << 63) - 1
 
@@ -23,6 +24,8 @@ class _Holder:
     #: The last ask and, when it was given a range, the answer: a repetition gets it again.
     sequence: int = 0
     granted: LeaseAnswer | None = None
+    #: Not persisted: it is measured again.
+    pace: Pace = field(default_factory=Pace)
 
 
 class _Dataset:
@@ -56,7 +59,8 @@ class DataLeases:
     """The data of a job as one state machine. Called by the driver, from its loop; does no I/O and reads no clock.
 
     Guarantees: a position is leased to one live worker at most; an epoch is finished when each of its items was
-    reported trained, once; the lowest free items go first. A worker that dies or leaves loses its leases at once; what
+    reported trained, once; the lowest free items go first; at the end of an epoch leases are smaller, for slow workers
+    more than for others, so that all end together. A worker that dies or leaves loses its leases at once; what
     it had trained and not reported is trained again by another. Memory is O(live workers) per dataset, and one record
     for a dataset that is not in use. An event that raises has changed nothing.
     """
@@ -70,8 +74,10 @@ class DataLeases:
         self._live = dict(live)
         return StateChange(None, "; ".join(self._forget_lost()))
 
-    def lease(self, rank: int, incarnation: int, ask: LeaseAsk) -> StateChange[LeaseAnswer]:
+    def lease(self, rank: int, incarnation: int, ask: LeaseAsk, now: float = 0.0) -> StateChange[LeaseAnswer]:
         """Note what the worker has trained, then lease it a range if it asks for one.
+
+        ``now``: seconds of any steady clock; by it the speed of workers is known, and by that the size of the range.
 
         Raises Fenced when the worker is not a live member or reports what it does not hold, and InvalidRequest for
         another length than the dataset has, a range outside it, or an ask older than the last one.
@@ -91,14 +97,17 @@ class DataLeases:
         trained = _trained(data, holder, rank, ask)
         # Nothing raises from here on.
         self._datasets[ask.dataset], data.holders[rank] = data, holder
+        before = len(holder.leased)
         for span in trained:
             holder.leased.remove(span)
+        if count := before - len(holder.leased):
+            holder.pace.reported(count, now)
         reasons = [_finished(ask.dataset, data)] if data.length and trained and data.finish_epoch() else []
         if ask.sequence > holder.sequence:
             holder.sequence, holder.granted = ask.sequence, None
         if not ask.lease_items and (count := data.release(holder)):
             reasons.append(f"worker {rank} gives back {count} items of '{ask.dataset}'")
-        return StateChange(_answer(data, holder, ask), "; ".join(reasons))
+        return StateChange(_answer(data, holder, ask, now), "; ".join(reasons))
 
     @property
     def outstanding(self) -> tuple[int, int]:
@@ -142,6 +151,12 @@ def _check_ask(ask: LeaseAsk) -> None:
         raise InvalidRequest(
             "a lease on data needs the dataset's name and a sequence from 1",
             actual=f"'{ask.dataset}', {ask.sequence}",
+        )
+    if ask.batch_items > ask.lease_items > 0:
+        raise InvalidRequest(
+            f"a lease on '{ask.dataset}' is smaller than a batch",
+            expected=f"{ask.batch_items} items or more",
+            actual=str(ask.lease_items),
         )
     if ask.length > _MOST_ITEMS:
         raise InvalidRequest("a dataset is too long", expected=f"{_MOST_ITEMS} at most", actual=str(ask.length))
@@ -188,18 +203,29 @@ def _finished(name: str, data: _Dataset) -> str:
     return f"epoch {data.epoch - 1} of '{name}' is finished: {data.length} items"
 
 
-def _answer(data: _Dataset, holder: _Holder, ask: LeaseAsk) -> LeaseAnswer:
+def _answer(data: _Dataset, holder: _Holder, ask: LeaseAsk, now: float) -> LeaseAnswer:
     if holder.granted is not None:
         return holder.granted
     if data.epoch > ask.epoch or not data.length:
         return LeaseAnswer(epoch=ask.epoch, done=True)
-    if ask.lease_items and data.free:
-        span = data.free.take(ask.lease_items)
+    if ask.lease_items and data.free and (items := _size(data, holder, ask, now)):
+        span = data.free.take(items)
+        holder.pace.leased(now, had_none=not holder.leased)
         holder.leased.add(span)
         holder.granted = LeaseAnswer(span, data.epoch)
         return holder.granted
     ranks = tuple(sorted(rank for rank, other in data.holders.items() if other.leased))
     return LeaseAnswer(epoch=data.epoch, holders=ranks)
+
+
+def _size(data: _Dataset, holder: _Holder, ask: LeaseAsk, now: float) -> int:
+    """How much ``holder`` gets now of what is free."""
+    if not ask.batch_items:
+        return ask.lease_items
+    others = (other for other in data.holders.values() if other is not holder and other.leased)
+    runners = [other.pace.runner(len(other.leased), now) for other in others]
+    own = holder.pace.runner(len(holder.leased), now)
+    return lease_size(ask.lease_items, ask.batch_items, len(data.free), own, runners)
 
 
 def _dataset_to_plain(data: _Dataset) -> dict[str, Any]:

@@ -20,6 +20,7 @@ def ask_to_pb(worker: Member, ask: LeaseAsk, wait_seconds: float) -> pb.LeaseDat
         trained=[pb.ItemSpan(begin=span.begin, end=span.end) for span in ask.trained],
         trained_epoch=ask.trained_epoch,
         wait_seconds=wait_seconds,
+        batch_items=ask.batch_items,
     )
 
 
@@ -33,6 +34,7 @@ def ask_from_pb(message: pb.LeaseDataRequest) -> LeaseAsk:
         sequence=message.sequence,
         trained=tuple(Span(span.begin, span.end) for span in message.trained),
         trained_epoch=message.trained_epoch,
+        batch_items=message.batch_items,
     )
 
 
