@@ -22,6 +22,7 @@ EVENTS = MappingProxyType(
         # What a call names itself.
         "cluster.change": "a member joined or left, the mode or the shard map changed",
         "cluster.loss": "a member failed or its lease ended",
+        "elasticity": "the coordinator notices slow or lost workers or busy shards, and what it does about it",
         "barrier.released": "workers that were lost no longer hold up a barrier",
         "uncaught": "an exception ends the process",
         "job": "ps-run: what it does, and what ended",

@@ -18,6 +18,9 @@ from ps_server.checkpoint.folder.directory import latest
 from ps_server.checkpoint.read.checkpoint import Checkpoint
 from ps_server.cli.options.checkpoint import CheckpointConfig, checkpoint_config
 from ps_server.cli.options.mode import consistency_of
+from ps_server.coordinator.elasticity.engines.base import WorkerEngine
+from ps_server.coordinator.elasticity.engines.find import find_engine
+from ps_server.coordinator.elasticity.policy import ElasticSettings
 from ps_server.coordinator.persistence.cluster_records import ClusterRecords
 from ps_server.coordinator.persistence.saved_facts import saved_seed
 from ps_server.coordinator.placement.variables import Balanced, FixedShards, MaxSize, MinSize, PartitionRule
@@ -46,6 +49,9 @@ class CoordinatorConfig:
     page_port: int | None = None
     limits: ServerLimits = field(default_factory=ServerLimits)
     security: SecuritySettings = field(default_factory=SecuritySettings)
+    elastic: ElasticSettings = field(default_factory=ElasticSettings)
+    #: Is asked for workers that are missing.
+    engine: WorkerEngine | None = None
 
     @property
     def words(self) -> dict[str, str]:
@@ -60,6 +66,8 @@ class CoordinatorConfig:
             "lease": f"{cluster.lease_seconds:g} s",
             "heartbeat": f"{cluster.heartbeat_seconds:g} s",
             "seed": str(cluster.seed),
+            "moves by itself": "yes" if self.elastic.rebalance else "no",
+            "workers from": self.engine.describe() if self.engine else "nobody is asked",
             "checkpoints": f"{saves.directory}{interval}" if saves.directory else "none",
             "restored from": str(self.saved.folder) if self.saved else "nothing",
             "torch-ps": version("torch-ps"),
@@ -139,7 +147,23 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
         options["page_port"],
         limits,
         options.get("security") or SecuritySettings(),
+        *_elasticity(options, cluster.expected_workers),
     )
+
+
+def _elasticity(options: Mapping[str, Any], workers: int) -> tuple[ElasticSettings, WorkerEngine | None]:
+    """What the coordinator may do by itself, and whom it asks for workers. Raises ConfigError."""
+    text, wanted = options.get("engine"), options.get("engine_workers") or workers
+    if text is None:
+        if options.get("engine_workers") or options.get("engine_most"):
+            raise ConfigError("--engine-workers and --engine-most need --engine")
+        return ElasticSettings(bool(options.get("rebalance"))), None
+    if not wanted:
+        raise ConfigError("--engine needs the number of workers", remedy="give --workers or --engine-workers")
+    most = options.get("engine_most") or 2 * wanted
+    if most < wanted:
+        raise ConfigError("--engine-most is below the workers", expected=f"{wanted} or more", actual=str(most))
+    return ElasticSettings(bool(options.get("rebalance")), wanted), find_engine(text, most)
 
 
 def _saved(chosen: str | None, directory: Path | None) -> Checkpoint | None:

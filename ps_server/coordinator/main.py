@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -21,6 +22,7 @@ from ps_protocol.security.security import Security
 from ps_server.cli.options import common
 from ps_server.cli.options.checkpoint import checkpoint_options
 from ps_server.cli.options.cluster import cluster_options
+from ps_server.cli.options.elasticity import elasticity_options
 from ps_server.cli.options.limits import job_limit_options, server_limit_options
 from ps_server.cli.options.mode import MODES, bound_options
 from ps_server.cli.options.page import page_port_option
@@ -28,6 +30,7 @@ from ps_server.cli.options.security import server_security_options
 from ps_server.coordinator.access import CoordinatorAccess
 from ps_server.coordinator.config import CoordinatorConfig, configure, from_tf_config
 from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.elasticity.runner import ElasticityRunner
 from ps_server.coordinator.history.history_file import HistoryFile
 from ps_server.coordinator.history.recorder import JobRecorder
 from ps_server.coordinator.jobs.checkpoints import CheckpointMade, Checkpoints
@@ -120,12 +123,14 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
         if config.ready_file is not None:
             grpc_server.write_ready_file(config.ready_file, server.address)
         recording = asyncio.create_task(recorder.run(), name="history")
+        elasticity = ElasticityRunner(driver, moves, config.elastic, config.engine, time.monotonic)
+        adapting = asyncio.create_task(elasticity.run(), name="elasticity")
         running = asyncio.create_task(checkpoints.run(), name="checkpoints")
         ending = end_with_job(driver, checkpoints, stop if config.exit_when_finished else None)
         watching = asyncio.create_task(ending, name="end-with-job")
         ends = [asyncio.ensure_future(event.wait()) for event in (stop, driver.failed)]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for each in (*ends, watching, recording):
+        for each in (*ends, watching, recording, adapting):
             each.cancel()
         await moves.stop()
         if driver.failed.is_set():
@@ -210,6 +215,7 @@ def _serve_metrics(
 @cluster_options
 @click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), show_default="random", help="Seed of the job.")
 @common.exit_option
+@elasticity_options
 @checkpoint_options
 @server_limit_options
 @job_limit_options

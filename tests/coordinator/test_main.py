@@ -17,6 +17,7 @@ from ps_protocol.cluster.view import Role
 from ps_protocol.model.spec import Consistency, Mode, StalePolicy
 from ps_server.coordinator import main as module
 from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.elasticity.policy import ElasticSettings
 from ps_server.coordinator.main import CoordinatorConfig, main
 from ps_server.coordinator.persistence.journal import FILE_NAME, Journal
 from ps_server.coordinator.placement.variables import Balanced, FixedShards, MaxSize, MinSize, PartitionRule
@@ -298,3 +299,26 @@ def test_the_coordinator_refuses_the_tasks_of_others(told: Told, kind: str, prog
     assert refused.exit_code == 2
     assert f"ps-coordinator runs the chief; this TF_CONFIG says {kind} 1" in refused.output
     assert f"run {program} with it" in refused.output
+
+
+def test_the_engine_is_asked_for_the_workers_of_the_job(told: Told, tmp_path: Path) -> None:
+    config = told("--workers", "3", "--rebalance", "--engine", f"file:{tmp_path / 'request'}")
+    assert config.elastic == ElasticSettings(rebalance=True, workers=3)
+    assert config.words["workers from"] == f"whoever reads {tmp_path / 'request'}"
+    assert told("--engine", "file:request", "--engine-workers", "5").elastic == ElasticSettings(workers=5)
+    assert told("--workers", "3").elastic == ElasticSettings()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--engine", "file:request"), "--engine needs the number of workers"),
+        (("--engine-workers", "3"), "need --engine"),
+        (("--engine", "docker", "--workers", "1"), "--engine is not understood"),
+        (("--engine", "file:request", "--engine-workers", "3", "--engine-most", "2"), "below the workers"),
+    ],
+)
+def test_an_engine_that_cannot_work_is_an_error(told: Told, arguments: tuple[str, ...], named: str) -> None:
+    result = told.run(*arguments)
+    assert result.exit_code == 2
+    assert named in " ".join(result.output.split())

@@ -223,9 +223,9 @@ def _size(data: _Dataset, holder: _Holder, ask: LeaseAsk, now: float) -> int:
     if not ask.batch_items:
         return ask.lease_items
     others = (other for other in data.holders.values() if other is not holder and other.leased)
-    runners = [other.pace.runner(len(other.leased), now) for other in others]
-    own = holder.pace.runner(len(holder.leased), now)
-    return lease_size(ask.lease_items, ask.batch_items, len(data.free), own, runners)
+    paced = [other.pace.worker(len(other.leased), now) for other in others]
+    own = holder.pace.worker(len(holder.leased), now)
+    return lease_size(ask.lease_items, ask.batch_items, len(data.free), own, paced)
 
 
 def _dataset_to_plain(data: _Dataset) -> dict[str, Any]:

@@ -49,18 +49,18 @@ class Pace:
         self.seconds = _KEPT * self.seconds + max(0.0, now - self.since)
         self.since = now
 
-    def runner(self, held: int, now: float) -> Runner:
+    def worker(self, held: int, now: float) -> PacedWorker:
         """The worker, which holds ``held`` items, as it is now."""
         elapsed = 0.0 if self.since is None else max(0.0, now - self.since)
         speed = self.items / self.seconds if self.seconds > 0.0 else None
         if speed is not None and held and speed * elapsed > held:
             # It should have reported them: a worker that stands still becomes slower by the time that passes.
             speed = held / elapsed
-        return Runner(held, 0.0 if speed is None else min(float(held), speed * elapsed), speed)
+        return PacedWorker(held, 0.0 if speed is None else min(float(held), speed * elapsed), speed)
 
 
 @dataclass(frozen=True, slots=True)
-class Runner:
+class PacedWorker:
     """A worker with its part of an epoch."""
 
     #: Items leased to it and not reported yet.
@@ -76,35 +76,35 @@ class Runner:
         return self.held - self.begun
 
 
-def lease_size(asked: int, batch: int, free: int, runner: Runner, others: Collection[Runner]) -> int:
-    """How many of ``free`` items ``runner`` gets; 0: none now, since ``others`` end sooner without it.
+def lease_size(asked: int, batch: int, free: int, worker: PacedWorker, others: Collection[PacedWorker]) -> int:
+    """How many of ``free`` items ``worker`` gets; 0: none now, since ``others`` end sooner without it.
 
     ``asked``: the most it wants. Leases are whole batches of ``batch`` items, but for the last one. ``others``: those
     that hold something. Without any, who asks gets something.
     """
     if batch < 1 or free < 1:
         return min(asked, free)
-    known = [each.speed for each in (runner, *others) if each.speed is not None]
+    known = [each.speed for each in (worker, *others) if each.speed is not None]
     usual = math.fsum(known) / len(known) if known else 1.0
-    speed = _speed(runner, usual)
-    most = asked if runner.speed is not None else max(batch, asked // UNKNOWN_PART)
-    left = free + runner.left + math.fsum(other.left for other in others)
+    speed = _speed(worker, usual)
+    most = asked if worker.speed is not None else max(batch, asked // UNKNOWN_PART)
+    left = free + worker.left + math.fsum(other.left for other in others)
     together = speed + math.fsum(_speed(other, usual) for other in others)
-    part = PART * (left * speed / together - runner.left)
+    part = PART * (left * speed / together - worker.left)
     size = int(min(most, part, free) // batch) * batch
     if size > batch:
         return size
-    done_after = (runner.left + batch) / speed
+    done_after = (worker.left + batch) / speed
     if _trained_before(done_after, free, batch, others, usual):
         return 0
     return min(batch, asked, free)
 
 
-def _speed(runner: Runner, usual: float) -> float:
-    return max(_LEAST_SPEED, usual if runner.speed is None else runner.speed)
+def _speed(worker: PacedWorker, usual: float) -> float:
+    return max(_LEAST_SPEED, usual if worker.speed is None else worker.speed)
 
 
-def _trained_before(seconds: float, free: int, batch: int, others: Collection[Runner], usual: float) -> bool:
+def _trained_before(seconds: float, free: int, batch: int, others: Collection[PacedWorker], usual: float) -> bool:
     """Whether ``others`` could train what they hold and all ``free`` items within less than ``seconds``."""
     for other in others:
         room = (_speed(other, usual) * seconds - other.left) / batch

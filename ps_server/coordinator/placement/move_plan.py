@@ -10,6 +10,7 @@ from types import MappingProxyType
 from ps_protocol.cluster.view import ClusterView, Role
 from ps_protocol.errors import InvalidRequest, NotReady, UnknownModel, UnknownShard
 from ps_protocol.model.spec import ShardMap, Slice
+from ps_server.coordinator.placement.relief import RelievedPiece, pieces_to_move
 from ps_server.coordinator.placement.tables import BucketPlace, bucket_moves
 from ps_server.coordinator.placement.variables import LIMIT_PERCENT
 
@@ -33,6 +34,9 @@ class Wish:
     #: With ``variable``, the name of a variable or a table: only that one moves, to the one shard in ``to``.
     model: str = ""
     variable: str = ""
+    #: Set: about ``part`` of what this shard holds moves to the one shard in ``to``, and nothing else.
+    relieve: int | None = None
+    part: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ class Goal:
     model: str = ""
     variable: str = ""
     to: int = 0
+    #: Only these move, to ``to``; None: what the fields above say.
+    pieces: tuple[RelievedPiece, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +103,8 @@ def goal_of(wish: Wish, view: ClusterView, maps: Mapping[str, ShardMap]) -> Goal
     live = view.live(Role.SHARD)
     if away := [number for number in sorted({*view.used_shards, *wish.to}) if number not in live]:
         raise NotReady("a shard is missing", shard=", ".join(map(str, away)), remedy="start it, then try again")
+    if wish.relieve is not None:
+        return Goal(shards, False, to=wish.to[0], pieces=pieces_to_move(maps, wish.relieve, wish.part))
     if wish.model or wish.variable:
         return _goal_of_variable(wish, shards, maps)
     return Goal(shards, balance=not wish.drain)
@@ -128,6 +136,8 @@ def plan(maps: Mapping[str, ShardMap], goal: Goal, bucket_bytes: BucketBytes = _
     would help. So a drain moves the bytes of the drained shards, and a new shard gets its share and no more. Buckets of
     tables are spread by count, table by table, independently; their bytes matter for the size of batches only.
     """
+    if goal.pieces is not None:
+        return list(_relief_moves(maps, goal.pieces, goal.to, bucket_bytes))
     if goal.model:
         return [
             _bucket_move(maps[goal.model], piece, goal.to, bucket_bytes)
@@ -147,6 +157,21 @@ def plan(maps: Mapping[str, ShardMap], goal: Goal, bucket_bytes: BucketBytes = _
             for bucket, to in bucket_moves(maps[name], goal.shards, goal.balance)
         ]
     return moves
+
+
+def _relief_moves(
+    maps: Mapping[str, ShardMap], pieces: Collection[RelievedPiece], to: int, bucket_bytes: BucketBytes
+) -> Iterator[Move]:
+    """Of ``pieces``, those that are still where they were."""
+    for each in pieces:
+        shard_map, piece = maps.get(each.model), each.piece
+        if shard_map is None:
+            continue
+        if isinstance(piece, BucketPlace):
+            if shard_map.tables[piece.table][piece.number] == piece.shard:
+                yield _bucket_move(shard_map, piece, to, bucket_bytes)
+        elif piece in shard_map.slices:
+            yield Move(each.model, piece, to, _nbytes(shard_map, piece))
 
 
 def _pieces(shard_map: ShardMap, name: str) -> list[Slice | BucketPlace]:

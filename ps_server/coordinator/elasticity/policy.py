@@ -1,0 +1,144 @@
+"""Decides when a worker counts as slow, a shard as hot, and when workers are asked for: pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from ps_server.coordinator.elasticity.decisions import AskForWorkers, Decision, JobLook, Relieve
+from ps_server.coordinator.elasticity.holding import Holding
+
+SLOW, NOT_SLOW = 0.5, 0.7
+"""Of the median speed of the others: a worker below the first is slow, until it is above the second."""
+
+HOT, NOT_HOT = 1.5, 1.2
+"""Times the mean traffic of shards: one above the first is hot, until it is below the second."""
+
+LEAST_TRAFFIC = 1e6
+"""Bytes per second below which no shard is hot."""
+
+HOLD_SECONDS = 30.0
+"""For how long something has to be so before it counts, and to be over."""
+
+SETTLE_SECONDS = 60.0
+"""After a move, traffic is not judged for so long."""
+
+USELESS = 0.9
+"""A move that leaves more than this part of the excess was of no use: that shard is left alone until it cools down."""
+
+MOVES_PER_HOUR = 6
+
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 60.0, 960.0
+"""Between two requests for workers; doubled with each that was of no use."""
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticSettings:
+    """What the policy may do beside telling."""
+
+    #: Move slices and buckets from hot shards.
+    rebalance: bool = False
+    #: Workers that the job is to have, by asking an engine; 0: none is asked.
+    workers: int = 0
+
+
+class ElasticPolicy:
+    """Called by the runner with rising times in seconds. Everything it decides is told once, and told when it is over.
+
+    Limits: nothing is judged before it has held for HOLD_SECONDS; between the bounds of each pair nothing changes.
+    Moves come SETTLE_SECONDS apart at least, MOVES_PER_HOUR at most, and stop where they do not help. Requests for
+    workers come with doubling pauses.
+    """
+
+    def __init__(self, settings: ElasticSettings) -> None:
+        self._settings = settings
+        self._slow: Holding[int] = Holding(HOLD_SECONDS)
+        self._hot: Holding[int] = Holding(HOLD_SECONDS)
+        self._missing: Holding[str] = Holding(HOLD_SECONDS)
+        #: Times of the last moves.
+        self._moves: deque[float] = deque(maxlen=MOVES_PER_HOUR)
+        #: Shards that moves do not help.
+        self._left_alone: set[int] = set()
+        #: The shard of the last move, and by how much its traffic was above the mean, as a part of the mean.
+        self._moved: tuple[int, float] | None = None
+        self._judge_from = float("-inf")
+        self._pause_seconds = FIRST_PAUSE_SECONDS
+        self._ask_from = float("-inf")
+
+    def decide(self, look: JobLook, now: float) -> tuple[Decision, ...]:
+        """What follows from ``look``. Of a job that does not train, nothing does."""
+        if not look.training:
+            return ()
+        return (*self._workers(look, now), *self._shards(look, now), *self._requests(look, now))
+
+    def _workers(self, look: JobLook, now: float) -> Iterator[Decision]:
+        self._slow.forget(look.speeds)
+        for rank, speed in sorted(look.speeds.items()):
+            others = [other for each, other in look.speeds.items() if each != rank]
+            usual = median(others) if others else 0.0
+            if self._slow.changed(rank, on=speed < SLOW * usual, off=speed > NOT_SLOW * usual, now=now):
+                numbers = f"{speed:.1f} steps/s, the others {usual:.1f}"
+                if rank in self._slow:
+                    yield Decision(f"worker {rank} is slow: {numbers}; its share of leased data shrinks", warning=True)
+                else:
+                    yield Decision(f"worker {rank} is not slow any more: {numbers}")
+
+    def _shards(self, look: JobLook, now: float) -> Iterator[Decision]:
+        self._hot.forget(look.traffic)
+        self._left_alone &= set(look.traffic)
+        if look.moving:
+            self._judge_from = now + SETTLE_SECONDS
+        if now < self._judge_from or len(look.traffic) < 2:
+            return
+        mean = fmean(look.traffic.values())
+        for shard, traffic in sorted(look.traffic.items(), key=lambda each: (-each[1], each[0])):
+            on, off = traffic > max(HOT * mean, LEAST_TRAFFIC), traffic < max(NOT_HOT * mean, LEAST_TRAFFIC)
+            numbers = f"{traffic / 1e6:.1f} MB/s, the mean is {mean / 1e6:.1f}"
+            if self._hot.changed(shard, on=on, off=off, now=now):
+                if shard in self._hot:
+                    yield Decision(f"shard {shard} is hot: {numbers}", warning=True)
+                else:
+                    self._left_alone.discard(shard)
+                    yield Decision(f"shard {shard} is not hot any more: {numbers}")
+        hottest = max(look.traffic, key=lambda shard: (look.traffic[shard], -shard))
+        if self._settings.rebalance and hottest in self._hot:
+            yield from self._relief(look, hottest, mean, now)
+
+    def _relief(self, look: JobLook, shard: int, mean: float, now: float) -> Iterator[Decision]:
+        traffic = look.traffic[shard]
+        excess = traffic / mean - 1.0
+        if shard in self._left_alone or excess < NOT_HOT - 1.0:
+            return
+        if self._moved is not None and self._moved[0] == shard and excess > USELESS * self._moved[1]:
+            self._left_alone.add(shard)
+            self._moved = None
+            yield Decision(f"shard {shard} is left alone: moving slices did not lower its traffic", warning=True)
+            return
+        if len(self._moves) == MOVES_PER_HOUR and now - self._moves[0] < 3600.0:
+            return
+        to = min(look.traffic, key=lambda each: (look.traffic[each], each))
+        # As much as brings neither of the two across the mean.
+        part = min(traffic - mean, mean - look.traffic[to]) / traffic
+        self._moves.append(now)
+        self._moved, self._judge_from = (shard, excess), now + SETTLE_SECONDS
+        reason = f"{part:.0%} of shard {shard} moves to shard {to}: {traffic / 1e6:.1f} MB/s"
+        yield Relieve(f"{reason}, {look.traffic[to] / 1e6:.1f} there", shard=shard, to=to, part=part)
+
+    def _requests(self, look: JobLook, now: float) -> Iterator[Decision]:
+        wanted = max(0, self._settings.workers - look.left)
+        missing = wanted - len(look.speeds)
+        if self._missing.changed("workers", on=missing > 0, off=missing <= 0, now=now):
+            self._ask_from, self._pause_seconds = now, FIRST_PAUSE_SECONDS
+            if "workers" not in self._missing:
+                yield Decision(f"all {wanted} workers are there again")
+        if "workers" not in self._missing or missing <= 0 or now < self._ask_from:
+            return
+        self._ask_from = now + self._pause_seconds
+        self._pause_seconds = min(2 * self._pause_seconds, LONGEST_PAUSE_SECONDS)
+        ranks = tuple(sorted(look.lost))
+        named = f", lost: {', '.join(map(str, ranks))}" if ranks else ""
+        yield AskForWorkers(
+            f"{len(look.speeds)} of {wanted} workers are there{named}", warning=True, wanted=wanted, ranks=ranks
+        )

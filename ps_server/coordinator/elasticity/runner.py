@@ -1,0 +1,100 @@
+"""Looks at the job once a heartbeat, tells what the policy decides, and has it done."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from typing import Any
+
+from ps_protocol.errors import PsError
+from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.elasticity.decisions import AskForWorkers, Decision, Relieve
+from ps_server.coordinator.elasticity.engines.base import WorkerEngine
+from ps_server.coordinator.elasticity.look import look_of
+from ps_server.coordinator.elasticity.policy import ElasticPolicy, ElasticSettings
+from ps_server.coordinator.jobs.move_runner import MoveRunner
+from ps_server.coordinator.placement.move_plan import Wish
+
+logger = logging.getLogger(__name__)
+
+
+class ElasticityRunner:
+    """Runs on the coordinator's event loop. What it tells is an event of the job, and logged."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        moves: MoveRunner,
+        settings: ElasticSettings,
+        engine: WorkerEngine | None,
+        clock: Callable[[], float],
+    ) -> None:
+        """``clock``: seconds of a steady clock. ``engine``: is asked for ``settings.workers``."""
+        self._driver, self._moves, self._engine = driver, moves, engine
+        self._policy = ElasticPolicy(settings)
+        self._clock = clock
+        #: One move and one request at a time.
+        self._work: dict[type[Decision], asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Look at the job until cancelled; a move or a request that is under way is cancelled, too."""
+        try:
+            while True:
+                self.look()
+                await asyncio.sleep(self._driver.settings.heartbeat_seconds)
+        finally:
+            for task in self._work.values():
+                task.cancel()
+
+    def look(self) -> None:
+        """Take one look."""
+        for decision in self._policy.decide(look_of(self._driver.status()), self._clock()):
+            self._tell(decision.reason, warning=decision.warning)
+            match decision:
+                case Relieve():
+                    self._begin(decision, self._relieve(decision))
+                case AskForWorkers():
+                    self._begin(decision, self._ask(decision))
+
+    async def settled(self) -> None:
+        """Wait until nothing is under way."""
+        await asyncio.gather(*self._work.values())
+
+    def _begin(self, decision: Decision, work: Coroutine[Any, Any, None]) -> None:
+        before = self._work.get(type(decision))
+        if before is not None and not before.done():
+            work.close()
+            self._tell(f"not done, since the one before is under way: {decision.reason}", warning=True)
+            return
+        self._work[type(decision)] = asyncio.create_task(work, name=type(decision).__name__)
+
+    async def _relieve(self, decision: Relieve) -> None:
+        wish = Wish(relieve=decision.shard, to=(decision.to,), part=decision.part)
+        moved = 0
+        try:
+            async with aclosing(self._moves.reshard(wish)) as progress:
+                async for each in progress:
+                    moved = each.moved_bytes
+        except PsError as error:
+            self._tell(f"moving from shard {decision.shard} has failed: {error.message}", warning=True)
+            return
+        self._tell(f"{moved / 1e6:.1f} MB have moved from shard {decision.shard} to shard {decision.to}")
+
+    async def _ask(self, decision: AskForWorkers) -> None:
+        if self._engine is None:
+            return
+        try:
+            done = await asyncio.to_thread(self._engine.request, decision.wanted, decision.ranks)
+        except PsError as error:
+            self._tell(f"workers were not asked for: {error}", warning=True)
+        except Exception as error:  # of a class of the user's own
+            logger.exception("the engine has failed", extra={"event": "elasticity"})
+            self._tell(f"workers were not asked for: {type(error).__name__}: {error}", warning=True)
+        else:
+            self._tell(f"workers were asked for: {done}")
+
+    def _tell(self, text: str, *, warning: bool = False) -> None:
+        logger.log(logging.WARNING if warning else logging.INFO, "%s", text, extra={"event": "elasticity"})
+        self._driver.events.add(text, warning=warning)

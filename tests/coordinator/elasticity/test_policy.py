@@ -1,0 +1,184 @@
+"""The policy notices what holds, once, stays calm between its bounds, and keeps its limits. Costs about 1 CPU s."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ps_server.coordinator.elasticity.decisions import AskForWorkers, Decision, JobLook, Relieve
+from ps_server.coordinator.elasticity.policy import (
+    HOLD_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+    MOVES_PER_HOUR,
+    SETTLE_SECONDS,
+    ElasticPolicy,
+    ElasticSettings,
+)
+from tests.support.length import examples
+
+MB = 1e6
+
+
+class Watched:
+    """A policy in a time of its own, which looks once a second."""
+
+    def __init__(self, **settings: object) -> None:
+        self.policy = ElasticPolicy(ElasticSettings(**settings))  # type: ignore[arg-type]
+        self.now = 0.0
+        self.decisions: list[tuple[float, Decision]] = []
+
+    def see(self, seconds: float, look: JobLook) -> list[Decision]:
+        found: list[Decision] = []
+        for _ in range(int(seconds)):
+            self.now += 1.0
+            found += self.policy.decide(look, self.now)
+        self.decisions += [(self.now, each) for each in found]
+        return found
+
+
+def workers(*speeds: float) -> JobLook:
+    return JobLook(speeds=dict(enumerate(speeds)))
+
+
+def shards(*traffic: float) -> JobLook:
+    return JobLook(traffic=dict(enumerate(traffic)))
+
+
+def texts(decisions: Iterable[Decision]) -> list[str]:
+    return [each.reason for each in decisions]
+
+
+SLOW = "worker 3 is slow: 5.0 steps/s, the others 20.0; its share of leased data shrinks"
+
+
+def test_a_slow_worker_is_told_once_and_told_when_it_is_over() -> None:
+    watched = Watched()
+    assert not watched.see(HOLD_SECONDS, workers(20, 20, 20, 5))
+    assert texts(watched.see(100, workers(20, 20, 20, 5))) == [SLOW]
+    assert not watched.see(100, workers(20, 20, 20, 12))
+    assert texts(watched.see(100, workers(20, 20, 20, 15))) == [
+        "worker 3 is not slow any more: 15.0 steps/s, the others 20.0"
+    ]
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        pytest.param(workers(20, 20, 20, 11), id="a worker that is somewhat slower"),
+        pytest.param(workers(20), id="one worker"),
+        pytest.param(workers(0, 0, 0), id="all wait"),
+        pytest.param(replace(workers(20, 20, 1), training=False), id="a job that does not train"),
+        pytest.param(shards(9 * MB, 8 * MB), id="shards that are about as busy"),
+        pytest.param(shards(9 * MB), id="one shard"),
+        pytest.param(shards(0.9 * MB, 0.1 * MB), id="little traffic"),
+        pytest.param(replace(shards(9 * MB, 1 * MB), moving=True), id="a move"),
+        pytest.param(JobLook(), id="nobody is there, and nobody is to be asked"),
+    ],
+)
+def test_what_is_no_reason_for_anything(look: JobLook) -> None:
+    assert not Watched(rebalance=True).see(1000, look)
+
+
+def test_what_lasts_too_short_a_time_is_no_reason() -> None:
+    watched = Watched()
+    for _ in range(10):
+        assert not watched.see(HOLD_SECONDS - 1, workers(20, 20, 5))
+        assert not watched.see(2, workers(20, 20, 20))
+
+
+def test_a_hot_shard_is_told_and_without_rebalance_nothing_moves() -> None:
+    watched = Watched()
+    assert texts(watched.see(2000, shards(9 * MB, 1 * MB, 2 * MB))) == ["shard 0 is hot: 9.0 MB/s, the mean is 4.0"]
+    assert texts(watched.see(100, shards(4 * MB, 4 * MB, 4 * MB))) == [
+        "shard 0 is not hot any more: 4.0 MB/s, the mean is 4.0"
+    ]
+
+
+def test_a_hot_shard_gives_as_much_as_brings_neither_across_the_mean() -> None:
+    told, moved = Watched(rebalance=True).see(HOLD_SECONDS + 1, shards(9 * MB, 1 * MB, 2 * MB))
+    assert told.warning
+    assert isinstance(moved, Relieve)
+    assert (moved.shard, moved.to, moved.part) == (0, 1, pytest.approx(3 / 9))
+    assert moved.reason == "33% of shard 0 moves to shard 1: 9.0 MB/s, 1.0 there"
+
+
+def test_a_shard_that_moves_do_not_help_is_left_alone_until_it_cools_down() -> None:
+    watched = Watched(rebalance=True)
+    found = watched.see(4000, shards(9 * MB, 1 * MB))
+    assert [type(each) for each in found] == [Decision, Relieve, Decision]
+    assert found[-1].reason == "shard 0 is left alone: moving slices did not lower its traffic"
+    watched.see(100, shards(5 * MB, 5 * MB))
+    assert any(isinstance(each, Relieve) for each in watched.see(100, shards(9 * MB, 1 * MB)))
+
+
+def test_workers_that_are_lost_are_asked_for_with_growing_pauses() -> None:
+    watched = Watched(workers=3)
+    lost = replace(workers(20, 20), lost=frozenset({2}))
+    assert not watched.see(HOLD_SECONDS, lost)
+    (first,) = watched.see(59, lost)
+    assert isinstance(first, AskForWorkers)
+    assert (first.wanted, first.ranks, first.reason) == (3, (2,), "2 of 3 workers are there, lost: 2")
+    asked = [at for at in range(7200) if watched.see(1, lost)]
+    assert [b - a for a, b in pairwise(asked)][:5] == [120, 240, 480, 960, LONGEST_PAUSE_SECONDS]
+    assert texts(watched.see(100, workers(20, 20, 20))) == ["all 3 workers are there again"]
+
+
+def test_nobody_is_asked_for_in_the_place_of_workers_that_are_done() -> None:
+    assert not Watched(workers=3).see(1000, replace(workers(20, 20), left=1))
+
+
+class Job:
+    """Shards with rows of some traffic, which a move takes along with what is moved; workers come when asked for."""
+
+    def __init__(self, seed: int, shards: int, rows: int) -> None:
+        self.random = random.Random(seed)
+        self.rows = [self.random.paretovariate(1.2) * MB for _ in range(rows)]
+        self.place = [self.random.randrange(shards) for _ in self.rows]
+        self.shards, self.alive, self.coming = shards, 4, list[float]()
+
+    def look(self, noise: float) -> JobLook:
+        traffic = dict.fromkeys(range(self.shards), 0.0)
+        for row, place in zip(self.rows, self.place, strict=True):
+            traffic[place] += row
+        shaken = {shard: each * self.random.uniform(1 - noise, 1 + noise) for shard, each in traffic.items()}
+        return JobLook(speeds=dict.fromkeys(range(self.alive), 10.0), traffic=shaken)
+
+    def take(self, decision: Decision, now: float) -> None:
+        if isinstance(decision, Relieve):
+            held = [at for at, place in enumerate(self.place) if place == decision.shard]
+            for at in self.random.sample(held, round(decision.part * len(held))):
+                self.place[at] = decision.to
+        elif isinstance(decision, AskForWorkers):
+            self.coming = [now + 40.0] * (decision.wanted - self.alive)
+
+
+@examples(50)
+@given(st.integers(0, 1 << 30), st.integers(2, 6), st.integers(1, 200), st.floats(0.0, 0.15))
+def test_a_job_comes_to_rest(seed: int, shards: int, rows: int, noise: float) -> None:
+    """Four hours of a job whose load does not change but for noise, in which two workers are lost."""
+    job, policy = Job(seed, shards, rows), ElasticPolicy(ElasticSettings(rebalance=True, workers=4))
+    moves: list[float] = []
+    requests = 0
+    for second in range(0, 4 * 3600, 5):
+        now = float(second)
+        if second == 3600:
+            job.alive -= 2
+        job.alive += sum(at <= now for at in job.coming)
+        job.coming = [at for at in job.coming if at > now]
+        for decision in policy.decide(job.look(noise), now):
+            requests += isinstance(decision, AskForWorkers)
+            if isinstance(decision, Relieve):
+                assert decision.shard != decision.to
+                assert 0.0 < decision.part < 1.0
+                moves.append(now)
+            job.take(decision, now)
+    assert all(b - a >= SETTLE_SECONDS for a, b in pairwise(moves)), seed
+    assert all(moves[at + MOVES_PER_HOUR] - moves[at] >= 3600.0 for at in range(len(moves) - MOVES_PER_HOUR)), seed
+    assert not [at for at in moves if at > 3 * 3600.0], f"seed {seed}: it still moves after 3 hours"
+    assert (job.alive, requests) == (4, 1), seed

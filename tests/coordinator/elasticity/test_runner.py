@@ -1,0 +1,140 @@
+"""What the policy decides is told as events and carried out. Costs about 1 CPU s."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from ps_protocol.cluster.view import MemberStats, Role
+from ps_protocol.errors import Unavailable
+from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.elasticity.look import look_of
+from ps_server.coordinator.elasticity.policy import ElasticSettings
+from ps_server.coordinator.elasticity.runner import ElasticityRunner
+from ps_server.coordinator.membership.admission import Application
+from ps_server.coordinator.placement.move_plan import Wish
+from tests.coordinator.moving_job import SLICE_BYTES, Job, played
+
+
+class FakeEngine:
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, tuple[int, ...]]] = []
+        self.error: Exception | None = None
+
+    def request(self, wanted: int, ranks: tuple[int, ...]) -> str:
+        self.asked.append((wanted, ranks))
+        if self.error:
+            raise self.error
+        return "two are on their way"
+
+    def describe(self) -> str:
+        return "a fake"
+
+
+def beat(driver: Driver, role: Role, index: int, **stats: Any) -> None:
+    member = driver.view.live(role)[index]
+    driver.heartbeat(role, index, member.incarnation, MemberStats(**stats))
+
+
+def texts(driver: Driver) -> list[str]:
+    """Events; those of single moves are left out."""
+    return [event.text for event in driver.events.all if not event.text.startswith("move ")]
+
+
+async def look_for(runner: ElasticityRunner, now: list[float], seconds: int) -> None:
+    for _ in range(seconds):
+        now[0] += 1.0
+        runner.look()
+    await runner.settled()
+
+
+def test_a_hot_shard_is_relieved_by_a_move() -> None:
+    async def body(job: Job) -> None:
+        now = [0.0]
+        runner = ElasticityRunner(job.driver, job.moves, ElasticSettings(rebalance=True), None, lambda: now[0])
+        beat(job.driver, Role.SHARD, 0, bytes_per_second=7e6)
+        beat(job.driver, Role.SHARD, 1, bytes_per_second=1e6)
+        assert job.held == [4, 4, 0]
+        await look_for(runner, now, 32)
+        assert job.held == [3, 5, 0]
+        assert texts(job.driver)[-3:] == [
+            "shard 0 is hot: 7.0 MB/s, the mean is 4.0",
+            "43% of shard 0 moves to shard 1: 7.0 MB/s, 1.0 there",
+            "0.0 MB have moved from shard 0 to shard 1",
+        ]
+        job.check_all_go_on()
+
+    played(body)
+
+
+def test_a_move_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(job: Job) -> None:
+        now = [0.0]
+        runner = ElasticityRunner(job.driver, job.moves, ElasticSettings(rebalance=True), None, lambda: now[0])
+        monkeypatch.setattr(job.moves, "_running", True)
+        beat(job.driver, Role.SHARD, 0, bytes_per_second=7e6)
+        beat(job.driver, Role.SHARD, 1, bytes_per_second=1e6)
+        await look_for(runner, now, 32)
+        assert texts(job.driver)[-1] == "moving from shard 0 has failed: slices are being moved already"
+
+    played(body)
+
+
+def test_a_part_of_a_shard_moves_in_batches_and_only_once() -> None:
+    async def body(job: Job) -> None:
+        progress = await job.reshard(Wish(relieve=0, to=(1,), part=0.5), SLICE_BYTES)
+        assert [each.batches for each in progress] == [0, 1, 2]
+        assert job.held == [2, 6, 0]
+
+    played(body)
+
+
+def test_lost_workers_are_asked_for_and_what_the_engine_did_is_told() -> None:
+    async def body(job: Job) -> None:
+        now, engine = [0.0], FakeEngine()
+        runner = ElasticityRunner(job.driver, job.moves, ElasticSettings(workers=2), engine, lambda: now[0])
+        job.driver.join(Application(Role.WORKER, 1, "", "second"))
+        await look_for(runner, now, 100)
+        assert not engine.asked
+        member = job.driver.view.live(Role.WORKER)[1]
+        job.driver.leave(Role.WORKER, 1, member.incarnation, "ValueError: no")
+        assert look_of(job.driver.status()).lost == {1}
+        await look_for(runner, now, 32)
+        assert engine.asked == [(2, (1,))]
+        told = ["1 of 2 workers are there, lost: 1", "workers were asked for: two are on their way"]
+        assert texts(job.driver)[-2:] == told
+        engine.error = Unavailable("not now")
+        await look_for(runner, now, 60)
+        assert texts(job.driver)[-1].startswith("workers were not asked for: not now")
+        engine.error = ValueError("a defect")
+        await look_for(runner, now, 120)
+        assert texts(job.driver)[-1] == "workers were not asked for: ValueError: a defect"
+        assert len(engine.asked) == 3
+
+    played(body)
+
+
+def test_a_worker_that_has_left_after_training_is_not_asked_for() -> None:
+    async def body(job: Job) -> None:
+        now, engine = [0.0], FakeEngine()
+        runner = ElasticityRunner(job.driver, job.moves, ElasticSettings(workers=2), engine, lambda: now[0])
+        job.driver.join(Application(Role.WORKER, 1, "", "second"))
+        job.driver.leave(Role.WORKER, 1, job.driver.view.live(Role.WORKER)[1].incarnation, "")
+        await look_for(runner, now, 100)
+        assert not engine.asked
+
+    played(body)
+
+
+def test_the_runner_looks_until_it_is_cancelled() -> None:
+    async def body(job: Job) -> None:
+        runner = ElasticityRunner(job.driver, job.moves, ElasticSettings(), None, lambda: 0.0)
+        task = asyncio.create_task(runner.run())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    played(body)
