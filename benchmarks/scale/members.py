@@ -89,12 +89,18 @@ class Members:
             stub = CoordinatorStub(channel)
             try:
                 async with self._gate:
-                    joined = await stub.Join(self._join_request(number), timeout=CALL_SECONDS, wait_for_ready=True)
+                    joined = await self._join(stub, number)
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._watch(stub, joined, seen))
                     group.create_task(self._beat(stub, joined))
             except (grpc.RpcError, ExceptionGroup) as error:
                 self._failures.append(f"member {number}: {error!r}")
+
+    async def _join(self, stub: CoordinatorStub, number: int) -> pb.JoinReply:
+        while True:
+            with self._counted_breaks():
+                return await stub.Join(self._join_request(number), timeout=CALL_SECONDS, wait_for_ready=True)
+            await asyncio.sleep(AGAIN_SECONDS)
 
     def _join_request(self, number: int) -> pb.JoinRequest:
         address = f"127.0.0.1:{10_000 + number}" if self._role == pb.ROLE_SHARD else ""
