@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,9 @@ class ServerActor:
         Raises OSError when there is no process for it.
         """
         try:
-            with tempfile.TemporaryDirectory(prefix="torch-ps-") as folder:
-                ready = Path(folder) / "address"
+            with self._folder() as folder:
+                ready = Path(folder) / f"{self._name.kind.value}-{self._name.index}.address"
+                ready.unlink(missing_ok=True)
                 server = self._start(server_command(self._plan, self._name, self._host or _node(), coordinator), ready)
                 while not ready.exists() and not server.join(_POLL_SECONDS):
                     pass
@@ -83,6 +85,15 @@ class ServerActor:
         self._stopped = True
         if self._server is not None:
             self._server.end(grace_seconds)
+
+    def _folder(self) -> AbstractContextManager[str]:
+        """Where the server writes its address. A standby writes it again when it takes over; others do so once, and an
+        actor that is killed later leaves no folder.
+        """
+        if not self._plan.standbys or self._plan.data_dir is None:
+            return tempfile.TemporaryDirectory(prefix="torch-ps-")
+        self._plan.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return nullcontext(str(self._plan.data_dir))
 
     def _start(self, command: Sequence[str], ready: Path) -> OwnServer:
         program = [sys.executable, "-P", "-m", *command, "--ready-file", str(ready)]

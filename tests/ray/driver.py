@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -82,6 +83,11 @@ def server_pid(address: str, shard: int) -> int:
         return next(each.pid for each in client.get_status().members if str(each.member) == f"shard {shard}")
 
 
+def standby_lag(address: str) -> int | None:
+    with CoordinatorClient(address) as client:
+        return next(each.stats.standby_lag for each in client.get_status().members if str(each.member) == "shard 0")
+
+
 def servers() -> list[str]:
     """Programs of ps_server that this script's Ray cluster has started, and that live."""
     children = psutil.Process().children(recursive=True)
@@ -117,12 +123,15 @@ def standby(folder: Path) -> dict[str, Any]:
         2,
         data_dir=folder / "state",
         standbys=True,
+        server_restarts=1,
         shard_options=("--acknowledge", "after"),
         start_timeout_seconds=LIMIT_SECONDS,
     ) as cluster:
 
         def kill() -> None:
             wait_until((folder / "reached").exists)
+            wait_until(lambda: standby_lag(cluster.address) == 0)
+            shutil.rmtree(folder / "state" / "shard-0")
             ray.kill(cluster.actor("shard", 0))
             ray.kill(cluster.actor("worker", 1))
 

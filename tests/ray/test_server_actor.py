@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,9 +35,9 @@ NAME = ServerName(ServerKind.SHARD, 1)
 
 
 @contextmanager
-def serving(*more: str) -> Iterator[tuple[ServerActor, list[str]]]:
+def serving(*more: str, **settings: Any) -> Iterator[tuple[ServerActor, list[str]]]:
     """An actor that serves in a thread, and where the result of ``serve`` comes."""
-    actor = ServerActor(NAME, RayPlan(shards=2, workers=1, shard_options=more), "127.0.0.1")
+    actor = ServerActor(NAME, RayPlan(shards=2, workers=1, shard_options=more, **settings), "127.0.0.1")
     ends: list[str] = []
     thread = threading.Thread(target=lambda: ends.append(actor.serve("127.0.0.1:7000")))
     thread.start()
@@ -66,6 +67,15 @@ def test_a_server_is_served_until_it_is_stopped_and_leaves_no_folder(tmp_path: P
         actor.stop(60.0)
         wait_until(lambda: bool(ends))
         assert ends == ["shard 1 was stopped; its log is empty"]
+
+
+def test_a_standby_can_write_its_address_again(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "shard-1.address").write_text("of an earlier process")
+    with serving(data_dir=kept, standbys=True) as (actor, _):
+        assert actor.address(60.0).startswith("127.0.0.1:9")
+        assert (kept / "shard-1.address").exists()
 
 
 def test_the_end_of_a_server_is_told(tmp_path: Path) -> None:
