@@ -39,7 +39,8 @@ class StrayBuffers:
         ``model.parameters()`` names no module. Looking through the objects of a process takes about 0.2 s per million.
         """
         wanted = {id(parameter) for parameter in parameters}
-        modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+        # One whose constructor failed, or has not come so far, has no attributes yet.
+        modules = [m for m in gc.get_objects() if issubclass(type(m), torch.nn.Module) and "_modules" in vars(m)]
         inner = {id(child) for module in modules for child in module.children()}
         found: dict[int, _Seen] = {}
         for root in modules:

@@ -31,7 +31,9 @@ class ReplicatedModule(DistributedDataParallel):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(super().__getattr__("module"), name)
+            if "module" not in self.__dict__.get("_modules", ()):  # it is being made
+                raise
+            return getattr(self.module, name)
 
     def state_dict(self, *arguments: Any, **named: Any) -> Any:
         """As the module's own: without the prefix ``module.``."""

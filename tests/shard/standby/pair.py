@@ -39,7 +39,11 @@ class Pair:
     def wait_for(self, program: Program) -> None:
         """Until ``program`` holds the place."""
         address = program.ready_file.read_text().strip()
-        wait_until(lambda: (holder := self.holder) is not None and holder.address == address)
+        try:
+            wait_until(lambda: (holder := self.holder) is not None and holder.address == address)
+        except AssertionError as error:
+            error.add_note(f"the coordinator said:\n{self.cluster.coordinator.said[-5000:]}")
+            raise
 
     def wait_until_covered(self, times: int) -> None:
         """Until the coordinator has heard this often that a standby has everything."""

@@ -82,6 +82,19 @@ def test_nothing_is_said_of_buffers_that_have_an_owner(
     assert [record for record in caplog.records if "buffers" in record.getMessage()] == []
 
 
+def test_a_module_whose_constructor_failed_is_not_looked_at(session: FakeSession) -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            raise ValueError("before torch's own constructor")
+
+    half = Half.__new__(Half)
+    with pytest.raises(ValueError, match="before"):
+        half.__init__()
+    model = normalised()
+    assert declare(session, model.parameters()).version == 0
+    assert "_modules" not in vars(half)
+
+
 def test_more_buffers_than_a_line_holds_are_counted(session: FakeSession, caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Sequential(*normalised(), nn.BatchNorm1d(1))
     optimizer = declare(session, model.parameters())
