@@ -39,8 +39,8 @@ class StrayBuffers:
         ``model.parameters()`` names no module. Looking through the objects of a process takes about 0.2 s per million.
         """
         wanted = {id(parameter) for parameter in parameters}
-        # One whose constructor failed, or has not come so far, has no attributes yet.
-        modules = [m for m in gc.get_objects() if issubclass(type(m), torch.nn.Module) and "_modules" in vars(m)]
+        modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+        modules = [module for module in modules if _is_whole(module)]
         inner = {id(child) for module in modules for child in module.children()}
         found: dict[int, _Seen] = {}
         for root in modules:
@@ -63,6 +63,16 @@ class StrayBuffers:
                 ", ".join(changed[:_NAMED]),
                 more,
             )
+
+
+def _is_whole(module: torch.nn.Module) -> bool:
+    """Whether its parts can be listed. Modules of others are looked at, too, and a constructor may have failed."""
+    try:
+        for part in module.modules():
+            next(part.parameters(recurse=False), None)
+    except Exception:  # noqa: BLE001 -- whatever a module's own methods raise
+        return False
+    return True
 
 
 def _seen(name: str, reference: BufferRef) -> _Seen:
