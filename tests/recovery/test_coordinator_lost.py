@@ -50,7 +50,7 @@ def test_a_shard_that_starts_while_the_coordinator_is_away_waits_for_it_and_so_d
 
 def test_a_coordinator_killed_again_and_again_costs_nobody_a_place_or_a_push(launch):
     cluster = launch(lease_seconds=30.0)
-    worker = cluster.worker(pauses=[4, 8, 12])
+    worker = cluster.worker(pauses=[4, 8, 12, 16])
     worker.read("step 4")
     before = incarnations(cluster)
     for step in (8, 12, 16):
@@ -59,6 +59,7 @@ def test_a_coordinator_killed_again_and_again_costs_nobody_a_place_or_a_push(lau
         worker.read(f"step {step}")
         cluster.coordinator.start()
     assert incarnations(cluster) == before
+    worker.tell()
     assert worker.read("digest") == f"digest {alone(STEPS)}"
 
 
