@@ -304,7 +304,7 @@ def test_the_coordinator_refuses_the_tasks_of_others(told: Told, kind: str, prog
 def test_the_engine_is_asked_for_the_workers_of_the_job(told: Told, tmp_path: Path) -> None:
     config = told("--workers", "3", "--rebalance", "--engine", f"file:{tmp_path / 'request'}")
     assert config.elastic == ElasticSettings(rebalance=True, workers=3)
-    assert config.words["workers from"] == f"whoever reads {tmp_path / 'request'}"
+    assert config.words["workers from"] == f"the reader of {tmp_path / 'request'}"
     assert told("--engine", "file:request", "--engine-workers", "5").elastic == ElasticSettings(workers=5)
     assert told("--workers", "3").elastic == ElasticSettings()
 

@@ -130,6 +130,6 @@ def modules(fake: FakeRay) -> dict[str, ModuleType]:
 
 
 def forget() -> dict[str, ModuleType]:
-    """Modules that have imported Ray are imported anew; returns them."""
+    """Modules that have imported Ray are imported again; returns them."""
     names = [f"ps_worker.ray.{name}" for name in ("cluster", "workers", "servers", "placement")]
     return {name: sys.modules.pop(name) for name in names if name in sys.modules}

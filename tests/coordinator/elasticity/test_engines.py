@@ -167,7 +167,7 @@ def test_a_file_holds_the_last_request(tmp_path: Path) -> None:
     engine.request(4, (1, 2))
     assert engine.request(3, ()) == f"request 2 is in {tmp_path / 'request'}"
     assert json.loads((tmp_path / "request").read_text()) == {"number": 2, "workers": 3, "ranks": []}
-    assert engine.describe() == f"whoever reads {tmp_path / 'request'}"
+    assert engine.describe() == f"the reader of {tmp_path / 'request'}"
     assert [each.name for each in tmp_path.iterdir()] == ["request"]
     with pytest.raises(Unavailable, match="cannot be written"):
         RequestFile(tmp_path / "none" / "request").request(1, ())

@@ -55,7 +55,7 @@ paced = st.builds(PacedWorker, st.integers(0, 200), st.just(0.0), st.one_of(st.n
 
 @examples(200)
 @given(st.integers(1, 64), st.integers(1, 8), st.integers(1, 500), st.lists(paced, min_size=1, max_size=6))
-def test_whoever_would_be_done_first_gets_something(
+def test_a_worker_that_would_be_done_first_gets_something(
     asked: int, batch: int, free: int, all_paced: list[PacedWorker]
 ) -> None:
     asked *= batch

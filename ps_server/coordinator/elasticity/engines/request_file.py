@@ -29,4 +29,4 @@ class RequestFile:
 
     def describe(self) -> str:
         """The file."""
-        return f"whoever reads {self._path}"
+        return f"the reader of {self._path}"
