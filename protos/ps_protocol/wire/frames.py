@@ -7,6 +7,7 @@ and every protobuf library produce; any other valid form is left to the generate
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Range
@@ -18,7 +19,9 @@ _POSITION_TAG = (1 << 3) | 0
 _PAYLOAD_TAG = (2 << 3) | 2
 
 
-def _varint(value: int) -> bytes:
+@lru_cache(256)
+def varint(value: int) -> bytes:
+    """``value``, 0 or more, as protobuf writes it. Sizes are mostly those of the step before."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -46,9 +49,9 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
 def encode_chunk(field: int, position: int, pieces: Sequence[memoryview | bytes]) -> bytes:
     """The bytes of a stream message that holds one chunk; ``pieces`` are joined once."""
     size = sum(len(piece) for piece in pieces)
-    inner = (bytes((_POSITION_TAG,)) + _varint(position)) if position else b""
-    inner += bytes((_PAYLOAD_TAG,)) + _varint(size)
-    return b"".join((bytes(((field << 3) | 2,)), _varint(len(inner) + size), inner, *pieces))
+    inner = (bytes((_POSITION_TAG,)) + varint(position)) if position else b""
+    inner += bytes((_PAYLOAD_TAG,)) + varint(size)
+    return b"".join((bytes(((field << 3) | 2,)), varint(len(inner) + size), inner, *pieces))
 
 
 def parse_chunk(field: int, data: bytes) -> tuple[int, memoryview] | None:

@@ -29,6 +29,7 @@ from ps_protocol.wire.convert.rows import (
 )
 from ps_protocol.wire.convert.transport import transport_from_pb, transport_to_pb
 from ps_protocol.wire.formats import wire_from_pb, wire_to_pb
+from ps_protocol.wire.frames import varint
 
 _OUTCOMES = {number: name.removeprefix("OUTCOME_") for name, number in pb.Outcome.items()}
 
@@ -98,22 +99,13 @@ def _in_pieces(tag: bytes, body: Message, payload: Sequence[memoryview]) -> list
     data, size = body.SerializeToString(), sum(map(len, payload))
     if size:
         number = body.DESCRIPTOR.fields_by_name["payload"].number
-        data += _tag(number) + _varint(size)
-    return [tag + _varint(len(data) + size) + data, *payload]
+        data += _tag(number) + varint(size)
+    return [tag + varint(len(data) + size) + data, *payload]
 
 
 def _tag(number: int) -> bytes:
     """What begins a field of bytes or a message (protobuf's encoding, wire type 2)."""
-    return _varint(number << 3 | 2)
-
-
-def _varint(value: int) -> bytes:
-    data = bytearray()
-    while value > 0x7F:
-        data.append(value & 0x7F | 0x80)
-        value >>= 7
-    data.append(value)
-    return bytes(data)
+    return varint(number << 3 | 2)
 
 
 def _open_to_pb(request: requests.OpenRequest) -> pb.Open:
