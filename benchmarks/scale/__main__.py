@@ -3,8 +3,9 @@
 python -m benchmarks.scale --members 100 500 1000 2000
 python -m benchmarks.scale --streams 100 500 1000      # what a shard costs with many step streams
 
-The members are connections over gRPC that join, send a heartbeat a second and watch the view; they do nothing else, and
-share the machine with the coordinator. CPU is that of the coordinator's process, from the kernel's clock.
+The members are connections over gRPC that join, send heartbeats as often as the coordinator asks for and watch the
+view; they do nothing else, and share the machine with the coordinator. CPU is that of the coordinator's process, from
+the kernel's clock.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ SETTLE_SECONDS = 3.0
 COLUMNS = (
     "members",
     "heartbeats: CPU of a core",
+    "a second",
     "per heartbeat",
     "resident memory",
     "per member",
@@ -105,9 +107,11 @@ def row(count: int, processes: int, seconds: float, changes: int, options: Seque
             child.call("wait", view.revision)
         joined, joining = time.monotonic() - began, server.cpu - cpu
         time.sleep(SETTLE_SECONDS)
-        cpu = server.cpu
+        cpu, beats, began = server.cpu, sum(child.call("beats") for child in children), time.monotonic()
         time.sleep(seconds)
         beating, memory = server.cpu - cpu, server.memory
+        beats = sum(child.call("beats") for child in children) - beats
+        seconds = time.monotonic() - began
         cpu, known = server.cpu, []
         began = time.monotonic()
         for bound in range(1, changes + 1):
@@ -119,7 +123,8 @@ def row(count: int, processes: int, seconds: float, changes: int, options: Seque
     cells = [
         f"{count:,}",
         f"{beating / seconds:.1%}",
-        f"{beating / seconds / count * BEAT_SECONDS * 1e6:.0f} µs",
+        f"{beats / seconds:.0f}",
+        f"{beating / max(1, beats) * 1e6:.0f} µs",
         f"{memory:.0f} MB",
         f"{(memory - alone) / count * 1e3:.0f} KB",
         f"{change * 1e3:.0f} ms",

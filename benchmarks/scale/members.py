@@ -42,6 +42,7 @@ class Members:
         self._seen: list[deque[tuple[int, float]]] = [deque(maxlen=REMEMBERED_VIEWS) for _ in range(count)]
         self._failures: list[str] = []
         self._breaks = 0
+        self._beats = 0
         self._numbers = range(first, first + count)
         self._gate = asyncio.Semaphore(JOINS_AT_A_TIME)
         self._loop = asyncio.new_event_loop()
@@ -68,6 +69,10 @@ class Members:
         if self._failures:
             raise RuntimeError(self._failures[0])
         return self._breaks
+
+    def beats(self) -> int:
+        """Heartbeats that were answered."""
+        return self._beats
 
     def close(self) -> None:
         """End all members without a word, as a crash would."""
@@ -125,14 +130,15 @@ class Members:
         request = pb.HeartbeatRequest(role=self._role, index=joined.index, incarnation=joined.incarnation)
         await asyncio.sleep(random.random() * self._beat_seconds)
         while True:
-            began = time.monotonic()
+            began, pause = time.monotonic(), self._beat_seconds
             request.stats.steps += 10
             request.stats.steps_per_second = 10.0
             request.stats.transport = "bulk"
             request.stats.metrics["loss"] = 1.0
             with self._counted_breaks():
-                await stub.Heartbeat(request, timeout=CALL_SECONDS)
-            await asyncio.sleep(max(0.0, self._beat_seconds - (time.monotonic() - began)))
+                pause = max(pause, (await stub.Heartbeat(request, timeout=CALL_SECONDS)).next_seconds)
+                self._beats += 1
+            await asyncio.sleep(max(0.0, pause - (time.monotonic() - began)))
 
     @contextmanager
     def _counted_breaks(self) -> Iterator[None]:

@@ -33,6 +33,7 @@ from ps_server.coordinator.counters import CoordinatorCounters
 from ps_server.coordinator.event_log import EventLog
 from ps_server.coordinator.lease_timer import LeaseTimer
 from ps_server.coordinator.membership.admission import Application
+from ps_server.coordinator.membership.member_streams import MemberStreams
 from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.persistence.saved_facts import place_as_saved
 from ps_server.coordinator.placement.declaration import PlacementPlan
@@ -81,12 +82,13 @@ class Driver:
         begun = begin(settings, journal, saved, clock())
         self._state, self._data, self._exchanges = begun.state, begun.data, begun.exchanges
         if begun.records:
-            members = len(begun.state.view.members)
-            self.events.add(f"the coordinator continues from its journal, with {members} members")
+            self.events.add(f"the coordinator continues from its journal, with {len(begun.state.view.members)} members")
         self._tell_of_members()
         self._publisher = Publisher(begun, journal, clock)
         #: Ends the use of models.
         self.releases = ModelReleases(self._state, self._publisher, self._settle)
+        #: On which members follow the cluster.
+        self.streams = MemberStreams(self._state.membership, clock)
         self._timer = LeaseTimer(self._state.membership, settings.heartbeat_seconds, clock, self._settle_expired)
         #: What has happened since this process began.
         self.counters = CoordinatorCounters()
@@ -107,8 +109,7 @@ class Driver:
     def join(self, ask: Application) -> Joined:
         """See MembershipState.join."""
         decision = self._state.membership.join(ask, self._clock())
-        if decision.reason:  # not a repetition
-            self.counters.joins[ask.role] += 1
+        self.counters.joins[ask.role] += bool(decision.reason)  # not a repetition
         return self._settle(decision)
 
     async def join_when_vacant(self, ask: Application, wait_seconds: float) -> Joined:
@@ -118,8 +119,7 @@ class Driver:
         one beside a live one is refused at the holder's next heartbeat. Raises PlaceTaken after ``wait_seconds``.
         """
         deadline = self._clock() + wait_seconds
-        membership = self._state.membership
-        begin = membership.heard(ask.role)
+        begin = (membership := self._state.membership).heard(ask.role)
         while True:
             self._publisher.check_open()
             try:
@@ -128,8 +128,8 @@ class Driver:
                 if not membership.is_silent(ask, begin) or self._clock() >= deadline:
                     logger.warning("refused another process: %s", refusal)
                     raise
-            seconds = min(self._settings.heartbeat_seconds / 2, max(0.0, deadline - self._clock()))
-            await self._publisher.wait_for_change(seconds)
+            left = max(0.0, deadline - self._clock())
+            await self._publisher.wait_for_change(min(self._settings.heartbeat_seconds / 2, left))
 
     def heartbeat(
         self,
@@ -151,9 +151,10 @@ class Driver:
             self._settle(beat)
         return self.view.revision
 
-    def disconnected(self, role: Role, index: int, incarnation: int) -> None:
-        """See MembershipState.disconnected."""
-        self._state.membership.disconnected(role, index, incarnation, self._clock())
+    @property
+    def heartbeat_seconds(self) -> float:
+        """See MembershipState.heartbeat_seconds."""
+        return self._state.membership.heartbeat_seconds
 
     def leave(self, role: Role, index: int, incarnation: int, why: str) -> None:
         """See MembershipState.leave."""
@@ -304,10 +305,9 @@ class Driver:
                 self._publisher.write()
             return self._settle(decision)
 
-        def answered(answer: LeaseAnswer) -> bool:
-            return answer.span is not None or answer.done or not ask.lease_items
-
-        return await self._publisher.repeat(lease, answered, wait_seconds)
+        return await self._publisher.repeat(
+            lease, lambda answer: answer.span is not None or answer.done or not ask.lease_items, wait_seconds
+        )
 
     # The journal
 

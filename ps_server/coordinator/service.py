@@ -134,7 +134,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             )
             member = Member(role, request.index, request.incarnation)
             session = self._sessions.issue(current_caller(), member)
-            return pb.HeartbeatReply(revision=revision, journal_mark=self._driver.journal_mark, session=session)
+            return pb.HeartbeatReply(
+                revision=revision,
+                journal_mark=self._driver.journal_mark,
+                session=session,
+                next_seconds=self._driver.heartbeat_seconds,
+            )
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:  # noqa: N802
         """A membership ended."""
@@ -152,8 +157,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 check_member(role, request.index, request.incarnation)
 
                 def ended(_: object) -> None:
-                    self._driver.disconnected(role, request.index, request.incarnation)
+                    self._driver.streams.ended(role, request.index, request.incarnation)
 
+                self._driver.streams.opened(role, request.index, request.incarnation)
                 context.add_done_callback(ended)  # type: ignore[arg-type]
             async for view in self._driver.views(request.known_revision, request.journal_mark):
                 yield self._encode(view)

@@ -23,6 +23,7 @@ from ps_protocol.cluster.view import (
     BarrierState,
     ClusterStatus,
     ClusterView,
+    HeartbeatAnswer,
     Joined,
     Member,
     MemberStats,
@@ -151,8 +152,8 @@ class CoordinatorClient:
         keeps_state: bool = False,
         sync: SyncWord | None = None,
         journal_mark: bytes = b"",
-    ) -> bytes:
-        """Renew the lease of ``member``, once; returns the mark of the coordinator's journal.
+    ) -> HeartbeatAnswer:
+        """Renew the lease of ``member``, once.
 
         ``journal_mark``: the newest that this member knows. Raises Fenced, or DamagedData when the coordinator has
         come back with an older journal.
@@ -162,8 +163,7 @@ class CoordinatorClient:
         reply = self._connection.once("Heartbeat", request, timeout_seconds, metadata=proof)
         if reply.session:
             self.sessions.of(member).renew(reply.session)
-        mark: bytes = reply.journal_mark
-        return mark
+        return HeartbeatAnswer(reply.journal_mark, reply.next_seconds)
 
     def announce_state(self, member: Member, stats: MemberStats, timeout_seconds: float = CALL_SECONDS) -> None:
         """Report that the state of shard ``member`` is on disk under its incarnation; older state is refused then.

@@ -9,10 +9,21 @@ import time
 from collections.abc import Callable
 
 from ps_protocol.client.coordinator import CoordinatorClient
-from ps_protocol.cluster.view import Joined, MemberStats, SyncWord
+from ps_protocol.cluster.view import HeartbeatAnswer, Joined, MemberStats, SyncWord
 from ps_protocol.errors import Fenced, PermissionDenied, PsError, Unauthenticated
 
 logger = logging.getLogger(__name__)
+
+
+_BEATS_PER_LEASE = 4.0
+"""At least so many heartbeats are sent in the time of a lease, whatever the coordinator asks for."""
+
+
+def pause_seconds(joined: Joined, answer: HeartbeatAnswer) -> float:
+    """How long a member whose heartbeat was answered waits before the next one."""
+    usual, longest = joined.heartbeat_seconds, joined.lease_seconds / _BEATS_PER_LEASE
+    # Not true of a NaN.
+    return max(usual, min(answer.next_seconds, longest)) if answer.next_seconds > usual else usual
 
 
 class MemberLease:
@@ -79,13 +90,15 @@ class MemberLease:
     def _renew(self) -> None:
         member = self._joined.member
         silent, refused_since = False, math.inf
+        pause = self._joined.heartbeat_seconds
         while True:
-            self._beat_now.wait(self._joined.heartbeat_seconds)
+            self._beat_now.wait(pause)
             self._beat_now.clear()
             if self._ended.is_set():
                 return
+            pause = self._joined.heartbeat_seconds
             try:
-                mark = self._client.heartbeat(
+                answer = self._client.heartbeat(
                     member,
                     self._last_stats,
                     self._joined.lease_seconds / 2,
@@ -94,8 +107,9 @@ class MemberLease:
                     sync=self.sync,
                     journal_mark=self.journal_mark,
                 )
-                self.journal_mark = mark or self.journal_mark
+                self.journal_mark = answer.journal_mark or self.journal_mark
                 self._answered = time.monotonic()
+                pause = pause_seconds(self._joined, answer)
             except Fenced as error:
                 self._on_lost(error)
                 return

@@ -141,6 +141,16 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
+class HeartbeatAnswer:
+    """What a member learns with each heartbeat."""
+
+    #: Of the coordinator's journal; empty without one.
+    journal_mark: bytes = b""
+    #: When the next heartbeat is due; 0: as often as ``Joined`` says.
+    next_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class BarrierState:
     """Whether a barrier has opened, and who is missing if not."""
 

@@ -206,14 +206,16 @@ class SyncWord(_message.Message):
     def __init__(self, number: _Optional[int] = ..., directory: _Optional[str] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("revision", "journal_mark", "session")
+    __slots__ = ("revision", "journal_mark", "session", "next_seconds")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_MARK_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    NEXT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     revision: int
     journal_mark: bytes
     session: bytes
-    def __init__(self, revision: _Optional[int] = ..., journal_mark: _Optional[bytes] = ..., session: _Optional[bytes] = ...) -> None: ...
+    next_seconds: float
+    def __init__(self, revision: _Optional[int] = ..., journal_mark: _Optional[bytes] = ..., session: _Optional[bytes] = ..., next_seconds: _Optional[float] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("role", "index", "incarnation", "reason")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 
 from ps_server.coordinator.elasticity.decisions import AskForWorkers, Decision, JobLook, Relieve
 from ps_server.coordinator.elasticity.holding import Holding
@@ -32,6 +33,15 @@ MOVES_PER_HOUR = 6
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 60.0, 960.0
 """Between two requests for workers; doubled with each that was of no use."""
+
+
+def median_without(ordered: Sequence[float], value: float) -> float:
+    """The median of all but one that is equal to ``value``, of numbers in their order; 0 without others."""
+    at, rest = bisect_left(ordered, value), len(ordered) - 1
+    if rest < 1:
+        return 0.0
+    low, high = (rest - 1) // 2, rest // 2
+    return (ordered[low + (low >= at)] + ordered[high + (high >= at)]) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +85,9 @@ class ElasticPolicy:
 
     def _workers(self, look: JobLook, now: float) -> Iterator[Decision]:
         self._slow.forget(look.speeds)
+        ordered = sorted(look.speeds.values())
         for rank, speed in sorted(look.speeds.items()):
-            others = [other for each, other in look.speeds.items() if each != rank]
-            usual = median(others) if others else 0.0
+            usual = median_without(ordered, speed)
             if self._slow.changed(rank, on=speed < SLOW * usual, off=speed > NOT_SLOW * usual, now=now):
                 numbers = f"{speed:.1f} steps/s, the others {usual:.1f}"
                 if rank in self._slow:

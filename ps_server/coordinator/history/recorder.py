@@ -136,7 +136,7 @@ class JobRecorder:
             status=status,
             at_seconds=self._clock(),
             began_seconds=self._began,
-            heartbeat_seconds=self._settings.heartbeat_seconds,
+            heartbeat_seconds=self._driver.heartbeat_seconds,
             lease_seconds=self._settings.lease_seconds,
             events=self._driver.events.all,
             checkpoints=tuple(self._checkpoints),

@@ -38,13 +38,15 @@ class MemberRecord:
 
     place: SavedMember
     last_heartbeat: float
-    #: When its connection ended, if no heartbeat has come since.
+    #: When its connection ended, if no heartbeat and no stream has come since.
     disconnected_at: float | None = None
     stats: MemberStats = field(default_factory=MemberStats)
     #: When it joined, or this coordinator started.
     since: float = 0.0
     #: How often it was heard of since.
     beats: int = 0
+    #: Streams on which it follows the cluster.
+    streams: int = 0
 
     @property
     def member(self) -> Member:
@@ -148,11 +150,19 @@ class Members:
         record.last_heartbeat, record.disconnected_at = now, None
         record.beats += 1
 
-    def disconnected(self, role: Role, index: int, incarnation: int, now: float) -> None:
-        """The connection of this member has ended. Without effect for a process that is not a member."""
+    def connected(self, role: Role, index: int, incarnation: int) -> None:
+        """A member follows the cluster on one more stream. Without effect for a process that is not a member."""
         record = self._records.get((role, index))
         if record is not None and record.member.incarnation == incarnation:
-            record.disconnected_at = now
+            record.streams, record.disconnected_at = record.streams + 1, None
+
+    def disconnected(self, role: Role, index: int, incarnation: int, now: float) -> None:
+        """A stream of this member has ended: with the last one, its connection has."""
+        record = self._records.get((role, index))
+        if record is not None and record.member.incarnation == incarnation:
+            record.streams = max(0, record.streams - 1)
+            if not record.streams:
+                record.disconnected_at = now
 
     def remember(self, gone: tuple[MemberStatus, ...]) -> None:
         """Take former members of a journal."""

@@ -19,6 +19,7 @@ from ps_server.coordinator.membership.admission import (
 )
 from ps_server.coordinator.membership.barrier import Barrier
 from ps_server.coordinator.membership.durability_ledger import DurabilityLedger
+from ps_server.coordinator.membership.heartbeat_pace import next_heartbeat_seconds
 from ps_server.coordinator.membership.members import Key, MemberRecord, Members, SavedMember
 from ps_server.coordinator.membership.start_quorum import StartQuorum
 from ps_server.coordinator.settings import ClusterSettings
@@ -244,8 +245,18 @@ class MembershipState:
         failed = role is Role.WORKER and bool(why) and not why.startswith(_INTERRUPTED)
         return StateChange(None, "; ".join([*reasons, *self._open_barrier()]), loss=failed)
 
+    @property
+    def heartbeat_seconds(self) -> float:
+        """The time between two heartbeats of a member."""
+        settings = self._settings
+        return next_heartbeat_seconds(len(self._members), settings.heartbeat_seconds, settings.lease_seconds)
+
+    def connected(self, role: Role, index: int, incarnation: int) -> None:
+        """A process opens a watch stream; it need not be a member any more."""
+        self._members.connected(role, index, incarnation)
+
     def disconnected(self, role: Role, index: int, incarnation: int, now: float) -> None:
-        """The watch stream of a process has ended; it need not be a member any more."""
+        """A watch stream of a process has ended; it need not be a member any more."""
         self._members.disconnected(role, index, incarnation, now)
 
     def expire(self, now: float) -> StateChange[tuple[Member, ...]]:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
+from statistics import median
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ from ps_server.coordinator.elasticity.policy import (
     SETTLE_SECONDS,
     ElasticPolicy,
     ElasticSettings,
+    median_without,
 )
 from tests.support.length import examples
 
@@ -52,6 +54,13 @@ def shards(*traffic: float) -> JobLook:
 
 def texts(decisions: Iterable[Decision]) -> list[str]:
     return [each.reason for each in decisions]
+
+
+@given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=9), st.data())
+def test_the_median_of_the_others(numbers: list[float], data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(numbers) - 1))
+    others = numbers[:at] + numbers[at + 1 :]
+    assert median_without(sorted(numbers), numbers[at]) == (median(others) if others else 0.0)
 
 
 SLOW = "worker 3 is slow: 5.0 steps/s, the others 20.0; its share of leased data shrinks"

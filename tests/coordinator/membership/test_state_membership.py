@@ -176,6 +176,32 @@ def test_a_member_whose_connection_ended_is_lost_soon_unless_a_heartbeat_comes()
         c.heartbeat(dead)
 
 
+def test_a_member_is_connected_until_its_last_stream_ends() -> None:
+    c = Cluster(lease_seconds=60.0)
+    who = (Role.WORKER, 0, c.worker().member.incarnation)
+    membership = c.state.membership
+    membership.connected(*who)
+    # It opens another one before the end of the first is noticed here.
+    membership.connected(*who)
+    membership.disconnected(*who, 10.0)
+    assert membership.next_expiry() == 60.0
+    membership.disconnected(*who, 20.0)
+    assert membership.next_expiry() == 25.0
+    membership.connected(*who)
+    assert membership.next_expiry() == 60.0
+    membership.disconnected(*who, 30.0)
+    assert membership.next_expiry() == 35.0
+
+
+def test_a_stream_of_an_earlier_incarnation_connects_nobody() -> None:
+    c = Cluster(lease_seconds=60.0)
+    who = (Role.WORKER, 0, c.worker().member.incarnation)
+    c.state.membership.disconnected(*who, 0.0)
+    c.state.membership.connected(Role.WORKER, 0, who[2] - 1)
+    c.state.membership.connected(Role.WORKER, 1, who[2])
+    assert c.state.membership.next_expiry() == 5.0
+
+
 def test_an_ended_connection_makes_no_short_lease_longer_and_concerns_that_incarnation_only() -> None:
     c = Cluster(lease_seconds=2.0)
     first = c.worker(0)
