@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
+import torch
+
+from ps_protocol.model.late_compiler import load_compiler_late
 from ps_protocol.security.settings import SecuritySettings
 from ps_worker.cluster import Cluster
 from ps_worker.embedded import EmbeddedCluster
@@ -50,6 +53,7 @@ def connect(
     """
     logs.install(os.environ)
     uncaught.install()
+    load_compiler_late(torch.optim.Optimizer)
     embedded = None
     if local and coordinator is None and runs_alone(os.environ, role, rank, security):
         print("torch-ps: no coordinator is named; this script runs with a cluster of its own", file=sys.stderr)  # noqa: T201

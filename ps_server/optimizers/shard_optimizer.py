@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -43,8 +42,7 @@ class ShardOptimizer:
             if span.key.kind is Kind.PARAMETER
         ]
         self._torch = catalog.build(spec, self._groups(), self._declared)
-        # torch's update itself: the profiler and hook wrappers around it take longer than a small update.
-        self._torch_step = inspect.unwrap(type(self._torch).step)
+        self._update = catalog.update_of(type(self._torch))
         #: Arguments or state are out of the range that is admitted now: an older version accepted them.
         self._odd_options = first_out_of_range(spec, self._declared) is not None
         self._odd_state = False
@@ -132,7 +130,7 @@ class ShardOptimizer:
         try:
             with torch.no_grad():
                 for _ in self._in_turns():
-                    self._torch_step(self._torch)
+                    self._update(self._torch)
         finally:
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate

@@ -26,7 +26,6 @@ from ps_protocol.security.security import OFF, Security
 from ps_protocol.tracing.settings import make_tracer
 from ps_server.checkpoint.folder.roots import CheckpointRoots
 from ps_server.limits import LimitCounts
-from ps_server.optimizers.warm_up import warm_up
 from ps_server.serving import grpc_server
 from ps_server.serving.authorization import Authorization
 from ps_server.serving.metrics import serve_metrics
@@ -165,8 +164,6 @@ class ShardProcess:
                 config.metrics, SHARD.role, read, {SHARD.constant: str(config.shard)}, security=self._security
             )
             address = config.advertise or server.address
-            # While nobody waits for this shard: a model that is placed here does not wait for it then.
-            await asyncio.to_thread(warm_up)
             membership = await self._place(storage, executor, address)
             if membership is not None:
                 self._enter(membership)
