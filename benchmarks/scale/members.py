@@ -78,6 +78,7 @@ class Members:
         """End all members without a word, as a crash would."""
         self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join()
+        self._loop.close()
 
     async def _live(self) -> None:
         tasks = [

@@ -83,6 +83,7 @@ class Streams:
         """End all streams."""
         self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join()
+        self._loop.close()
 
     async def _live(self, ranks: range) -> None:
         async with grpc.aio.insecure_channel(self._addresses[0]) as channel:

@@ -33,3 +33,4 @@ def test_all_members_join_and_tell_when_they_saw_a_change():
         )
         with pytest.raises(RuntimeError, match=f"revision {revision + 100} has not reached all members"):
             workers.wait(revision + 100, 0.1)
+    assert workers._loop.is_closed()
