@@ -23,6 +23,8 @@ class CoordinatorJudge:
         self._placed: dict[str, ShardMap] = {}
         self._told_incarnations: dict[int, str] = {}
         self._revision = -1
+        #: By revision, each view that was told.
+        self._told: dict[int, ClusterView] = {}
         self._phase = 0
         self._decided_phase = 0
         self._view = ClusterView()
@@ -90,7 +92,13 @@ class CoordinatorJudge:
         if view.revision < self._revision:
             self._fail(f"revision {view.revision} was told after {self._revision}")
         self._revision = view.revision
+        self._told[view.revision] = view
         self.finished = view.finished
+
+    def received(self, view: ClusterView) -> None:
+        """A process has a view: one that was told, though it may have been sent what had changed."""
+        if view != self._told.get(view.revision):
+            self._fail(f"revision {view.revision} was received as {view}")
 
     def arrived(self, member: Member, phase: int) -> None:
         """A worker has called for the barrier."""

@@ -119,7 +119,8 @@ class Members:
         )
 
     async def _watch(self, stub: CoordinatorStub, joined: pb.JoinReply, seen: deque[tuple[int, float]]) -> None:
-        request = pb.WatchRequest(role=self._role, index=joined.index, incarnation=joined.incarnation)
+        place = {"role": self._role, "index": joined.index, "incarnation": joined.incarnation}
+        request = pb.WatchRequest(takes_changes=True, **place)
         while True:
             with self._counted_breaks():
                 async for view in stub.Watch(request):

@@ -32,6 +32,7 @@ from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.membership.sessions import SessionIssuer
 from ps_server.coordinator.placement.job_limits import NAME_REMEDY, check_length
 from ps_server.coordinator.placement.move_plan import Wish
+from ps_server.coordinator.view_encoder import ViewEncoder
 from ps_server.limits import LimitCounts
 from ps_server.serving.authorization import check_member, current_caller
 from ps_server.serving.rpc_errors import translated
@@ -76,8 +77,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._moves = moves or MoveRunner(driver, self._checkpoints.busy)
         self._releases = ReleaseRunner(driver, self._checkpoints.busy)
         self._declaring = DeclarationThread(driver)
-        # All watchers get the same view: it is encoded once.
-        self._encoded: tuple[ClusterView | None, bytes] = (None, b"")
+        self._views = ViewEncoder()
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add this service to a server that is not started yet."""
@@ -161,8 +161,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
                 self._driver.streams.opened(role, request.index, request.incarnation)
                 context.add_done_callback(ended)  # type: ignore[arg-type]
+            before: ClusterView | None = None
             async for view in self._driver.views(request.known_revision, request.journal_mark):
-                yield self._encode(view)
+                yield self._encode(view, before)
+                before = view if request.takes_changes else None
 
     async def DeclareModel(  # noqa: N802
         self, request: pb.DeclareModelRequest, context: Context
@@ -271,10 +273,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 history = replace(history, curves=history.curves.last(request.last_points))
             return history_to_pb(history)
 
-    def _encode(self, view: ClusterView) -> bytes:
-        if self._encoded[0] is not view:
-            self._encoded = (view, convert.view_to_pb(view).SerializeToString())
-        return self._encoded[1]
+    def _encode(self, view: ClusterView, before: ClusterView | None) -> bytes:
+        return self._views.encode(view, before)
 
 
 def _wait_seconds(wished: float, context: Context) -> float:

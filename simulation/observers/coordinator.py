@@ -103,12 +103,12 @@ class CoordinatorObservers:
         return lease_data
 
     def _encode(self, original: Any) -> Any:
-        def encode(service: Any, view: Any) -> Any:
+        def encode(service: Any, view: Any, before: Any) -> Any:
             for shard_map in service._driver.shard_maps.values():
                 if shard_map.epoch == view.models.get(shard_map.spec.name):
                     self._judge.placed(shard_map)
             self._judge.told(view)
-            return original(service, view)
+            return original(service, view, before)
 
         return encode
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.client.membership import Membership
 from ps_protocol.cluster.view import Member, Role
 from ps_worker.step.shard_stream import ShardStream
 from ps_worker.step.summary import Outcome
@@ -30,6 +31,7 @@ class WorkerObservers:
             (ShardStream, "send", self._send),
             (ShardStream, "receive", self._receive),
             (CoordinatorClient, "leave", self._leave),
+            (Membership, "_deliver", self._deliver),
         )
 
     def _leave(self, original: Any) -> Any:
@@ -38,6 +40,13 @@ class WorkerObservers:
             self._subjects.left.add(self._subjects.kernel.process)
 
         return leave
+
+    def _deliver(self, original: Any) -> Any:
+        def deliver(membership: Membership, view: Any) -> None:
+            self._judge.coordinator.received(view)
+            original(membership, view)
+
+        return deliver
 
     def _send(self, original: Any) -> Any:
         def send(lane: Any, push: Any) -> None:

@@ -121,6 +121,18 @@ def test_a_watch_with_the_present_revision_waits_for_the_next_one(client: Coordi
     stream.cancel()
 
 
+def test_a_watch_follows_members_that_come_and_go(client: CoordinatorClient) -> None:
+    placed, (first, second) = shards(client), (worker(client, 0), worker(client, 1))
+    stream = client.watch()
+    views = iter(stream)
+    assert next(views).members == (*placed, first, second)
+    client.leave(first)
+    assert next(views).members == (*placed, second)
+    again = client.join(JoinSpec(Role.WORKER, 0), "another").member
+    assert next(views).members == (*placed, again, second)
+    stream.cancel()
+
+
 def test_a_view_and_a_shard_map_arrive_as_they_were_sent(client: CoordinatorClient) -> None:
     members = (*shards(client), worker(client, 0), worker(client, 1))
     shard_map = client.declare_model(members[2], SPEC)

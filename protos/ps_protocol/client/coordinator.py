@@ -195,7 +195,7 @@ class CoordinatorClient:
         ``journal_mark``: as for ``heartbeat``. ``member``: the one that watches; when its stream ends, the coordinator
         takes it for lost sooner.
         """
-        request = pb.WatchRequest(known_revision=known_revision, journal_mark=journal_mark)
+        request = pb.WatchRequest(known_revision=known_revision, journal_mark=journal_mark, takes_changes=True)
         if member is not None:
             request.role = convert.role_to_pb(member.role)
             request.index, request.incarnation = member.index, member.incarnation

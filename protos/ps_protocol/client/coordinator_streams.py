@@ -22,10 +22,14 @@ class ViewStream:
         self._peer = peer
 
     def __iter__(self) -> Iterator[ClusterView]:
-        """Yields each new view. Raises Unavailable when the stream breaks or is cancelled."""
+        """Yields each new view. Raises Unavailable when the stream breaks or is cancelled, and what
+        ``changed_view_from_pb`` raises.
+        """
+        view = ClusterView()
         try:
             for message in self._call:
-                yield convert.view_from_pb(message)
+                view = convert.changed_view_from_pb(message, view)
+                yield view
         except grpc.RpcError as error:
             raise translate(error, self._peer) from error
 

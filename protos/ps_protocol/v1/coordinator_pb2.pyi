@@ -234,18 +234,20 @@ class LeaveReply(_message.Message):
     def __init__(self) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("known_revision", "journal_mark", "role", "index", "incarnation")
+    __slots__ = ("known_revision", "journal_mark", "role", "index", "incarnation", "takes_changes")
     KNOWN_REVISION_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_MARK_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TAKES_CHANGES_FIELD_NUMBER: _ClassVar[int]
     known_revision: int
     journal_mark: bytes
     role: Role
     index: int
     incarnation: int
-    def __init__(self, known_revision: _Optional[int] = ..., journal_mark: _Optional[bytes] = ..., role: _Optional[_Union[Role, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    takes_changes: bool
+    def __init__(self, known_revision: _Optional[int] = ..., journal_mark: _Optional[bytes] = ..., role: _Optional[_Union[Role, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., takes_changes: bool = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("role", "index", "incarnation", "address")
@@ -268,7 +270,7 @@ class ModelEpoch(_message.Message):
     def __init__(self, name: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class ClusterView(_message.Message):
-    __slots__ = ("revision", "members", "consistency", "models", "expected_shards", "expected_workers", "started", "finished", "spare", "moving", "journal_mark", "released", "released_models")
+    __slots__ = ("revision", "members", "consistency", "models", "expected_shards", "expected_workers", "started", "finished", "spare", "moving", "journal_mark", "released", "released_models", "base_revision", "gone")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
@@ -282,6 +284,8 @@ class ClusterView(_message.Message):
     JOURNAL_MARK_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
     RELEASED_MODELS_FIELD_NUMBER: _ClassVar[int]
+    BASE_REVISION_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
     revision: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
     consistency: _common_pb2.Consistency
@@ -295,7 +299,9 @@ class ClusterView(_message.Message):
     journal_mark: bytes
     released: bool
     released_models: _containers.RepeatedCompositeFieldContainer[ModelEpoch]
-    def __init__(self, revision: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., consistency: _Optional[_Union[_common_pb2.Consistency, _Mapping]] = ..., models: _Optional[_Iterable[_Union[ModelEpoch, _Mapping]]] = ..., expected_shards: _Optional[int] = ..., expected_workers: _Optional[int] = ..., started: bool = ..., finished: bool = ..., spare: _Optional[_Iterable[int]] = ..., moving: _Optional[str] = ..., journal_mark: _Optional[bytes] = ..., released: bool = ..., released_models: _Optional[_Iterable[_Union[ModelEpoch, _Mapping]]] = ...) -> None: ...
+    base_revision: int
+    gone: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, revision: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., consistency: _Optional[_Union[_common_pb2.Consistency, _Mapping]] = ..., models: _Optional[_Iterable[_Union[ModelEpoch, _Mapping]]] = ..., expected_shards: _Optional[int] = ..., expected_workers: _Optional[int] = ..., started: bool = ..., finished: bool = ..., spare: _Optional[_Iterable[int]] = ..., moving: _Optional[str] = ..., journal_mark: _Optional[bytes] = ..., released: bool = ..., released_models: _Optional[_Iterable[_Union[ModelEpoch, _Mapping]]] = ..., base_revision: _Optional[int] = ..., gone: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class DeclareModelRequest(_message.Message):
     __slots__ = ("rank", "incarnation", "spec")

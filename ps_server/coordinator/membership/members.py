@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -94,6 +95,9 @@ class Members:
     def __init__(self) -> None:
         self._records: dict[Key, MemberRecord] = {}
         self._by_token: dict[str, MemberRecord] = {}
+        #: The places in the order of the view, and their members.
+        self._order: list[tuple[str, int]] = []
+        self._in_order: list[Member] = []
         self._gone: deque[MemberStatus] = deque(maxlen=GONE_KEPT)
         #: How former members ended, by place and incarnation, oldest first.
         self._fates: OrderedDict[tuple[Role, int, int], str] = OrderedDict()
@@ -114,7 +118,7 @@ class Members:
     @property
     def members(self) -> tuple[Member, ...]:
         """By role and number."""
-        return tuple(self._records[key].member for key in sorted(self._records, key=lambda k: (k[0].value, k[1])))
+        return tuple(self._in_order)
 
     @property
     def places(self) -> dict[Key, SavedMember]:
@@ -136,12 +140,17 @@ class Members:
         member = place.joined.member
         record = MemberRecord(place, now, since=now)
         self._records[member.role, member.index] = self._by_token[place.application.token] = record
+        at = bisect_left(self._order, key := (member.role.value, member.index))
+        self._order.insert(at, key)
+        self._in_order.insert(at, member)
         self._know(member)
 
     def end(self, record: MemberRecord, how: str, now: float) -> None:
         """The place is free again."""
         member = record.member
         del self._records[member.role, member.index], self._by_token[record.place.application.token]
+        at = bisect_left(self._order, (member.role.value, member.index))
+        del self._order[at], self._in_order[at]
         self._gone.append(record.status(now, how))
         self._keep_fate(member, how)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import TypeVar
 
@@ -180,6 +181,49 @@ def view_from_pb(message: pb.ClusterView) -> ClusterView:
         journal_mark=message.journal_mark,
         released_models={m.name: m.epoch for m in message.released_models},
     )
+
+
+def encoded_member(member: Member) -> bytes:
+    """The bytes of a view of nothing but ``member``."""
+    return pb.ClusterView(members=[member_to_pb(member)]).SerializeToString()
+
+
+def changed_view_to_pb(view: ClusterView, before: ClusterView) -> pb.ClusterView:
+    """``view`` for one who has ``before``, whose members are the same objects where they have not changed.
+
+    The whole view where that is shorter.
+    """
+    had, has = set(map(id, before.members)), set(map(id, view.members))
+    changed = [member for member in view.members if id(member) not in had]
+    taken = {(member.role, member.index) for member in changed}
+    gone = [m for m in before.members if id(m) not in has and (m.role, m.index) not in taken]
+    if not before.revision or len(changed) + len(gone) >= len(view.members):
+        return view_to_pb(view)
+    message = view_to_pb(replace(view, members=tuple(changed)))
+    message.base_revision = before.revision
+    message.gone.extend(map(member_to_pb, gone))
+    return message
+
+
+def changed_view_from_pb(message: pb.ClusterView, before: ClusterView) -> ClusterView:
+    """The view that ``message`` tells, after ``before``; a whole one is taken as it is.
+
+    Raises InvalidRequest for an unknown role or mode, and for changes since another view than ``before``.
+    """
+    view = view_from_pb(message)
+    if not message.base_revision:
+        return view
+    if message.base_revision != before.revision:
+        raise InvalidRequest(
+            "a view of the cluster tells changes since a view that was not told",
+            expected=f"changes since revision {before.revision}",
+            actual=f"changes since revision {message.base_revision}",
+        )
+    other = {(member.role, member.index) for member in view.members}
+    other.update((role_from_pb(place.role), place.index) for place in message.gone)
+    same = (member for member in before.members if (member.role, member.index) not in other)
+    members = sorted((*same, *view.members), key=lambda member: (member.role.value, member.index))
+    return replace(view, members=tuple(members))
 
 
 def closed_model_to_pb(worker: Member, ask: ClosedModelAsk, wait_seconds: float) -> pb.CloseModelRequest:
