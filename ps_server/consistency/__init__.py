@@ -1,6 +1,15 @@
 """When a push is applied and a pull is answered: the consistency modes, decided without tensors, threads or clocks."""
 
-from ps_server.consistency.events import ParticipantStatus, Position, PushDecision, PushInfo, Round, Verdict, WorkerKey
+from ps_server.consistency.events import (
+    OUTCOMES,
+    ParticipantStatus,
+    Position,
+    PushDecision,
+    PushInfo,
+    Round,
+    Verdict,
+    WorkerKey,
+)
 from ps_server.consistency.parked_pulls import ParkedPulls
 from ps_server.consistency.tracker import LIMIT, Tracker
 from ps_server.consistency.tracker_state import FAILED, TrackerState
@@ -8,6 +17,7 @@ from ps_server.consistency.tracker_state import FAILED, TrackerState
 __all__ = [
     "FAILED",
     "LIMIT",
+    "OUTCOMES",
     "ParkedPulls",
     "ParticipantStatus",
     "Position",

@@ -70,6 +70,17 @@ class Verdict(enum.Enum):
     SKIP = "skipped"
 
 
+OUTCOMES = {
+    Verdict.APPLY: "APPLIED",
+    Verdict.HOLD: "APPLIED",
+    Verdict.DUPLICATE: "DUPLICATE",
+    Verdict.LATE: "LATE",
+    Verdict.STALE: "STALE",
+    Verdict.SKIP: "SKIPPED",
+}
+"""What a worker is told when its push is answered, unless that says more."""
+
+
 @dataclass(frozen=True, slots=True)
 class PushDecision:
     """The verdict on one push, and why."""

@@ -1,6 +1,6 @@
 """The judge is not blind: with one rule broken on purpose in the shipped code, some seed shows it."""
 
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from types import SimpleNamespace
 
 from ps_protocol.errors import StorageFull, UnknownModel
@@ -62,11 +62,11 @@ def test_persisted_state_that_counts_held_pushes_loses_them(monkeypatch):
 
 
 def test_an_answer_before_the_log_is_seen(monkeypatch):
-    @asynccontextmanager
     async def at_once(self, *, quick=False, trace=None):
-        yield SimpleNamespace(version=self._working.newest.version, region=self._working.replica.region)
+        version, region = self._working.newest.version, self._working.replica.region
+        return SimpleNamespace(version=version, region=region, give_back=lambda *, quick: None)
 
-    monkeypatch.setattr(ShardModel, "published", at_once)
+    monkeypatch.setattr(ShardModel, "take_published", at_once)
     assert shown(
         ("not in its log", "instead of the sum of its log"), SEEDS, durable=True, fsync=True, sync_seconds=0.05
     )

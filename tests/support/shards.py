@@ -142,9 +142,12 @@ class TestShard:
 
     def take(self, model: ShardModel, *, quick: bool = False) -> tuple[Published, Callable[[], None]]:
         """The newest published, and how to give it back."""
-        taking = model.published(quick=quick)
-        published = self.loop.run(taking.__aenter__())
-        return published, lambda: self.loop.run(taking.__aexit__(None, None, None))
+        published = self.loop.run(model.take_published(quick=quick))
+
+        async def give_back() -> None:
+            published.give_back(quick=quick)
+
+        return published, lambda: self.loop.run(give_back())
 
     def model(self, name: str = "model") -> ShardModel:
         return self.loop.run(self.registry.model(name))

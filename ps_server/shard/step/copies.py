@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -38,8 +38,20 @@ class CopiedModel(ABC):
         """Whether it has values."""
 
     @abstractmethod
-    def published(self, *, quick: bool = False) -> AbstractAsyncContextManager[Published]:
-        """Parameters and buffers after everything decided so far. ``quick``: read from shared memory."""
+    async def take_published(self, *, quick: bool = False) -> Published:
+        """Parameters and buffers after everything decided so far, which the caller gives back once they are read.
+
+        ``quick``: they are read from shared memory. Raises what stopped the model.
+        """
+
+    @asynccontextmanager
+    async def published(self) -> AsyncIterator[Published]:
+        """As ``take_published``, given back at the end of the block."""
+        published = await self.take_published()
+        try:
+            yield published
+        finally:
+            published.give_back(quick=False)
 
     @asynccontextmanager
     async def save(self, slices: Collection[int] | None = None) -> AsyncIterator[tuple[Published, list[StateEntry]]]:

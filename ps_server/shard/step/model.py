@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -321,12 +320,13 @@ class ShardModel(CopiedModel):
         await self._applier.covered()
         self.gate.check()
 
-    @asynccontextmanager
-    async def published(self, *, quick: bool = False, trace: ServedPush | None = None) -> AsyncIterator[Published]:
-        """Parameters and buffers after everything decided so far. ``quick``: read from shared memory.
+    @property
+    def is_settled(self) -> bool:
+        """Whether everything decided so far has been done."""
+        return self._working.newest.ready.done()
 
-        ``trace``: of the push that they answer.
-        """
+    async def take_published(self, *, quick: bool = False, trace: ServedPush | None = None) -> Published:
+        """As CopiedModel. ``trace``: of the push that they answer."""
         if self.gate.closed:
             self.gate.check()
         published = self._working.newest
@@ -337,9 +337,10 @@ class ShardModel(CopiedModel):
             await self._applier.covered(trace)
             if self.gate.closed:
                 self.gate.check()
-            yield published
-        finally:
+        except BaseException:
             published.give_back(quick=quick)
+            raise
+        return published
 
     async def spare_memory(self) -> None:
         """Before a region is taken for gradients: wait while the model itself takes one more than workers need."""

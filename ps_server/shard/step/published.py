@@ -28,7 +28,8 @@ class Published:
         self.takers = 0
         #: Takers that read at the rate of a network.
         self._slow = 0
-        self._unread = threading.Event()
+        #: Set by the last taker, once the executor waits for that.
+        self._unread: threading.Event | None = None
         self._pool = pool
         self._left_to_readers = False
 
@@ -39,7 +40,6 @@ class Published:
 
     def take(self, *, quick: bool) -> None:
         """One taker more; ``quick``: one that reads from shared memory."""
-        self._unread.clear()
         self.takers += 1
         self._slow += not quick
 
@@ -48,8 +48,10 @@ class Published:
         self.takers -= 1
         self._slow -= not quick
         if self.takers == 0:
-            self._unread.set()
-        self._give_region()
+            if self._unread is not None:
+                self._unread.set()
+            if self._left_to_readers:
+                self._give_region()
 
     def still_read(self, *, patient: bool) -> bool:
         """In the executor, when it is not taken any more: whether it is still read.
@@ -58,18 +60,20 @@ class Published:
         that are quick.
         """
         if self.takers and patient and not self._slow:
-            self._unread.wait(_PATIENCE_SECONDS)
+            self._unread = threading.Event()
+            if self.takers:  # asked after the event is there for the last of them
+                self._unread.wait(_PATIENCE_SECONDS)
         return self.takers > 0
 
     def leave_to_readers(self) -> None:
         """The model continues in another region: this one returns to the pool with its last taker."""
         self._left_to_readers = True
-        self._give_region()
+        if self.takers == 0:
+            self._give_region()
 
     def _give_region(self) -> None:
-        if self._left_to_readers and self.takers == 0:
-            self._left_to_readers = False
-            self._pool.give(self.region)
+        self._left_to_readers = False
+        self._pool.give(self.region)
 
 
 class CopyInProgress:

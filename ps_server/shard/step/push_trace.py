@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import monotonic_ns
 
 from ps_protocol.tracing.rows import SERVED
@@ -17,11 +18,19 @@ class PushTracing:
         self._shard = shard
         self._track = f"worker {worker.rank}, model {model}"
         self._said: Attributes = {"model": model, "rank": worker.rank, "shard": shard}
+        self._unanswered: set[ServedPush] = set()
 
     def begin(self, traceparent: str, begin_ns: int) -> ServedPush:
         """The push of ``traceparent`` has been received whole; its header came at ``begin_ns``."""
         span = self._tracer.begin("push", self._track, begin_ns, self._said, traceparent)
-        return ServedPush(span, self._shard, begin_ns)
+        push = ServedPush(span, self._shard, begin_ns, self._unanswered.discard)
+        self._unanswered.add(push)
+        return push
+
+    def close(self) -> None:
+        """The stream has ended: what is not answered never will be."""
+        for push in list(self._unanswered):
+            push.end("not answered: the stream ended")
 
 
 class ServedPush:
@@ -33,6 +42,7 @@ class ServedPush:
     __slots__ = (
         "_apply",
         "_begin_ns",
+        "_ended",
         "_ended_ns",
         "_log",
         "_may_go_ns",
@@ -45,7 +55,9 @@ class ServedPush:
         "_waiting_ns",
     )
 
-    def __init__(self, span: TraceSpan, shard: int, begin_ns: int) -> None:
+    def __init__(self, span: TraceSpan, shard: int, begin_ns: int, ended: Callable[[ServedPush], None]) -> None:
+        """``ended`` is called at its end."""
+        self._ended = ended
         #: None: it has ended.
         self._span: TraceSpan | None = span
         self._shard = shard
@@ -86,6 +98,7 @@ class ServedPush:
     def end(self, outcome: str) -> None:
         """The push is answered, or never will be."""
         span, self._span = self._span, None
+        self._ended(self)
         self._ended_ns = now = monotonic_ns()
         if span is not None:
             span.later(self)

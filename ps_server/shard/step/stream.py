@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from ps_protocol.cluster.answers import RowsAnswer, StepAnswer, WaitingAnswer
+from ps_protocol.cluster.answers import StepAnswer, WaitingAnswer
 from ps_protocol.cluster.requests import (
     ArriveRequest,
     FetchRequest,
@@ -23,16 +23,18 @@ from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InvalidRequest, NonFiniteGradient, StorageFull, TableFull
 from ps_protocol.tracing.tracer import Tracer
 from ps_protocol.wire.formats import RAW, Wire
-from ps_server.consistency import LIMIT, Position, PushInfo, Verdict, WorkerKey
+from ps_protocol.wire.socket_messages import INLINE_BYTES
+from ps_server.consistency import LIMIT, OUTCOMES, Position, PushInfo, Verdict, WorkerKey
 from ps_server.shard.byte_budget import ByteBudgets
 from ps_server.shard.counters import Counters
 from ps_server.shard.execution.tasks import run_together
+from ps_server.shard.step.lookups import StreamLookups
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.published import Published, UnchangedSlices
 from ps_server.shard.step.push import IncomingPush
 from ps_server.shard.step.push_reader import PushReader, StreamCodec
 from ps_server.shard.step.push_trace import PushTracing, ServedPush
-from ps_server.shard.step.pushed_rows import RequestedLookup, wanted
+from ps_server.shard.step.pushed_rows import RequestedLookup
 from ps_server.shard.transport.base import ServerTransport
 
 logger = logging.getLogger(__name__)
@@ -45,23 +47,20 @@ PIPELINE_DEPTH = 4
 
 _MAX_PHASE = LIMIT - 1
 
-_OUTCOMES = {
-    Verdict.APPLY: "APPLIED",
-    Verdict.HOLD: "APPLIED",
-    Verdict.DUPLICATE: "DUPLICATE",
-    Verdict.LATE: "LATE",
-    Verdict.STALE: "STALE",
-    Verdict.SKIP: "SKIPPED",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What the writer still has to send to a worker that asked for the newest parameters."""
+    """A worker asked for the newest parameters."""
+
+
+_Asked = IncomingPush | Fetched | RequestedLookup
 
 
 class StepStream:
-    """One open stream, served by one handler: a task reads pushes, another writes their answers in order."""
+    """One open stream, served by one handler: a task reads pushes, another writes their answers in order.
+
+    A small push that waits for nothing is answered by the reading task itself.
+    """
 
     def __init__(
         self,
@@ -81,10 +80,7 @@ class StepStream:
         limit the bytes of rows and pushes on their way. ``tracer`` records the pushes that workers trace.
         """
         budgets = budgets or ByteBudgets.of()
-        self._answer_budget = budgets.answers
         self._tracing = PushTracing(tracer, worker, model.name, model.layout.shard) if tracer else None
-        #: Traced pushes without an answer.
-        self._traces: set[ServedPush] = set()
         self._transport = transport
         self._model = model
         self._worker = worker
@@ -99,7 +95,13 @@ class StepStream:
         self._replied = asyncio.Event()
         self._replied.set()
         self._reader = PushReader(transport, model, worker, counters, self._codec, self._replied, budgets)
-        self._answers: asyncio.Queue[IncomingPush | Fetched | RequestedLookup | None] = asyncio.Queue(PIPELINE_DEPTH)
+        self._lookups = StreamLookups(
+            transport, model, worker, counters, self._reader, budgets.answers, self._wait_for_mode
+        )
+        self._answers: asyncio.Queue[_Asked | None] = asyncio.Queue(PIPELINE_DEPTH)
+        #: Handed to the writing task and not answered yet.
+        self._unanswered = 0
+        self._is_small = model.layout.region_bytes <= INLINE_BYTES
 
     async def run(self, *others: Coroutine[Any, Any, None]) -> None:
         """Serve until the worker sends its last, goes away, or one of ``others`` ends. Raises PsError."""
@@ -110,15 +112,15 @@ class StepStream:
             logger.debug("the stream of %s ended: %s", self._worker, error)
         finally:
             self._reader.discard()
-            for trace in self._traces:
-                trace.end("not answered: the stream ended")
+            if self._tracing is not None:
+                self._tracing.close()
 
     async def push_once(self) -> StepAnswer:
         """Read one push and decide it, without waiting for parameters. Raises PsError, ConnectionError."""
         try:
             while (message := await self._transport.receive()) is not None:
                 push = await self._take(message)
-                if push is not None:
+                if isinstance(push, IncomingPush):
                     push.decision = await self._model.push(push)
                     await self._model.settled()
                     return settled_answer(push, self._model)
@@ -130,14 +132,20 @@ class StepStream:
 
     async def _read(self) -> None:
         while (message := await self._transport.receive()) is not None:
-            push = await self._take(message)
-            if push is not None:
-                await self._decide(push)
-                await self._answers.put(push)
-                del push  # no memory of it is kept until the next one comes
+            asked = await self._take(message)
+            if isinstance(asked, IncomingPush):
+                await self._decide(asked)
+                if self._is_prompt(asked):
+                    await self._answer_push(asked)
+                    asked = None
+            if asked is not None:
+                self._unanswered += 1
+                await self._answers.put(asked)
+            del asked  # no memory of it is kept until the next one comes
         await self._answers.put(None)
 
-    async def _take(self, message: StepRequest) -> IncomingPush | None:
+    async def _take(self, message: StepRequest) -> _Asked | None:
+        """Receive what belongs to ``message``; returns what is to be answered."""
         match message:
             case PushHeader():
                 if self._tracing is not None and message.traceparent:
@@ -151,10 +159,9 @@ class StepStream:
                 self._transport.released()
             case FetchRequest():
                 self._model.values.require()
-                await self._answers.put(Fetched())
+                return Fetched()
             case LookupHeader():
-                self._model.values.require()
-                await self._answers.put(await self._requested(message))
+                return await self._lookups.take(message)
             case _:
                 raise InvalidRequest(
                     "not a message of an open step stream",
@@ -167,7 +174,6 @@ class StepStream:
         begin_ns = time.monotonic_ns()
         push = await self._reader.read(header)
         push.trace = tracing.begin(header.traceparent, begin_ns)
-        self._traces.add(push.trace)
         return push
 
     def _arrive(self, phase: int) -> None:
@@ -177,19 +183,6 @@ class StepStream:
                 "the phase of a barrier is out of range", expected=f"a phase below {_MAX_PHASE}", actual=str(phase)
             )
         self._model.arrive(self._worker, phase)
-
-    async def _requested(self, lookup: LookupHeader) -> RequestedLookup:
-        """Take the ids of a lookup. Raises InvalidRequest, ConnectionError."""
-        asked = wanted(lookup.tables, self._model.layout)
-        await self._reader.receive(lookup.payload, [asked.buffer])
-        if lookup.position is None:
-            return RequestedLookup(lookup.number, asked, None)
-        phase, clock = lookup.position
-        if clock < 1:
-            raise InvalidRequest(
-                "a lookup does not name the push it is for", expected="a clock from 1", actual=str(clock)
-            )
-        return RequestedLookup(lookup.number, asked, Position(phase, clock - 1))
 
     async def _decide(self, push: IncomingPush) -> None:
         try:
@@ -201,36 +194,55 @@ class StepStream:
         self._counters.staleness = decision.staleness
         self._counters.dropped += decision.verdict in (Verdict.LATE, Verdict.STALE)
 
+    def _is_prompt(self, push: IncomingPush) -> bool:
+        """Whether the answer to ``push`` can be sent now, and is sent at once."""
+        return (
+            self._is_small
+            and not self._unanswered
+            and push.decision is not None
+            and self._model.is_settled
+            and self._blocker(push.info.position, push.ahead) is None
+        )
+
     # -- the writing task
 
     async def _write(self) -> None:
-        while (answer := await self._answers.get()) is not None:
-            if isinstance(answer, Fetched):
+        while (asked := await self._answers.get()) is not None:
+            if isinstance(asked, Fetched):
                 await self._reply(StepAnswer(with_buffers=True))
-            elif isinstance(answer, RequestedLookup):
-                await self._rows(answer)
-            elif answer.decision is None or answer.push_only:
-                await self._model.settled()
-                settled = settled_answer(answer, self._model)
-                self._counters.dropped += answer.decision is not None and settled.error is not None
-                await self._transport.send(settled)
-                self._end_trace(answer.trace, settled)
+            elif isinstance(asked, RequestedLookup):
+                await self._lookups.answer(asked)
             else:
-                if answer.trace is not None:
-                    answer.trace.has_turn()
-                waited_seconds, reason = await self._wait_for_mode(answer.info.position, answer.ahead)
-                result = self._with_differences(answer_to(answer, self._model))
-                result.waited_seconds = waited_seconds
-                if answer.trace is not None:
-                    answer.trace.may_go(reason)
-                    result.waited_for = reason
-                await self._reply(result, answer.info, answer.trace)
-                self._end_trace(answer.trace, result)
+                await self._answer_push(asked)
+            self._unanswered -= 1
+            del asked
 
-    def _end_trace(self, trace: ServedPush | None, answer: StepAnswer) -> None:
-        if trace is not None:
-            trace.end(answer.outcome)
-            self._traces.remove(trace)
+    async def _answer_push(self, push: IncomingPush) -> None:
+        """In the task that answers now: the writing one, or the reading one while the other has nothing to do."""
+        if push.decision is None or push.push_only:
+            await self._model.settled()
+            settled = settled_answer(push, self._model)
+            self._counters.dropped += push.decision is not None and settled.error is not None
+            await self._transport.send(settled)
+            if push.trace is not None:
+                push.trace.end(settled.outcome)
+            return
+        if push.trace is not None:
+            push.trace.has_turn()
+        waited_seconds, reason = await self._wait_for_mode(push.info.position, push.ahead)
+        result = self._with_differences(answer_to(push, self._model))
+        result.waited_seconds = waited_seconds
+        if push.trace is not None:
+            push.trace.may_go(reason)
+            result.waited_for = reason
+        await self._reply(result, push.info, push.trace)
+        if push.trace is not None:
+            push.trace.end(result.outcome)
+
+    def _blocker(self, position: Position, ahead: int) -> str | None:
+        """What a pull at ``position`` waits for; None: nothing."""
+        tracker = self._model.tracker
+        return tracker.blocker(tracker.pull_position(position, ahead) if ahead else position)
 
     def _with_differences(self, answer: StepAnswer) -> StepAnswer:
         if self._model.differences.known:
@@ -239,14 +251,14 @@ class StepStream:
             self._told = len(found)
         return answer
 
-    async def _wait_for_mode(self, position: Position, ahead: int) -> tuple[float, str]:
+    async def _wait_for_mode(self, position: Position, ahead: int = 0) -> tuple[float, str]:
         """Wait until a pull at ``position`` may be answered; sends a Waiting message now and then.
 
         Returns for how many seconds, and what it waited for first.
         """
         tracker, began, first = self._model.tracker, 0.0, ""
         # Asked again each time: the mode may have changed meanwhile.
-        while reason := tracker.blocker(tracker.pull_position(position, ahead) if ahead else position):
+        while reason := self._blocker(position, ahead):
             began, first = began or time.perf_counter(), first or reason
             try:
                 async with asyncio.timeout(WAITING_SECONDS):
@@ -259,27 +271,14 @@ class StepStream:
         self._model.times.wait.observe(seconds)
         return seconds, first
 
-    async def _rows(self, asked: RequestedLookup) -> None:
-        if asked.position is not None:
-            await self._wait_for_mode(asked.position, 0)
-        room = self._transport.room(asked.wanted.rows_bytes)
-        # Not before the mode lets it be answered: a waiting worker would hold what the others need.
-        async with self._answer_budget.taken(self._worker, 0 if room is not None else asked.wanted.rows_bytes):
-            try:
-                version, rows = await self._model.rows.look_up(asked.wanted, room)
-            except InvalidRequest as error:
-                await self._transport.send_payload(RowsAnswer(asked.number, error=error), [])
-                return
-            await self._transport.send_rows(RowsAnswer(asked.number, version), rows, in_room=room is not None)
-        self._counters.traffic[self._transport.kind].sent += len(rows)
-
     async def _reply(self, answer: StepAnswer, info: PushInfo | None = None, trace: ServedPush | None = None) -> None:
         self._replied.clear()
         began = time.perf_counter()
         # Read first: what is published holds these changes at least.
         number = self._model.last_changes.number
         try:
-            async with self._model.published(quick=self._quick, trace=trace) as published:
+            published = await self._model.take_published(quick=self._quick, trace=trace)
+            try:
                 if answer.sequence and self._model.failpoints.armed:
                     self._model.failpoints.hit("after_apply_before_reply")
                 answer.version = published.version
@@ -291,8 +290,10 @@ class StepStream:
                 if answer.sequence and not raw:
                     answer.absent = self._kept.unchanged()
                 await send_published(self._transport, answer, published, self._model, self._counters, self._codec)
-                self._kept.sent(number, raw=raw)
-                self._model.times.reply.observe(time.perf_counter() - began)
+            finally:
+                published.give_back(quick=self._quick)
+            self._kept.sent(number, raw=raw)
+            self._model.times.reply.observe(time.perf_counter() - began)
         finally:
             self._replied.set()
 
@@ -323,7 +324,7 @@ def answer_to(push: IncomingPush, model: ShardModel) -> StepAnswer:
     answer = StepAnswer(info.sequence, "REFUSED", tracker.version, clock=info.position.clock, error=push.error)
     if decision is None:
         return answer
-    answer.outcome = _OUTCOMES[decision.verdict]
+    answer.outcome = OUTCOMES[decision.verdict]
     answer.staleness = model.staleness.get(info.worker.rank, 0)
     if decision.verdict is Verdict.HOLD and not tracker.may_pull(info.position):
         answer.outcome = "PENDING"
