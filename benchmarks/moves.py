@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import torch
 
 from benchmarks import ours, report
 from benchmarks.cluster import BenchCluster, running_cluster
@@ -26,22 +27,41 @@ from ps_protocol.client.coordinator import CoordinatorClient
 _TURN = 5
 """Steps between two looks at whether the move is over."""
 
+_OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "sgd": {},
+    "momentum": {"momentum": 0.9},
+    "adam": {"optimizer": torch.optim.Adam},
+}
+"""What the worker is given: without state, with one tensor of it, with two."""
+
 
 @click.command()
 @click.option("--nbytes", type=click.IntRange(4), default=512 * MB, show_default=True, help="Bytes of parameters.")
 @click.option("--tensors", type=click.IntRange(2), default=64, show_default=True, help="Variables they are cut into.")
 @click.option("--batch-mb", type=click.IntRange(0), default=0, show_default=True, help="As of psctl move.")
 @click.option("--transports", default="shm,grpc", show_default=True)
+@click.option("--durability", default="memory,durable", show_default=True)
+@click.option("--optimizer", type=click.Choice(list(_OPTIMIZERS)), default="sgd", show_default=True)
 @click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="Where shards keep their data.")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write JSON here.")
-def main(nbytes: int, tensors: int, batch_mb: int, transports: str, folder: Path | None, output: Path | None) -> None:
+def main(
+    nbytes: int,
+    tensors: int,
+    batch_mb: int,
+    transports: str,
+    durability: str,
+    optimizer: str,
+    folder: Path | None,
+    output: Path | None,
+) -> None:
     """Steps of one worker while a third shard is added to two, and while the first is drained."""
     found: dict[str, Any] = {"machine": report.machine(), "bytes": nbytes}
     with tempfile.TemporaryDirectory(prefix="ps-moves-", dir=folder) as root:
         for transport in transports.split(","):
-            for kind in ("memory", "durable"):
-                with trained(Path(root), kind, transport, nbytes, tensors) as job:
-                    found[f"{transport}, {kind}"] = moved(job, f"{transport}, {kind}", batch_mb * MB)
+            for kind in durability.split(","):
+                name = f"{transport}, {kind}, {optimizer}"
+                with trained(Path(root), kind, transport, nbytes, tensors, optimizer) as job:
+                    found[name] = moved(job, name, batch_mb * MB)
     if output:
         output.write_text(json.dumps(found, indent=2) + "\n")
 
@@ -57,13 +77,15 @@ class _Job:
 
 
 @contextmanager
-def trained(root: Path, kind: str, transport: str, nbytes: int, tensors: int) -> Iterator[_Job]:
+def trained(root: Path, kind: str, transport: str, nbytes: int, tensors: int, optimizer: str) -> Iterator[_Job]:
     """Two shards and one worker, all processes of their own."""
     place = root / f"{transport}-{kind}"
     options = ["--data-dir", str(place), "--log-mb", "2048"] if kind == "durable" else []
     with ExitStack() as stack:
         cluster = stack.enter_context(running_cluster(shards=2, options=options))
-        worker = stack.enter_context(Child(ours.worker, 0, cluster.address, transport, nbytes, tensors, {}))
+        worker = stack.enter_context(
+            Child(ours.worker, 0, cluster.address, transport, nbytes, tensors, _OPTIMIZERS[optimizer])
+        )
         worker.ready()
         yield _Job(cluster, Crew([worker]))
     shutil.rmtree(place, ignore_errors=True)

@@ -126,10 +126,12 @@ class Disturbed(Exception):
 def worker(
     rank: int, address: str, transport: str | None, nbytes: int, tensors: int, arguments: dict[str, Any]
 ) -> Iterator[Loop]:
-    """The role of a process that is timed. ``arguments`` go to ``connection.optimizer``."""
+    """The role of a process that is timed. ``arguments`` go to ``connection.optimizer``; "optimizer": not SGD."""
+    arguments = {"lr": 1e-6} | arguments
+    kind = arguments.pop("optimizer", torch.optim.SGD)
     with connected(address, rank, transport) as connection, undisturbed() as check:
         model = Flat(nbytes, tensors)
-        optimizer = connection.optimizer(torch.optim.SGD, model, **({"lr": 1e-6} | arguments))
+        optimizer = connection.optimizer(kind, model, **arguments)
         model.set_gradients()
         own = [weight.grad for weight in model.weights]
         optimizer.zero_grad(set_to_none=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -10,13 +10,19 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ps_protocol.model.layout import Layout
+from ps_protocol.model.layout import Layout, Range
 from ps_server.optimizers.state import StateEntry, StateKey
+from ps_server.optimizers.state_memory import StateMemory
 from ps_server.state.blocks import block_numbers
 from ps_server.state.region import Region
+from ps_server.state.shifts import Shift, shifts
 
 #: What torch remembers of a segment besides tensors of its size: equal histories step alike.
 _History = tuple[tuple[str, str], ...]
+
+
+#: By slice index and name.
+State = Mapping[int, Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +70,8 @@ class Arena:
         numbers = block_numbers(layout)
         self._blocks = [numbers[index] for index in self._indexes]
         self._slices = [span for _, span in members]
-        self._flat: dict[str, Tensor] = {}
+        self._reserved = layout.largest_arenas[number] // self.key.dtype.itemsize
+        self._flat: dict[str, StateMemory] = {}
         self.segments = self._singles() if whole else self._one_per_block()
 
     def arrange(self, optimizer: Optimizer, absent: frozenset[int]) -> bool:
@@ -116,9 +123,6 @@ class Arena:
             for name, tensor in state.items():
                 if tensor.dim() == 0:
                     continue
-                if name not in self._flat and len(self.segments) == 1:
-                    self._flat[name] = tensor
-                    continue
                 home = self._home(name, tensor.dtype, segment.first, segment.last)
                 if home.data_ptr() != tensor.data_ptr():
                     state[name] = home.copy_(tensor)
@@ -133,8 +137,8 @@ class Arena:
                         tensor = self._home(name, tensor.dtype, at, at + 1).view(self._slices[at].shape)
                     yield StateKey(self._indexes[at], name), tensor
 
-    def load(self, optimizer: Optimizer, found: Mapping[int, Mapping[str, Tensor]], counters: frozenset[str]) -> None:
-        """Replace all state by ``found`` (by slice index and name, checked); slices not in it start without state.
+    def load(self, optimizer: Optimizer, found: State, counters: frozenset[str]) -> None:
+        """Replace all state by ``found`` (checked); slices not in it start without state.
 
         ``counters`` names the state that is one number per parameter, such as "step".
         """
@@ -143,13 +147,78 @@ class Arena:
         self._flat.clear()
         self.segments = self._singles()
         for segment in self.segments:
-            for name, tensor in found.get(self._indexes[segment.first], {}).items():
-                if self._whole or name in counters:
-                    value = tensor.clone()
-                else:
-                    value = self._home(name, tensor.dtype, segment.first, segment.last).copy_(tensor.flatten())
-                optimizer.state[segment.parameter][name] = value
+            self._put(optimizer, segment, found, counters)
         self.arrange(optimizer, frozenset())
+
+    def follow(
+        self,
+        before: Arena,
+        was: Optimizer,
+        optimizer: Optimizer,
+        staying: Mapping[int, int],
+        found: State,
+        counters: frozenset[str],
+    ) -> None:
+        """Begin with the state that ``before``, of optimizer ``was``, has of slices ``staying``, and with ``found``.
+
+        ``staying``: slice index there to slice index here. Its memory is used again where it can be; ``before`` has no
+        state afterwards. ``found`` and ``counters`` as in ``load``.
+        """
+        places = {index: at for at, index in enumerate(self._indexes)}
+        pairs = [(at, places[staying[index]]) for at, index in enumerate(before._indexes) if index in staying]
+        self._flat = {name: self._followed(before, memory, pairs) for name, memory in before._flat.items()}
+        before._flat = {}
+        states: dict[int, Mapping[str, Tensor]] = {}
+        for segment in before.segments:
+            state = was.state.pop(segment.parameter, {})
+            states |= dict.fromkeys(range(segment.first, segment.last), state)
+        sources = {here: states[there] for there, here in pairs}
+        self.segments = [self._cut(optimizer, sources.get(at, {}), at, at + 1) for at in range(len(self._slices))]
+        for segment in self.segments:
+            if segment.first not in sources:
+                self._put(optimizer, segment, found, counters)
+        self.arrange(optimizer, frozenset())
+
+    def expect(self, names: Mapping[str, torch.dtype], size_bytes: int) -> None:
+        """Have memory for the state of an arena of ``size_bytes``; for ``names`` also where nothing is here yet.
+
+        From any thread. Raises OSError where the system has no room.
+        """
+        size = size_bytes // self.key.dtype.itemsize
+        if not self._slices and not self._whole:
+            for name, dtype in names.items():
+                self._memory(name, dtype)
+        for memory in list(self._flat.values()):
+            memory.touch(size)
+
+    def trim(self) -> None:
+        """Give back memory for state of slices that have left."""
+        for memory in self._flat.values():
+            memory.trim(self._size)
+
+    def _put(self, optimizer: Optimizer, segment: ArenaSegment, found: State, counters: frozenset[str]) -> None:
+        """Make what ``found`` has of one slice its state."""
+        for name, tensor in found.get(self._indexes[segment.first], {}).items():
+            if self._whole or name in counters:
+                value = tensor.clone()
+            else:
+                value = self._home(name, tensor.dtype, segment.first, segment.last).copy_(tensor.flatten())
+            optimizer.state[segment.parameter][name] = value
+
+    def _followed(self, before: Arena, memory: StateMemory, pairs: Sequence[tuple[int, int]]) -> StateMemory:
+        """``memory`` with the state of slices at their places here; ``pairs``: their numbers there and here."""
+        wanted = [Shift(*before._place(there, there + 1), self._place(here, here + 1)[0]) for there, here in pairs]
+        moves = shifts(wanted) if memory.fits(self._size) else None
+        if moves is None:
+            target = StateMemory(self._size, self._reserved, memory.dtype)
+            for each in wanted:
+                target.part(each.target, each.target + each.end - each.begin).copy_(memory.part(each.begin, each.end))
+            return target
+        memory.touch(self._size)
+        unmoved = {here for (_, here), each in zip(pairs, wanted, strict=True) if each.begin == each.target}
+        paddings = [self._padding(at) for at in range(len(self._slices)) if at not in unmoved]
+        memory.shift(moves, [(begin, end) for begin, end in paddings if begin < end])
+        return memory
 
     def _one_per_block(self) -> list[ArenaSegment]:
         runs = [list(run) for _, run in groupby(range(len(self._slices)), lambda at: self._blocks[at])]
@@ -172,7 +241,9 @@ class Arena:
 
     def _cut(self, optimizer: Optimizer, state: Mapping[str, Tensor], first: int, last: int) -> ArenaSegment:
         segment = self._segment(first, last)
-        if state:
+        if state and self._whole:
+            optimizer.state[segment.parameter] = dict(state)
+        elif state:
             optimizer.state[segment.parameter] = {
                 name: self._home(name, tensor.dtype, first, last) if tensor.dim() else tensor.clone()
                 for name, tensor in state.items()
@@ -181,12 +252,26 @@ class Arena:
 
     def _home(self, name: str, dtype: torch.dtype, first: int, last: int) -> Tensor:
         """The per-element state ``name`` of slices [first, last), as a view."""
-        item = self._span.key.dtype.itemsize
+        return self._memory(name, dtype).part(*self._place(first, last))
+
+    def _memory(self, name: str, dtype: torch.dtype) -> StateMemory:
         if name not in self._flat:
             # Zeros: padding that begins with anything else would not stay zero.
-            self._flat[name] = torch.zeros((self._span.end - self._span.begin) // item, dtype=dtype)
-        begin, end = self._slices[first].begin - self._span.begin, self._slices[last - 1].end - self._span.begin
-        return self._flat[name][begin // item : end // item]
+            self._flat[name] = StateMemory(self._size, self._reserved, dtype)
+        return self._flat[name]
+
+    @property
+    def _size(self) -> int:
+        return (self._span.end - self._span.begin) // self.key.dtype.itemsize
+
+    def _place(self, first: int, last: int) -> Range:
+        """Elements of slices [first, last) in the arena."""
+        item, start = self.key.dtype.itemsize, self._span.begin
+        return (self._slices[first].begin - start) // item, (self._slices[last - 1].end - start) // item
+
+    def _padding(self, at: int) -> Range:
+        item, start, span = self.key.dtype.itemsize, self._span.begin, self._slices[at]
+        return (span.end - start) // item, (span.padded_end - start) // item
 
 
 def _history(optimizer: Optimizer, segment: ArenaSegment) -> _History:

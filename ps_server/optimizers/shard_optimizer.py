@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -122,6 +122,30 @@ class ShardOptimizer:
         self._regroup()
         self._fused_step = None
 
+    def follow(self, before: ShardOptimizer, staying: Mapping[int, int], entries: Iterable[StateEntry]) -> None:
+        """Begin with what ``before`` has of the slices ``staying``, slice index there to slice index here.
+
+        And with ``entries`` for slices that have come. ``before``, of another layout of the model, has no state
+        afterwards. Memory for state is used again, where it can be. Raises as ``load_state``.
+        """
+        found = by_slice(self._layout, entries, self._expected)
+        for arena, left in zip(self._arenas, before._arenas, strict=True):
+            arena.follow(left, before._torch, self._torch, staying, found, self._counters(arena))
+        before._fused_step = None
+        self._odd_state = odd_counter(self.state()) is not None
+        self._regroup()
+
+    def expect(self, layout: Layout) -> None:
+        """Have memory for the state in the next ``layout``. From any thread. Raises OSError where there is no room."""
+        parameters = (span for span in layout.arenas if span.key.kind is Kind.PARAMETER)
+        for arena, span in zip(self._arenas, parameters, strict=True):
+            arena.expect(self._per_element(arena), span.end - span.begin)
+
+    def trim(self) -> None:
+        """Give back memory for state of slices that have left."""
+        for arena in self._arenas:
+            arena.trim()
+
     def _step(self, scale: float) -> None:
         groups = self._torch.param_groups
         rates = [group["lr"] for group in groups]
@@ -163,8 +187,17 @@ class ShardOptimizer:
         """Names of the state that is one number per parameter. Arenas that are never joined need not know."""
         if catalog.is_shaped(self._spec):
             return frozenset()
-        flat = catalog.expected_state(self._spec, self._declared, arena.key.group, arena.key.dtype, (1,))
+        flat = self._of_one_element(arena)
         return frozenset(name for name, (shape, _) in flat.items() if not shape)
+
+    def _per_element(self, arena: Arena) -> dict[str, torch.dtype]:
+        """Names and types of the state that is of the size of its slice."""
+        if catalog.is_shaped(self._spec):
+            return {}
+        return {name: dtype for name, (shape, dtype) in self._of_one_element(arena).items() if shape}
+
+    def _of_one_element(self, arena: Arena) -> Expected:
+        return catalog.expected_state(self._spec, self._declared, arena.key.group, arena.key.dtype, (1,))
 
     def _groups(self) -> list[list[Tensor]]:
         return [

@@ -135,9 +135,18 @@ class Replica:
         """The optimizer's state as views: valid until the next call."""
         return self._optimizer.state()
 
-    def forget_state(self) -> None:
-        """Free the optimizer's state: this replica is not used any more."""
-        self._optimizer.load_state(())
+    def follow(self, before: Replica, staying: Mapping[int, int], entries: Sequence[StateEntry]) -> None:
+        """Take over the optimizer state of ``before``, which is not used any more: see ``ShardOptimizer.follow``."""
+        self._optimizer.follow(before._optimizer, staying, entries)
+
+    def touch(self, layout: Layout) -> None:
+        """Have memory for the next ``layout``. From any thread. Raises OSError where there is no room."""
+        self.region.touch(layout.region_bytes)
+        self._optimizer.expect(layout)
+
+    def trim(self) -> None:
+        """Give back memory for state of slices that have left."""
+        self._optimizer.trim()
 
 
 def copy_region(source: Region, target: Region) -> None:

@@ -9,7 +9,6 @@ from ps_protocol.model.layout import Layout, SliceSpan
 from ps_protocol.model.spec import Consistency
 from ps_server.consistency import Tracker
 from ps_server.log.entries import StagedReshard
-from ps_server.optimizers.state import StateEntry, StateKey
 from ps_server.state.model_state import ModelState
 from ps_server.state.region import Region
 from ps_server.state.replica import Replica
@@ -50,12 +49,7 @@ def resharded(model: ModelState, shard: int) -> ModelState:
     for index, data in coming.items():
         span = layout.slices[index]
         replica.region.bytes[span.begin : span.end] = data
-    entries: list[StateEntry] = [
-        (StateKey(staying[key.slice_index], key.name), tensor)
-        for key, tensor in model.replica.state_views()
-        if key.slice_index in staying
-    ]
-    replica.load(None, [*entries, *pending.entries])
+    replica.follow(model.replica, staying, pending.entries)
     # Not copied: rows that stay are of any size.
     replica.tables = model.replica.tables
     for table, was, stays in zip(replica.tables, before.buckets, layout.buckets, strict=True):
@@ -64,7 +58,6 @@ def resharded(model: ModelState, shard: int) -> ModelState:
     for number, contents in pending.buckets:
         replica.tables[number].put(contents)
     model.moved = True
-    model.replica.forget_state()
     return ModelState(pending.shard_map, replica, _tracker(model, layout, pending), model.initialised)
 
 

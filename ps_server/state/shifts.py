@@ -1,4 +1,7 @@
-"""Moves slices inside one region to their places in the next layout, without a second region."""
+"""Moves slices inside one region to their places in the next layout, without a second region.
+
+``Shift`` and ``shifts`` are those of any memory in which slices move, also that of optimizer state.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,15 @@ from ps_server.state.region import Region
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """Bytes [begin, end) of a region that belong at ``target`` in its next layout."""
+    """Bytes [begin, end) of some memory that belong at ``target`` in its next layout."""
 
     begin: int
     end: int
     target: int
 
 
-def shifts(before: Layout, after: Layout, staying: Mapping[int, int]) -> list[Shift] | None:
-    """Where the bytes of ``staying`` go, slice index before to slice index after; not of those that stay in place.
+def shifts(wanted: Iterable[Shift]) -> list[Shift] | None:
+    """Those of ``wanted``, which are in order of ``begin``, that do not stay in place.
 
     In an order in which none overwrites what another still reads. None: there is no such order, for slices change
     places with each other.
@@ -28,15 +31,20 @@ def shifts(before: Layout, after: Layout, staying: Mapping[int, int]) -> list[Sh
     left: list[Shift] = []
     right: list[Shift] = []
     reached = 0
-    for old, new in sorted(staying.items()):
-        source, target = before.slices[old], after.slices[new]
-        if target.begin < reached:
+    for each in wanted:
+        if each.target < reached:
             return None
-        reached = target.end
-        if source.begin != target.begin:
+        reached = each.target + each.end - each.begin
+        if each.begin != each.target:
             # Order is kept: what goes to the left meets only the old places of what went before it, and so backwards.
-            (left if target.begin < source.begin else right).append(Shift(source.begin, source.end, target.begin))
+            (left if each.target < each.begin else right).append(each)
     return left + right[::-1]
+
+
+def slice_shifts(before: Layout, after: Layout, staying: Mapping[int, int]) -> list[Shift] | None:
+    """``shifts`` of the slices of a region that stay: slice index before to slice index after."""
+    pairs = ((before.slices[old], after.slices[new]) for old, new in sorted(staying.items()))
+    return shifts(Shift(source.begin, source.end, target.begin) for source, target in pairs)
 
 
 def shifted(region: Region, after: Layout, staying: Mapping[int, int]) -> Region | None:
@@ -45,7 +53,7 @@ def shifted(region: Region, after: Layout, staying: Mapping[int, int]) -> Region
     What is not in ``staying`` has any values. None, and nothing was changed: it takes another region. Raises OSError
     where the system has no memory, with nothing changed.
     """
-    moves = shifts(region.layout, after, staying)
+    moves = slice_shifts(region.layout, after, staying)
     if moves is None or (target := region.relaid(after)) is None:
         return None
     address = target.data.data_ptr()

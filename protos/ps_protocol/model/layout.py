@@ -121,6 +121,16 @@ class Layout:
         return sum(aligned(size) for size in sizes) + ALIGNMENT_BYTES * len(self.arenas)
 
     @cached_property
+    def largest_arenas(self) -> tuple[int, ...]:
+        """Bytes of each arena if it held every such slice of the model: no move makes it larger."""
+        variables, sizes = self.shard_map.spec.variables, {arena.key: 0 for arena in self.arenas}
+        for piece in self.shard_map.slices:
+            v = variables[piece.variable]
+            nbytes = (piece.row_end - piece.row_begin) * v.row_bytes
+            sizes[ArenaKey(v.kind, v.group, v.dtype)] += aligned(nbytes, self.shard_map.alignment_bytes)
+        return tuple(sizes.values())
+
+    @cached_property
     def parameter_slices(self) -> int:
         """How many of ``slices`` are parameters; they come first."""
         return sum(span.variable.kind is Kind.PARAMETER for span in self.slices)

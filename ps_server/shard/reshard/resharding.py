@@ -85,7 +85,7 @@ class Resharding:
             coming = coming_bytes(model.layout, layout)
             # What cannot be had now is asked for again when they come.
             with suppress(OSError, MemoryError):
-                await asyncio.to_thread(model.touch, layout.region_bytes)
+                await asyncio.to_thread(model.touch, layout)
                 await asyncio.to_thread(self._incoming.make, coming)
             if coming:
                 await self._context.log.reserve(coming)

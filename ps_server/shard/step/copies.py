@@ -90,10 +90,10 @@ class CopiedModel(ABC):
         if not self.gate.engaged and not self.gate.closed:
             await self._working.compact()
 
-    def touch(self, size_bytes: int) -> None:
-        """In a helper thread: have memory for a layout of this size, so that a move need not wait for it.
+    def touch(self, layout: Layout) -> None:
+        """In a helper thread: have memory for the next ``layout``, so that a move need not wait for it.
 
         Raises OSError where the system has none.
         """
-        self._working.touch(size_bytes)
-        self.lent.touch(size_bytes)
+        self._working.touch(layout)
+        self.lent.touch(layout.region_bytes)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.errors import InternalError
+from ps_protocol.model.layout import Layout
 from ps_protocol.model.tables import Ids
 from ps_server.log.entries import UpdateLog
 from ps_server.optimizers.state import StateEntry
@@ -83,10 +84,12 @@ class WorkingCopy:
         return replica
 
     async def compact(self) -> None:
-        """Continue in a smaller region where this one holds much more memory than the layout needs.
+        """Give back memory of slices that have left; continue in a smaller region where that takes one.
 
         Nobody changes the layout meanwhile. Raises OSError, MemoryError where there is no memory for both.
         """
+        replica = self.replica
+        await asyncio.wait([self._executor.submit(replica.trim, 0)])
         if self.replica.region.unused_bytes <= self.layout.region_bytes // UNUSED_PART:
             return
         target = await asyncio.to_thread(Region, self.layout)
@@ -94,11 +97,11 @@ class WorkingCopy:
             version = self.newest.version
             await asyncio.wait([self.change(version, lambda replica: _leave(replica, target), untouched=None)])
 
-    def touch(self, size_bytes: int) -> None:
-        """In a helper thread: have memory for a layout of this size. Raises OSError."""
+    def touch(self, layout: Layout) -> None:
+        """In a helper thread: have memory for the next ``layout``. Raises OSError."""
         if (replica := self._replica) is not None:
-            replica.region.touch(size_bytes)
-        self.pool.touch(size_bytes)
+            replica.touch(layout)
+        self.pool.touch(layout.region_bytes)
 
     def change(
         self,

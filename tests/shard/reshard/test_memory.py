@@ -18,7 +18,7 @@ from ps_server.state.lent_regions import LentRegions
 from ps_server.state.model_state import ModelState, new_model
 from ps_server.state.region import Region, RegionPool
 from ps_server.state.reshard import resharded
-from ps_server.state.shifts import shifts
+from ps_server.state.shifts import slice_shifts
 from tests.support.length import examples
 
 ANNA = WorkerKey(0, 7)
@@ -97,7 +97,7 @@ def test_what_stays_in_its_place_is_not_copied_and_what_comes_lies_behind_it():
     held, wanted = map_of(rows, [0, 0, 1, 1]), map_of(rows, [0, 0, 0, 1], epoch=2)
     model = filled(held)
     address = model.replica.region.data.data_ptr()
-    assert shifts(Layout.of(held, 0), Layout.of(wanted, 0), {0: 0, 1: 1}) == []
+    assert slice_shifts(Layout.of(held, 0), Layout.of(wanted, 0), {0: 0, 1: 1}) == []
     after = resharded(staged(model, wanted), 0)
     assert after.replica.region.data.data_ptr() == address
     check(after.replica.region)
@@ -109,7 +109,7 @@ def test_slices_that_change_places_take_another_region():
     # Of one type and kind, so that they are in one arena.
     same = replace(held.spec, variables=tuple(replace(v, dtype=DType.FLOAT32) for v in held.spec.variables))
     before, after = Layout.of(replace(held, spec=same), 0), Layout.of(replace(wanted, spec=same), 0)
-    assert shifts(before, after, {0: 1, 1: 0}) is None
+    assert slice_shifts(before, after, {0: 1, 1: 0}) is None
 
 
 def layouts(count: int = 4) -> list[Layout]:
