@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import logging
 import os
 from collections.abc import Callable, Coroutine, Sequence
@@ -229,6 +230,9 @@ def main(
 
 def _serving() -> Callable[[ShardConfig, asyncio.Event], Coroutine[Any, Any, None]]:
     """What runs a shard; imported only now, because torch takes seconds to import. Raises ConfigError without torch."""
+    # Modules stay: to look for garbage among them takes a fifth of the time, and later pushes would wait for it.
+    looked = gc.isenabled()
+    gc.disable()
     try:
         from ps_server.shard import process
     except ModuleNotFoundError as error:
@@ -237,6 +241,10 @@ def _serving() -> Callable[[ShardConfig, asyncio.Event], Coroutine[Any, Any, Non
         raise ConfigError(
             f"{error.name} is not installed, and a shard needs it", remedy="pip install 'torch-ps[server]'"
         ) from error
+    finally:
+        gc.freeze()
+        if looked:
+            gc.enable()
     return process.serve
 
 

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -32,7 +32,7 @@ from ps_server.cli.launcher.slurm.tasks import workers_of as workers_of_tasks
 from ps_server.cli.launcher.supervisor import JobPlan, Supervisor
 from ps_server.cli.options.checkpoint import checkpoint_config, checkpoint_options
 from ps_server.cli.options.cluster import CLUSTER_OPTIONS, cluster_options, given_flags
-from ps_server.cli.options.common import clean_errors, config_option, version_option
+from ps_server.cli.options.common import clean_errors, config_option, run_program, version_option
 from ps_server.cli.options.limits import every_limit_option, limit_flags
 from ps_server.cli.options.logs import format_option
 from ps_server.cli.options.mode import MODES, bound_options, consistency_of
@@ -341,5 +341,10 @@ def main(
     sys.exit(code)
 
 
+def program() -> NoReturn:
+    """The process of ps-run."""
+    run_program(main)
+
+
 if __name__ == "__main__":
-    main()
+    program()

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import click
 from rich.console import Console
@@ -20,7 +21,7 @@ from ps_protocol.security.settings import VARIABLES, SecuritySettings
 from ps_server.checkpoint.export.models import export as export_model
 from ps_server.checkpoint.export.tables import RowFormat
 from ps_server.checkpoint.read.checkpoint import Checkpoint
-from ps_server.cli.options.common import clean_errors, version_option
+from ps_server.cli.options.common import clean_errors, run_program, version_option
 from ps_server.cli.options.logs import LEVEL_VARIABLE, format_option
 from ps_server.cli.options.mode import MODES, bound_options, consistency_of
 from ps_server.cli.options.security import security_options
@@ -225,5 +226,10 @@ def verify(folder: Path, as_json: bool) -> None:
     tell({"folder": folder, "models": models}, f"{folder}: whole, with {', '.join(models)}", as_json)
 
 
+def program() -> NoReturn:
+    """The process of psctl."""
+    run_program(main)
+
+
 if __name__ == "__main__":
-    main()
+    program()
