@@ -60,7 +60,14 @@ class DeadlinePassed:
     """Event: ``Supervisor.deadline`` has passed."""
 
 
-Event = CoordinatorReady | Exited | Interrupted | DeadlinePassed
+@dataclass(frozen=True, slots=True)
+class WorkersWanted:
+    """Event: the coordinator asks for the workers of these ranks, which it has lost."""
+
+    ranks: tuple[int, ...]
+
+
+Event = CoordinatorReady | Exited | Interrupted | DeadlinePassed | WorkersWanted
 
 
 @dataclass(frozen=True, slots=True)

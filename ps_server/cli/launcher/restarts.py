@@ -44,5 +44,9 @@ class Restarts:
         self._short_runs[process] = lives
         return 0.0 if lives < 2 else min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** (lives - 2))
 
+    def age(self, process: ProcessName, now: float) -> float:
+        """Seconds since the last start of ``process``."""
+        return now - self._started[process]
+
     def _short(self, process: ProcessName, now: float) -> bool:
         return now - self._started[process] < SHORT_LIFE_SECONDS

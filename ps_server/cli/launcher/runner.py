@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.view import ClusterStatus
-from ps_protocol.errors import PsError
+from ps_protocol.errors import InvalidRequest, PsError
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import OFF, Security
 from ps_protocol.security.settings import SecuritySettings
@@ -33,6 +33,7 @@ from ps_server.cli.launcher.events import (
     Say,
     Send,
     StartProcess,
+    WorkersWanted,
 )
 from ps_server.cli.launcher.job_folder import JobFolder
 from ps_server.cli.launcher.output.progress import ProgressPoller
@@ -43,6 +44,7 @@ from ps_server.cli.launcher.programs import Programs
 from ps_server.cli.launcher.signals import SignalPipe
 from ps_server.cli.launcher.slurm.task_supervisor import TaskSupervisor
 from ps_server.cli.launcher.supervisor import ENDING, Stage, Supervisor
+from ps_server.cli.launcher.worker_requests import WorkerRequests
 from ps_server.private_files import open_private
 
 if TYPE_CHECKING:
@@ -73,11 +75,16 @@ class Runner:
     ) -> None:
         """``place``: where processes are started; None: on this machine, with ``job_folder`` as the job's own."""
         self._supervisor = supervisor
-        self._programs = programs
         self._screen = screen
         self._environment = environment
         self._log_dir = log_dir
         self._folder = tempfile.TemporaryDirectory(prefix="ps-run-")
+        #: None: lost workers are not started again, or the coordinator may be on another host.
+        self._requests = None
+        if place is None and isinstance(supervisor, Supervisor) and supervisor.restarts_workers:
+            self._requests = WorkerRequests(Path(self._folder.name))
+            programs = replace(programs, coordinator_flags=(*programs.coordinator_flags, *self._requests.flags))
+        self._programs = programs
         self._place: Place = place or ThisMachine(Path(self._folder.name), job_folder)
         self._progress_seconds = (LIVE_SECONDS if screen.interactive else LINE_SECONDS) if show_progress else None
         self._children: dict[ProcessName, JobProcess] = {}
@@ -203,7 +210,17 @@ class Runner:
         deadline = self._supervisor.deadline
         if deadline is not None and deadline <= time.monotonic():
             events.append(DeadlinePassed())
+        if ranks := self._wanted():
+            events.append(WorkersWanted(ranks))
         return events
+
+    def _wanted(self) -> tuple[int, ...]:
+        """The ranks of workers that the coordinator asks for."""
+        try:
+            return self._requests.take() if self._requests is not None else ()
+        except InvalidRequest as error:
+            self._screen.say(str(error))
+            return ()
 
     def _forget(self, child: JobProcess) -> None:
         del self._children[child.name]

@@ -1,4 +1,4 @@
-"""The options of leases, partitioning and limits, shared by ps-coordinator and ps-run."""
+"""The options of leases, partitioning, limits and moves, shared by ps-coordinator and ps-run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ CLUSTER_OPTIONS = (
     "lease_seconds",
     "heartbeat_seconds",
     "max_model_bytes",
+    "rebalance",
 )
 
 
@@ -66,6 +67,12 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
             show_default="64 GB",
             help="Limit of the bytes of values in all models together; a model above it is refused.",
         ),
+        click.option(
+            "--rebalance",
+            is_flag=True,
+            help="Move slices and rows by itself from a shard that has 1.5 times the mean traffic for 30 s to the one "
+            "that has least: 6 times an hour at most, and no more where it does not help.",
+        ),
     )
     for option in reversed(options):
         command = option(command)
@@ -75,4 +82,8 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def given_flags(context: click.Context) -> tuple[str, ...]:
     """The options among these that were set, on the command line, in the environment or a file, for a coordinator."""
     given = [name for name in CLUSTER_OPTIONS if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
-    return tuple(part for name in given for part in (f"--{name.replace('_', '-')}", str(context.params[name])))
+    found: list[str] = []
+    for name in given:
+        flag, value = f"--{name.replace('_', '-')}", context.params[name]
+        found += ([flag] * value) if isinstance(value, bool) else [flag, str(value)]
+    return tuple(found)

@@ -9,14 +9,8 @@ import click
 
 
 def elasticity_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the flags; the command gets them as ``rebalance``, ``engine``, ``engine_workers`` and ``engine_most``."""
+    """Add the flags; the command gets them as ``engine``, ``engine_workers`` and ``engine_most``."""
     options = (
-        click.option(
-            "--rebalance",
-            is_flag=True,
-            help="Move slices and rows by itself from a shard that has 1.5 times the mean traffic for 30 s to the one "
-            "that has least: 6 times an hour at most, and no more where it does not help.",
-        ),
         click.option(
             "--engine",
             metavar="ENGINE",

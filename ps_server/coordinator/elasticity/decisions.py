@@ -12,6 +12,8 @@ class JobLook:
 
     #: It trains: it has started and is not finished, and all shards are there.
     training: bool = True
+    #: It does not train until workers that were lost are there again.
+    waiting: bool = False
     #: By rank, the steps per second of each live worker; 0: it has not made any lately.
     speeds: Mapping[int, float] = field(default_factory=dict)
     #: By number, the bytes per second of each shard that holds something.

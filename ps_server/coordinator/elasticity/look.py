@@ -14,13 +14,15 @@ def look_of(status: ClusterStatus) -> JobLook:
     workers = [(entry, state_of(entry)) for entry in current_members(status, Role.WORKER)]
     shards = [entry for entry in current_members(status, Role.SHARD) if entry.member.index in view.used_shards]
     working = all(state_of(entry) == "live" for entry in shards) and len(shards) == len(view.used_shards)
+    lost = frozenset(entry.member.index for entry, state in workers if state in ("lost", "failed", "stopped"))
     return JobLook(
         training=view.started and not view.finished and working,
+        waiting=not view.started and not view.finished and working and bool(lost),
         speeds={
             entry.member.index: entry.stats.steps_per_second for entry, state in workers if state in ("live", "busy")
         },
         traffic={entry.member.index: entry.stats.bytes_per_second for entry in shards},
         moving=bool(view.moving),
-        lost=frozenset(entry.member.index for entry, state in workers if state in ("lost", "failed", "stopped")),
+        lost=lost,
         left=sum(state == "left" for _, state in workers),
     )

@@ -78,9 +78,9 @@ class ElasticPolicy:
         self._ask_from = float("-inf")
 
     def decide(self, look: JobLook, now: float) -> tuple[Decision, ...]:
-        """What follows from ``look``. Of a job that does not train, nothing does."""
+        """What follows from ``look``: nothing of a job that does not train, unless it waits for lost workers."""
         if not look.training:
-            return ()
+            return tuple(self._requests(look, now)) if look.waiting else ()
         return (*self._workers(look, now), *self._shards(look, now), *self._requests(look, now))
 
     def _workers(self, look: JobLook, now: float) -> Iterator[Decision]:

@@ -107,6 +107,31 @@ raise SystemExit(1 if first else 0)
     assert "(restart 1 of 1)" in done.stderr
 
 
+HANGS = """
+import time
+if not pathlib.Path('hangs').exists():
+    pathlib.Path('hangs').touch()
+    time.sleep(600)
+print('another life')
+"""
+
+
+def test_a_worker_that_hangs_is_started_again_when_the_coordinator_asks_for_it(job):
+    wants = '{"number": 1, "workers": 1, "ranks": [0]}'
+    done = job.run("--restart-workers", "1", script=HANGS, WANTS=wants)
+    assert done.returncode == 0
+    assert "worker 0 runs and is lost to the coordinator; it is killed" in done.stderr
+    assert "worker 0    | another life\n" in done.stdout
+
+
+def test_a_request_that_is_not_understood_is_told_and_nothing_is_killed(job):
+    script = HANGS.replace("time.sleep(600)", "\n    while not pathlib.Path('taken').exists(): time.sleep(0.02)")
+    done = job.run("--restart-workers", "1", script=script, WANTS="[]")
+    assert done.returncode == 0
+    assert "a request for workers is not understood" in done.stderr
+    assert "another life" in done.stdout
+
+
 def test_evaluators_finish_after_the_workers(job):
     script = """
 import select

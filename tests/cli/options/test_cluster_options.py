@@ -76,3 +76,13 @@ def test_a_key_that_is_no_option_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(launcher.main, ["--config", str(file), __file__])
     assert result.exit_code == 2
     assert "unknown keys: leases" in result.output
+
+
+def test_a_flag_without_a_value_is_passed_on(told: list[list[str]], tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    for given in ("--rebalance",), ():
+        CliRunner().invoke(launcher.main, [*given, str(script)])
+    assert [("--rebalance" in command) for command in told] == [True, False]
+    CliRunner().invoke(launcher.main, [str(script)], env={"PS_RUN_REBALANCE": "0"})
+    assert "--rebalance" not in told[-1]

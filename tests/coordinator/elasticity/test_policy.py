@@ -138,6 +138,12 @@ def test_workers_that_are_lost_are_asked_for_with_growing_pauses() -> None:
     assert texts(watched.see(100, workers(20, 20, 20))) == ["all 3 workers are there again"]
 
 
+def test_a_job_that_waits_for_lost_workers_asks_for_them_and_judges_nobody() -> None:
+    waits = replace(workers(20, 20, 1), training=False, waiting=True, lost=frozenset({3}))
+    (asked,) = Watched(workers=4).see(60, waits)
+    assert isinstance(asked, AskForWorkers)
+
+
 def test_nobody_is_asked_for_in_the_place_of_workers_that_are_done() -> None:
     assert not Watched(workers=3).see(1000, replace(workers(20, 20), left=1))
 

@@ -15,6 +15,7 @@ from ps_server.coordinator.elasticity.policy import ElasticSettings
 from ps_server.coordinator.elasticity.runner import ElasticityRunner
 from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.placement.move_plan import Wish
+from tests.coordinator.cluster import Cluster
 from tests.coordinator.moving_job import SLICE_BYTES, Job, played
 
 
@@ -114,6 +115,19 @@ def test_lost_workers_are_asked_for_and_what_the_engine_did_is_told() -> None:
         assert len(engine.asked) == 3
 
     played(body)
+
+
+def test_a_job_without_workers_waits_and_asks_for_them() -> None:
+    c = Cluster(expected_shards=1, expected_workers=1)
+    c.shard()
+    assert not look_of(c.state.status(0.0)).waiting
+    lost = c.worker(0)
+    assert look_of(c.state.status(0.0)).training
+    c.leave(lost, "ValueError: no")
+    look = look_of(c.state.status(0.0))
+    assert (look.training, look.waiting, look.lost) == (False, True, {0})
+    c.leave(c.worker(0))
+    assert not look_of(c.state.status(0.0)).waiting
 
 
 def test_a_worker_that_has_left_after_training_is_not_asked_for() -> None:

@@ -20,6 +20,7 @@ from ps_server.cli.launcher.events import (
     Say,
     Send,
     StartProcess,
+    WorkersWanted,
 )
 from ps_server.cli.launcher.restarts import Restarts
 from ps_server.cli.launcher.supervisor import GRACE_SECONDS, Stage, describe_exit, shell_code
@@ -68,7 +69,7 @@ class TaskSupervisor:
                 return self._on_interrupt(signum, now)
             case DeadlinePassed():
                 return self._on_deadline(now)
-            case CoordinatorReady():
+            case CoordinatorReady() | WorkersWanted():
                 return []
 
     def _start(self, process: ProcessName, now: float) -> StartProcess:

@@ -125,7 +125,9 @@ def test_what_is_started_before_the_host_is_ready_starts_then_and_signals_come_t
 
 
 def test_the_coordinator_serves_when_its_ready_file_says_so(hosts):
-    text = "import sys, time; open(sys.argv[1], 'w').write('a:7'); time.sleep(100)"
+    # In one step, as servers write it: a file that is empty for a moment has no address.
+    text = "import os, sys, time; new = sys.argv[1] + '.new'; open(new, 'w').write('a:7')\n"
+    text += "os.rename(new, sys.argv[1]); time.sleep(100)"
     link = hosts.link()
     link.start(Launch(COORDINATOR, (*script(text), READY_FILE), {}), None)
     wait_until(lambda: link.coordinator == "a:7", "the address is told")

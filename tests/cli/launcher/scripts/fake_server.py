@@ -1,11 +1,13 @@
 """Stands for ps-coordinator and ps-server: ready at once, ends at SIGTERM, leaves its pid in PIDS.
 
-The one that DIES names writes its name to the file "lives" and is killed at once.
+The one that DIES names writes its name to the file "lives" and is killed at once. With WANTS the coordinator asks its
+engine for worker 0 once there is a file "hangs".
 """
 
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 name = "coordinator" if "--ready-file" in sys.argv else "shard" + sys.argv[sys.argv.index("--shard") + 1]
@@ -20,5 +22,14 @@ if "--ready-file" in sys.argv:
     path = Path(sys.argv[sys.argv.index("--ready-file") + 1])
     path.with_suffix(".new").write_text("127.0.0.1:9\n")
     path.with_suffix(".new").rename(path)
+if name == "coordinator" and "WANTS" in os.environ:
+    while not Path("hangs").exists():
+        time.sleep(0.02)
+    engine = sys.argv[sys.argv.index("--engine") + 1]
+    request = Path(engine.removeprefix("file:"))
+    request.write_text(os.environ["WANTS"])
+    while request.exists():
+        time.sleep(0.02)
+    Path("taken").touch()
 while True:
     signal.pause()
