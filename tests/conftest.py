@@ -13,7 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import ps_worker  # noqa: F401, I001 -- first, for it tells gRPC about forks
 import torch
-from tests.recovery.zygote import NURSERY, nursery
+from tests.recovery.zygote import NURSERY, nursery, shared
 from tests.support import length
 
 length.load_profile()
@@ -60,6 +60,14 @@ def _garbage_goes():
         gc.collect()
         if len(sys.modules) > modules + 100:  # as an optimizer's first step imports; all of it stays
             gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _libraries_go():
+    """A process takes twice as long to fork with large libraries, which few files need."""
+    yield
+    if shared.cache_info().currsize:
+        shared().unload()
 
 
 @pytest.fixture(autouse=True)

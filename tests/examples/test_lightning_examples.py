@@ -27,8 +27,7 @@ def test_an_example_is_the_script_for_one_process_but_for_five_lines_at_most(nam
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example_learns(tmp_path, name):
-    for module in ("sklearn.datasets", "ps_worker.lightning"):
-        shared().load(module)
+    shared().load("sklearn.datasets", "ps_worker.lightning")
     job = ("--no-progress", "--seed", "1", "--shards", "2", "--workers", "2", "--mode", "sync")
     done = forked.run(tmp_path, *job, str(EXAMPLES / name), "--epochs", "6", "--expect-accuracy", "0.9")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -23,8 +23,7 @@ SYNC = ("--no-progress", "--seed", "1", "--mode", "sync", "--shards", "2", "--wo
 @pytest.fixture(autouse=True)
 def _loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The libraries are in memory before processes are forked; nothing is asked of the hub."""
-    for name in ("transformers", "accelerate", "transformers.models.bert.modeling_bert"):
-        shared().load(name)
+    shared().load("transformers", "accelerate", "transformers.models.bert.modeling_bert")
 
 
 def job(folder: Path, script: str, *arguments: str, flags: tuple[str, ...] = SYNC) -> subprocess.CompletedProcess[str]:
@@ -110,8 +109,7 @@ def test_a_loop_of_accelerate_ends_with_the_values_of_one_process_and_resumes(tm
 
 
 def test_a_step_of_adapters_moves_their_bytes_alone(tmp_path: Path) -> None:
-    shared().load("peft")
-    shared().load("transformers.models.gpt2.modeling_gpt2")
+    shared().load("peft", "transformers.models.gpt2.modeling_gpt2")
     done = job(tmp_path, "lora.py", "--steps", "4", "--output", str(tmp_path / "adapters"))
     found = re.search(r"a step moves (\d+) bytes: adapters (\d+), base (\d+)", done.stdout)
     assert found is not None, done.stdout

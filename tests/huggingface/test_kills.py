@@ -48,8 +48,7 @@ print("ended at step", trainer.state.global_step, "with", round(trainer.evaluate
 
 @pytest.mark.long
 def test_the_training_ends_when_a_worker_and_a_shard_are_killed_in_the_middle(tmp_path: Path) -> None:
-    for module in ("transformers.trainer", "ps_worker.huggingface.trainer"):
-        shared().load(module)
+    shared().load("transformers.trainer", "ps_worker.huggingface.trainer")
     flags = ("--workers", "2", "--mode", "sync", "--data-dir", "kept", "--restart-workers", "1")
     job = Training(tmp_path, flags, shared(), SCRIPT)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import json
@@ -16,21 +17,16 @@ from typing import Any
 
 import torch
 
+from tests.recovery.zygote import shared
+from tests.support.interpreters import Interpreter
+
 
 class LightningProcesses:
     """One per test module. Each scenario runs in as many processes as it has environments, one after the import."""
 
     def __init__(self, lightning: Path | None = None) -> None:
         """``lightning``: a folder with another version than the installed one."""
-        paths = [str(lightning)] if lightning else []
-        paths += [path for path in (os.environ.get("PYTHONPATH"),) if path]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.lightning.processes"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PS_LOG_LEVEL": "warning", "PYTHONPATH": os.pathsep.join(paths)},
-        )
+        self._process = _started(lightning) if lightning else _forked()
 
     def run(self, folder: Path, *calls: tuple[str, Mapping[str, str], Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Results of scenarios that run at the same time: their names, environments and arguments, in order."""
@@ -49,8 +45,26 @@ class LightningProcesses:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(60)
+        self._process.wait()
         self._process.stdout.close()
+
+
+def _forked() -> Interpreter:
+    shared().load("ps_worker.lightning", "tests.lightning.modules", "tests.lightning.calls")
+    return Interpreter("-m", "tests.lightning.processes", PS_LOG_LEVEL="warning")
+
+
+def _started(lightning: Path) -> subprocess.Popen[str]:
+    """An interpreter of its own, which has not imported the installed Lightning."""
+    paths = [str(lightning)]
+    paths += [path for path in (os.environ.get("PYTHONPATH"),) if path]
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.lightning.processes"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PS_LOG_LEVEL": "warning", "PYTHONPATH": os.pathsep.join(paths)},
+    )
 
 
 def main() -> None:
@@ -73,9 +87,10 @@ def main() -> None:
                 arguments["folder"] = Path(arguments["folder"])
                 code = _run(functools.partial(scenarios[scenario], **arguments), Path(folder), number)
                 if scenario == "loop":
-                    # As at the end of a program: what is registered for the exit runs. It takes 2 s of CPU time.
-                    sys.exit(code)
-                joined.leave(os.getpid())
+                    # As at the end of a program: what is registered for the exit runs.
+                    atexit._run_exitfuncs()
+                else:
+                    joined.leave(os.getpid())
                 os._exit(code)
             children.append(child)
         for number, child in enumerate(children):

@@ -37,8 +37,7 @@ print("ended at epoch", fitting.current_epoch, "with", module.loss(loader(96).da
 
 @pytest.mark.parametrize("ckpt_path", choose([None, "last"], ["last"]))
 def test_the_fit_ends_when_a_worker_and_a_shard_are_killed_in_the_middle(tmp_path: Path, ckpt_path: str | None) -> None:
-    for module in ("tests.lightning.modules", "ps_worker.lightning"):
-        shared().load(module)
+    shared().load("tests.lightning.modules", "ps_worker.lightning")
     flags = ("--workers", "2", "--mode", "sync", "--data-dir", "kept", "--restart-workers", "1")
     job = Training(tmp_path, flags, shared(), SCRIPT.replace("CKPT_PATH", repr(ckpt_path)))
     try:

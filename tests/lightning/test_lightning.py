@@ -1,6 +1,6 @@
 """Lightning and Fabric with two workers against the same script in one process.
 
-Costs 15 s of CPU time, half of it for the one import of Lightning, from which 20 processes are forked; at full length
+Costs 12 s of CPU time, 4 of them for the one import of Lightning, from which 20 processes are forked; at full length
 twice that, for the oldest Lightning.
 """
 

@@ -1,7 +1,8 @@
 """Starts programs as processes forked from one that has imported everything: in 50 ms instead of seconds.
 
 They are processes like any other: killed, frozen and waited for one by one. Test processes that run beside each other
-have one ``Nursery``, which imports once and forks a zygote for each.
+have one ``Nursery``, which imports once and forks a zygote for each. Large libraries are imported by a process forked
+from the nursery, once too: the zygotes of most tests stay small, since what is large takes longer to fork.
 """
 
 from __future__ import annotations
@@ -86,9 +87,8 @@ class Zygote:
     """Used by the thread of the test."""
 
     def __init__(self, address: str) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.connect(f"\0{address}")
-        self.pid: int = json.loads(self._socket.recv(1 << 16))
+        self._address = address
+        self._connect()
 
     def start(
         self, kind: str, arguments: Sequence[str], environment: Mapping[str, str], files: Sequence[int]
@@ -97,9 +97,18 @@ class Zygote:
         pid = self._ask({"kind": kind, "arguments": list(arguments), "environment": dict(environment)}, files)
         return Forked(self, pid)
 
-    def load(self, module: str) -> None:
-        """Have processes that are started from now on begin with ``module`` imported."""
-        self._ask({"load": module})
+    def load(self, *modules: str) -> None:
+        """Have processes that are started from now on begin with ``modules`` imported, until ``unload``."""
+        missing = [module for module in modules if module not in self._modules]
+        if missing and self._ask({"idle": True}):
+            self._reconnect(*self._modules, *missing)
+        for module in set(missing) - set(self._modules):
+            self._ask({"load": module})
+
+    def unload(self) -> None:
+        """Have processes that are started from now on begin without libraries, if none runs."""
+        if self._modules and self._ask({"idle": True}):
+            self._reconnect()
 
     def poll(self, pid: int) -> int | None:
         """The exit code, negative for a signal; None while it runs."""
@@ -109,6 +118,17 @@ class Zygote:
     def close(self) -> None:
         """It ends, and with it whatever it has started."""
         self._socket.close()
+
+    def _connect(self, *modules: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.connect(f"\0{self._address}")
+        self._socket.send(json.dumps(modules).encode())
+        self._modules = modules
+        self.pid: int = json.loads(self._socket.recv(1 << 16))
+
+    def _reconnect(self, *modules: str) -> None:
+        self._socket.close()
+        self._connect(*modules)
 
     def _ask(self, request: dict[str, Any], files: Sequence[int] = ()) -> Any:
         socket.send_fds(self._socket, [json.dumps(request).encode()], files)
@@ -157,23 +177,61 @@ def main() -> None:
     """The nursery: waits for the first test process, imports, then forks a zygote for each one that connects."""
     listener, lives = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
     programs: Programs = {}
-    zygotes = []
+    children = []
+    libraries: socket.socket | None = None
     while True:
         ready, _, _ = select.select([listener, lives], [], [])
         if lives in ready:
+            if libraries:
+                libraries.close()
             # Each ends with its test process.
-            for pid in zygotes:
+            for pid in children:
                 os.waitpid(pid, 0)
             return
         connected, _ = listener.accept()
         programs = programs or _imported()
-        zygotes.append(os.fork())
-        if not zygotes[-1]:
-            listener.close()
-            lives.close()
-            _serve(connected, programs)
-            os._exit(0)
+        modules = json.loads(connected.recv(1 << 16))
+        if not modules:
+            children.append(_zygote(connected, programs, listener, lives, libraries))
+            continue
+        if libraries is None:
+            libraries, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            children.append(os.fork())
+            if not children[-1]:
+                for each in (listener, lives, libraries, connected):
+                    each.close()
+                finish(functools.partial(_libraries, theirs, programs))
+            theirs.close()
+        socket.send_fds(libraries, [json.dumps(modules).encode()], [connected.fileno()])
         connected.close()
+
+
+def _zygote(connected: socket.socket, programs: Programs, *others: socket.socket | None) -> int:
+    """Fork one that serves ``connected``, without ``others``."""
+    if pid := os.fork():
+        connected.close()
+        return pid
+    for each in others:
+        if each:
+            each.close()
+    _serve(connected, programs)
+    os._exit(0)
+
+
+def _libraries(requests: socket.socket, programs: Programs) -> None:
+    """A nursery of zygotes that have imported libraries, until the first nursery ends."""
+    children = []
+    while True:
+        data, files, _, _ = socket.recv_fds(requests, 1 << 16, 1)
+        if not data:
+            for pid in children:
+                os.waitpid(pid, 0)
+            return
+        for module in json.loads(data):
+            importlib.import_module(module)
+        gc.collect()
+        gc.freeze()
+        children.append(_zygote(socket.socket(fileno=files[0]), programs, requests))
 
 
 def _imported() -> Programs:
@@ -189,8 +247,8 @@ def _imported() -> Programs:
 
     # Several segments, also of a model of some bytes.
     durable.SEGMENT_BYTES = 1 << 18
-    # Rows go all the time.
-    expiry.EVERY_SECONDS = 0.01
+    # Rows go all the time; more often, and idle shards would cost more than those that train.
+    expiry.EVERY_SECONDS = 0.05
     # torch imports a great deal at an optimizer's first step.
     for name in ("Adam", "SGD"):
         reference.alone(1, name)
@@ -224,6 +282,9 @@ def _serve(requests: socket.socket, programs: Programs) -> None:
             pid, status = os.waitpid(request["poll"], os.WNOHANG)
             running.discard(pid)
             requests.send(json.dumps(os.waitstatus_to_exitcode(status) if pid else None).encode())
+            continue
+        if "idle" in request:
+            requests.send(json.dumps(not running).encode())
             continue
         if "load" in request:
             importlib.import_module(request["load"])

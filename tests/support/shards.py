@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -43,6 +44,9 @@ from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.published import Published
 from ps_server.shard.transport.side_channels import SideChannels
 from tests.support.loops import LoopThread
+
+PATIENCE_SECONDS = 90.0
+"""How long a test waits for a state."""
 
 TOKEN = "what only the coordinator knows"
 """With which shards of tests have joined."""
@@ -366,10 +370,12 @@ def assert_equal(payload: bytes, model: ShardModel, expected: list[torch.Tensor]
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    """Wait for a state; the test fails when it does not come."""
+    """Wait for a state, asking less often the longer it takes; the test fails when it does not come."""
     pause = threading.Event()
-    for _ in range(6000):
+    began = time.monotonic()
+    while (waited := time.monotonic() - began) < PATIENCE_SECONDS:
         if true():
             return
-        pause.wait(0.01)
-    raise AssertionError("the awaited state did not come within 60 s")
+        # At most a twentieth too late: what asks a process costs the processor of both.
+        pause.wait(min(0.1, max(0.01, waited / 20)))
+    raise AssertionError(f"the awaited state did not come within {PATIENCE_SECONDS:g} s")
