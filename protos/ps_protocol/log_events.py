@@ -90,7 +90,10 @@ _BEGINNINGS = {
     "server.stopping": ("%s: stopping", "the job is finished: stopping"),
     "server.unguarded": ("connections of one host are not limited here: %s",),
     "server.insecure": ("%s listens on %s without %s: everybody who reaches it",),
-    "server.stood_still": ("stood still for %.1f s: all leases are extended",),
+    "server.stood_still": (
+        "stood still for %.1f s: all leases are extended",
+        "most heartbeats are late here: leases la",
+    ),
     "standby": (
         "the standby %s",
         "shard %d: follows %s from record %d",

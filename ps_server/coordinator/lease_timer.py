@@ -48,7 +48,7 @@ class LeaseTimer:
                 await self._task
 
     async def _run(self) -> None:
-        heartbeat, refused = self._heartbeat_seconds, False
+        heartbeat, refused, spared = self._heartbeat_seconds, False, False
         while True:
             now = self._clock()
             expiry = self._membership.next_expiry()
@@ -70,3 +70,6 @@ class LeaseTimer:
                 refused = True
             else:
                 refused = False
+            if self._membership.spares and not spared:
+                logger.warning("most heartbeats are late here: leases last up to twice as long until they come")
+            spared = self._membership.spares

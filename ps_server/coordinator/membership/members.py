@@ -21,6 +21,10 @@ DISCONNECTED_SECONDS = 5.0
 """How long a member stays after its connection has ended, as when its process dies, if its lease is not shorter."""
 
 
+MANY = 50
+"""Among fewer members, half of them may well be dead at the same time."""
+
+
 Key = tuple[Role, int]
 """A place in the cluster: role and number."""
 
@@ -48,6 +52,8 @@ class MemberRecord:
     beats: int = 0
     #: Streams on which it follows the cluster.
     streams: int = 0
+    #: What its lease lasts longer because most members are late.
+    spared_seconds: float = 0.0
 
     @property
     def member(self) -> Member:
@@ -58,7 +64,8 @@ class MemberRecord:
     def lease_end(self) -> float:
         """The end of the lease that the member was told, perhaps by an earlier start of the coordinator."""
         whole = self.last_heartbeat + self.place.joined.lease_seconds
-        return whole if self.disconnected_at is None else min(whole, self.disconnected_at + DISCONNECTED_SECONDS)
+        end = whole if self.disconnected_at is None else min(whole, self.disconnected_at + DISCONNECTED_SECONDS)
+        return end + self.spared_seconds
 
     @property
     def how_expired(self) -> str:
@@ -156,7 +163,7 @@ class Members:
 
     def heard(self, record: MemberRecord, now: float) -> None:
         """Its whole lease begins again."""
-        record.last_heartbeat, record.disconnected_at = now, None
+        record.last_heartbeat, record.disconnected_at, record.spared_seconds = now, None, 0.0
         record.beats += 1
 
     def connected(self, role: Role, index: int, incarnation: int) -> None:
@@ -246,6 +253,18 @@ class Members:
     def ended(self, now: float) -> list[MemberRecord]:
         """Those whose leases have ended by ``now``."""
         return [record for record in self._records.values() if now >= record.lease_end]
+
+    def mostly_late(self, now: float, late_seconds: float) -> bool:
+        """Whether half of many members have been silent for so long: not they are late then, but who hears them."""
+        late = sum(now - record.last_heartbeat > late_seconds for record in self._records.values())
+        return len(self._records) >= MANY and 2 * late >= len(self._records)
+
+    def spare(self, ended: list[MemberRecord], seconds: float) -> list[MemberRecord]:
+        """Those of ``ended`` that have had twice their lease; the leases of the others last ``seconds`` longer."""
+        over = [record for record in ended if record.spared_seconds >= record.place.joined.lease_seconds]
+        for record in ended:
+            record.spared_seconds += seconds
+        return over
 
     def next_expiry(self) -> float | None:
         """When the first lease ends if no heartbeat comes; None without members."""

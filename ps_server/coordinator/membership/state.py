@@ -26,6 +26,9 @@ from ps_server.coordinator.settings import ClusterSettings
 
 STARTS = "all expected members have joined: the job starts"
 
+LATE = 0.25
+"""Part of its lease after which a silent member counts as late."""
+
 _LEFT = "left"
 #: The reason of a worker that was told to stop begins with this.
 _INTERRUPTED = "KeyboardInterrupt"
@@ -66,6 +69,8 @@ class MembershipState:
         self._quorum = StartQuorum(settings.expected_workers)
         self._ledger = DurabilityLedger()
         self._barrier = Barrier(phase)
+        #: Members were kept at the last look whose leases had ended, since most members are late.
+        self.spares = False
 
     def restore(self, records: MembershipRecords, now: float, *, finished: bool) -> None:
         """Take the members of ``records``; each has a whole lease from ``now``, and barriers wait for all again.
@@ -260,8 +265,16 @@ class MembershipState:
         self._members.disconnected(role, index, incarnation, now)
 
     def expire(self, now: float) -> StateChange[tuple[Member, ...]]:
-        """Remove the members whose leases have ended by ``now``. When no worker is left, all are waited for again."""
-        ended = self._members.ended(now)
+        """Remove the members whose leases have ended by ``now``. When no worker is left, all are waited for again.
+
+        While half of at least MANY members are late, the coordinator or the network is: leases last up to twice as
+        long. A member counts as late after a quarter of its lease, and half a heartbeat too late.
+        """
+        ended, seconds = self._members.ended(now), self.heartbeat_seconds
+        late_seconds = max(1.5 * seconds, LATE * self._settings.lease_seconds)
+        self.spares = bool(ended) and self._members.mostly_late(now, late_seconds)
+        if self.spares:
+            ended = self._members.spare(ended, seconds)
         if not ended:
             return StateChange(())
         for record in ended:
