@@ -15,6 +15,7 @@ from ps_protocol.model.ids import buckets_of
 from ps_protocol.model.tables import Ids
 from ps_server.tables.arrays import Reserved, machine_bytes, zeroed
 from ps_server.tables.kernels import id_map, row_updates
+from ps_server.tables.recent_lookups import RecentLookups
 
 #: Memory is returned when this many rows, and an eighth of the highest number of rows, have been removed.
 _KEPT_ROWS = 4096
@@ -71,6 +72,7 @@ class RowStore:
         self._blocks: dict[int, npt.NDArray[Any]] = {}
         self._addresses = np.full(buckets, self._nothing.ctypes.data, np.int64)
         self._capacities = np.ones(buckets, np.int64)
+        self._recent = RecentLookups()
 
     @property
     def size_bytes(self) -> int:
@@ -88,12 +90,21 @@ class RowStore:
         _ended(id_map.find(ids, self._salt, self._addresses, self._capacities, self.ids, found))
         return found
 
+    def look_up(self, ids: Ids) -> npt.NDArray[np.int64]:
+        """As ``find``; an ``insert`` of the same ids, which often comes next, does not search again."""
+        found = self.find(ids)
+        if ids.size and found.min() >= 0:
+            self._recent.keep(ids, found)
+        return found
+
     def insert(self, ids: Ids, touched: int) -> npt.NDArray[np.int64]:
-        """The row of each id, without duplicates; new rows get the numbers from ``count``, in order.
+        """The row of each id, without duplicates, to be read only; new rows get the numbers from ``count``, in order.
 
         Of new rows the last use is ``touched``, uses are 0, and the caller writes the values. Raises TableFull before
         anything changes, which it may when hardly any memory is left even if few ids are new.
         """
+        if (known := self._recent.rows_of(ids)) is not None:
+            return known
         self.room_for(ids.size)
         self._make_room(ids)
         found = np.empty(ids.size, np.int64)
@@ -135,6 +146,7 @@ class RowStore:
 
     def remove(self, ids: Ids) -> None:
         """Remove ids that have a row, each once. Memory is returned once much is free."""
+        self._recent.forget()
         columns = self.ids, self.touched, self.uses, self.rows
         _ended(id_map.remove(ids, self._salt, self.count, self._addresses, self._capacities, self.counts, *columns))
         self.count -= ids.size

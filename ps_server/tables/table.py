@@ -124,7 +124,7 @@ class ShardTable:
 
     def look_up(self, ids: Ids, out: Floats) -> None:
         """The values of ``ids``, float32 [n, dim], into ``out``; initial values where there is no row."""
-        found = self._store.find(ids)
+        found = self._store.look_up(ids)
         row_updates.read(self._store.rows, found, out)
         if (missing := np.flatnonzero(found < 0)).size:
             self._initial.values(ids[missing], missing, out)

@@ -54,6 +54,42 @@ def test_a_store_is_a_dict(buckets: int, actions: list[tuple[str, list[int]]]) -
         _check(store, expected)
 
 
+def test_rows_that_were_looked_up_are_looked_for_again_once_one_was_removed() -> None:
+    store = RowStore(4, 1, with_uses=False)
+    ids = np.arange(10)
+    store.insert(ids, 1)
+    store.look_up(ids)
+    store.remove(np.array([3]))
+    found = store.insert(ids, 2)
+    assert store.ids[found].tolist() == ids.tolist()
+    assert store.count == 10
+
+
+def test_ids_without_a_row_are_not_kept_by_a_lookup() -> None:
+    store = RowStore(4, 1, with_uses=False)
+    store.insert(np.arange(9), 1)
+    assert store.look_up(np.arange(10)).tolist() == [*range(9), -1]
+    assert store.insert(np.arange(10), 2).tolist() == list(range(10))
+
+
+def test_ids_in_another_order_are_other_ids() -> None:
+    store = RowStore(4, 1, with_uses=False)
+    ids = np.arange(10)
+    store.insert(ids, 1)
+    store.look_up(ids)
+    order = np.array([0, *range(9, 0, -1)])
+    assert store.insert(ids[order], 2).tolist() == order.tolist()
+
+
+def test_the_rows_of_a_lookup_are_found_once() -> None:
+    store = RowStore(4, 1, with_uses=False)
+    ids = np.arange(10)
+    store.insert(ids, 1)
+    found = store.look_up(ids)
+    assert store.insert(ids.copy(), 2) is found
+    assert store.insert(ids, 3) is not found
+
+
 def test_ids_that_lie_close_in_a_map_are_told_apart() -> None:
     random = np.random.default_rng(5)
     store = RowStore(1, 0, with_uses=False)
