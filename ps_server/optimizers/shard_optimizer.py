@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ps_protocol.model.layout import Layout, SliceSpan
+from ps_protocol.model.layout import Layout, SliceSpan, aligned
 from ps_protocol.model.option_ranges import first_out_of_range
 from ps_protocol.model.spec import Kind, Options
 from ps_server.optimizers import catalog
@@ -140,6 +140,16 @@ class ShardOptimizer:
         parameters = (span for span in layout.arenas if span.key.kind is Kind.PARAMETER)
         for arena, span in zip(self._arenas, parameters, strict=True):
             arena.expect(self._per_element(arena), span.end - span.begin)
+
+    def state_bytes(self, slices: Iterable[SliceSpan]) -> int:
+        """Bytes of the state of ``slices``, of any layout, that is of their size; each tensor aligned."""
+        items = [[dtype.itemsize for dtype in self._per_element(arena).values()] for arena in self._arenas]
+        return sum(
+            aligned((span.end - span.begin) // span.variable.dtype.itemsize * item)
+            for span in slices
+            if span.arena < len(items)
+            for item in items[span.arena]
+        )
 
     def trim(self) -> None:
         """Give back memory for state of slices that have left."""

@@ -24,6 +24,10 @@ AGAIN_SECONDS = 0.2
 CALL_SECONDS = 30.0
 """How long one call may take; a shard answers sooner, whatever it knows."""
 
+CONNECT_SECONDS = 5.0
+"""How long a connection may take that is made ahead of its use."""
+
+_GET_MODEL = "/ps_protocol.v1.Shard/GetModel"
 _METHOD = "/ps_protocol.v1.Shard/GetRoundNorm"
 
 
@@ -55,12 +59,12 @@ class ShardPeers:
                 await asyncio.sleep(AGAIN_SECONDS)
 
     async def _asked(self, shard: int, request: pb.RoundNormRequest) -> float | None:
-        channel = await self._channel(shard)
+        channel = await self.channel(shard)
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(_METHOD)
         try:
             data = await call(request.SerializeToString(), timeout=CALL_SECONDS)
         except grpc.RpcError as failed:
-            raise translate(failed, f"shard {shard} at {self._channels[shard][0]}") from failed
+            raise translate(failed, self.name(shard)) from failed
         reply = pb.RoundNormReply.FromString(data)
         if not reply.HasField("squared_norm"):
             return None
@@ -68,7 +72,21 @@ class ShardPeers:
             raise InternalError(f"shard {shard} has a negative squared norm", actual=str(reply.squared_norm))
         return reply.squared_norm
 
-    async def _channel(self, shard: int) -> grpc.aio.Channel:
+    async def connect(self, shard: int, model: str) -> None:
+        """Have a connection to ``shard``, which has ``model``, for a call that is to come. Raises what it answers."""
+        channel = await self.channel(shard)
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(_GET_MODEL)
+        try:
+            await call(pb.GetModelRequest(model=model).SerializeToString(), timeout=CONNECT_SECONDS)
+        except grpc.RpcError as failed:
+            raise translate(failed, self.name(shard)) from failed
+
+    def name(self, shard: int) -> str:
+        """Of a shard, for messages."""
+        return f"shard {shard} at {self._channels[shard][0]}" if shard in self._channels else f"shard {shard}"
+
+    async def channel(self, shard: int) -> grpc.aio.Channel:
+        """To the process that is ``shard`` now; it stays open. Raises Unavailable for one that is away."""
         member = self._view().live(Role.SHARD).get(shard)
         if member is None:
             raise Unavailable(f"shard {shard} is away", shard=str(shard), remedy="start it again")
@@ -81,7 +99,7 @@ class ShardPeers:
         return channel
 
     async def close(self) -> None:
-        """Close all channels."""
+        """Close all channels; others are opened when they are needed."""
         channels, self._channels = self._channels, {}
         for _, channel in channels.values():
             await channel.close()

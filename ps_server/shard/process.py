@@ -183,6 +183,7 @@ class ShardProcess:
                 await feed.close(Unavailable(f"shard {config.shard} stops"))
             await side_channels.close()
             await registry.peers.close()
+            await registry.sources.close()
             if self._metrics:
                 await asyncio.to_thread(self._metrics.close)
             await storage.close(snapshot=self._gently)

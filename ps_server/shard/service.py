@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from operator import methodcaller
@@ -166,7 +165,7 @@ class ShardService:
                 tracer=self._registry.context.tracer,
             )
             # Over shared memory a worker's gradients are in a segment of its own.
-            spare = nullcontext() if transport.kind is Transport.SHM else model.pool.reserved()
+            spare = model.pool.reserved(sharing=transport.kind is Transport.SHM)
             with model.streams.open(worker, transport.kind), spare:
                 await until(ended, stream.run(*([] if transport is anchor else [_ended(anchor)])))
 
@@ -287,7 +286,7 @@ class ShardService:
 
     async def get_model(self, request: pb.GetModelRequest, context: Context) -> pb.ModelStatus:
         """Where the model stands on this shard."""
-        model = await self._registry.model(request.model)
+        model = await self._registry.model(request.model, request.epoch)
         return model_status_to_pb(model_status(model), model.layout.shard_map, model.tracker.consistency)
 
     async def follow(self, _: AsyncIterator[bytes], context: Context) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,8 +38,8 @@ class ModelState:
     loads: int = 0
     #: The next shard map and what came for it; whether it holds is not known yet.
     pending: StagedReshard | None = None
-    #: Answers on their way read its region, which nothing may change then.
-    is_read: bool = False
+    #: Whether no answer on its way reads its region, which nothing may change then; may wait for those that do.
+    unread: Callable[[], bool] = lambda: True
     #: Another one has taken its place, by another shard map, or none has.
     moved: bool = False
     _gradients: Region | None = None

@@ -118,8 +118,11 @@ class RegionPool:
         self._made: weakref.WeakSet[Region] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._streams = 0
-        #: Streams of the pool before this one that have not been opened here yet.
+        #: Streams that need one region together.
+        self._sharing = 0
+        #: Streams of the pool before this one that have not been opened here yet; and whether some of them share.
         self._expected = 0
+        self._expects_sharing = False
         #: Takes what comes back; None: this pool does.
         self._successor: RegionPool | None = None
         #: Regions in use, taken and not given back.
@@ -163,7 +166,7 @@ class RegionPool:
         """Slices have moved: streams go on with ``successor``, which gets what is here and what comes back."""
         with self._lock:
             self._successor, spare, self._spare = successor, self._spare, []
-            successor._expected = self._streams
+            successor._expected, successor._expects_sharing = self._streams, self._sharing > 0
         for region in spare:
             successor.adopt(region)
 
@@ -175,21 +178,34 @@ class RegionPool:
             region.touch(size_bytes)
 
     def _keep(self, region: Region) -> None:
-        if len(self._spare) < self._streams + self._expected:
+        if len(self._spare) < self._wanted:
             self._spare.append(region)
 
+    @property
+    def _wanted(self) -> int:
+        return self._streams + self._expected + (self._sharing > 0 or self._expects_sharing)
+
     @contextmanager
-    def reserved(self) -> Iterator[None]:
-        """Keep one spare region for as long as a stream is open."""
+    def reserved(self, *, sharing: bool = False) -> Iterator[None]:
+        """Keep one spare region for as long as a stream is open; ``sharing``: one for all such streams together.
+
+        Streams whose gradients are in memory of their own share: what is made of them, a mean or a copy for the log, is
+        made one at a time.
+        """
         with self._lock:
-            self._streams += 1
-            self._expected = max(0, self._expected - 1)
+            self._streams += not sharing
+            self._sharing += sharing
+            if sharing:
+                self._expects_sharing = False
+            else:
+                self._expected = max(0, self._expected - 1)
         try:
             yield
         finally:
             with self._lock:
-                self._streams -= 1
-                del self._spare[self._streams + self._expected :]
+                self._streams -= not sharing
+                self._sharing -= sharing
+                del self._spare[self._wanted :]
 
 
 def _segment(layout: Layout) -> SharedMemory | None:

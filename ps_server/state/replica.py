@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.errors import InvalidRequest, UnsupportedOptimizer
-from ps_protocol.model.layout import Layout
+from ps_protocol.model.layout import Layout, SliceSpan
 from ps_protocol.model.spec import Options
 from ps_server import tables as row_tables
 from ps_server.optimizers.combine import assign_buffers, blend_buffers
@@ -143,6 +143,10 @@ class Replica:
         """Have memory for the next ``layout``. From any thread. Raises OSError where there is no room."""
         self.region.touch(layout.region_bytes)
         self._optimizer.expect(layout)
+
+    def state_bytes(self, slices: Sequence[SliceSpan]) -> int:
+        """About what the optimizer's state of ``slices``, of any layout of the model, takes. From any thread."""
+        return self._optimizer.state_bytes(slices)
 
     def trim(self) -> None:
         """Give back memory for state of slices that have left."""

@@ -64,7 +64,7 @@ def resharded(model: ModelState, shard: int) -> ModelState:
 def _region(model: ModelState, layout: Layout, staying: Mapping[int, int]) -> Region:
     """Memory in the next layout, with what stays."""
     before = model.replica.region
-    if not model.is_read and (region := shifted(before, layout, staying)) is not None:
+    if model.unread() and (region := shifted(before, layout, staying)) is not None:
         return region
     region = Region(layout)
     for old, new in staying.items():

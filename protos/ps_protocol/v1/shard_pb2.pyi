@@ -909,10 +909,12 @@ class FollowReply(_message.Message):
     def __init__(self, following: _Optional[_Union[Following, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., model: _Optional[_Union[ModelCopy, _Mapping]] = ..., block: _Optional[_Union[BlockCopy, _Mapping]] = ..., copied: _Optional[_Union[Copied, _Mapping]] = ..., buckets: _Optional[_Union[BucketsCopy, _Mapping]] = ...) -> None: ...
 
 class GetModelRequest(_message.Message):
-    __slots__ = ("model",)
+    __slots__ = ("model", "epoch")
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     model: str
-    def __init__(self, model: _Optional[str] = ...) -> None: ...
+    epoch: int
+    def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class WorkerClock(_message.Message):
     __slots__ = ("rank", "incarnation", "phase", "clock", "last_sequence", "transport")

@@ -17,7 +17,7 @@ from ps_server.checkpoint.folder.directory import begin, discard, latest, prune
 from ps_server.checkpoint.write.commit import commit
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.coordinator.driver import Driver
-from ps_server.coordinator.jobs.quiesce import QuiesceLost, all_of, check_same_position, quiesced
+from ps_server.coordinator.jobs.quiesce import QuiesceLost, all_of, check_same_position, connected, quiesced
 from ps_server.coordinator.jobs.shard_control import CALL_SECONDS
 
 logger = logging.getLogger(__name__)
@@ -147,7 +147,10 @@ class Checkpoints:
             raise ConfigError("there is no checkpoint yet", actual=str(self._config.directory), remedy="make one first")
         async with self.busy:
             view = self._driver.view
-            async with quiesced(self._driver, view.used_shards, uuid.uuid4().hex) as quiesce:
+            async with (
+                connected(self._driver, view.used_shards) as shards,
+                quiesced(shards, uuid.uuid4().hex) as quiesce,
+            ):
                 restored = await all_of(shard.restore(chosen) for shard in quiesce.shards.values())
                 await all_of(shard.resume(quiesce.name, CALL_SECONDS) for shard in quiesce.shards.values())
         logger.info("restored %s into the running job", chosen)
@@ -163,7 +166,10 @@ class Checkpoints:
 
     async def _write(self, folder: Path) -> int:
         view = self._driver.view
-        async with quiesced(self._driver, view.used_shards, uuid.uuid4().hex) as quiesce:
+        async with (
+            connected(self._driver, view.used_shards) as shards,
+            quiesced(shards, uuid.uuid4().hex) as quiesce,
+        ):
             maps = quiesce.complete(self._driver.shard_maps)
             if not maps:
                 raise NotReady("no model has values yet", remedy="wait for the first worker to declare one")

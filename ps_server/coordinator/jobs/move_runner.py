@@ -11,12 +11,12 @@ from contextlib import suppress
 
 from ps_protocol.cluster.quiesced import ModelPosition
 from ps_protocol.cluster.view import MoveProgress, Role
-from ps_protocol.errors import ModelReleased, NotReady, PsError, Retryable, StorageFull, Unavailable
+from ps_protocol.errors import ModelMoved, ModelReleased, NotReady, PsError, Retryable, StorageFull, Unavailable
 from ps_protocol.metrics.histogram import Histogram
 from ps_protocol.model.spec import ShardMap
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs.bucket_bytes import bucket_bytes
-from ps_server.coordinator.jobs.quiesce import Quiesce, all_of, check_same_position, quiesced
+from ps_server.coordinator.jobs.quiesce import Quiesce, all_of, check_same_position, connected, quiesced
 from ps_server.coordinator.jobs.shard_control import ShardControl
 from ps_server.coordinator.placement.move_pace import MovePace
 from ps_server.coordinator.placement.move_plan import (
@@ -152,20 +152,38 @@ class MoveRunner:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def _try(self, batch: MoveBatch) -> float:
+        # Also shards that neither send nor receive: every one has to know the maps in force.
+        numbers = {*self._driver.view.live(Role.SHARD), *self._driver.view.used_shards, *batch.receivers}
+        async with connected(self._driver, numbers) as shards:
+            await self._make_room(shards, batch)
+            return await self._commit(shards, batch)
+
+    async def _make_room(self, shards: Mapping[int, ShardControl], batch: MoveBatch) -> None:
+        """Have ``shards`` make memory and connections for what comes, while training goes on.
+
+        What fails there fails again in the batch, where it is told.
+        """
+        calls = (shard.make_room(batch.maps, _HOLD_SECONDS) for shard in shards.values())
+        for failure in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(failure, BaseException) and not isinstance(failure, PsError):
+                raise failure
+            if failure is not None:
+                logger.info("room for slices could not be made ahead of a move: %s", failure)
+
+    async def _commit(self, shards: Mapping[int, ShardControl], batch: MoveBatch) -> float:
+        """Returns for how many seconds training was paused."""
         driver, move = self._driver, uuid.uuid4().hex
-        await self._make_room(batch)
         names = [shard_map.spec.name for shard_map in batch.maps]
         for following in batch.maps:
             name, known = following.spec.name, driver.shard_maps.get(following.spec.name)
             if name in driver.view.released_models and (known is None or known.epoch + 1 != following.epoch):
                 raise _released(name)
+        if driver.view.live(Role.SHARD).keys() - shards.keys():
+            raise Unavailable("a shard came while a move began", remedy="try again")
         try:
             revision = driver.begin_move(move)
-            view = driver.view
-            # Also those that neither send nor receive: every shard has to know the maps in force.
-            numbers = {*view.live(Role.SHARD), *view.used_shards, *batch.receivers}
             began = time.monotonic()
-            async with quiesced(driver, numbers, move) as quiesce:
+            async with quiesced(shards, move) as quiesce:
                 await self._prepare(quiesce, batch, {name: driver.shard_maps[name] for name in names}, revision)
                 prepared = {number: shard.member.incarnation for number, shard in quiesce.shards.items()}
                 driver.commit_move(move, batch.maps, prepared)
@@ -175,24 +193,6 @@ class MoveRunner:
         except BaseException:
             driver.abort_move(move)
             raise
-
-    async def _make_room(self, batch: MoveBatch) -> None:
-        """Have the shards that get something make memory for it, while training goes on. What fails there fails again
-        in the batch, where it is told.
-        """
-        view, tokens = self._driver.view, self._driver.shard_tokens
-        members = [member for number, member in view.live(Role.SHARD).items() if number in batch.receivers]
-        shards = [ShardControl(m, tokens.get(m.incarnation, ""), self._driver.open_shard) for m in members]
-        try:
-            calls = (shard.make_room(batch.maps, _HOLD_SECONDS) for shard in shards)
-            for failure in await asyncio.gather(*calls, return_exceptions=True):
-                if isinstance(failure, BaseException) and not isinstance(failure, PsError):
-                    raise failure
-                if failure is not None:
-                    logger.info("room for slices could not be made ahead of a move: %s", failure)
-        finally:
-            for shard in shards:
-                await shard.close()
 
     async def _prepare(self, quiesce: Quiesce, batch: MoveBatch, maps: Mapping[str, ShardMap], revision: int) -> None:
         """Bring all shards to one position; each then fetches what it needs for the next maps."""
@@ -232,9 +232,13 @@ async def _switched(quiesce: Quiesce, batch: MoveBatch) -> None:
 
 async def _serves(shard: ShardControl, shard_map: ShardMap) -> None:
     while True:
-        with suppress(PsError):
-            if (await shard.model_status(shard_map.spec.name)).epoch >= shard_map.epoch:
+        try:
+            if (await shard.model_status(shard_map.spec.name, epoch=shard_map.epoch)).epoch >= shard_map.epoch:
                 return
+        except ModelMoved:
+            return
+        except PsError as error:
+            logger.debug("%s has not confirmed the new shard map yet: %s", shard.member, error)
         await asyncio.sleep(_LOOK_SECONDS)
 
 

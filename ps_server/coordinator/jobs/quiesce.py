@@ -54,17 +54,24 @@ class Quiesce:
 
 
 @asynccontextmanager
-async def quiesced(driver: Driver, numbers: Iterable[int], name: str) -> AsyncIterator[Quiesce]:
-    """Pause the shards of these ``numbers``; they resume at the latest when the block ends.
-
-    Raises NotReady when one of them is missing, and their errors.
-    """
+async def connected(driver: Driver, numbers: Iterable[int]) -> AsyncIterator[Mapping[int, ShardControl]]:
+    """The shards of these ``numbers``, to be called until the block ends. Raises NotReady when one is missing."""
     members, tokens, wanted = driver.view.live(Role.SHARD), driver.shard_tokens, sorted(numbers)
     if missing := [number for number in wanted if number not in members]:
         raise NotReady("a shard is missing", shard=", ".join(map(str, missing)), remedy="start it, then try again")
     # A shard that has just been replaced has another token: with that of another incarnation it refuses the call.
     tokens_of = {number: tokens.get(members[number].incarnation, "") for number in wanted}
     shards = {number: ShardControl(members[number], tokens_of[number], driver.open_shard) for number in wanted}
+    try:
+        yield shards
+    finally:
+        for shard in shards.values():
+            await shard.close()
+
+
+@asynccontextmanager
+async def quiesced(shards: Mapping[int, ShardControl], name: str) -> AsyncIterator[Quiesce]:
+    """Pause ``shards``; they resume at the latest when the block ends. Raises their errors."""
     quiesce = Quiesce(name, shards, {})
     try:
         replies = await all_of(shard.pause(name, PAUSE_SECONDS) for shard in shards.values())
@@ -74,9 +81,6 @@ async def quiesced(driver: Driver, numbers: Iterable[int], name: str) -> AsyncIt
         if not quiesce.decided:
             await asyncio.gather(*(shard.resume(name) for shard in shards.values()), return_exceptions=True)
         raise
-    finally:
-        for shard in shards.values():
-            await shard.close()
 
 
 async def all_of(calls: Iterable[Any]) -> list[Any]:

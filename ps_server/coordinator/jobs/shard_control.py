@@ -50,9 +50,10 @@ class ShardControl:
         """Close the connection."""
         await self._channel.close()
 
-    async def model_status(self, model: str, seconds: float = CALL_SECONDS) -> ModelStatus:
-        """The shard's view of ``model``."""
-        return model_status_from_pb(await self._call("GetModel", pb.GetModelRequest(model=model), seconds))
+    async def model_status(self, model: str, seconds: float = CALL_SECONDS, epoch: int = 0) -> ModelStatus:
+        """The shard's view of ``model``, by the shard map of ``epoch``, 0: any; ModelMoved where that is over."""
+        request = pb.GetModelRequest(model=model, epoch=epoch)
+        return model_status_from_pb(await self._call("GetModel", request, seconds))
 
     async def pause(self, name: str, seconds: float) -> list[ModelPosition]:
         """Decide about no push for ``seconds``; returns the positions of the models that have values."""

@@ -61,6 +61,8 @@ class Registry:
         self._watchers: list[Callable[[ClusterView], None]] = []
         #: The other shards of the job.
         self.peers = ShardPeers(lambda: self._view, context.open_channel)
+        #: The same, over other channels: for what moves. Closed when nothing does, and when a call has failed.
+        self.sources = ShardPeers(lambda: self._view, context.open_channel)
 
     @property
     def view(self) -> ClusterView:

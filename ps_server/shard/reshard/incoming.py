@@ -2,8 +2,38 @@
 
 from __future__ import annotations
 
-from ps_protocol.model.layout import Layout
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ps_protocol.model.layout import Layout, SliceSpan, aligned
 from ps_server.state.reshard import rows_of
+
+
+class IncomingBlock:
+    """Of one model in one batch; cut from the front. Used on the event loop."""
+
+    def __init__(self, memory: bytearray) -> None:
+        #: All of it, for the next batch when nobody reads what was cut.
+        self.memory = memory
+        self._used = 0
+
+    def cut(self, size_bytes: int) -> memoryview:
+        """Memory with unspecified content; new where there is not enough."""
+        begin = aligned(self._used)
+        if begin + size_bytes > len(self.memory):
+            return memoryview(bytearray(size_bytes))
+        self._used = begin + size_bytes
+        return memoryview(self.memory)[begin : self._used]
+
+    def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """The same as a tensor."""
+        count = math.prod(shape)
+        if not count:
+            return torch.empty(tuple(shape), dtype=dtype)
+        return torch.frombuffer(self.cut(count * dtype.itemsize), dtype=dtype).view(tuple(shape))
 
 
 class IncomingMemory:
@@ -17,23 +47,21 @@ class IncomingMemory:
         if len(self._free) < size_bytes:
             self._free = bytearray(size_bytes)
 
-    def take(self, size_bytes: int) -> memoryview:
-        """Memory with unspecified content; new where there is not enough."""
-        self.make(size_bytes)
+    def take(self) -> IncomingBlock:
+        """All there is."""
         taken, self._free = self._free, bytearray()
-        return memoryview(taken)[:size_bytes]
+        return IncomingBlock(taken)
 
-    def give(self, taken: memoryview) -> None:
-        """What ``take`` gave is not read any more, and nothing writes to it."""
-        if isinstance(taken.obj, bytearray):
-            self._free = max(taken.obj, self._free, key=len)
+    def give(self, block: IncomingBlock) -> None:
+        """What was cut from ``block`` is not read any more, and nothing writes to it."""
+        self._free = max(block.memory, self._free, key=len)
 
     def clear(self) -> None:
         """Keep nothing."""
         self._free = bytearray()
 
 
-def coming_bytes(held: Layout, wanted: Layout) -> int:
-    """Bytes of the slices of ``wanted`` that are not in ``held``."""
+def coming_slices(held: Layout, wanted: Layout) -> list[SliceSpan]:
+    """The slices of ``wanted`` that are not in ``held``."""
     here = {rows_of(span) for span in held.slices}
-    return sum(span.end - span.begin for span in wanted.slices if rows_of(span) not in here)
+    return [span for span in wanted.slices if rows_of(span) not in here]

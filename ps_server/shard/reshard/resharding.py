@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -25,8 +25,9 @@ from ps_server.shard.execution.tasks import Timer
 from ps_server.shard.models.registry import Registry
 from ps_server.shard.quiesce.quiesce import Quiescence
 from ps_server.shard.reconcile import moved_on
-from ps_server.shard.reshard.incoming import IncomingMemory, coming_bytes
+from ps_server.shard.reshard.incoming import IncomingBlock, IncomingMemory, coming_slices
 from ps_server.shard.reshard.transfer import fetch
+from ps_server.shard.reshard.transfer_plan import transfer_plan
 from ps_server.shard.step.model import ShardModel
 from ps_server.state.model_state import ModelState
 from ps_server.state.reshard import resharded
@@ -67,13 +68,15 @@ class Resharding:
         self._settled = asyncio.Event()
         self._settled.set()
         self._incoming = IncomingMemory()
+        #: What it gave to the models of the present batch, by name.
+        self._blocks: dict[str, IncomingBlock] = {}
         #: Rings when no batch has come for some time: then memory is given back.
         self._rest = Timer(self._rested)
         self._compacting: asyncio.Task[None] | None = None
         registry.watch(self._on_view)
 
     async def make_room(self, maps: Sequence[ShardMap]) -> None:
-        """Ahead of ``stage``, while pushes go on: memory for the next ``maps``, and log for what comes by them.
+        """Ahead of ``stage``, while pushes go on: memory for the next ``maps``, log and connections for what comes.
 
         A map that does not follow the present one is left to ``stage``. Raises StorageFull.
         """
@@ -82,11 +85,16 @@ class Resharding:
             if model is None or shard_map.epoch != model.layout.shard_map.epoch + 1:
                 continue
             layout = Layout.of(shard_map, self._context.shard)
-            coming = coming_bytes(model.layout, layout)
             # What cannot be had now is asked for again when they come.
             with suppress(OSError, MemoryError):
                 await asyncio.to_thread(model.touch, layout)
+            slices = coming_slices(model.layout, layout)
+            coming = sum(span.end - span.begin for span in slices) + model.state_bytes(slices)
+            with suppress(MemoryError):
                 await asyncio.to_thread(self._incoming.make, coming)
+            sources = {plan.source for plan in transfer_plan(model.layout.shard_map, shard_map, self._context.shard)}
+            calls = (self._registry.sources.connect(source, model.name) for source in sources)
+            await asyncio.gather(*calls, return_exceptions=True)
             if coming:
                 await self._context.log.reserve(coming)
                 self._context.log.release(coming)
@@ -107,28 +115,22 @@ class Resharding:
             with self._quiescence.staging(cut):
                 self._check(cut)
                 staged = [(await self._standing(shard_map), shard_map) for shard_map in maps]
-                arrived = [
-                    (
-                        model,
-                        await fetch(
-                            model.layout.shard_map,
-                            shard_map,
-                            self._context.shard,
-                            members,
-                            self._context.open_channel,
-                            self._incoming.take,
-                        ),
-                    )
-                    for model, shard_map in staged
-                ]
+                arrived = [(model, await self._fetch(model, shard_map, members)) for model, shard_map in staged]
                 self._check(cut)
                 await self._promise(cut, arrived)
         except BaseException:
             self.abort(cut)
+            # To a shard that was lost a channel would wait before it connects again.
+            await self._registry.sources.close()
             raise
         received = sum(each.nbytes for _, each in arrived)
         logger.info("shard %d: %.1f MB came for the next shard maps", self._context.shard, received / 1e6)
         return received
+
+    async def _fetch(self, model: ShardModel, wanted: ShardMap, members: Collection[int]) -> StagedReshard:
+        block = self._blocks[model.name] = self._incoming.take()
+        held, shard = model.layout.shard_map, self._context.shard
+        return await fetch(held, wanted, shard, members, self._registry.sources, block)
 
     async def settled(self) -> None:
         """Returns when nothing waits for a decision or is resharded, or some time has passed."""
@@ -209,6 +211,8 @@ class Resharding:
             if model not in without:
                 model.pending = None
                 self._context.log.release(_COMMIT_BYTES)
+                # Not used again: a record of it may still be written.
+                self._blocks.pop(model.name, None)
         self._note_settled()
 
     def _note_settled(self) -> None:
@@ -231,11 +235,11 @@ class Resharding:
         if start.pending:
             coming = sum(contents.nbytes for _, contents in start.pending.buckets)
             size = max(size, Layout.of(start.pending.shard_map, context.shard).region_bytes + coming)
-        staged = start.pending
+        block = self._blocks.pop(model.name, None)
         try:
             self._registry.replace(model, await context.executor.submit(work, size))
-            if staged:
-                self._incoming.give(staged.values)
+            if block is not None:
+                self._incoming.give(block)
         except (PsError, OSError, RuntimeError, MemoryError) as error:
             logger.error("model '%s' stopped: it could not be resharded", model.name, exc_info=error)
             self._registry.refuse(
@@ -258,9 +262,11 @@ class Resharding:
         if self._promised or self._committing:
             return
         self._incoming.clear()
+        self._blocks.clear()
         self._compacting = asyncio.create_task(self._compact(), name="compact")
 
     async def _compact(self) -> None:
+        await self._registry.sources.close()
         for model in self._registry.models:
             # Without memory for both it stays where it is.
             with suppress(OSError, MemoryError, PsError):

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import grpc
-import torch
 
-from ps_protocol.cluster.view import Member
 from ps_protocol.errors import InternalError, Unavailable
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.payload_headers import StateHeader
 from ps_protocol.model.spec import ShardMap
-from ps_protocol.rpc.channel import OpenChannel
 from ps_protocol.rpc.client_errors import translate
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import SAVE_BUCKETS_REPLIES, SAVE_REPLIES, ChunkedStream, ChunkReceiver
@@ -25,6 +24,8 @@ from ps_server.consistency.messages import pushes_from_pb
 from ps_server.log.entries import StagedReshard
 from ps_server.optimizers.state import StateEntry, StateKey
 from ps_server.optimizers.state_bytes import tensor_bytes
+from ps_server.shard.peers import ShardPeers
+from ps_server.shard.reshard.incoming import IncomingBlock
 from ps_server.shard.reshard.transfer_plan import TransferPlan, transfer_plan
 from ps_server.state.region import torch_dtype
 from ps_server.tables.bucket_contents import BucketContents
@@ -32,33 +33,24 @@ from ps_server.tables.bucket_contents import BucketContents
 FETCH_SECONDS = 60.0
 """How long another shard may take to send what comes from it."""
 
+T = TypeVar("T")
+
 _SAVE = "/ps_protocol.v1.Shard/Save"
 _SAVE_BUCKETS = "/ps_protocol.v1.Shard/SaveBuckets"
 
 
 async def fetch(
-    held: ShardMap,
-    wanted: ShardMap,
-    shard: int,
-    members: Mapping[int, Member],
-    open_channel: OpenChannel,
-    memory: Callable[[int], memoryview],
+    held: ShardMap, wanted: ShardMap, shard: int, members: Collection[int], sources: ShardPeers, memory: IncomingBlock
 ) -> StagedReshard:
-    """Everything that comes to ``shard``, from ``members``, the live shards by number; the sources must be paused.
+    """Everything that comes to ``shard``, from ``members``, the live shards; those it comes from must be paused.
 
-    ``open_channel`` opens a channel to one of them, with the credentials of this shard. ``memory`` gives so many bytes
-    for values, which the result keeps.
+    ``sources``: the channels to them. ``memory``: for values, and for state as far as it suffices; the result keeps it.
+    All are asked at the same time.
 
     Raises as ``transfer_plan``, and Unavailable, also for a source that is no live shard.
     """
     layout = Layout.of(wanted, shard)
     parcels = transfer_plan(held, wanted, shard)
-    incoming = tuple(index for parcel in parcels for _, index in parcel.slices)
-    values = memory(sum(_size(layout, index) for index in incoming))
-    entries: list[StateEntry] = []
-    buckets: list[tuple[int, BucketContents]] = []
-    tracker: TrackerState | None = None
-    begin = 0
     for parcel in parcels:
         if parcel.source not in members:
             raise Unavailable(
@@ -66,17 +58,52 @@ async def fetch(
                 shard=str(shard),
                 remedy="start it, then move again",
             )
+    incoming = tuple(index for parcel in parcels for _, index in parcel.slices)
+    values = memory.cut(sum(_size(layout, index) for index in incoming))
+    calls, begin = list[Coroutine[Any, Any, _Parcel]](), 0
+    for parcel in parcels:
         end = begin + sum(_size(layout, index) for _, index in parcel.slices)
-        async with AsyncExitStack() as stack:
-            source = _Source(held, parcel, members[parcel.source].address, stack, open_channel)
-            if parcel.slices:
-                entries += await source.slices(values[begin:end])
-            for table, numbers in parcel.buckets:
-                buckets += [(table, contents) for contents in await source.buckets(table, numbers)]
-        # Any source will do: they stand at one point. The lowest number, so that it is the same each time.
-        tracker = tracker or source.tracker
+        calls.append(_fetched(held, parcel, sources, memory, values[begin:end]))
         begin = end
+    found = await _all_of(calls)
+    entries = [entry for each in found for entry in each.entries]
+    buckets = [bucket for each in found for bucket in each.buckets]
+    # Any source will do: they stand at one point. The lowest number, so that it is the same each time.
+    tracker = next((each.tracker for each in found if each.tracker), None)
     return StagedReshard(wanted, incoming, values, entries, tracker, buckets)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parcel:
+    """What came from one shard."""
+
+    entries: Sequence[StateEntry]
+    buckets: Sequence[tuple[int, BucketContents]]
+    tracker: TrackerState | None
+
+
+async def _fetched(
+    held: ShardMap, parcel: TransferPlan, sources: ShardPeers, memory: IncomingBlock, values: memoryview
+) -> _Parcel:
+    async with AsyncExitStack() as stack:
+        channel = await sources.channel(parcel.source)
+        source = _Source(held, parcel, sources.name(parcel.source), channel, stack, memory)
+        entries = await source.slices(values) if parcel.slices else []
+        buckets: list[tuple[int, BucketContents]] = []
+        for table, numbers in parcel.buckets:
+            buckets += [(table, contents) for contents in await source.buckets(table, numbers)]
+        return _Parcel(entries, buckets, source.tracker)
+
+
+async def _all_of(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of all; at the first error the others are cancelled, and nothing goes on when it is raised."""
+    tasks = [asyncio.create_task(call, name="fetch") for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _size(layout: Layout, index: int) -> int:
@@ -87,22 +114,27 @@ class _Source:
     """One shard that things come from, for one ``fetch``. Raises Unavailable, InternalError, what that shard raises."""
 
     def __init__(
-        self, held: ShardMap, parcel: TransferPlan, address: str, stack: AsyncExitStack, open_channel: OpenChannel
+        self,
+        held: ShardMap,
+        parcel: TransferPlan,
+        name: str,
+        channel: grpc.aio.Channel,
+        stack: AsyncExitStack,
+        memory: IncomingBlock,
     ) -> None:
         self._held = held
         self._parcel = parcel
-        self._address = address
+        self._name = name
+        self._channel = channel
         self._stack = stack
-        self._open_channel = open_channel
+        self._memory = memory
         #: What it knows of pushes.
         self.tracker: TrackerState | None = None
 
     async def slices(self, into: memoryview) -> list[StateEntry]:
         """Values of its slices into ``into``; returns their state under next indexes."""
         slices = [there for there, _ in self._parcel.slices]
-        call = await self._call(
-            _SAVE, pb.SaveRequest(model=self._held.spec.name, epoch=self._held.epoch, slices=slices)
-        )
+        call = self._call(_SAVE, pb.SaveRequest(model=self._held.spec.name, epoch=self._held.epoch, slices=slices))
         header = pb.SaveReply.FromString(await self._next(call)).header
         entries = self._allocate(state_headers_from_pb(header.state))
         pieces = [into, *(tensor_bytes(tensor) for _, tensor in entries)]
@@ -113,7 +145,7 @@ class _Source:
     async def buckets(self, table: int, numbers: Sequence[int]) -> list[BucketContents]:
         """What it has of these buckets."""
         held = self._held
-        call = await self._call(
+        call = self._call(
             _SAVE_BUCKETS,
             pb.SaveBucketsRequest(model=held.spec.name, epoch=held.epoch, table=table, buckets=numbers),
         )
@@ -133,9 +165,8 @@ class _Source:
         if message.HasField("pushes"):
             self.tracker = pushes_from_pb(message.pushes)
 
-    async def _call(self, method: str, request: Any) -> grpc.aio.UnaryStreamCall[bytes, bytes]:
-        channel = await self._stack.enter_async_context(self._open_channel(self._address))
-        stub: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(method)
+    def _call(self, method: str, request: Any) -> grpc.aio.UnaryStreamCall[bytes, bytes]:
+        stub: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(method)
         call = stub(request.SerializeToString(), timeout=FETCH_SECONDS)
         self._stack.callback(call.cancel)
         return call
@@ -144,7 +175,7 @@ class _Source:
         try:
             data: Any = await call.read()
         except grpc.RpcError as failed:
-            raise translate(failed, f"shard {self._parcel.source} at {self._address}") from failed
+            raise translate(failed, self._name) from failed
         if data is grpc.aio.EOF:
             raise InternalError("a shard ended its answer before it was whole")
         return bytes(data)
@@ -167,7 +198,7 @@ class _Source:
         for item in state:
             if item.slice_index not in indexes or min(item.shape, default=0) < 0 or math.prod(item.shape) >= 1 << 40:
                 raise self._unexpected("state of the slices asked for", f"'{item.name}' of slice {item.slice_index}")
-            tensor = torch.empty(item.shape, dtype=torch_dtype(item.dtype))
+            tensor = self._memory.tensor(item.shape, torch_dtype(item.dtype))
             entries.append((StateKey(indexes[item.slice_index], item.name), tensor))
         return entries
 

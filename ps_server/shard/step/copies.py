@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ps_protocol.model.layout import Layout
+from ps_protocol.model.layout import Layout, SliceSpan
 from ps_server.consistency import Tracker, TrackerState
 from ps_server.log.manifest import ModelPart
 from ps_server.optimizers.state import StateEntry
@@ -97,3 +97,7 @@ class CopiedModel(ABC):
         """
         self._working.touch(layout)
         self.lent.touch(layout.region_bytes)
+
+    def state_bytes(self, slices: Sequence[SliceSpan]) -> int:
+        """About what the optimizer's state of ``slices`` takes, which are not here yet."""
+        return self._working.replica.state_bytes(slices)

@@ -295,9 +295,9 @@ class ShardModel(CopiedModel):
         tracker = Tracker(self.tracker.consistency)
         tracker.restore(self.known_pushes())
         self.lent.hold()
-        shard_map, is_read = self.layout.shard_map, self._working.is_read
+        shard_map, unread = self.layout.shard_map, self._working.unread()
         replica = self._working.take()
-        return ModelState(shard_map, replica, tracker, self.initialised, pending=self.pending, is_read=is_read)
+        return ModelState(shard_map, replica, tracker, self.initialised, pending=self.pending, unread=unread)
 
     # -- pulls
 

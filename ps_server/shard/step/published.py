@@ -59,11 +59,15 @@ class Published:
         A copy of the region takes as long as reading it from shared memory: ``patient`` waits some time for takers
         that are quick.
         """
-        if self.takers and patient and not self._slow:
+        return not self.unread(_PATIENCE_SECONDS if patient and not self._slow else 0.0)
+
+    def unread(self, patience_seconds: float) -> bool:
+        """In the executor, when it is not taken any more: whether nobody reads it, now or after some patience."""
+        if self.takers and patience_seconds:
             self._unread = threading.Event()
             if self.takers:  # asked after the event is there for the last of them
-                self._unread.wait(_PATIENCE_SECONDS)
-        return self.takers > 0
+                self._unread.wait(patience_seconds)
+        return self.takers == 0
 
     def leave_to_readers(self) -> None:
         """The model continues in another region: this one returns to the pool with its last taker."""

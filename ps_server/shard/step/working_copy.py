@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+COPY_BYTES_PER_SECOND = 5e8
+"""Into memory that is touched for the first time."""
+
 UNUSED_PART = 8
 """After moves a region may hold an eighth more memory than it needs."""
 
@@ -67,10 +70,14 @@ class WorkingCopy:
             raise self._taken()
         return self._replica
 
-    @property
-    def is_read(self) -> bool:
-        """Whether somebody reads the region of the newest version."""
-        return self.newest.takers > 0
+    def unread(self) -> Callable[[], bool]:
+        """For the executor, once this was handed on: whether nobody reads the region any more.
+
+        It waits for readers as long as a copy of the region might take, where it is not called on the event loop.
+        """
+        newest, size_bytes = self.newest, self.layout.region_bytes
+        patience_seconds = size_bytes / COPY_BYTES_PER_SECOND if size_bytes >= INLINE_BYTES else 0.0
+        return lambda: newest.unread(patience_seconds)
 
     @property
     def table_list(self) -> Sequence[ShardTable]:

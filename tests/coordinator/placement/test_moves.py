@@ -106,11 +106,12 @@ def test_a_loss_that_passes_is_waited_out(method: str) -> None:
     played(body)
 
 
-def test_shards_that_get_something_make_room_before_training_is_paused() -> None:
+def test_shards_make_room_before_training_is_paused() -> None:
     async def body(job: Job) -> None:
         await job.reshard(Wish(to=(2,)))
-        assert job.shards[2].calls[:2] == ["MakeRoom", "Pause"]
-        assert "MakeRoom" not in [*job.shards[0].calls, *job.shards[1].calls]
+        # Also those that get nothing: connections are there before the pause, too.
+        for shard in job.shards:
+            assert shard.calls[:2] == ["MakeRoom", "Pause"]
 
     played(body)
 

@@ -13,7 +13,7 @@ from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import DType, Kind, ModelSpec, ShardMap, Slice, Variable
 from ps_server.consistency import WorkerKey
 from ps_server.log.entries import StagedReshard
-from ps_server.shard.reshard.incoming import IncomingMemory, coming_bytes
+from ps_server.shard.reshard.incoming import IncomingMemory, coming_slices
 from ps_server.state.lent_regions import LentRegions
 from ps_server.state.model_state import ModelState, new_model
 from ps_server.state.region import Region, RegionPool
@@ -85,7 +85,7 @@ def test_wherever_slices_go_each_has_its_bytes_and_there_are_zeros_between(case:
     model = filled(map_of(rows, here))
     before = model.replica.region
     kept = before.data.clone()
-    model.is_read = is_read
+    model.unread = lambda: not is_read
     after = resharded(staged(model, map_of(rows, there, list(order), epoch=2)), 0)
     check(after.replica.region)
     if is_read:
@@ -157,6 +157,24 @@ def test_regions_of_a_pool_go_on_in_the_next_layout_as_many_as_there_are_streams
     assert after.spare == 0
 
 
+def test_streams_that_share_a_region_find_it_again_after_a_move():
+    small, large = layouts()[2:4]
+    pool, after = RegionPool(small), RegionPool(large)
+    with pool.reserved(sharing=True), pool.reserved(sharing=True):
+        taken = [pool.take(), pool.take()]
+        for region in taken:
+            pool.give(region)
+        assert pool.spare == 1, "one for both"
+        again = pool.take()
+        assert again is taken[0]
+        pool.continue_in(after)
+        pool.give(again)
+    with after.reserved(sharing=True):
+        assert after.spare == 1
+        assert after.take().segment is again.segment
+    assert after.spare == 0
+
+
 def test_memory_is_had_ahead_for_every_region_of_a_pool():
     small, large = layouts()[2:4]
     pool = RegionPool(small)
@@ -171,10 +189,24 @@ def test_memory_is_had_ahead_for_every_region_of_a_pool():
 def test_memory_for_what_comes_is_used_again_when_it_is_given_back():
     memory = IncomingMemory()
     memory.make(100)
-    taken = memory.take(60)
-    assert len(taken) == 60
-    assert memory.take(60).obj is not taken.obj, "what is taken is its taker's alone"
+    taken = memory.take()
+    assert memory.take().memory is not taken.memory, "what is taken is its taker's alone"
     memory.clear()
     memory.give(taken)
-    assert memory.take(80).obj is taken.obj
-    assert coming_bytes(*layouts()[1:3]) == 800
+    again = memory.take()
+    assert again.memory is taken.memory
+    values, state, more = again.cut(20), again.tensor((2, 3), torch.float32), again.cut(100)
+    state.fill_(1.0)
+    assert [len(values), len(more)] == [20, 100]
+    assert bytes(again.memory[64:88]) == bytes(state.numpy())
+    assert values.obj is again.memory
+    assert more.obj is not again.memory, "there was not enough"
+    assert again.tensor((0, 3), torch.float64).shape == (0, 3)
+
+
+def test_what_comes_and_its_state_are_counted_ahead():
+    held, wanted = layouts()[1:3]
+    slices = coming_slices(held, wanted)
+    assert [span.end - span.begin for span in slices] == [800]
+    # Momentum, a float64 for each of 100 elements; buffers have no state.
+    assert new_model(held.shard_map, 0).replica.state_bytes([*slices, *coming_slices(wanted, layouts()[3])]) == 832
