@@ -259,7 +259,7 @@ class Driver:
 
     def status(self) -> ClusterStatus:
         """See ClusterState.status."""
-        return replace(self._state.status(self._clock()), metrics_url=self.metrics_url)
+        return replace(self._state.status(self._clock()), metrics_url=self.metrics_url, decisions=self.events.decisions)
 
     @property
     def phase(self) -> int:

@@ -7,10 +7,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ps_protocol.cluster.history import JobEvent
+from ps_protocol.cluster.events import JobEvent
 
 EVENTS = 400
 """How many are kept."""
+
+DECISIONS = 10
+"""How many of them that were decisions are told with the status."""
 
 TEXT_CHARACTERS = 500
 """Longest text of an event."""
@@ -23,12 +26,21 @@ class EventLog:
         """``clock`` gives seconds since 1970."""
         self._clock = clock
         self._events: deque[JobEvent] = deque(maxlen=EVENTS)
+        self._decisions: deque[JobEvent] = deque(maxlen=DECISIONS)
         self._number = 0
 
-    def add(self, text: str, *, warning: bool = False) -> None:
-        """Something has happened; a very long ``text`` is cut."""
+    def add(self, text: str, *, warning: bool = False, decision: bool = False) -> None:
+        """Something has happened; a very long ``text`` is cut. ``decision``: it was decided here."""
         self._number += 1
-        self._events.append(JobEvent(self._number, self._clock(), text[:TEXT_CHARACTERS], warning))
+        event = JobEvent(self._number, self._clock(), text[:TEXT_CHARACTERS], warning)
+        self._events.append(event)
+        if decision:
+            self._decisions.append(event)
+
+    @property
+    def decisions(self) -> tuple[JobEvent, ...]:
+        """The last decisions of this process, oldest first."""
+        return tuple(self._decisions)
 
     def restore(self, before: Sequence[JobEvent]) -> None:
         """Put the events of an earlier process before those of this one, which get new numbers."""

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ps_protocol.cluster.history import CheckpointFacts, JobEvent, JobHistory, PlacedVariable
+from ps_protocol.cluster.events import JobEvent
+from ps_protocol.cluster.history import CheckpointFacts, JobHistory, PlacedVariable
 from ps_protocol.cluster.view import Role
 from ps_server.cli.status.text import headline
 from ps_server.glance.alerts import Alert, alerts_of

@@ -5,20 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.view import ClusterStatus
-
-
-@dataclass(frozen=True, slots=True)
-class JobEvent:
-    """Something that happened, in words."""
-
-    #: Rises by one with every event.
-    number: int
-    #: Seconds since 1970.
-    at_seconds: float
-    text: str
-    #: Something was lost or is wrong.
-    warning: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.held import LogCounts, TableCounts
 from ps_protocol.model.spec import Consistency
 
@@ -191,3 +192,5 @@ class ClusterStatus:
     members: tuple[MemberStatus, ...]
     #: Where the coordinator serves its metrics; empty: nowhere.
     metrics_url: str = ""
+    #: The last things that the coordinator has decided by itself, oldest first.
+    decisions: tuple[JobEvent, ...] = ()

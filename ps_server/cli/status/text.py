@@ -10,6 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.view import ClusterStatus, MemberStats, MemberStatus, Role
 from ps_protocol.text import printable
 from ps_server.cli.status.columns import (
@@ -23,6 +24,9 @@ from ps_server.cli.status.columns import (
     shard_columns,
     versions_of,
 )
+
+SHOWN_DECISIONS = 3
+"""How many of the coordinator's last decisions are shown below the tables."""
 
 WIDE = 80
 """Terminals with fewer columns get a table's most important numbers."""
@@ -161,7 +165,13 @@ def status_tables(
         *([_table_of_versions(versions)] if several else ()),
         *([_table_of_tables(tables, width)] if tables else ()),
         *_notes([*scripts, *servers]),
+        *(_decision(event) for event in status.decisions[-SHOWN_DECISIONS:]),
     )
+
+
+def _decision(event: JobEvent) -> Text:
+    style = "yellow" if event.warning else ""
+    return Text(printable(f"{time_text(event.at_seconds)} {event.text}"), style=style)
 
 
 def _versions(stats: MemberStats) -> str:

@@ -97,4 +97,4 @@ class ElasticityRunner:
 
     def _tell(self, text: str, *, warning: bool = False) -> None:
         logger.log(logging.WARNING if warning else logging.INFO, "%s", text, extra={"event": "elasticity"})
-        self._driver.events.add(text, warning=warning)
+        self._driver.events.add(text, warning=warning, decision=True)

@@ -14,7 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ps_protocol.cluster.history import CheckpointFacts, Curve, Curves, JobEvent
+from ps_protocol.cluster.events import JobEvent
+from ps_protocol.cluster.history import CheckpointFacts, Curve, Curves
 from ps_protocol.errors import DamagedData
 from ps_server.coordinator.event_log import EVENTS, TEXT_CHARACTERS
 from ps_server.coordinator.history.curve_book import NAMES, POINTS

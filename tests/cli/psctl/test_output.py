@@ -8,6 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.view import (
     ClusterStatus,
     ClusterView,
@@ -53,7 +54,8 @@ def full() -> ClusterStatus:
         journal_mark=b"x",
         released_models={"n": 2},
     )
-    return ClusterStatus(view, (MemberStatus(member, 0.1, stats, "host", 9),))
+    decisions = (JobEvent(4, 1.5, "worker 3 is slow", True),)
+    return ClusterStatus(view, (MemberStatus(member, 0.1, stats, "host", 9),), "http://a:1/metrics", decisions)
 
 
 def paths(value: object, path: str = "", mapping: bool = False) -> dict[str, object]:

@@ -29,6 +29,7 @@ def job():
         client.heartbeat(
             workers[1], MemberStats(steps=12, samples=99, samples_per_second=801, staleness=3, metrics={"loss": 0.25})
         )
+        coordinator._driver.events.add("shard 0 is hot", warning=True, decision=True)
         yield client
 
 
@@ -58,6 +59,8 @@ def test_status_as_json_holds_the_same_for_programs(job):
     members = {(m["member"]["role"], m["member"]["index"]): m for m in told["members"]}
     assert members["worker", 1]["stats"]["metrics"] == {"loss": 0.25}
     assert members["shard", 0]["stats"]["version"] == 23
+    (decided,) = told["decisions"]
+    assert (decided["text"], decided["warning"]) == ("shard 0 is hot", True)
 
 
 def test_mode_changes_the_running_job(job):

@@ -106,6 +106,9 @@ def test_lost_workers_are_asked_for_and_what_the_engine_did_is_told() -> None:
         assert engine.asked == [(2, (1,))]
         told = ["1 of 2 workers are there, lost: 1", "workers were asked for: two are on their way"]
         assert texts(job.driver)[-2:] == told
+        # The status has them without what else has happened.
+        assert [each.text for each in job.driver.status().decisions] == told
+        assert [each.warning for each in job.driver.status().decisions] == [True, False]
         engine.error = Unavailable("not now")
         await look_for(runner, now, 60)
         assert texts(job.driver)[-1].startswith("workers were not asked for: not now")

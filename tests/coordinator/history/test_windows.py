@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ps_server.coordinator.event_log import EVENTS, EventLog
+from ps_server.coordinator.event_log import DECISIONS, EVENTS, EventLog
 from ps_server.coordinator.history.rate_window import RateWindow
 
 
@@ -55,3 +55,13 @@ def test_a_very_long_event_is_cut() -> None:
     log = EventLog()
     log.add("x" * 10_000)
     assert len(log.all[0].text) == 500
+
+
+def test_the_last_decisions_are_kept_also_after_many_other_events():
+    log = EventLog(lambda: 1.0)
+    for number in range(DECISIONS + 2):
+        log.add(f"decision {number}", warning=True, decision=True)
+    for _ in range(EVENTS):
+        log.add("a worker joined")
+    assert [event.text for event in log.decisions] == [f"decision {number}" for number in range(2, DECISIONS + 2)]
+    assert all(event.warning for event in log.decisions)

@@ -23,6 +23,7 @@ from ps_protocol.errors import InvalidRequest
 from ps_protocol.text import printable
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.wire.convert.enums import enum_member
+from ps_protocol.wire.convert.events import event_from_pb, event_to_pb
 from ps_protocol.wire.convert.held import (
     log_counts_from_pb,
     log_counts_to_pb,
@@ -283,7 +284,12 @@ def status_to_pb(status: ClusterStatus) -> pb.ClusterStatus:
         )
         for m in status.members
     ]
-    return pb.ClusterStatus(view=view_to_pb(status.view), members=members, metrics_url=status.metrics_url)
+    return pb.ClusterStatus(
+        view=view_to_pb(status.view),
+        members=members,
+        metrics_url=status.metrics_url,
+        decisions=map(event_to_pb, status.decisions),
+    )
 
 
 def status_from_pb(message: pb.ClusterStatus) -> ClusterStatus:
@@ -299,4 +305,5 @@ def status_from_pb(message: pb.ClusterStatus) -> ClusterStatus:
         )
         for m in message.members
     )
-    return ClusterStatus(view_from_pb(message.view), tuple(members), printable(message.metrics_url))
+    decisions = tuple(map(event_from_pb, message.decisions))
+    return ClusterStatus(view_from_pb(message.view), tuple(members), printable(message.metrics_url), decisions)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ps_protocol.cluster.history import CheckpointFacts, Curve, Curves, JobEvent, JobHistory, PlacedVariable
+from ps_protocol.cluster.history import CheckpointFacts, Curve, Curves, JobHistory, PlacedVariable
 from ps_protocol.text import printable
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.wire.convert.cluster import status_from_pb, status_to_pb
+from ps_protocol.wire.convert.events import event_from_pb, event_to_pb
 
 
 def history_to_pb(history: JobHistory) -> pb.JobHistory:
@@ -24,10 +25,7 @@ def history_to_pb(history: JobHistory) -> pb.JobHistory:
         ],
         point_seconds=curves.point_seconds,
         generation=curves.generation,
-        events=[
-            pb.JobEvent(number=each.number, at_seconds=each.at_seconds, text=each.text, warning=each.warning)
-            for each in history.events
-        ],
+        events=map(event_to_pb, history.events),
         checkpoints=[
             pb.CheckpointFacts(
                 folder=each.folder, size_bytes=each.size_bytes, seconds=each.seconds, at_seconds=each.at_seconds
@@ -62,9 +60,7 @@ def history_from_pb(message: pb.JobHistory) -> JobHistory:
         heartbeat_seconds=message.heartbeat_seconds,
         lease_seconds=message.lease_seconds,
         curves=Curves(tuple(message.times), curves, message.point_seconds, message.generation),
-        events=tuple(
-            JobEvent(each.number, each.at_seconds, printable(each.text), each.warning) for each in message.events
-        ),
+        events=tuple(map(event_from_pb, message.events)),
         checkpoints=tuple(
             CheckpointFacts(printable(each.folder), each.size_bytes, each.seconds, each.at_seconds)
             for each in message.checkpoints

@@ -9,6 +9,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.view import ClusterStatus, ClusterView, MemberStatus
 from ps_server.cli.psctl.output.facts import to_json
 from ps_server.cli.status.text import TableTotals
@@ -16,7 +17,12 @@ from ps_server.cli.status.text import TableTotals
 SCHEMA = 1
 """Rises when a field goes away or changes its meaning. Fields are added within one number."""
 
-_PARTS: Mapping[str, type] = {"view": ClusterView, "members[]": MemberStatus, "tables[]": TableTotals}
+_PARTS: Mapping[str, type] = {
+    "view": ClusterView,
+    "members[]": MemberStatus,
+    "tables[]": TableTotals,
+    "decisions[]": JobEvent,
+}
 
 _SIMPLE = {int: "number", float: "number", str: "string", bool: "boolean"}
 
@@ -29,6 +35,7 @@ def status_json(status: ClusterStatus, tables: Sequence[TableTotals]) -> str:
         "view": status.view,
         "members": status.members,
         "tables": tables,
+        "decisions": status.decisions,
     }
     return json.dumps(to_json(facts))
 

@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.view import ClusterStatus, ClusterView, Member, MemberStats, MemberStatus, Role
 from ps_protocol.model.spec import Consistency, Mode
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.launcher.output.lines import MAX_LINE_BYTES, LineSplitter
 from ps_server.cli.launcher.output.screen import Screen
-from ps_server.cli.status.text import TableTotals, elapsed_text, status_line, status_tables
+from ps_server.cli.status.text import TableTotals, elapsed_text, status_line, status_tables, time_text
 
 
 def member(role: Role, index: int, incarnation: int = 1, gone: str = "", **stats) -> MemberStatus:
@@ -233,3 +234,11 @@ def test_a_line_without_end_is_cut_rather_than_kept_for_ever():
     splitter = LineSplitter()
     assert splitter.feed(b"x" * (MAX_LINE_BYTES + 1)) == ["x" * (MAX_LINE_BYTES + 1)]
     assert splitter.flush() == []
+
+
+def test_the_last_three_decisions_are_below_the_tables_with_their_times():
+    at = 1.7e9
+    decided = tuple(JobEvent(number, at, f"decision {number}\x1b", number == 4) for number in range(5))
+    rows = shown(replace(STATUS, decisions=decided), 120)
+    assert [row.rstrip() for row in rows[-3:]] == [f"{time_text(at)} decision {number}\\x1b" for number in (2, 3, 4)]
+    assert rows[:-3] == shown(STATUS, 120)
