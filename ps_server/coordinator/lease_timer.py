@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -13,6 +14,9 @@ from ps_server.coordinator.changes import StateChange
 from ps_server.coordinator.membership.state import MembershipState
 
 logger = logging.getLogger(__name__)
+
+QUIET_SECONDS = 60.0
+"""That most heartbeats are late is logged once in this time."""
 
 
 class LeaseTimer:
@@ -48,7 +52,7 @@ class LeaseTimer:
                 await self._task
 
     async def _run(self) -> None:
-        heartbeat, refused, spared = self._heartbeat_seconds, False, False
+        heartbeat, refused, quiet_until = self._heartbeat_seconds, False, -math.inf
         while True:
             now = self._clock()
             expiry = self._membership.next_expiry()
@@ -70,6 +74,6 @@ class LeaseTimer:
                 refused = True
             else:
                 refused = False
-            if self._membership.spares and not spared:
+            if self._membership.spares and now >= quiet_until:
+                quiet_until = now + QUIET_SECONDS
                 logger.warning("most heartbeats are late here: leases last up to twice as long until they come")
-            spared = self._membership.spares

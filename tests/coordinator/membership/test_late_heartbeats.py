@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from ps_protocol.cluster.view import Joined, Role
+from ps_protocol.cluster.view import Joined, MemberStats, Role
 from ps_protocol.errors import Fenced
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.membership.admission import Application
@@ -110,6 +110,11 @@ def test_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
         async with asyncio.timeout(60.0):
             while "most heartbeats are late here" not in caplog.text:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
+            # A second time, in which it is said no more.
+            driver.heartbeat(Role.WORKER, 0, driver.view.members[0].incarnation, MemberStats())
+            now += 1.0
+            for _ in range(20):
+                await asyncio.sleep(0.01)
         assert len(driver.view.members) == MANY
         await driver.close()
 
