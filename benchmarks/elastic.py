@@ -9,15 +9,14 @@ slow they are, as before leases were sized by speed.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from benchmarks.cluster import running_cluster
+from benchmarks.forked import answers, forked
 
 WORKERS, SLOW = 4, 4
 BATCH = 8
@@ -59,32 +58,6 @@ def train(address: str, rank: int, batches: int, epochs: int, step_seconds: floa
     return {"rank": rank, "epochs": told}
 
 
-def started(address: str, rank: int, *arguments: Any, whole: bool) -> tuple[int, int]:
-    """A worker in a process of its own: its id, and where its answer can be read."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child:
-        os.close(writer)
-        return child, reader
-    code = 1
-    with suppress(BaseException):
-        os.close(reader)
-        os.write(writer, json.dumps(train(address, rank, *arguments, whole=whole)).encode())
-        code = 0
-    os._exit(code)
-
-
-def answers(children: list[tuple[int, int]]) -> list[dict[str, Any]]:
-    """What the workers tell. Raises ValueError where one has failed."""
-    found = []
-    for child, reader in children:
-        with os.fdopen(reader, "rb") as pipe:
-            text = pipe.read()
-        os.waitpid(child, 0)
-        found.append(json.loads(text))
-    return found
-
-
 def shown(told: list[dict[str, Any]], epoch: int, batches: int) -> str:
     """One line on one epoch."""
     workers = [each["epochs"][epoch] for each in told if each["epochs"][epoch]["steps"]]
@@ -109,7 +82,7 @@ def main() -> None:
     # gRPC does not outlive a fork: workers are forked before anything here makes a call.
     with running_cluster(shards=1, workers=WORKERS) as cluster:
         children = [
-            started(cluster.address, rank, int(batches), int(epochs), step_ms / 1e3, whole=whole)
+            forked(train, cluster.address, rank, int(batches), int(epochs), step_ms / 1e3, whole=whole)
             for rank in range(WORKERS)
         ]
         told = answers(children)
