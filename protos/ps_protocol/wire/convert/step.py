@@ -32,6 +32,7 @@ from ps_protocol.wire.formats import wire_from_pb, wire_to_pb
 from ps_protocol.wire.frames import varint
 
 _OUTCOMES = {number: name.removeprefix("OUTCOME_") for name, number in pb.Outcome.items()}
+_OUTCOME_NUMBERS = {name: number for number, name in _OUTCOMES.items()}
 
 
 def request_to_bytes(request: requests.StepRequest) -> bytes:
@@ -98,8 +99,7 @@ def _in_pieces(tag: bytes, body: Message, payload: Sequence[memoryview]) -> list
     """The message with ``body`` in its field ``tag``, and ``payload`` in ``body``: its fields may have any order."""
     data, size = body.SerializeToString(), sum(map(len, payload))
     if size:
-        number = body.DESCRIPTOR.fields_by_name["payload"].number
-        data += _tag(number) + varint(size)
+        data += _PAYLOAD_TAGS[type(body)] + varint(size)
     return [tag + varint(len(data) + size) + data, *payload]
 
 
@@ -144,54 +144,72 @@ def _open_from_pb(message: pb.Open) -> requests.OpenRequest:
     )
 
 
+# Of pushes and answers only the fields that are set are converted: a step has few, and each costs time.
+
+
 def _push_to_pb(header: requests.PushHeader) -> pb.PushHeader:
-    return pb.PushHeader(
+    message = pb.PushHeader(
         sequence=header.sequence,
         phase=header.phase,
         clock=header.clock,
         pulled_version=header.pulled_version,
-        absent=header.absent,
-        groups=[options_to_pb(each) for each in header.options] if header.options else (),
-        table_arguments=[options_to_pb(each) for each in header.table_options] if header.table_options else (),
         with_buffers=header.with_buffers,
         skipped=header.skipped,
         push_only=header.push_only,
         finite=header.finite,
         ahead=header.ahead,
-        staged=header.staged,
-        tables=row_counts_to_pb(header.tables) if header.tables else (),
-        traceparent=header.traceparent,
         weight=header.weight,
         squared_norm=header.squared_norm,
-        payload=header.payload,
         segment=header.segment,
         rows_in_room=header.rows_in_room,
     )
+    if header.absent:
+        message.absent.extend(header.absent)
+    if header.options:
+        message.groups.extend(map(options_to_pb, header.options))
+    if header.table_options:
+        message.table_arguments.extend(map(options_to_pb, header.table_options))
+    if header.staged:
+        message.staged.extend(header.staged)
+    if header.tables:
+        message.tables.extend(row_counts_to_pb(header.tables))
+    if header.traceparent:
+        message.traceparent = header.traceparent
+    if header.payload:
+        message.payload = header.payload
+    return message
 
 
 def _push_from_pb(message: pb.PushHeader) -> requests.PushHeader:
-    return requests.PushHeader(
+    header = requests.PushHeader(
         message.sequence,
         message.phase,
         message.clock,
         message.pulled_version,
-        tuple(message.absent),
-        [options_from_pb(each) for each in message.groups],
-        [row_options_from_pb(each) for each in message.table_arguments],
-        message.with_buffers,
-        message.skipped,
-        message.push_only,
-        message.finite,
-        message.ahead,
-        tuple(message.staged),
-        row_counts_from_pb(message.tables) if message.tables else [],
-        message.traceparent,
-        message.weight,
-        message.squared_norm if message.HasField("squared_norm") else None,
-        message.payload,
-        message.segment,
-        message.rows_in_room,
+        with_buffers=message.with_buffers,
+        skipped=message.skipped,
+        push_only=message.push_only,
+        finite=message.finite,
+        ahead=message.ahead,
+        traceparent=message.traceparent,
+        weight=message.weight,
+        payload=message.payload,
+        segment=message.segment,
+        rows_in_room=message.rows_in_room,
     )
+    if absent := message.absent:
+        header.absent = tuple(absent)
+    if groups := message.groups:
+        header.options = list(map(options_from_pb, groups))
+    if arguments := message.table_arguments:
+        header.table_options = list(map(row_options_from_pb, arguments))
+    if staged := message.staged:
+        header.staged = tuple(staged)
+    if tables := message.tables:
+        header.tables = row_counts_from_pb(tables)
+    if message.HasField("squared_norm"):
+        header.squared_norm = message.squared_norm
+    return header
 
 
 def _opened_to_pb(opened: answers.OpenedStream) -> pb.Opened:
@@ -231,44 +249,54 @@ def _opened_from_pb(message: pb.Opened) -> answers.OpenedStream:
 
 
 def _step_answer_to_pb(answer: answers.StepAnswer) -> pb.StepResult:
-    return pb.StepResult(
+    message = pb.StepResult(
         sequence=answer.sequence,
-        outcome=f"OUTCOME_{answer.outcome}",
+        outcome=_OUTCOME_NUMBERS[answer.outcome],
         version=answer.version,
         staleness=answer.staleness,
         clock=answer.clock,
-        absent=answer.absent,
         with_buffers=answer.with_buffers,
         encoded=answer.encoded,
-        error=to_detail(answer.error) if answer.error else None,
-        option_differences=differences_to_pb(answer.differences) if answer.differences else (),
-        waited_for=answer.waited_for,
         waited_micros=int(answer.waited_seconds * 1e6),
         payload_bytes=answer.payload_bytes,
-        payload=answer.payload,
         segment=answer.segment,
     )
+    if answer.absent:
+        message.absent.extend(answer.absent)
+    if answer.error:
+        message.error.CopyFrom(to_detail(answer.error))
+    if answer.differences:
+        message.option_differences.extend(differences_to_pb(answer.differences))
+    if answer.waited_for:
+        message.waited_for = answer.waited_for
+    if answer.payload:
+        message.payload = answer.payload
+    return message
 
 
 def _step_answer_from_pb(message: pb.StepResult) -> answers.StepAnswer:
     number = message.outcome
-    return answers.StepAnswer(
+    answer = answers.StepAnswer(
         message.sequence,
         _OUTCOMES.get(number) or str(number),
         message.version,
         message.staleness,
         message.clock,
-        tuple(message.absent),
-        message.with_buffers,
-        message.encoded,
-        from_detail(message.error) if message.HasField("error") else None,
-        differences_from_pb(message.option_differences) if message.option_differences else (),
-        message.waited_for,
-        message.waited_micros / 1e6,
-        message.payload_bytes,
-        message.payload,
-        message.segment,
+        with_buffers=message.with_buffers,
+        encoded=message.encoded,
+        waited_for=message.waited_for,
+        waited_seconds=message.waited_micros / 1e6,
+        payload_bytes=message.payload_bytes,
+        payload=message.payload,
+        segment=message.segment,
     )
+    if absent := message.absent:
+        answer.absent = tuple(absent)
+    if message.HasField("error"):
+        answer.error = from_detail(message.error)
+    if differences := message.option_differences:
+        answer.differences = differences_from_pb(differences)
+    return answer
 
 
 #: By dataclass: the name of the body in the message, and how it is made.
@@ -319,3 +347,8 @@ _REPLIES_FROM_PB: Mapping[str | None, Callable[[Any], answers.StepReply]] = {
 
 _REQUEST_TAGS = {name: _tag(field.number) for name, field in pb.StepRequest.DESCRIPTOR.fields_by_name.items()}
 _REPLY_TAGS = {name: _tag(field.number) for name, field in pb.StepReply.DESCRIPTOR.fields_by_name.items()}
+
+_PAYLOAD_TAGS = {
+    kind: _tag(kind.DESCRIPTOR.fields_by_name["payload"].number)
+    for kind in (pb.PushHeader, pb.Stage, pb.Lookup, pb.StepResult, pb.Rows)
+}

@@ -33,8 +33,8 @@ REQUESTS = [
     requests.PushHeader(
         4, 1, 3, 2, (0, 5), [{"lr": 0.1, "betas": [0.9, 1]}], [{"lr": 2.0}], True, False, True, True, 1, (0, 8), COUNTS
     ),
-    requests.PushHeader(1, 0, 1, options=[], table_options=[], tables=[], payload=b"abc", segment=2, rows_in_room=True),
-    requests.PushHeader(1, 0, 1, options=[], table_options=[], tables=[], skipped=True),
+    requests.PushHeader(1, 0, 1, payload=b"abc", segment=2, rows_in_room=True),
+    requests.PushHeader(1, 0, 1, skipped=True),
     requests.StageRequest(0, 4, b"abcd"),
     requests.LookupHeader(5, COUNTS, (1, 2), b"ids"),
     requests.LookupHeader(5, COUNTS, None),
@@ -107,7 +107,7 @@ def test_a_body_of_a_reply_that_is_none_of_a_stream_is_named():
 def test_a_payload_is_in_a_message_as_protobuf_writes_it(size):
     payload = bytes(range(256)) * (size // 256 + 1)
     pieces = [memoryview(payload)[: size // 3], memoryview(payload)[size // 3 : size]]
-    push = requests.PushHeader(4, 1, 3, options=[{"lr": 0.1}], table_options=[], tables=[])
+    push = requests.PushHeader(4, 1, 3, options=[{"lr": 0.1}])
     lookup = requests.LookupHeader(5, COUNTS, (1, 2))
     for request in (push, lookup, requests.StageRequest(0, size)):
         read = request_from_bytes(b"".join(request_to_pieces(request, pieces)))
