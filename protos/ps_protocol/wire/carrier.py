@@ -60,11 +60,20 @@ class Carrier(Protocol):
         ...
 
 
+READ_AHEAD_BYTES = 80 << 10
+"""A message with a small payload in it, and what comes with it, in one call of the system."""
+
+
 class PlainCarrier:
-    """The bytes as they are."""
+    """The bytes as they are; ``receive_now`` reads ahead, since small messages mostly come whole."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
+        self._buffer = memoryview(b"")
+        #: Of the buffer: read ahead, and not taken yet.
+        self._ahead = memoryview(b"")
+        #: The last call of the system has given all that had come.
+        self._drained = False
 
     def prepare(self, stall_seconds: float = STALL_SECONDS) -> None:
         """See Carrier."""
@@ -79,8 +88,24 @@ class PlainCarrier:
         self.socket.setblocking(True)
 
     def receive_now(self, view: memoryview) -> int:
-        """See Carrier."""
-        return self.socket.recv_into(view, 0, socket.MSG_DONTWAIT)
+        """See Carrier. Where the call before has given all, the system is not asked again: the caller waits for it."""
+        if not self._ahead:
+            if self._drained:
+                self._drained = False
+                raise BlockingIOError
+            if len(view) >= READ_AHEAD_BYTES:
+                return self.socket.recv_into(view, 0, socket.MSG_DONTWAIT)
+            self._buffer = self._buffer or memoryview(bytearray(READ_AHEAD_BYTES))
+            got = self.socket.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)
+            self._drained = 0 < got < READ_AHEAD_BYTES
+            self._ahead = self._buffer[:got]
+        return self._from_ahead(view)
+
+    def _from_ahead(self, view: memoryview) -> int:
+        taken = min(len(view), len(self._ahead))
+        view[:taken] = self._ahead[:taken]
+        self._ahead = self._ahead[taken:]
+        return taken
 
     def receive_head(self, alive: Callable[[], bool]) -> tuple[int, list[int]]:
         """See Carrier."""
@@ -88,6 +113,9 @@ class PlainCarrier:
 
     def receive_into(self, pieces: Sequence[memoryview]) -> None:
         """See Carrier."""
+        if self._ahead:
+            pieces = [piece[self._from_ahead(piece) :] for piece in pieces]
+        self._drained = False
         socket_messages.receive_into(self.socket, pieces)
 
     def send_all(self, pieces: Sequence[memoryview | bytes], descriptors: Sequence[int] = ()) -> None:
