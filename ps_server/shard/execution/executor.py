@@ -47,11 +47,14 @@ class ShardExecutor:
         """Pieces of work on the thread: one that runs, and those that wait."""
         return self._queued
 
-    def submit(self, work: Callable[[], T], nbytes: int) -> asyncio.Future[T]:
-        """Queue ``work``, which touches about ``nbytes`` bytes; the future holds its result or exception."""
+    def submit(self, work: Callable[[], T], nbytes: int, *, quick: bool = False) -> asyncio.Future[T]:
+        """Queue ``work``, which touches about ``nbytes`` bytes; the future holds its result or exception.
+
+        ``quick``: it is known to take no more time than handing it to a thread.
+        """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
-        if self._queued == 0 and nbytes < INLINE_BYTES:
+        if self._queued == 0 and (quick or nbytes < INLINE_BYTES):
             try:
                 answer.set_result(self._watched(work, nbytes))
             except Exception as error:  # noqa: BLE001 -- it belongs to the caller

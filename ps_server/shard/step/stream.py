@@ -157,6 +157,7 @@ class StepStream:
                 await self._reader.stage(message)
             case ReleaseRequest():
                 self._transport.released()
+                await asyncio.sleep(0)  # the writing task gives the region back before the next push is decided
             case FetchRequest():
                 self._model.values.require()
                 return Fetched()

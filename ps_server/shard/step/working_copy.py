@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -30,6 +32,12 @@ T = TypeVar("T")
 COPY_BYTES_PER_SECOND = 5e8
 """Into memory that is touched for the first time."""
 
+QUICK_SECONDS = 200e-6
+"""A change that took less the last time is made on the event loop, where nobody reads the region."""
+
+QUICK_BYTES = 2 << 20
+"""A region above this size is changed in the executor's thread in any case."""
+
 UNUSED_PART = 8
 """After moves a region may hold an eighth more memory than it needs."""
 
@@ -50,6 +58,8 @@ class WorkingCopy:
         self._executor = executor
         self._log = log
         self._copies = CopyInProgress()
+        #: What the last change took; written in the executor.
+        self._change_seconds = math.inf
         #: Of the values: recorded when a change is decided, before it is done.
         self.last_changes = LastChanges(replica.layout)
         ready: asyncio.Future[Region] = asyncio.get_running_loop().create_future()
@@ -125,20 +135,25 @@ class WorkingCopy:
         """
         self.last_changes.record(untouched)
         before, replica, loop = self.newest, self.replica, asyncio.get_running_loop()
+        nbytes = max(self.layout.region_bytes + cost, INLINE_BYTES * self._log.waits)
+        is_undisturbed = before.takers == 0 and not self._log.waits
+        quick = is_undisturbed and nbytes <= QUICK_BYTES and self._change_seconds < QUICK_SECONDS
 
         def change() -> Region:
             # Nobody takes ``before`` any more: its takers only become fewer.
-            if before.still_read(patient=self.layout.region_bytes >= INLINE_BYTES):
+            if before.still_read(patient=not quick and nbytes >= INLINE_BYTES):
                 self._copies.begin()
                 try:
                     replica.move(self.pool.take())
                     loop.call_soon_threadsafe(before.leave_to_readers)
                 finally:
                     loop.call_soon_threadsafe(self._copies.end)
+            began = time.perf_counter()
             work(replica)
+            self._change_seconds = time.perf_counter() - began
             return replica.region
 
-        made = self._executor.submit(change, max(self.layout.region_bytes + cost, INLINE_BYTES * self._log.waits))
+        made = self._executor.submit(change, nbytes, quick=quick)
         self._newest = Published(version, made, self.pool)
         return made
 
