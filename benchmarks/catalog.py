@@ -77,7 +77,9 @@ def _tables(held: int, inserted: int, *, rounds: int, count: int) -> list[Group]
 
 def _every_way(nbytes: int) -> tuple[Subject, ...]:
     key = Key("", "", nbytes)
-    mine = [ours.subject(transport, key, ours.STEP, ours.PULL, ours.COPYING) for transport in ours.transports()]
+    mine = [
+        ours.subject(transport, key, ours.STEP, ours.PULL, ours.COPYING, ours.FRESH) for transport in ours.transports()
+    ]
     peers = [torch_rpc.subject(system, nbytes) for system in (torch_rpc.TCP, torch_rpc.SHM)]
     return (raw_socket.subject(nbytes), floor.subject(nbytes), *peers, *mine)
 

@@ -18,7 +18,7 @@ from benchmarks.processes import Child
 from benchmarks.rows import Key, Subject
 from benchmarks.timing import Loop
 
-STEP, PULL, COPYING = "step", "pull", "step, gradients copied"
+STEP, PULL, COPYING, FRESH = "step", "pull", "step, gradients copied", "step, gradients fresh"
 SHM, BULK, GRPC = "shm", "bulk", "grpc"
 TRANSPORTS = (SHM, BULK, GRPC)
 
@@ -35,8 +35,9 @@ def subject(transport: str, key: Key, *operations: str) -> Subject:
     """``operations`` on the sizes of ``key``, whose own operation and system do not matter.
 
     A step is push, apply and pull of the whole model with plain SGD, through the optimizer that users hold. Gradients
-    are given, where ``zero_grad(set_to_none=False)`` keeps them; "gradients copied": as ``zero_grad()`` leaves them to
-    backward. The shard's optimizer has one thread.
+    are given, where ``zero_grad(set_to_none=False)`` keeps them. "gradients copied": as ``zero_grad()`` leaves them to
+    backward. "gradients fresh": filled before each step, untimed, so that they are in the cache of the worker's core.
+    The shard's optimizer has one thread.
     """
     keys = tuple(
         Key(system(transport), operation, key.nbytes, key.tensors, key.workers, key.shards) for operation in operations
@@ -150,7 +151,9 @@ def worker(
 
             return run
 
-        yield Loop({STEP: checked(optimizer.step), PULL: checked(optimizer.pull), COPYING: checked(copying)})
+        step = checked(optimizer.step)
+        operations = {STEP: step, FRESH: step, PULL: checked(optimizer.pull), COPYING: checked(copying)}
+        yield Loop(operations, {FRESH: model.set_gradients})
 
 
 def transports() -> tuple[str, ...]:

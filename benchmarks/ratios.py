@@ -103,10 +103,20 @@ def _against_tcp(nbytes: int) -> Iterator[Target]:
         yield _faster(f"step with bulk: rate against a raw socket, {at}", raw, bulk, 0.85 if large else None)
         yield _faster(f"step with bulk: against a raw socket with SGD in between, {at}", raw_step, bulk)
         yield _faster(f"step with grpc: rate against a raw socket, {at}", raw, grpc, 0.6 if large else None)
-    needed = 3.0 if small else 1.4 if asked else None
+    needed = 6.0 if small else 1.4 if asked else None
     yield _faster(f"step with bulk: times faster than torch RPC over TCP, {at}", rpc, bulk, needed)
     yield _faster(f"step with bulk: times faster than torch RPC over TCP in one call, {at}", one_call, bulk)
-    yield _faster(f"step with grpc: times faster than torch RPC over TCP, {at}", rpc, grpc, 1.1 if asked else None)
+    yield _faster(
+        f"step with grpc: times faster than torch RPC over TCP, {at}",
+        rpc,
+        grpc,
+        2.5 if small else 1.1 if asked else None,
+    )
+    if nbytes <= MB:
+        fresh = Key(torch_rpc.TCP, torch_rpc.FRESH, nbytes)
+        for transport, wanted in ((ours.BULK, 3.0), (ours.GRPC, 1.3)):
+            title = f"step with {transport}, fresh gradients: times faster than torch RPC over TCP, {at}"
+            yield _faster(title, fresh, Key(ours.system(transport), ours.FRESH, nbytes), None if small else wanted)
 
 
 def _against_shared_memory(nbytes: int) -> Iterator[Target]:

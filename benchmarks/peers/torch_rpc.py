@@ -20,7 +20,7 @@ from benchmarks.processes import Child
 from benchmarks.rows import Key, Subject
 from benchmarks.timing import Loop
 
-STEP, ONE_CALL, PULL = "step", "step, one call", "pull"
+STEP, FRESH, ONE_CALL, PULL = "step", "step, gradients fresh", "step, one call", "pull"
 TCP, SHM = "torch RPC, TCP", "torch RPC, shared memory"
 
 ROUTES = {TCP: (("uv",), ("basic",)), SHM: (("shm", "uv"), ("cma", "basic"))}
@@ -32,7 +32,11 @@ _SERVER = "server"
 
 
 def subject(
-    system: str, nbytes: int, tensors: int = 1, workers: int = 1, operations: tuple[str, ...] = (STEP, ONE_CALL, PULL)
+    system: str,
+    nbytes: int,
+    tensors: int = 1,
+    workers: int = 1,
+    operations: tuple[str, ...] = (STEP, FRESH, ONE_CALL, PULL),
 ) -> Subject:
     """``system`` is a name of ``ROUTES``. Pulled tensors are taken as they arrive; nothing copies them into a model."""
 
@@ -138,5 +142,10 @@ def worker(place: Place, rank: int, nbytes: int, tensors: int) -> Iterator[Loop]
     def pull_only() -> None:
         kept[0] = rpc.rpc_sync(_SERVER, pull)
 
+    def fill() -> None:
+        for gradient in gradients:
+            gradient.fill_(1.0)
+
     with place.joined(f"worker-{rank}", rank + 1):
-        yield Loop({STEP: push_and_pull, ONE_CALL: one_call, PULL: pull_only})
+        operations = {STEP: push_and_pull, FRESH: push_and_pull, ONE_CALL: one_call, PULL: pull_only}
+        yield Loop(operations, {FRESH: fill})
