@@ -32,7 +32,7 @@ from ps_protocol.wire.formats import wire_from_pb, wire_to_pb
 from ps_protocol.wire.frames import varint
 
 _OUTCOMES = {number: name.removeprefix("OUTCOME_") for name, number in pb.Outcome.items()}
-_OUTCOME_NUMBERS = {name: number for number, name in _OUTCOMES.items()}
+_OUTCOME_NUMBERS: Mapping[str, pb.Outcome] = {name: getattr(pb, f"OUTCOME_{name}") for name in _OUTCOMES.values()}
 
 
 def request_to_bytes(request: requests.StepRequest) -> bytes:
@@ -160,6 +160,8 @@ def _push_to_pb(header: requests.PushHeader) -> pb.PushHeader:
         ahead=header.ahead,
         weight=header.weight,
         squared_norm=header.squared_norm,
+        traceparent=header.traceparent,
+        payload=header.payload,
         segment=header.segment,
         rows_in_room=header.rows_in_room,
     )
@@ -173,10 +175,6 @@ def _push_to_pb(header: requests.PushHeader) -> pb.PushHeader:
         message.staged.extend(header.staged)
     if header.tables:
         message.tables.extend(row_counts_to_pb(header.tables))
-    if header.traceparent:
-        message.traceparent = header.traceparent
-    if header.payload:
-        message.payload = header.payload
     return message
 
 
@@ -257,20 +255,17 @@ def _step_answer_to_pb(answer: answers.StepAnswer) -> pb.StepResult:
         clock=answer.clock,
         with_buffers=answer.with_buffers,
         encoded=answer.encoded,
+        error=to_detail(answer.error) if answer.error else None,
+        waited_for=answer.waited_for,
         waited_micros=int(answer.waited_seconds * 1e6),
         payload_bytes=answer.payload_bytes,
+        payload=answer.payload,
         segment=answer.segment,
     )
     if answer.absent:
         message.absent.extend(answer.absent)
-    if answer.error:
-        message.error.CopyFrom(to_detail(answer.error))
     if answer.differences:
         message.option_differences.extend(differences_to_pb(answer.differences))
-    if answer.waited_for:
-        message.waited_for = answer.waited_for
-    if answer.payload:
-        message.payload = answer.payload
     return message
 
 
@@ -348,7 +343,7 @@ _REPLIES_FROM_PB: Mapping[str | None, Callable[[Any], answers.StepReply]] = {
 _REQUEST_TAGS = {name: _tag(field.number) for name, field in pb.StepRequest.DESCRIPTOR.fields_by_name.items()}
 _REPLY_TAGS = {name: _tag(field.number) for name, field in pb.StepReply.DESCRIPTOR.fields_by_name.items()}
 
-_PAYLOAD_TAGS = {
+_PAYLOAD_TAGS: Mapping[type[Message], bytes] = {
     kind: _tag(kind.DESCRIPTOR.fields_by_name["payload"].number)
     for kind in (pb.PushHeader, pb.Stage, pb.Lookup, pb.StepResult, pb.Rows)
 }
