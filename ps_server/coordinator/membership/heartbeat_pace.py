@@ -5,7 +5,7 @@ from __future__ import annotations
 BEATS_PER_SECOND = 300.0
 """Of all members together, where their leases allow it: about a fifth of a core."""
 
-BEATS_PER_LEASE = 6.0
+BEATS_PER_LEASE = 4.0
 """At least so many of each member, so that some may be late or lost."""
 
 
