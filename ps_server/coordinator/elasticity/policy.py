@@ -31,6 +31,9 @@ USELESS = 0.9
 
 MOVES_PER_HOUR = 6
 
+MOST_NAMED = 8
+"""So many workers that become slow at the same look are told one by one; of more, there is one decision."""
+
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 60.0, 960.0
 """Between two requests for workers; doubled with each that was of no use."""
 
@@ -42,6 +45,18 @@ def median_without(ordered: Sequence[float], value: float) -> float:
         return 0.0
     low, high = (rest - 1) // 2, rest // 2
     return (ordered[low + (low >= at)] + ordered[high + (high >= at)]) / 2
+
+
+def _of_slow(workers: Sequence[tuple[int, str]], *, slow: bool) -> Iterator[Decision]:
+    """What is told of workers, each with its numbers, that have become slow, or are slow no more."""
+    end = "; its share of leased data shrinks" if slow else ""
+    what = "slow" if slow else "not slow any more"
+    if len(workers) <= MOST_NAMED:
+        for rank, numbers in workers:
+            yield Decision(f"worker {rank} is {what}: {numbers}{end}", warning=slow)
+        return
+    ranks = ", ".join(str(rank) for rank, _ in workers[:MOST_NAMED])
+    yield Decision(f"{len(workers)} workers are {what}: {ranks} and others", warning=slow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +101,13 @@ class ElasticPolicy:
     def _workers(self, look: JobLook, now: float) -> Iterator[Decision]:
         self._slow.forget(look.speeds)
         ordered = sorted(look.speeds.values())
+        told: dict[bool, list[tuple[int, str]]] = {True: [], False: []}
         for rank, speed in sorted(look.speeds.items()):
             usual = median_without(ordered, speed)
             if self._slow.changed(rank, on=speed < SLOW * usual, off=speed > NOT_SLOW * usual, now=now):
-                numbers = f"{speed:.1f} steps/s, the others {usual:.1f}"
-                if rank in self._slow:
-                    yield Decision(f"worker {rank} is slow: {numbers}; its share of leased data shrinks", warning=True)
-                else:
-                    yield Decision(f"worker {rank} is not slow any more: {numbers}")
+                told[rank in self._slow].append((rank, f"{speed:.1f} steps/s, the others {usual:.1f}"))
+        for slow, workers in told.items():
+            yield from _of_slow(workers, slow=slow)
 
     def _shards(self, look: JobLook, now: float) -> Iterator[Decision]:
         self._hot.forget(look.traffic)

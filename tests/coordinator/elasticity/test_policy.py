@@ -16,6 +16,7 @@ from ps_server.coordinator.elasticity.decisions import AskForWorkers, Decision, 
 from ps_server.coordinator.elasticity.policy import (
     HOLD_SECONDS,
     LONGEST_PAUSE_SECONDS,
+    MOST_NAMED,
     MOVES_PER_HOUR,
     SETTLE_SECONDS,
     ElasticPolicy,
@@ -136,6 +137,15 @@ def test_workers_that_are_lost_are_asked_for_with_growing_pauses() -> None:
     asked = [at for at in range(7200) if watched.see(1, lost)]
     assert [b - a for a, b in pairwise(asked)][:5] == [120, 240, 480, 960, LONGEST_PAUSE_SECONDS]
     assert texts(watched.see(100, workers(20, 20, 20))) == ["all 3 workers are there again"]
+
+
+def test_many_workers_that_become_slow_at_once_are_one_decision() -> None:
+    watched = Watched()
+    told = texts(watched.see(60, workers(*[20.0] * 60, *[1.0] * (MOST_NAMED + 1))))
+    assert told == ["9 workers are slow: 60, 61, 62, 63, 64, 65, 66, 67 and others"]
+    told = texts(watched.see(60, workers(*[20.0] * 69)))
+    assert told == ["9 workers are not slow any more: 60, 61, 62, 63, 64, 65, 66, 67 and others"]
+    assert len(watched.see(60, workers(*[20.0] * 60, *[1.0] * MOST_NAMED))) == MOST_NAMED
 
 
 def test_a_job_that_waits_for_lost_workers_asks_for_them_and_judges_nobody() -> None:
