@@ -5,20 +5,23 @@ from __future__ import annotations
 PAUSE_SECONDS = 0.12
 """What one batch should pause training for, at most."""
 
-FIRST_BYTES = 16 << 20
-LEAST_BYTES = 4 << 20
+FIRST_BYTES = 8 << 20
+LEAST_BYTES = 2 << 20
 MOST_BYTES = 64 << 20
 
-BREATH_SECONDS = 0.3
-"""The time for training between two batches, at least."""
+BREATH_SECONDS = 0.6
+"""The time for training between two batches, beside that for their pauses: memory is made, streams are opened."""
 
-BREATH_PAUSES = 7
-"""The same, in pauses of the last batch: a worker loses about two of them with each, and keeps four fifths."""
+BREATH_PAUSES = 5
+"""The same, in pauses of the last batch. Together a worker keeps about four fifths of its steps."""
 
 _LONGEST_BREATH_SECONDS = 5.0
 
+_LONG_SECONDS = 1.0
+"""A pause that is noticed, whatever its batch: the fewer there are, the better."""
+
 _SAME = 0.8
-"""A pause that is above this part of that of a batch twice as large does not depend on the size."""
+"""A pause that is above this part of that of a batch four times as large does not depend on the size."""
 
 
 class MovePace:
@@ -28,8 +31,8 @@ class MovePace:
         """``batch_bytes``: of every batch; 0: as much as the pauses allow."""
         self._given = bool(batch_bytes)
         self.batch_bytes = batch_bytes or FIRST_BYTES
-        #: Of the last batch that was too long, and its size.
-        self._too_long = 0.0
+        #: Of the first of the last batches, all of which were too long: its pause, and its size.
+        self._too_long: tuple[float, int] | None = None
         self._pause = 0.0
 
     def paused(self, seconds: float) -> None:
@@ -37,15 +40,19 @@ class MovePace:
         self._pause = seconds
         if self._given:
             return
-        if seconds < PAUSE_SECONDS / 2:
-            self.batch_bytes, self._too_long = min(2 * self.batch_bytes, MOST_BYTES), 0.0
-        elif seconds > PAUSE_SECONDS and self._too_long and seconds > _SAME * self._too_long:
-            # A smaller batch was no shorter: then few large ones are best, as where each takes a whole snapshot.
-            self._given, self.batch_bytes = True, MOST_BYTES
-        elif seconds > PAUSE_SECONDS:
-            self.batch_bytes, self._too_long = max(self.batch_bytes // 2, LEAST_BYTES), seconds
+        if seconds <= PAUSE_SECONDS:
+            self._too_long = None
+            if seconds < PAUSE_SECONDS / 2:
+                self.batch_bytes = min(2 * self.batch_bytes, MOST_BYTES)
+            return
+        first, size_bytes = self._too_long = self._too_long or (seconds, self.batch_bytes)
+        if 4 * self.batch_bytes <= size_bytes and seconds > _SAME * first:
+            # Much smaller batches are no shorter. Where each takes a whole snapshot, few large ones are best.
+            self._given, self.batch_bytes = True, size_bytes if seconds < _LONG_SECONDS else MOST_BYTES
+        else:
+            self.batch_bytes = max(self.batch_bytes // 2, LEAST_BYTES)
 
     @property
     def breath_seconds(self) -> float:
         """How long to wait before the next batch."""
-        return max(BREATH_SECONDS, min(BREATH_PAUSES * self._pause, max(_LONGEST_BREATH_SECONDS, 2 * self._pause)))
+        return BREATH_SECONDS + min(BREATH_PAUSES * self._pause, max(_LONGEST_BREATH_SECONDS, 2 * self._pause))

@@ -36,11 +36,26 @@ def test_long_pauses_make_smaller_ones_and_those_that_fit_change_nothing():
     )
 
 
-def test_where_a_smaller_batch_pauses_as_long_the_rest_goes_in_large_ones():
-    pace = after(10 * PAUSE_SECONDS, 9 * PAUSE_SECONDS)
+def test_one_long_pause_after_another_is_not_yet_taken_for_the_rule():
+    pace = after(10 * PAUSE_SECONDS, 10 * PAUSE_SECONDS)
+    assert pace.batch_bytes == FIRST_BYTES // 4
+    pace.paused(PAUSE_SECONDS)
+    pace.paused(10 * PAUSE_SECONDS)
+    assert pace.batch_bytes == max(FIRST_BYTES // 8, LEAST_BYTES)
+
+
+def test_where_much_smaller_batches_pause_as_long_the_rest_goes_in_large_ones():
+    pace = after(10 * PAUSE_SECONDS, 9 * PAUSE_SECONDS, 9 * PAUSE_SECONDS)
     assert pace.batch_bytes == MOST_BYTES
     pace.paused(10 * PAUSE_SECONDS)
     assert pace.batch_bytes == MOST_BYTES
+
+
+def test_where_that_is_not_much_too_long_batches_are_as_large_as_they_were():
+    pace = after(2 * PAUSE_SECONDS, 1.9 * PAUSE_SECONDS, 1.9 * PAUSE_SECONDS)
+    assert pace.batch_bytes == FIRST_BYTES
+    pace.paused(2 * PAUSE_SECONDS)
+    assert pace.batch_bytes == FIRST_BYTES
 
 
 def test_a_size_that_is_given_stays():
@@ -52,7 +67,7 @@ def test_a_size_that_is_given_stays():
 
 @pytest.mark.parametrize(
     ("pause", "breath"),
-    [(0.0, BREATH_SECONDS), (0.1, BREATH_PAUSES * 0.1), (1.0, 5.0), (4.0, 8.0)],
+    [(0.0, 0.0), (0.1, BREATH_PAUSES * 0.1), (2.0, 5.0), (4.0, 8.0)],
 )
 def test_training_goes_on_for_several_pauses(pause: float, breath: float):
-    assert after(pause).breath_seconds == pytest.approx(breath)
+    assert after(pause).breath_seconds == pytest.approx(BREATH_SECONDS + breath)
