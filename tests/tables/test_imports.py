@@ -1,4 +1,4 @@
-"""Who has no tables does not wait for the compiler."""
+"""Who has no tables does not wait for the compiler; the SDK: ``tests/worker/session/test_public_face.py``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-MODULES = ["ps_server.cli.launcher.main", "ps_server.coordinator.main", "ps_server.shard.main", "ps_worker"]
+MODULES = ["ps_server.cli.launcher.main", "ps_server.coordinator.main", "ps_server.shard.main"]
 
 #: The arguments are modules; says which of them, imported in this order, have numba loaded.
 IMPORTS = """
