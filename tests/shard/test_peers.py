@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from ps_protocol.cluster.view import ClusterView, Member, Role
-from ps_protocol.errors import InvalidRequest, ModelMoved, PsError
+from ps_protocol.errors import InvalidRequest, ModelMoved, PsError, Unavailable
 from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.rpc.channel import open_async_channel
 from ps_protocol.v1 import shard_pb2 as pb
@@ -88,6 +88,22 @@ def test_the_answer_of_a_shard_is_its_part_of_the_round_asked_for() -> None:
             await cluster.peers.close()
         (first, _) = other.requests
         assert (first.model, first.epoch, first.position.phase, first.position.clock) == ("model", 3, 2, 7)
+
+    run(test)
+
+
+def test_a_connection_is_made_ahead_and_what_prevents_it_is_told() -> None:
+    async def test() -> None:
+        cluster, other = Cluster(), Other(0.0)
+        with pytest.raises(Unavailable, match="shard 1 is away"):
+            await cluster.peers.connect(1, "model")
+        async with serving(other) as address:
+            cluster.shows(address)
+            with pytest.raises(PsError, match=f"shard 1 at {address}"):  # it has no such call
+                await cluster.peers.connect(1, "model")
+            assert await cluster.peers.round_norm(*ASKED) == 0.0
+            assert cluster.opened == [address], "the channel is there already"
+            await cluster.peers.close()
 
     run(test)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from ps_protocol.model.spec import DType, Kind, ModelSpec, ShardMap, Slice, Vari
 from ps_server.consistency import WorkerKey
 from ps_server.log.entries import StagedReshard
 from ps_server.shard.reshard.incoming import IncomingMemory, coming_slices
+from ps_server.shard.step.published import Published
 from ps_server.state.lent_regions import LentRegions
 from ps_server.state.model_state import ModelState, new_model
 from ps_server.state.region import Region, RegionPool
@@ -110,6 +112,24 @@ def test_slices_that_change_places_take_another_region():
     same = replace(held.spec, variables=tuple(replace(v, dtype=DType.FLOAT32) for v in held.spec.variables))
     before, after = Layout.of(replace(held, spec=same), 0), Layout.of(replace(wanted, spec=same), 0)
     assert slice_shifts(before, after, {0: 1, 1: 0}) is None
+
+
+def test_answers_on_their_way_are_waited_for_a_while_and_then_left_alone():
+    async def test() -> None:
+        ready = asyncio.get_running_loop().create_future()
+        layout = layouts()[2]
+        ready.set_result(Region(layout))
+        published = Published(1, ready, RegionPool(layout))
+        assert published.unread(60.0)
+        published.take(quick=False)
+        assert not published.unread(0.0)
+        assert not published.unread(0.01)
+        waiting = asyncio.create_task(asyncio.to_thread(published.unread, 60.0))
+        await asyncio.sleep(0)
+        published.give_back(quick=False)
+        assert await waiting
+
+    asyncio.run(asyncio.wait_for(test(), 60))
 
 
 def layouts(count: int = 4) -> list[Layout]:
