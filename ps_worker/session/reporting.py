@@ -214,7 +214,8 @@ class StatsWindow:
     def record_step(self, now: float, nbytes: int, staleness: int) -> None:
         """One push and pull of ``nbytes`` together, whose push had this staleness."""
         self._staleness = staleness
-        self._add(now, replace(self._totals, steps=self._totals.steps + 1, bytes=self._totals.bytes + nbytes))
+        totals = self._totals
+        self._add(now, _Totals(0.0, totals.steps + 1, totals.samples, totals.bytes + nbytes))
 
     def record_samples(self, now: float, samples: int) -> None:
         """Samples handed to the training loop."""

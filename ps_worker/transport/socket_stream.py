@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 
 from ps_protocol.cluster.answers import (
     Answer,
@@ -28,7 +27,7 @@ from ps_protocol.cluster.requests import (
     StepRequest,
 )
 from ps_protocol.cluster.transport import Transport
-from ps_protocol.errors import InternalError, Unavailable
+from ps_protocol.errors import InternalError, PsError, Unavailable
 from ps_protocol.model.layout import Range
 from ps_protocol.wire.carrier import Carrier, PlainCarrier
 from ps_protocol.wire.convert.step import request_to_bytes, request_to_pieces
@@ -140,11 +139,20 @@ class SocketClientTransport:
         self._send(ArriveRequest(phase))
 
     def receive(self, place: Place) -> Answer | None:
-        """The next answer; then release the shard's memory."""
-        with self._connection():
+        """The next answer; then release the shard's memory.
+
+        A connection that breaks raises the error that the shard ended it with, else Unavailable. Any other exception,
+        Ctrl-C for one, ends the stream: the rest of an answer would be read as the next one.
+        """
+        try:
             answer = read_answer(self, place, self._link.on_wait, self._link.peer)
             if answer and (answer.in_room if isinstance(answer, RowsAnswer) else answer.segment):
                 self._send(ReleaseRequest())
+        except (OSError, ValueError) as error:
+            raise self._broken(error) from error
+        except BaseException:
+            self.cancel()
+            raise
         return answer
 
     def cancel(self) -> None:
@@ -217,27 +225,17 @@ class SocketClientTransport:
         if rest:
             self._sending = self._sender.submit(_send_rest, self._carrier, rest)
 
-    @contextmanager
-    def _connection(self) -> Iterator[None]:
-        """A connection that breaks inside raises the error that the shard ended it with, else Unavailable.
-
-        Any other exception, Ctrl-C for one, ends the stream: the rest of an answer would be read as the next one.
-        """
-        try:
-            yield
-        except (OSError, ValueError) as error:
-            self._carrier.shut_down()
-            peer = self._link.peer
-            reason = self._anchor.reason() or Unavailable(
-                f"the side channel to {peer} broke: {error}",
-                shard=str(peer.shard),
-                remedy="see the log of the shard; PS_TRANSPORT=grpc uses no side channels",
-            )
-            self.cancel()
-            raise reason from error
-        except BaseException:
-            self.cancel()
-            raise
+    def _broken(self, error: OSError | ValueError) -> PsError:
+        """End the stream; returns why it broke."""
+        self._carrier.shut_down()
+        peer = self._link.peer
+        reason = self._anchor.reason() or Unavailable(
+            f"the side channel to {peer} broke: {error}",
+            shard=str(peer.shard),
+            remedy="see the log of the shard; PS_TRANSPORT=grpc uses no side channels",
+        )
+        self.cancel()
+        return reason
 
 
 def total_len(pieces: Sequence[memoryview]) -> int:

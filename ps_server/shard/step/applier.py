@@ -156,7 +156,11 @@ class Applier:
 
         cost = sum(push.rows.cost for push in pushes if push.rows)
         untouched = frozenset.intersection(*(push.absent for push in pushes))
-        self.working.change(version, work, cost, untouched=untouched).add_done_callback(done)
+        queued = self.working.change(version, work, cost, untouched=untouched)
+        if queued.done():
+            done(queued)  # at once: another turn of the event loop costs more
+        else:
+            queued.add_done_callback(done)
 
     def _make(self, replica: Replica, update: AppliedUpdate, traces: Sequence[ServedPush]) -> None:
         """In the executor. First the log: what cannot be logged is not applied."""
