@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ps_protocol.cluster.transport import Transport
@@ -21,9 +22,13 @@ class Traffic:
 
 @dataclass(slots=True)
 class StepTimes:
-    """Durations of one model's steps, in seconds. ``apply`` is written in the executor, the rest on the event loop."""
+    """Durations of one model's steps, in seconds. Those of the executor are written there, others on the event loop."""
 
-    #: One update: the record in the log and the optimizer's step.
+    #: Of the executor: summed over pushes, how long each waited from its decision until its update began.
+    queued: float = 0.0
+    #: Of the executor: the same, each multiplied by the bytes of the push.
+    queued_bytes: float = 0.0
+    #: Of the executor: one update, the record in the log and the optimizer's step.
     apply: Histogram = field(default_factory=Histogram)
     #: From the moment that the mode lets an answer go on until it is sent.
     reply: Histogram = field(default_factory=Histogram)
@@ -47,18 +52,20 @@ class Counters:
     dropped: int = 0
     #: Pushes refused with an error, by model and the error's code.
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)
-    _last: tuple[float, int, int] = field(default_factory=lambda: (time.monotonic(), 0, 0))
+    _last: tuple[float, int, int, float, float] = field(default_factory=lambda: (time.monotonic(), 0, 0, 0.0, 0.0))
 
     @property
     def bytes(self) -> int:
         """Payload bytes in and out."""
         return sum(each.received + each.sent for each in self.traffic.values())
 
-    def stats(self) -> MemberStats:
-        """Totals, and rates since the last call."""
-        then, pushes, nbytes = self._last
+    def stats(self, times: Sequence[StepTimes] = ()) -> MemberStats:
+        """Totals, and rates since the last call. ``times``: of the models that the shard holds now."""
+        then, pushes, nbytes, waited, byte_waited = self._last
         now, total = time.monotonic(), self.bytes
-        self._last = (now, self.pushes, total)
+        queued = sum(each.queued for each in times)
+        queued_bytes = sum(each.queued_bytes for each in times)
+        self._last = (now, self.pushes, total, queued, queued_bytes)
         seconds = max(now - then, 1e-3)
         return MemberStats(
             steps=self.pushes,
@@ -66,4 +73,8 @@ class Counters:
             bytes_per_second=(total - nbytes) / seconds,
             staleness=self.staleness,
             dropped=self.dropped,
+            # The seconds waited in a time, divided by it, are the mean length of the queue. Less than before: a model
+            # was released.
+            queued_pushes=max(0.0, queued - waited) / seconds,
+            queued_bytes=max(0.0, queued_bytes - byte_waited) / seconds,
         )

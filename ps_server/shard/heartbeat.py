@@ -18,7 +18,7 @@ def shard_stats(counters: Counters, registry: Registry) -> MemberStats:
     """
     versions, models = registry.versions, registry.models
     return replace(
-        counters.stats(),
+        counters.stats([model.times for model in models]),
         version=max(versions.values(), default=0),
         versions=versions,
         activity=registry.activity,

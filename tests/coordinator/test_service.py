@@ -77,6 +77,8 @@ def test_a_heartbeat_carries_statistics_into_the_status(client: CoordinatorClien
         held_bytes=4096,
         log=LogCounts(9, 8000, 700, 1.5),
         tables=(TableCounts("net", "ads", 5, 1, 640, 7, 1, 1),),
+        queued_pushes=1.5,
+        queued_bytes=6e6,
     )
     client.heartbeat(member, stats)
     (status,) = client.get_status().members

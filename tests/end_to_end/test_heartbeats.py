@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
 from ps_protocol.cluster.view import MemberStatus, Role
 from ps_server.cli.options.storage import Durability, SnapshotRule, StorageConfig
+from ps_server.shard.counters import Counters, StepTimes
 from ps_server.shard.heartbeat import shard_stats
 from tests.support.shards import StubStream, flat, gradients, running_shard, start, wait_until
 from tests.worker.jobs import Job, running_job
@@ -55,6 +58,43 @@ def test_a_shard_tells_what_it_holds_and_over_what_it_is_used() -> None:
         wait_until(lambda: told(job, Role.SHARD).gone != "")
         gone = told(job, Role.SHARD).stats
         assert (gone.tables, gone.streams, gone.held_bytes) == ((), {}, 0)
+
+
+def test_a_shard_tells_how_many_pushes_waited_for_their_turn() -> None:
+    with running_shard({0: 1, 1: 2}) as shard:
+        model, _ = start(shard)
+        streams = [StubStream(shard), StubStream(shard, rank=1, incarnation=2)]
+        shard_stats(shard.counters, shard.registry)
+        release = threading.Event()
+
+        async def occupy() -> None:
+            shard.registry.context.executor.submit(lambda: release.wait(60.0), 1 << 62)
+
+        shard.loop.run(occupy())
+        try:
+            for seed, stream in enumerate(streams):
+                stream.push(flat(model.layout, *gradients(model, seed)))
+            wait_until(lambda: model.tracker.counts.outcomes["applied"] == 2)
+        finally:
+            release.set()
+        for stream in streams:
+            stream.result()
+        waited = model.times.queued
+        stats = shard_stats(shard.counters, shard.registry)
+        assert 0.0 < stats.queued_pushes <= 2.0
+        assert stats.queued_bytes == pytest.approx(stats.queued_pushes * model.layout.region_bytes)
+        # What is done waits no more.
+        assert shard_stats(shard.counters, shard.registry).queued_pushes == 0.0
+        assert model.times.queued == waited
+        for stream in streams:
+            stream.end()
+
+
+def test_a_model_that_is_released_takes_its_queue_along() -> None:
+    counters = Counters()
+    counters.stats([StepTimes(queued=5.0, queued_bytes=10.0), StepTimes(queued=1.0)])
+    stats = counters.stats([StepTimes(queued=1.0)])
+    assert (stats.queued_pushes, stats.queued_bytes) == (0.0, 0.0)
 
 
 def test_a_shard_tells_of_its_log_and_its_last_snapshot(tmp_path: Path) -> None:

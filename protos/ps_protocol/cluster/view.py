@@ -115,6 +115,9 @@ class MemberStats:
     tables: tuple[TableCounts, ...] = ()
     #: host:port of its metrics; empty: it serves none.
     metrics_address: str = ""
+    #: Shards: pushes that waited for their turn to be applied, and their bytes; the mean since the heartbeat before.
+    queued_pushes: float = 0.0
+    queued_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ class JoinReply(_message.Message):
     def __init__(self, index: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ..., revision: _Optional[int] = ..., seed: _Optional[int] = ..., phase: _Optional[int] = ..., session: _Optional[bytes] = ..., session_key: _Optional[bytes] = ...) -> None: ...
 
 class MemberStats(_message.Message):
-    __slots__ = ("steps", "version", "steps_per_second", "bytes_per_second", "samples_per_second", "staleness", "metrics", "transport", "samples", "dropped", "standby_lag", "activity", "versions", "phase", "clock", "wait_seconds", "streams", "held_bytes", "log", "tables", "metrics_address")
+    __slots__ = ("steps", "version", "steps_per_second", "bytes_per_second", "samples_per_second", "staleness", "metrics", "transport", "samples", "dropped", "standby_lag", "activity", "versions", "phase", "clock", "wait_seconds", "streams", "held_bytes", "log", "tables", "metrics_address", "queued_pushes", "queued_bytes")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +124,8 @@ class MemberStats(_message.Message):
     LOG_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_PUSHES_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_BYTES_FIELD_NUMBER: _ClassVar[int]
     steps: int
     version: int
     steps_per_second: float
@@ -145,7 +147,9 @@ class MemberStats(_message.Message):
     log: LogCounts
     tables: _containers.RepeatedCompositeFieldContainer[TableCounts]
     metrics_address: str
-    def __init__(self, steps: _Optional[int] = ..., version: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., bytes_per_second: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., staleness: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., samples: _Optional[int] = ..., dropped: _Optional[int] = ..., standby_lag: _Optional[int] = ..., activity: _Optional[str] = ..., versions: _Optional[_Mapping[str, int]] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., wait_seconds: _Optional[_Mapping[str, float]] = ..., streams: _Optional[_Mapping[str, int]] = ..., held_bytes: _Optional[int] = ..., log: _Optional[_Union[LogCounts, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableCounts, _Mapping]]] = ..., metrics_address: _Optional[str] = ...) -> None: ...
+    queued_pushes: float
+    queued_bytes: float
+    def __init__(self, steps: _Optional[int] = ..., version: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., bytes_per_second: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., staleness: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., samples: _Optional[int] = ..., dropped: _Optional[int] = ..., standby_lag: _Optional[int] = ..., activity: _Optional[str] = ..., versions: _Optional[_Mapping[str, int]] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., wait_seconds: _Optional[_Mapping[str, float]] = ..., streams: _Optional[_Mapping[str, int]] = ..., held_bytes: _Optional[int] = ..., log: _Optional[_Union[LogCounts, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableCounts, _Mapping]]] = ..., metrics_address: _Optional[str] = ..., queued_pushes: _Optional[float] = ..., queued_bytes: _Optional[float] = ...) -> None: ...
 
 class TableCounts(_message.Message):
     __slots__ = ("model", "table", "rows", "waiting", "size_bytes", "inserted", "expired", "evicted")

@@ -18,6 +18,9 @@ class JobLook:
     speeds: Mapping[int, float] = field(default_factory=dict)
     #: By number, the bytes per second of each shard that holds something.
     traffic: Mapping[int, float] = field(default_factory=dict)
+    #: By number, the pushes that wait for their turn at a shard, and their bytes; without an entry none do.
+    queued_pushes: Mapping[int, float] = field(default_factory=dict)
+    queued_bytes: Mapping[int, float] = field(default_factory=dict)
     #: Slices are being moved.
     moving: bool = False
     #: Ranks whose worker failed, was lost or was told to stop, and was not replaced.

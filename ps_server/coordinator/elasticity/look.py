@@ -22,6 +22,8 @@ def look_of(status: ClusterStatus) -> JobLook:
             entry.member.index: entry.stats.steps_per_second for entry, state in workers if state in ("live", "busy")
         },
         traffic={entry.member.index: entry.stats.bytes_per_second for entry in shards},
+        queued_pushes={entry.member.index: entry.stats.queued_pushes for entry in shards},
+        queued_bytes={entry.member.index: entry.stats.queued_bytes for entry in shards},
         moving=bool(view.moving),
         lost=lost,
         left=sum(state == "left" for _, state in workers),

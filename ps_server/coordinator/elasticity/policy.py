@@ -1,35 +1,17 @@
-"""Decides when a worker counts as slow, a shard as hot, and when workers are asked for: pure."""
+"""Decides when a worker counts as slow, and when workers are asked for; with ``hot_shards`` all of the policy: pure."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
-from ps_server.coordinator.elasticity.decisions import AskForWorkers, Decision, JobLook, Relieve
-from ps_server.coordinator.elasticity.holding import Holding
+from ps_server.coordinator.elasticity.decisions import AskForWorkers, Decision, JobLook
+from ps_server.coordinator.elasticity.holding import HOLD_SECONDS, Holding
+from ps_server.coordinator.elasticity.hot_shards import HotShards
 
 SLOW, NOT_SLOW = 0.5, 0.7
 """Of the median speed of the others: a worker below the first is slow, until it is above the second."""
-
-HOT, NOT_HOT = 1.5, 1.2
-"""Times the mean traffic of shards: one above the first is hot, until it is below the second."""
-
-LEAST_TRAFFIC = 1e6
-"""Bytes per second below which no shard is hot."""
-
-HOLD_SECONDS = 30.0
-"""For how long something has to be so before it counts, and to be over."""
-
-SETTLE_SECONDS = 60.0
-"""After a move, traffic is not judged for so long."""
-
-USELESS = 0.9
-"""A move that leaves more than this part of the excess was of no use: that shard is left alone until it cools down."""
-
-MOVES_PER_HOUR = 6
 
 MOST_NAMED = 8
 """So many workers that become slow at the same look are told one by one; of more, there is one decision."""
@@ -73,22 +55,15 @@ class ElasticPolicy:
     """Called by the runner with rising times in seconds. Everything it decides is told once, and told when it is over.
 
     Limits: nothing is judged before it has held for HOLD_SECONDS; between the bounds of each pair nothing changes.
-    Moves come SETTLE_SECONDS apart at least, MOVES_PER_HOUR at most, and stop where they do not help. Requests for
-    workers come with doubling pauses.
+    Moves come with pauses, so many an hour at most, and stop where they do not help. Requests for workers come with
+    doubling pauses.
     """
 
     def __init__(self, settings: ElasticSettings) -> None:
         self._settings = settings
         self._slow: Holding[int] = Holding(HOLD_SECONDS)
-        self._hot: Holding[int] = Holding(HOLD_SECONDS)
+        self._shards = HotShards(rebalance=settings.rebalance)
         self._missing: Holding[str] = Holding(HOLD_SECONDS)
-        #: Times of the last moves.
-        self._moves: deque[float] = deque(maxlen=MOVES_PER_HOUR)
-        #: Shards that moves do not help.
-        self._left_alone: set[int] = set()
-        #: The shard of the last move, and by how much its traffic was above the mean, as a part of the mean.
-        self._moved: tuple[int, float] | None = None
-        self._judge_from = float("-inf")
         self._pause_seconds = FIRST_PAUSE_SECONDS
         self._ask_from = float("-inf")
 
@@ -96,7 +71,7 @@ class ElasticPolicy:
         """What follows from ``look``: nothing of a job that does not train, unless it waits for lost workers."""
         if not look.training:
             return tuple(self._requests(look, now)) if look.waiting else ()
-        return (*self._workers(look, now), *self._shards(look, now), *self._requests(look, now))
+        return (*self._workers(look, now), *self._shards.decide(look, now), *self._requests(look, now))
 
     def _workers(self, look: JobLook, now: float) -> Iterator[Decision]:
         self._slow.forget(look.speeds)
@@ -108,47 +83,6 @@ class ElasticPolicy:
                 told[rank in self._slow].append((rank, f"{speed:.1f} steps/s, the others {usual:.1f}"))
         for slow, workers in told.items():
             yield from _of_slow(workers, slow=slow)
-
-    def _shards(self, look: JobLook, now: float) -> Iterator[Decision]:
-        self._hot.forget(look.traffic)
-        self._left_alone &= set(look.traffic)
-        if look.moving:
-            self._judge_from = now + SETTLE_SECONDS
-        if now < self._judge_from or len(look.traffic) < 2:
-            return
-        mean = fmean(look.traffic.values())
-        for shard, traffic in sorted(look.traffic.items(), key=lambda each: (-each[1], each[0])):
-            on, off = traffic > max(HOT * mean, LEAST_TRAFFIC), traffic < max(NOT_HOT * mean, LEAST_TRAFFIC)
-            numbers = f"{traffic / 1e6:.1f} MB/s, the mean is {mean / 1e6:.1f}"
-            if self._hot.changed(shard, on=on, off=off, now=now):
-                if shard in self._hot:
-                    yield Decision(f"shard {shard} is hot: {numbers}", warning=True)
-                else:
-                    self._left_alone.discard(shard)
-                    yield Decision(f"shard {shard} is not hot any more: {numbers}")
-        hottest = max(look.traffic, key=lambda shard: (look.traffic[shard], -shard))
-        if self._settings.rebalance and hottest in self._hot:
-            yield from self._relief(look, hottest, mean, now)
-
-    def _relief(self, look: JobLook, shard: int, mean: float, now: float) -> Iterator[Decision]:
-        traffic = look.traffic[shard]
-        excess = traffic / mean - 1.0
-        if shard in self._left_alone or excess < NOT_HOT - 1.0:
-            return
-        if self._moved is not None and self._moved[0] == shard and excess > USELESS * self._moved[1]:
-            self._left_alone.add(shard)
-            self._moved = None
-            yield Decision(f"shard {shard} is left alone: moving slices did not lower its traffic", warning=True)
-            return
-        if len(self._moves) == MOVES_PER_HOUR and now - self._moves[0] < 3600.0:
-            return
-        to = min(look.traffic, key=lambda each: (look.traffic[each], each))
-        # As much as brings neither of the two across the mean.
-        part = min(traffic - mean, mean - look.traffic[to]) / traffic
-        self._moves.append(now)
-        self._moved, self._judge_from = (shard, excess), now + SETTLE_SECONDS
-        reason = f"{part:.0%} of shard {shard} moves to shard {to}: {traffic / 1e6:.1f} MB/s"
-        yield Relieve(f"{reason}, {look.traffic[to] / 1e6:.1f} there", shard=shard, to=to, part=part)
 
     def _requests(self, look: JobLook, now: float) -> Iterator[Decision]:
         wanted = max(0, self._settings.workers - look.left)

@@ -92,6 +92,7 @@ class MemberRecord:
         if gone:
             # A member that has ended makes no steps and holds nothing.
             stats = replace(stats, steps_per_second=0.0, bytes_per_second=0.0, samples_per_second=0.0)
+            stats = replace(stats, queued_pushes=0.0, queued_bytes=0.0)
             stats = replace(stats, streams={}, held_bytes=0, log=None, tables=())
         return MemberStatus(self.member, heard, stats, who.host, who.pid, gone)
 

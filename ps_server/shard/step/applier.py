@@ -124,7 +124,7 @@ class Applier:
         combine: Combine | None = None,
     ) -> None:
         """Queue the update that ``pushes``, each reserved for, make together: by ``combine``, where it is given."""
-        model = self.layout.shard_map.spec.name
+        model, since = self.layout.shard_map.spec.name, time.perf_counter()
         # A step is made with the options of its first push, and those of its first push with rows.
         self.options = pushes[0].options
         if rows := next((push.rows for push in pushes if push.rows is not None), None):
@@ -145,6 +145,8 @@ class Applier:
                     trace.applied(began_ns, time.monotonic_ns())
                 self.times.apply.observe(time.perf_counter() - began)
                 for push in pushes:
+                    self.times.queued += began - since
+                    self.times.queued_bytes += (began - since) * push.reserved_bytes
                     self.free(push)
 
         def done(queued: asyncio.Future[Region]) -> None:

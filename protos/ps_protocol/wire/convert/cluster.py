@@ -112,6 +112,8 @@ def stats_to_pb(stats: MemberStats) -> pb.MemberStats:
         log=log_counts_to_pb(stats.log) if stats.log else None,
         tables=map(table_counts_to_pb, stats.tables),
         metrics_address=stats.metrics_address,
+        queued_pushes=stats.queued_pushes,
+        queued_bytes=stats.queued_bytes,
     )
 
 
@@ -139,6 +141,8 @@ def stats_from_pb(message: pb.MemberStats) -> MemberStats:
         log=log_counts_from_pb(message.log) if message.HasField("log") else None,
         tables=tuple(map(table_counts_from_pb, message.tables[:_MAX_NAMED])),
         metrics_address=printable(message.metrics_address[:_MAX_TEXT]),
+        queued_pushes=message.queued_pushes,
+        queued_bytes=message.queued_bytes,
     )
 
 

@@ -1,0 +1,145 @@
+"""Decides when a shard counts as hot, by its traffic and its queue, and what it gives away: pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from statistics import fmean
+
+from ps_server.coordinator.elasticity.decisions import Decision, JobLook, Relieve
+from ps_server.coordinator.elasticity.holding import HOLD_SECONDS, Holding
+
+HOT, NOT_HOT = 1.5, 1.2
+"""Times the mean traffic, or the mean queue: a shard above the first is hot by it, until it is below the second."""
+
+LEAST_TRAFFIC = 1e6
+"""Bytes per second below which the traffic of a shard is no reason."""
+
+LEAST_QUEUE = 0.5
+"""Pushes that wait, on average, below which the queue of a shard is no reason."""
+
+QUEUE_PART = 0.1
+"""Of what it holds a shard gives so much for its queue: how its queue depends on what it holds is not known."""
+
+SETTLE_SECONDS = 60.0
+"""After a move, shards are not judged for so long."""
+
+USELESS = 0.9
+"""A move that leaves more than this part of the excess was of no use: that shard is left alone until it cools down."""
+
+MOVES_PER_HOUR = 6
+
+
+class _Measure:
+    """Traffic, or queues: what shards are judged by. Changed by HotShards."""
+
+    def __init__(self, least: float, useless: str) -> None:
+        """``least``: below it no shard is hot. ``useless``: what a move did not do."""
+        self.least, self.useless = least, useless
+        self.hot: Holding[int] = Holding(HOLD_SECONDS)
+        #: Shards that moves do not help.
+        self.left_alone: set[int] = set()
+
+    def judge(self, values: Mapping[int, float], seen: Callable[[int], str], now: float) -> Iterator[Decision]:
+        """Tell which shards have become hot by this, or have cooled down. ``seen``: the numbers of a shard."""
+        mean = fmean(values.values())
+        for shard, value in sorted(values.items(), key=lambda each: (-each[1], each[0])):
+            on, off = value > max(HOT * mean, self.least), value < max(NOT_HOT * mean, self.least)
+            if self.hot.changed(shard, on=on, off=off, now=now):
+                if shard in self.hot:
+                    yield Decision(f"shard {shard} is hot: {seen(shard)}", warning=True)
+                else:
+                    self.left_alone.discard(shard)
+                    yield Decision(f"shard {shard} is not hot any more: {seen(shard)}")
+
+    def forget(self, shards: Collection[int]) -> None:
+        """Keep only these."""
+        self.hot.forget(shards)
+        self.left_alone &= set(shards)
+
+    def may_give(self, shard: int, value: float, mean: float) -> bool:
+        """Whether ``shard`` is hot by this, still, and moves may help."""
+        return shard in self.hot and shard not in self.left_alone and value > max(NOT_HOT * mean, self.least)
+
+
+class HotShards:
+    """Part of ElasticPolicy, which calls it with rising times in seconds while the job trains."""
+
+    def __init__(self, *, rebalance: bool) -> None:
+        """``rebalance``: whether hot shards are to give something away."""
+        self._rebalance = rebalance
+        self._traffic = _Measure(LEAST_TRAFFIC, "lower its traffic")
+        self._queue = _Measure(LEAST_QUEUE, "shorten its queue")
+        #: Times of the last moves.
+        self._moves: deque[float] = deque(maxlen=MOVES_PER_HOUR)
+        #: Shards that took something for the queue of another: they give nothing for their own, or it would go on.
+        self._took: set[int] = set()
+        #: The last move: for what, of which shard, and how far that was above the mean, or how many pushes waited.
+        self._moved: tuple[_Measure, int, float] | None = None
+        self._judge_from = float("-inf")
+
+    def decide(self, look: JobLook, now: float) -> Iterator[Decision]:
+        """What follows from the traffic and the queues of ``look``."""
+        for measure in (self._traffic, self._queue):
+            measure.forget(look.traffic)
+        self._took &= set(look.traffic)
+        if look.moving:
+            self._judge_from = now + SETTLE_SECONDS
+        if now < self._judge_from or len(look.traffic) < 2:
+            return
+        queues = {shard: look.queued_pushes.get(shard, 0.0) for shard in look.traffic}
+        mean, queue_mean = fmean(look.traffic.values()), fmean(queues.values())
+
+        def traffic_seen(shard: int) -> str:
+            return f"{look.traffic[shard] / 1e6:.1f} MB/s, the mean is {mean / 1e6:.1f}"
+
+        def queue_seen(shard: int) -> str:
+            nbytes = look.queued_bytes.get(shard, 0.0)
+            return f"{queues[shard]:.1f} pushes ({nbytes / 1e6:.1f} MB) wait, the mean is {queue_mean:.1f}"
+
+        yield from self._traffic.judge(look.traffic, traffic_seen, now)
+        yield from self._queue.judge(queues, queue_seen, now)
+        if self._rebalance:
+            yield from self._for_traffic(look.traffic, mean, now)
+        if self._rebalance and now >= self._judge_from:
+            yield from self._for_queue(look.traffic, mean, queues, queue_mean, now)
+
+    def _for_traffic(self, traffic: Mapping[int, float], mean: float, now: float) -> Iterator[Decision]:
+        hottest = max(traffic, key=lambda shard: (traffic[shard], -shard))
+        to = min(traffic, key=lambda shard: (shard in self._queue.hot, traffic[shard], shard))
+        if self._traffic.may_give(hottest, traffic[hottest], mean) and traffic[to] < mean:
+            # As much as brings neither of the two across the mean.
+            part = min(traffic[hottest] - mean, mean - traffic[to]) / traffic[hottest]
+            seen = f"{traffic[hottest] / 1e6:.1f} MB/s, {traffic[to] / 1e6:.1f} there"
+            yield from self._move(self._traffic, hottest, traffic[hottest] / mean - 1.0, to, part, seen, now)
+
+    def _for_queue(
+        self, traffic: Mapping[int, float], mean: float, queues: Mapping[int, float], queue_mean: float, now: float
+    ) -> Iterator[Decision]:
+        slowest = max(traffic, key=lambda shard: (queues[shard], -shard))
+        to = min(traffic, key=lambda shard: (queues[shard], traffic[shard], shard))
+        # Never so much that the other has more traffic than shards may have: it would have to give it back.
+        room = NOT_HOT * mean - traffic[to]
+        if room <= 0.0 or slowest in self._took or not traffic[slowest]:
+            return
+        if self._queue.may_give(slowest, queues[slowest], queue_mean):
+            part = min(QUEUE_PART, room / traffic[slowest])
+            seen = f"{queues[slowest]:.1f} pushes wait, {queues[to]:.1f} there"
+            for decision in self._move(self._queue, slowest, queues[slowest], to, part, seen, now):
+                self._took |= {to} if isinstance(decision, Relieve) else set()
+                yield decision
+
+    def _move(
+        self, measure: _Measure, shard: int, excess: float, to: int, part: float, seen: str, now: float
+    ) -> Iterator[Decision]:
+        """A move, unless there were too many, or the last one, of the same shard for the same, was of no use."""
+        if self._moved is not None and self._moved[:2] == (measure, shard) and excess > USELESS * self._moved[2]:
+            measure.left_alone.add(shard)
+            self._moved = None
+            yield Decision(f"shard {shard} is left alone: moving slices did not {measure.useless}", warning=True)
+            return
+        if len(self._moves) == MOVES_PER_HOUR and now - self._moves[0] < 3600.0:
+            return
+        self._moves.append(now)
+        self._moved, self._judge_from = (measure, shard, excess), now + SETTLE_SECONDS
+        yield Relieve(f"{part:.0%} of shard {shard} moves to shard {to}: {seen}", shard=shard, to=to, part=part)
