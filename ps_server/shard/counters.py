@@ -24,7 +24,7 @@ class Traffic:
 class StepTimes:
     """Durations of one model's steps, in seconds. Those of the executor are written there, others on the event loop."""
 
-    #: Of the executor: summed over pushes, how long each waited from its decision until its update began.
+    #: Of the executor: summed over pushes, how long each waited for its check, and then for its update to begin.
     queued: float = 0.0
     #: Of the executor: the same, each multiplied by the bytes of the push.
     queued_bytes: float = 0.0

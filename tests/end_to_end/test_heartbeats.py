@@ -60,21 +60,23 @@ def test_a_shard_tells_what_it_holds_and_over_what_it_is_used() -> None:
         assert (gone.tables, gone.streams, gone.held_bytes) == ((), {}, 0)
 
 
-def test_a_shard_tells_how_many_pushes_waited_for_their_turn() -> None:
+@pytest.mark.parametrize("finite", [True, False])
+def test_a_shard_tells_how_many_pushes_waited_for_their_turn(finite: bool) -> None:
+    """``finite``: the workers have checked the gradients; else that waits for its turn, too."""
     with running_shard({0: 1, 1: 2}) as shard:
         model, _ = start(shard)
         streams = [StubStream(shard), StubStream(shard, rank=1, incarnation=2)]
         shard_stats(shard.counters, shard.registry)
-        release = threading.Event()
+        release, executor = threading.Event(), shard.registry.context.executor
 
         async def occupy() -> None:
-            shard.registry.context.executor.submit(lambda: release.wait(60.0), 1 << 62)
+            executor.submit(lambda: release.wait(60.0), 1 << 62)
 
         shard.loop.run(occupy())
         try:
             for seed, stream in enumerate(streams):
-                stream.push(flat(model.layout, *gradients(model, seed)))
-            wait_until(lambda: model.tracker.counts.outcomes["applied"] == 2)
+                stream.push(flat(model.layout, *gradients(model, seed)), finite=finite)
+            wait_until(lambda: executor.queued == 3)
         finally:
             release.set()
         for stream in streams:

@@ -145,8 +145,9 @@ class Applier:
                     trace.applied(began_ns, time.monotonic_ns())
                 self.times.apply.observe(time.perf_counter() - began)
                 for push in pushes:
-                    self.times.queued += began - since
-                    self.times.queued_bytes += (began - since) * push.reserved_bytes
+                    waited = began - since + push.checked_seconds
+                    self.times.queued += waited
+                    self.times.queued_bytes += waited * push.reserved_bytes
                     self.free(push)
 
         def done(queued: asyncio.Future[Region]) -> None:

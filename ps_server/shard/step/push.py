@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,6 +47,8 @@ class IncomingPush:
     rows: PushedRows | None = None
     #: Reserved for it in the log.
     reserved_bytes: int = 0
+    #: Seconds it took until its gradients or rows were checked, in the executor, before it was decided about.
+    checked_seconds: float = 0.0
     decision: PushDecision | None = None
     #: Why it was refused.
     error: PsError | None = None
@@ -79,8 +82,16 @@ async def must_skip(push: IncomingPush, executor: ShardExecutor, tables: Sequenc
     """Whether the gradients of the push are not to be applied: one of them is not finite.
 
     Raises NonFiniteGradient where the model's policy is to refuse those, InvalidRequest and TableFull for rows that
-    cannot be taken.
+    cannot be taken. Notes how long it took.
     """
+    began = time.perf_counter()
+    try:
+        return await _must_skip(push, executor, tables)
+    finally:
+        push.checked_seconds = time.perf_counter() - began
+
+
+async def _must_skip(push: IncomingPush, executor: ShardExecutor, tables: Sequence[row_tables.ShardTable]) -> bool:
     rows, region = push.rows, push.region
     if region is None:
         return False
