@@ -157,7 +157,7 @@ def test_the_flag_add_reaches_the_shard(monkeypatch):
     told = []
     monkeypatch.setattr("ps_server.shard.process.serve", lambda config, stop: told.append(config.add))
     monkeypatch.setattr(shard_main.grpc_server, "run", lambda main: main(None))
-    monkeypatch.setattr(shard_main, "use_one_arena", lambda: None)
+    monkeypatch.setattr(shard_main, "tune_allocator", lambda: None)
     for flags in ([], ["--add"]):
         done = CliRunner().invoke(shard_main.main, ["--shard", "3", "--coordinator", "127.0.0.1:1", *flags])
         assert done.exit_code == 0, done.output
