@@ -9,7 +9,7 @@ FIRST_BYTES = 8 << 20
 LEAST_BYTES = 2 << 20
 MOST_BYTES = 64 << 20
 
-BREATH_SECONDS = 0.6
+BREATH_SECONDS = 1.2
 """The time for training between two batches, beside that for their pauses: memory is made, streams are opened."""
 
 BREATH_PAUSES = 5
