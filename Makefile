@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 MODE   ?= async
 # Tests run so many at a time.
-JOBS   ?= 3
+JOBS   ?= 4
 SEEDS   ?= 1000
 SHARDS  ?= 4
 WORKERS ?= 6
@@ -33,7 +33,7 @@ train: setup  ## train a small network on handwritten digits: 1 coordinator, 2 s
 # Hundreds of processes import this package: byte code is kept also where the environment says not to.
 test test-long: export PYTHONDONTWRITEBYTECODE =
 
-test: setup  ## run the tests, JOBS=3 at a time
+test: setup  ## run the tests, JOBS=4 at a time
 	$(BIN)/python -m tests.support.compiled
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
