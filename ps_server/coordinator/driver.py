@@ -37,9 +37,9 @@ from ps_server.coordinator.membership.member_streams import MemberStreams
 from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.persistence.saved_facts import place_as_saved
 from ps_server.coordinator.placement.declaration import PlacementPlan
-from ps_server.coordinator.publisher import Publisher
 from ps_server.coordinator.releasing import ModelReleases
 from ps_server.coordinator.settings import ClusterSettings
+from ps_server.coordinator.views.publisher import Publisher
 
 logger = logging.getLogger(__name__)
 

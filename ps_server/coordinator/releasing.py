@@ -8,8 +8,8 @@ from typing import Any
 from ps_protocol.cluster.closed_model import ClosedModelAsk
 from ps_protocol.cluster.view import Role
 from ps_server.coordinator.changes import StateChange
-from ps_server.coordinator.publisher import Publisher
 from ps_server.coordinator.state import ClusterState
+from ps_server.coordinator.views.publisher import Publisher
 
 
 class ModelReleases:

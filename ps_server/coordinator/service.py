@@ -32,7 +32,7 @@ from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.membership.sessions import SessionIssuer
 from ps_server.coordinator.placement.job_limits import NAME_REMEDY, check_length
 from ps_server.coordinator.placement.move_plan import Wish
-from ps_server.coordinator.view_encoder import ViewEncoder
+from ps_server.coordinator.views.view_encoder import ViewEncoder
 from ps_server.limits import LimitCounts
 from ps_server.serving.authorization import check_member, current_caller
 from ps_server.serving.rpc_errors import translated

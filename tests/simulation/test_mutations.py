@@ -14,7 +14,7 @@ from ps_server.coordinator.jobs import checkpoints
 from ps_server.coordinator.jobs.quiesce import Quiesce
 from ps_server.coordinator.membership import durability_ledger
 from ps_server.coordinator.membership.barrier import Barrier
-from ps_server.coordinator.publisher import Publisher
+from ps_server.coordinator.views.publisher import Publisher
 from ps_server.log import recovery
 from ps_server.log.durable import DurableLog
 from ps_server.shard.durability.replication import Replication

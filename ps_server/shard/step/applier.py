@@ -26,7 +26,7 @@ from ps_server.shard.durability.replication import Replication
 from ps_server.shard.step.gate import Gate
 from ps_server.shard.step.push import IncomingPush
 from ps_server.shard.step.push_trace import ServedPush
-from ps_server.shard.step.pushed_rows import combined_rows
+from ps_server.shard.step.rows.pushed_rows import combined_rows
 from ps_server.shard.step.working_copy import WorkingCopy
 from ps_server.state.region import Region, RegionPool
 from ps_server.state.replica import Replica, Step, copy_region

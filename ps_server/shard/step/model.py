@@ -38,7 +38,7 @@ from ps_server.shard.step.options import OptionDifferences
 from ps_server.shard.step.published import LastChanges, Published
 from ps_server.shard.step.push import IncomingPush, must_skip
 from ps_server.shard.step.push_trace import ServedPush
-from ps_server.shard.step.rows import ModelRows
+from ps_server.shard.step.rows.model_rows import ModelRows
 from ps_server.shard.step.values import ModelValues
 from ps_server.shard.step.working_copy import WorkingCopy
 from ps_server.state.lent_regions import LentRegions

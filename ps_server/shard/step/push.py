@@ -14,7 +14,7 @@ from ps_server.consistency import PushDecision, PushInfo
 from ps_server.optimizers.finite import first_nonfinite
 from ps_server.shard.execution.executor import ShardExecutor
 from ps_server.shard.step.push_trace import ServedPush
-from ps_server.shard.step.pushed_rows import PushedRows, inspect, nonfinite_rows
+from ps_server.shard.step.rows.pushed_rows import PushedRows, inspect, nonfinite_rows
 from ps_server.state.region import Region
 
 

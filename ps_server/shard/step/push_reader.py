@@ -22,7 +22,7 @@ from ps_server.shard.execution.tasks import in_thread
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.options import merge_options, merge_row_options
 from ps_server.shard.step.push import IncomingPush, require_norm, require_weight
-from ps_server.shard.step.pushed_rows import PushedRows, announced
+from ps_server.shard.step.rows.pushed_rows import PushedRows, announced
 from ps_server.shard.step.staging import Staging
 from ps_server.shard.transport.base import ServerTransport
 from ps_server.state.region import Region

@@ -28,13 +28,13 @@ from ps_server.consistency import LIMIT, OUTCOMES, Position, PushInfo, Verdict, 
 from ps_server.shard.byte_budget import ByteBudgets
 from ps_server.shard.counters import Counters
 from ps_server.shard.execution.tasks import run_together
-from ps_server.shard.step.lookups import StreamLookups
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.published import Published, UnchangedSlices
 from ps_server.shard.step.push import IncomingPush
 from ps_server.shard.step.push_reader import PushReader, StreamCodec
 from ps_server.shard.step.push_trace import PushTracing, ServedPush
-from ps_server.shard.step.pushed_rows import RequestedLookup
+from ps_server.shard.step.rows.lookups import StreamLookups
+from ps_server.shard.step.rows.pushed_rows import RequestedLookup
 from ps_server.shard.transport.base import ServerTransport
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from ps_server.log.entries import UpdateLog
 from ps_server.optimizers.state import StateEntry
 from ps_server.shard.execution.executor import INLINE_BYTES, ShardExecutor
 from ps_server.shard.step.published import CopyInProgress, LastChanges, Published
-from ps_server.shard.step.pushed_rows import ROW_COST_BYTES
+from ps_server.shard.step.rows.pushed_rows import ROW_COST_BYTES
 from ps_server.state.blocks import Block
 from ps_server.state.bucket_groups import Group, Wanted, copy_group
 from ps_server.state.region import Region, RegionPool

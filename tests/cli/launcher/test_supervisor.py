@@ -1,6 +1,5 @@
 import signal
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,53 +7,16 @@ from hypothesis import strategies as st
 
 from ps_server.cli.launcher import supervisor as rules
 from ps_server.cli.launcher.events import (
-    Command,
     CoordinatorReady,
     DeadlinePassed,
     Exited,
     Finish,
     Interrupted,
-    ProcessName,
-    ProcessRole,
-    Say,
     Send,
     StartProcess,
-    WorkersWanted,
 )
 from ps_server.cli.launcher.supervisor import JobPlan, Stage, Supervisor
-
-COORDINATOR = ProcessName(ProcessRole.COORDINATOR)
-SHARD = ProcessName(ProcessRole.SHARD, 0)
-WORKERS = (ProcessName(ProcessRole.WORKER, 0), ProcessName(ProcessRole.WORKER, 1))
-EVALUATOR = ProcessName(ProcessRole.EVALUATOR, 0)
-
-
-class Job:
-    """A supervisor with a hand-driven clock and what it has said so far."""
-
-    def __init__(self, shards: int = 1, workers: int = 2, **plan: Any) -> None:
-        self.supervisor = Supervisor(JobPlan(shards, workers, **plan))
-        self.now = 100.0
-        self.said: list[str] = []
-        self.started = self.supervisor.start(self.now)
-
-    def see(self, event) -> list[Command]:
-        """The commands but for what is said."""
-        commands = self.supervisor.handle(event, self.now)
-        self.said += [command.text for command in commands if isinstance(command, Say)]
-        return [command for command in commands if not isinstance(command, Say)]
-
-    def ready(self) -> "Job":
-        self.see(CoordinatorReady())
-        return self
-
-    def exits(self, process: ProcessName, code: int = 0) -> list[Command]:
-        return self.see(Exited(process, code))
-
-    def late(self) -> list[Command]:
-        assert self.supervisor.deadline is not None
-        self.now = self.supervisor.deadline
-        return self.see(DeadlinePassed())
+from tests.cli.launcher.supervised_job import COORDINATOR, EVALUATOR, SHARD, WORKERS, Job
 
 
 def test_only_the_coordinator_is_started_before_its_address_is_known():
@@ -377,43 +339,3 @@ def test_a_last_checkpoint_that_never_ends_is_given_up():
     assert "no last checkpoint" in job.said[-1]
     assert job.exits(COORDINATOR, -9) == [Send(SHARD, signal.SIGTERM)]
     assert job.exits(SHARD) == [Finish(0)]
-
-
-# Workers that the coordinator has lost
-
-
-def hanging(**plan: Any) -> Job:
-    """A job that has run for long."""
-    job = Job(**plan).ready()
-    job.now += rules.JOINING_SECONDS
-    return job
-
-
-def test_a_worker_that_hangs_is_killed_and_started_again():
-    job = hanging(worker_restarts=2)
-    assert job.see(WorkersWanted((1,))) == [Send(WORKERS[1], signal.SIGKILL)]
-    assert job.said == ["worker 1 runs and is lost to the coordinator; it is killed"]
-    assert job.exits(WORKERS[1], -9) == [StartProcess(WORKERS[1])]
-    assert "(restart 1 of 2)" in job.said[-1]
-    # It may take its time to join.
-    assert job.see(WorkersWanted((1,))) == []
-
-
-def test_workers_without_a_process_and_of_no_rank_are_not_killed():
-    job = hanging(worker_restarts=2)
-    job.exits(WORKERS[0])
-    assert job.see(WorkersWanted((0, 7))) == []
-
-
-def test_no_worker_is_killed_that_would_not_be_started_again():
-    job = hanging(worker_restarts=1)
-    assert job.see(WorkersWanted((0, 1))) == [Send(WORKERS[0], signal.SIGKILL)]
-    assert job.said[-1] == "worker 1 is lost to the coordinator, and --restart-workers 1 is used up"
-    job = hanging()
-    assert job.see(WorkersWanted((0,))) == []
-
-
-def test_a_job_that_ends_starts_no_workers_again():
-    job = hanging(worker_restarts=2)
-    job.see(Interrupted(signal.SIGINT))
-    assert job.see(WorkersWanted((0, 1))) == []

@@ -12,7 +12,7 @@ from ps_server import tables as row_tables
 from ps_server.consistency import Position, PushInfo, WorkerKey
 from ps_server.shard.step.applier import combined
 from ps_server.shard.step.push import IncomingPush
-from ps_server.shard.step.pushed_rows import announced, combined_rows, inspect
+from ps_server.shard.step.rows.pushed_rows import announced, combined_rows, inspect
 from ps_server.state.region import Region, RegionPool
 from tests.support.tables import spec_with, table_spec, whole_table_map
 

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TypeVar
 
 from ps_protocol.cluster.closed_model import ClosedModelAsk
+from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.view import (
     BarrierState,
     ClusterStatus,
@@ -23,7 +24,6 @@ from ps_protocol.errors import InvalidRequest
 from ps_protocol.text import printable
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.wire.convert.enums import enum_member
-from ps_protocol.wire.convert.events import event_from_pb, event_to_pb
 from ps_protocol.wire.convert.held import (
     log_counts_from_pb,
     log_counts_to_pb,
@@ -39,6 +39,16 @@ _MAX_TEXT = 256
 N = TypeVar("N")
 
 _ROLES: dict[Role, pb.Role] = {r: getattr(pb, f"ROLE_{r.name}") for r in Role}
+
+
+def event_to_pb(event: JobEvent) -> pb.JobEvent:
+    """The wire form of an event."""
+    return pb.JobEvent(number=event.number, at_seconds=event.at_seconds, text=event.text, warning=event.warning)
+
+
+def event_from_pb(message: pb.JobEvent) -> JobEvent:
+    """An event, with a text that can be shown."""
+    return JobEvent(message.number, message.at_seconds, printable(message.text), message.warning)
 
 
 def role_to_pb(role: Role) -> pb.Role:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from ps_protocol.cluster.history import CheckpointFacts, Curve, Curves, JobHistory, PlacedVariable
 from ps_protocol.text import printable
 from ps_protocol.v1 import coordinator_pb2 as pb
-from ps_protocol.wire.convert.cluster import status_from_pb, status_to_pb
-from ps_protocol.wire.convert.events import event_from_pb, event_to_pb
+from ps_protocol.wire.convert.cluster import event_from_pb, event_to_pb, status_from_pb, status_to_pb
 
 
 def history_to_pb(history: JobHistory) -> pb.JobHistory:

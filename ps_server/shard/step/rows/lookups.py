@@ -12,7 +12,7 @@ from ps_server.shard.byte_budget import ByteBudget
 from ps_server.shard.counters import Counters
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.step.push_reader import PushReader
-from ps_server.shard.step.pushed_rows import RequestedLookup, wanted
+from ps_server.shard.step.rows.pushed_rows import RequestedLookup, wanted
 from ps_server.shard.transport.base import ServerTransport
 
 

@@ -14,7 +14,7 @@ from ps_protocol.errors import DamagedData, Unavailable
 from ps_server.coordinator.beginning import Beginning
 from ps_server.coordinator.persistence.cluster_records import changed_rows
 from ps_server.coordinator.persistence.journal import Journal
-from ps_server.coordinator.view_pace import ViewPace, is_urgent
+from ps_server.coordinator.views.view_pace import ViewPace, is_urgent
 
 LONGEST_WAIT_SECONDS = 30.0
 """The longest time that one call waits for other workers; the caller repeats it."""
