@@ -42,7 +42,8 @@ def over(sshd: Sshd, hosts: str, *flags: str) -> tuple[str, ...]:
 
 def test_roles_are_spread_output_has_names_and_nothing_is_left(job, sshd):
     script = """
-import sys
+import sys, time
+while not (P / 'shard1').exists(): time.sleep(0.02)
 print(R, os.environ['OMP_NUM_THREADS'], os.environ['SSH_CONNECTION'].split()[2], os.environ['PS_COORDINATOR'])
 print('args', sys.argv[1:])
 """
