@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ps_protocol.cluster.held import LogCounts, TableCounts
 from ps_protocol.cluster.history import JobHistory
@@ -21,26 +21,29 @@ class ShardGlance:
     index: int
     #: As ``state_of``, "silent", or "missing" for one that the job waits for.
     state: str
-    note: str
+    note: str = ""
     #: By model.
-    versions: Mapping[str, int]
-    pushes: int
-    pushes_per_second: float
-    bytes_per_second: float
-    dropped: int
+    versions: Mapping[str, int] = field(default_factory=dict)
+    pushes: int = 0
+    pushes_per_second: float = 0.0
+    bytes_per_second: float = 0.0
+    dropped: int = 0
+    #: Pushes that waited for their turn, a mean, and their bytes.
+    queued_pushes: float = 0.0
+    queued_bytes: float = 0.0
     #: Open streams by transport.
-    streams: Mapping[str, int]
-    held_bytes: int
-    table_bytes: int
-    log: LogCounts | None
+    streams: Mapping[str, int] = field(default_factory=dict)
+    held_bytes: int = 0
+    table_bytes: int = 0
+    log: LogCounts | None = None
     #: "" without a standby, else its state.
-    standby: str
+    standby: str = ""
     #: Records of the log that the standby lacks; None without one that follows.
-    standby_lag: int | None
-    heard_seconds: float
-    address: str
-    host: str
-    pid: int
+    standby_lag: int | None = None
+    heard_seconds: float = 0.0
+    address: str = ""
+    host: str = ""
+    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +99,7 @@ def tables_of(history: JobHistory) -> tuple[TableGlance, ...]:
 
 def _glance(number: int, entry: MemberStatus | None, standby: MemberStatus | None, history: JobHistory) -> ShardGlance:
     if entry is None:
-        return ShardGlance(
-            f"shard {number}", number, "missing", "", {}, 0, 0.0, 0.0, 0, {}, 0, 0, None, "", None, 0.0, "", "", 0
-        )
+        return ShardGlance(f"shard {number}", number, "missing")
     stats = entry.stats
     return ShardGlance(
         name=str(entry.member),
@@ -110,6 +111,8 @@ def _glance(number: int, entry: MemberStatus | None, standby: MemberStatus | Non
         pushes_per_second=stats.steps_per_second,
         bytes_per_second=stats.bytes_per_second,
         dropped=stats.dropped,
+        queued_pushes=stats.queued_pushes,
+        queued_bytes=stats.queued_bytes,
         streams=dict(stats.streams),
         held_bytes=stats.held_bytes,
         table_bytes=sum(counts.size_bytes for counts in stats.tables),

@@ -15,6 +15,9 @@ GAP = 2
 NOTHING = "–"
 """In place of a number that does not apply, such as a rate of a member that has ended."""
 
+FEWEST_QUEUED = 0.05
+"""Pushes that wait at a shard, of which a view tells; fewer are none in one decimal."""
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -62,6 +65,11 @@ def rate(value: Callable[[MemberStats], float], digits: int = 1) -> Callable[[Me
 
 def _positive(value: Callable[[MemberStats], int]) -> Callable[[MemberStatus], str]:
     return lambda entry: str(value(entry.stats) or "")
+
+
+def queue_text(queued_pushes: float) -> str:
+    """How many pushes wait for their turn at a shard; empty for none, as a mean rounds them."""
+    return f"{queued_pushes:.1f}" if queued_pushes >= FEWEST_QUEUED else ""
 
 
 REPORTED = "reported"
@@ -118,6 +126,7 @@ def shard_columns(
         *([Column("version", _of_shards(lambda entry: f"{entry.stats.version}"))] if with_version else ()),
         Column("pushes/s", _of_shards(rate(lambda stats: stats.steps_per_second)), spare=2),
         Column("dropped", _positive(lambda stats: stats.dropped), spare=3, optional=True),
+        Column("queue", lambda entry: queue_text(entry.stats.queued_pushes), spare=4, optional=True),
         Column("MB/s", _of_shards(SPEED.cell), spare=5),
         Column("behind", lag, spare=4, optional=True),
         Column("address", lambda entry: entry.member.address, numeric=False, spare=6, optional=True),

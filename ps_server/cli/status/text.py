@@ -21,6 +21,7 @@ from ps_server.cli.status.columns import (
     fitting,
     metrics_text,
     note_of,
+    queue_text,
     shard_columns,
     versions_of,
 )
@@ -194,6 +195,7 @@ def status_line(status: ClusterStatus, tables: Sequence[TableTotals] = ()) -> st
         words = [f"{entry.member} {_versions(stats)}"]
         words += [f"{stats.steps_per_second:.0f} pushes/s {SPEED.cell(entry)} MB/s"] if not entry.gone else []
         words += [f"{stats.dropped} dropped"] if stats.dropped else []
+        words += [f"{queue} pushes wait"] if (queue := queue_text(stats.queued_pushes)) else []
         words += [f"standby {stats.standby_lag} records behind"] if stats.standby_lag is not None else []
         parts.append(" ".join([*words, *filter(None, [entry.gone or stats.activity])]))
     parts += [f"{each} {each.rows} rows {each.size_bytes / 1e6:.1f} MB" for each in tables]

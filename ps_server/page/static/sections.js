@@ -55,6 +55,7 @@ window.ps = window.ps || {};
       rate("pushes/s", (row) => row.pushes_per_second),
       rate("data", (row) => row.bytes_per_second, (bytes) => (bytes === null ? "–" : ps.bytes(bytes) + "/s")),
       number("dropped", (row) => row.dropped),
+      rate("queue", (row) => row.queued_pushes),
       number("holds", (row) => row.held_bytes + row.table_bytes, ps.bytes),
       text("streams", (row) => pairs(row.streams)),
       text("log", (row) => (row.log ? `${ps.bytes(row.log.unsaved_bytes)} since snapshot` : ps.isGone(row.state) ? "" : "none")),

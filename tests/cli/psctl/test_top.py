@@ -117,6 +117,13 @@ def test_alerts_stragglers_and_waits_are_named() -> None:
     assert "50% the staleness bound: worker 1" in found
 
 
+def test_the_queue_of_a_shard_is_shown_where_pushes_wait() -> None:
+    found = shown(history(worker(0), shard(0, queued_pushes=3.0, queued_bytes=6e6), shard(1)))
+    assert "queue" in found
+    assert "3.0 (6.0MB)" in found
+    assert "queue" not in shown(history(worker(0), shard(0), shard(1, queued_pushes=0.01)))
+
+
 def test_many_workers_are_cut_to_the_terminal_those_that_matter_first() -> None:
     workers = [worker(rank, steps_per_second=5.0) for rank in range(200)]
     workers[150] = worker(150, gone="lease ended")

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ps_protocol.cluster.history import Curve, Curves
 from ps_protocol.text import printable
+from ps_server.cli.status.columns import queue_text
 from ps_server.cli.status.text import elapsed_text
 from ps_server.glance.job import JobGlance
 from ps_server.glance.shards import ShardGlance, TableGlance
@@ -141,6 +142,11 @@ def _standby(shard: ShardGlance) -> str:
     return shard.standby + lag if shard.standby else ""
 
 
+def _queue(shard: ShardGlance) -> str:
+    pushes = queue_text(shard.queued_pushes)
+    return f"{pushes} ({short(shard.queued_bytes)}B)" if pushes else ""
+
+
 def _log(shard: ShardGlance) -> str:
     return f"{short(shard.log.unsaved_bytes)}B since snapshot" if shard.log else ""
 
@@ -157,6 +163,7 @@ _SHARDS: Columns[ShardGlance] = (
     ("bytes/s", lambda shard: short(shard.bytes_per_second), True),
     ("holds", lambda shard: f"{short(shard.held_bytes + shard.table_bytes)}B", True),
     ("dropped", lambda shard: str(shard.dropped or ""), True),
+    ("queue", _queue, True),
     ("streams", lambda shard: " ".join(f"{name} {count}" for name, count in shard.streams.items()), False),
     ("log", _log, False),
     ("standby", _standby, False),

@@ -104,6 +104,22 @@ def test_pushes_that_were_dropped_are_counted_where_there_are_some():
     assert "3 dropped" in status_line(status)
 
 
+def test_pushes_that_wait_are_told_where_some_do_and_there_is_room():
+    def waiting(pushes: float, width: int) -> tuple[str, str]:
+        stats = replace(SHARD.stats, queued_pushes=pushes)
+        *_, titles, shard = shown(replace(STATUS, members=(replace(SHARD, stats=stats),)), width)
+        return titles, shard
+
+    titles, shard = waiting(3.04, 100)
+    assert titles.split() == ["state", "version", "pushes/s", "queue", "MB/s"]
+    assert shard.split()[4:6] == ["20.2", "3.0"]
+    assert "queue" not in waiting(0.04, 100)[0]
+    assert "queue" not in waiting(3.0, 36)[0]
+    long = replace(STATUS, members=(WORKER, replace(SHARD, stats=replace(SHARD.stats, queued_pushes=2.5))))
+    assert "MB/s 2.5 pushes wait" in status_line(long)
+    assert "wait" not in status_line(STATUS)
+
+
 def test_a_loop_without_a_sharded_loader_shows_its_steps_and_no_samples():
     status = replace(STATUS, members=(replace(WORKER, stats=replace(WORKER.stats, samples=0)), SHARD))
     _, titles, *_ = shown(status, 100)
