@@ -9,27 +9,23 @@ with their quartiles.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks import ours
+from benchmarks import other_python, ours
 from benchmarks.cluster import running_cluster
 from benchmarks.tables.ids import scattered
 from benchmarks.tables.rates import fill, optimizer_of
 from ps_worker import rows
 
 TRANSPORTS = ("shm", "bulk", "grpc")
-_PROGRAM = Path(__file__).with_name("peers") / "tensorflow_rows.py"
 
 #: Seconds of each pull, and of each pull with its push.
 Block = tuple[list[float], list[float]]
@@ -47,7 +43,12 @@ def main() -> int:
     parser.add_argument("--transport", choices=TRANSPORTS, action="append", help="a transport; may be repeated")
     options = parser.parse_args()
     sizes = (options.rows, options.dim, options.ids)
-    with tensorflow(options.python, *sizes) as theirs:
+    with other_python.running(options.python, "tensorflow_rows.py", *sizes) as answered:
+
+        def theirs(steps: int) -> Block:
+            told = answered(steps)
+            return told["pull"], told["step"]
+
         for transport in options.transport or TRANSPORTS:
             with torch_ps(transport, *sizes) as own:
                 found = [(own(options.steps), theirs(options.steps)) for _ in range(options.blocks + 1)]
@@ -97,30 +98,6 @@ def torch_ps(transport: str, table_rows: int, dim: int, ids: int) -> Iterator[Ca
             return pulls, whole
 
         yield block
-
-
-@contextmanager
-def tensorflow(python: Path, *sizes: int) -> Iterator[Callable[[int], Block]]:
-    """Makes blocks of steps with the program beside. Raises ValueError when it ends instead."""
-    with subprocess.Popen(
-        [python, _PROGRAM, *map(str, sizes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as child:
-
-        def answer() -> Any:
-            line = child.stdout.readline() if child.stdout else ""
-            if not line:
-                raise ValueError(f"{_PROGRAM.name} has ended with code {child.wait()}; its last words are above")
-            return json.loads(line)
-
-        def block(steps: int) -> Block:
-            print(steps, file=child.stdin, flush=True)
-            told = answer()
-            return told["pull"], told["step"]
-
-        answer()
-        yield block
-        if child.stdin:
-            child.stdin.close()
 
 
 if __name__ == "__main__":

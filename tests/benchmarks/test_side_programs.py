@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
 
-from benchmarks import crowd, startup, tensorflow
+from benchmarks import crowd, mxnet, other_python, startup, tensorflow
 from benchmarks.forked import answers, forked
 
 
@@ -16,6 +18,31 @@ def test_rates_of_rows_are_medians_and_the_ratio_that_of_neighbours() -> None:
         "bulk    pulled: 0.75 M/s, TensorFlow 0.31, ratio 3.00 [2.50 - 3.50]   "
         "pulled and pushed: 0.38 M/s, TensorFlow 0.19, ratio 2.50 [1.75 - 3.25]"
     )
+
+
+def test_steps_beside_mxnet_have_the_ratio_of_neighbours_and_the_slowest_ones() -> None:
+    blocks = [([0.001] * 99 + [0.004], [0.002] * 100), ([0.002] * 100, [0.008] * 100), ([0.001] * 100, [0.003] * 100)]
+    assert mxnet.row("1 MB   bulk ", blocks) == (
+        "1 MB   bulk      1.000 ms, p99 2.0   MXNet   3.000 ms, p99 2.7   ratio 3.00 [2.50 - 3.50]"
+    )
+
+
+def test_a_program_of_another_interpreter_answers_and_one_that_ends_is_an_error(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(other_python, "PROGRAMS", tmp_path)
+    (tmp_path / "echo.py").write_text("""
+import sys
+print("0", flush=True)
+for line in sys.stdin:
+    print(int(line) * int(sys.argv[1]), flush=True)
+""")
+    with other_python.running(Path(sys.executable), "echo.py", 7) as steps:
+        assert [steps(2), steps(3)] == [14, 21]
+    (tmp_path / "ends.py").write_text("raise SystemExit(4)")
+    with (
+        pytest.raises(ValueError, match=r"ends.py has ended with code 4; its last words are above"),
+        other_python.running(Path(sys.executable), "ends.py"),
+    ):
+        pass
 
 
 def test_jobs_are_shown_with_their_extremes() -> None:
