@@ -32,7 +32,7 @@ class Judge:
         self._momentum = momentum
         self.truth = places.truth
         self.rows = RowsJudge(self.fail, places)
-        self.checkpoints = CheckpointJudge(self.fail, places)
+        self.checkpoints = CheckpointJudge(self.fail, places, self.rows)
         #: With a wire format that keeps errors, by number and push: the parameters of its worker after the answer.
         self._assumed: dict[tuple[int, int, int, int], Sequence[float]] = {}
         self.coordinator = CoordinatorJudge(self.fail, self.acknowledged_by)
@@ -65,7 +65,7 @@ class Judge:
             if found is None:
                 expected = truth.states(version)[-1][0]
                 self.fail(f"shard {number} restored version {version} with values {value} instead of {expected}")
-            del truth.loads.get(version, [])[found:]
+            truth.loads.forget_behind(version, found)
         self._begin_life(truth)
         # A snapshot remembers rounds of skipped pushes alone, which are in no log.
         truth.last_round = max(truth.last_round, min(tracker.applied, truth.furthest_round))
@@ -79,7 +79,8 @@ class Judge:
         if kept and truth.values_acknowledged:
             self.fail(f"shard {number} starts empty; its initial values were acknowledged")
         truth.forget_behind(0)
-        truth.loads.clear()
+        truth.loads.forget_behind(0, 0)
+        truth.row_loads.forget_behind(0, 0)
         self._begin_life(truth)
 
     def dropped_model(self, number: int) -> None:

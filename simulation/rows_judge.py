@@ -20,6 +20,8 @@ class RowsJudge:
         self._places = places
         #: By model, as the number of its first place, and push: the gradients of rows on all shards.
         self._sent: dict[tuple[int, Name], dict[int, float]] = {}
+        #: By model: ids that checkpoints had.
+        self._put: dict[int, set[int]] = {}
 
     def sent(self, number: int, member: Member, sequence: int, rows: RowValues) -> None:
         """A worker sends gradients of rows with a push, the first time or again."""
@@ -42,13 +44,28 @@ class RowsJudge:
         if version > len(truth.history):
             self._fail(f"shard {number} {what} rows of version {version}; {len(truth.history)} were logged")
         for row, value in rows.items():
-            if not math.isclose(value, expected := truth.row(row, version), rel_tol=1e-4, abs_tol=1e-2):
+            if not close(value, expected := truth.row(row, version)):
                 self._fail(f"shard {number} {what} row {row} as {value} in version {version} instead of {expected}")
 
+    def fits(self, number: int, version: int, rows: RowValues) -> bool:
+        """Whether ``served`` has nothing against it."""
+        truth = self._places.truth[number]
+        return all(close(value, truth.row(row, version)) for row, value in rows.items())
+
+    def put(self, number: int, rows: Iterable[int]) -> None:
+        """A checkpoint has these ids."""
+        self._put.setdefault(self._model(number), set()).update(rows)
+
     def known(self, number: int) -> list[int]:
-        """The ids of all rows that were ever in a push to the model at this place."""
+        """The ids of all rows that were ever in a push to the model at this place, or in what was restored into it."""
         model = self._model(number)
-        return sorted({row for (each, _), rows in self._sent.items() if each == model for row in rows})
+        sent = {row for (each, _), rows in self._sent.items() if each == model for row in rows}
+        return sorted(sent | self._put.get(model, set()))
 
     def _model(self, number: int) -> int:
         return number - number % self._places.shards
+
+
+def close(value: float, expected: float) -> bool:
+    """Whether these are the same number of a row: those are float32."""
+    return math.isclose(value, expected, rel_tol=1e-4, abs_tol=1e-2)

@@ -11,6 +11,8 @@ from simulation.plan import Fault, Plan
 _LEAST, _MOST = 8, 20
 _SHORTEST = 8.0
 
+_PLACEMENT = ("move", "balance", "release")
+
 
 def as_swarm(plan: Plan, kinds: Sequence[str], random: Random) -> Plan:
     """``plan`` with 8 to 20 faults of one to five of ``kinds``, in place of its own.
@@ -20,9 +22,13 @@ def as_swarm(plan: Plan, kinds: Sequence[str], random: Random) -> Plan:
     """
     chosen = _chosen(kinds, random)
     if "restore" in chosen:
-        # The judge does not follow what slices, rows and later models of a name have from a checkpoint.
-        chosen = [kind for kind in chosen if kind not in ("move", "balance", "release")] + ["checkpoint"]
-        plan = replace(plan, durable=True, acknowledged_after=plan.acknowledged_after or plan.standby, table=False)
+        chosen.append("checkpoint")
+        plan = replace(plan, durable=True, acknowledged_after=plan.acknowledged_after or plan.standby)
+        if Random(f"restores of {plan.seed}").random() < 0.4:
+            chosen, plan = [kind for kind in chosen if kind not in _PLACEMENT], replace(plan, table=False)
+        elif "release" in chosen:
+            # A later model of the name may lie elsewhere: what the judge has of a shard must fit each element there.
+            plan = replace(plan, momentum=0.0, wire="raw")
     if {"move", "balance"} & {*chosen}:
         plan = moving(plan)
         if random.random() < 0.4:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from ps_protocol.model.spec import Consistency
 from ps_server.consistency import Position, PushInfo, Verdict
 from ps_server.consistency.events import START
+from simulation.loads import Load, Loads, RowLoad
 
 Name = tuple[int, int, int]
 """A push: rank, incarnation, sequence."""
@@ -100,10 +101,9 @@ class ShardTruth:
     verdicts: dict[Name, Verdict] = field(default_factory=dict)
     #: What each push carries.
     sent: dict[Name, float] = field(default_factory=dict)
-    #: By version: values and momentum that a checkpoint put in the place of those of the update, one after another.
-    loads: dict[int, list[State]] = field(default_factory=dict)
-    #: The last of them that a shard has said to have: its version, and how many there were of it.
-    acknowledged_load: tuple[int, int] = (0, 0)
+    #: What checkpoints put in the place of values and momentum, and of rows.
+    loads: Loads[Load] = field(default_factory=Loads)
+    row_loads: Loads[RowLoad] = field(default_factory=Loads)
     #: Checkpoints that were put in, by folder.
     checkpoints: set[str] = field(default_factory=set)
     #: The model was released, and the log of the shard says so.
@@ -117,11 +117,11 @@ class ShardTruth:
     def states(self, version: int) -> list[State]:
         """The states that ``version`` has had, in order."""
         first = (self.history[version - 1].value, self.history[version - 1].velocity) if version else None
-        return [first or (self.initial or 0.0, 0.0), *self.loads.get(version, ())]
+        return [first or (self.initial or 0.0, 0.0), *((each.value, each.velocity) for each in self.loads.of(version))]
 
     def had(self, version: int, value: float, *, acknowledged: bool = False) -> int | None:
         """The last of ``states`` with this value; None: there is none. ``acknowledged``: none before that one."""
-        first = self.acknowledged_load[1] if acknowledged and self.acknowledged_load[0] == version else 0
+        first = self.loads.first(version) if acknowledged else 0
         states = self.states(version)
         return next((each for each in range(len(states) - 1, first - 1, -1) if same(value, states[each][0])), None)
 
@@ -132,9 +132,8 @@ class ShardTruth:
                 del self.applied[push.worker.rank, push.worker.incarnation, push.sequence]
         del self.history[version:]
         self.acknowledged = min(self.acknowledged, version)
-        self.loads = {each: states for each, states in self.loads.items() if each <= version}
-        if self.acknowledged_load[0] > version:
-            self.acknowledged_load = (0, 0)
+        self.loads.forget_behind(version)
+        self.row_loads.forget_behind(version)
 
     @property
     def held(self) -> set[Name]:

@@ -122,8 +122,15 @@ class CoordinatorObservers:
 
     def _restore(self, original: Any) -> Any:
         async def restore(checkpoints: Any, folder: Any) -> Any:
-            restored = await original(checkpoints, folder)
-            self._subjects.judge.checkpoints.restored(restored[0].name)
-            return restored
+            restored, names = await original(checkpoints, folder)
+            maps = checkpoints._driver.shard_maps
+            places = [
+                self._subjects.place(shard, maps[name])
+                for name in names
+                if name in maps
+                for shard in maps[name].holders
+            ]
+            self._subjects.judge.checkpoints.restored(restored.name, places)
+            return restored, names
 
         return restore

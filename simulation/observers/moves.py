@@ -8,12 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ps_protocol.model.layout import Layout
-from ps_protocol.model.spec import ShardMap
+from ps_protocol.model.spec import ShardMap, Slice
 from simulation.judge import Judge
-from simulation.truth import RowValues, ShardTruth
-
-Piece = tuple[str, int]
-"""A slice: its variable and its first row. Slices are not split when they move."""
+from simulation.loads import Load, Piece, RowLoad
+from simulation.truth import ShardTruth
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,27 +50,42 @@ class Moves:
         last = {**released, **{name: shard_map.epoch for name, shard_map in shard_maps.items()}}
         self._epochs = {key: each for key, each in self._epochs.items() if key[1] <= last.get(key[0], 0)}
 
-    def shift(self, shard_map: ShardMap, variable: str, row: int) -> float:
-        """What the slice of ``variable`` that begins with ``row`` has brought along."""
-        known = self._epochs.get((shard_map.spec.name, shard_map.epoch))
-        return known.slices.get((variable, row), 0.0) if known else 0.0
+    def shifts(self, layout: Layout, load: Load | None) -> list[float]:
+        """What the slices in ``layout`` have brought along, by element, one after another; empty: nothing.
 
-    def shifts(self, layout: Layout) -> list[float]:
-        """The same for all elements in ``layout``, one after another; empty: for none."""
-        known = self._epochs.get((layout.shard_map.spec.name, layout.shard_map.epoch))
-        if not known or not known.slices:
+        ``load``: the last checkpoint that was put in.
+        """
+        shard_map = layout.shard_map
+        brought = self._slices(shard_map.spec.name, shard_map.epoch, load)
+        if not brought:
             return []
-        return [
-            known.slices.get((span.variable.name, span.slice.row_begin), 0.0)
-            for span in layout.slices
-            for _ in range(span.begin // 8, span.end // 8)
-        ]
+        found: list[float] = []
+        for span in layout.slices:
+            begin, end = span.slice.row_begin, span.slice.row_end
+            elements = (span.end - span.begin) // 8 // (end - begin)
+            for row in range(begin, end):
+                found += [brought.get((span.variable.name, row), 0.0)] * elements
+        return found
 
-    def own_rows(self, shard_map: ShardMap, rows: RowValues) -> RowValues:
-        """``rows`` less what they have brought along."""
-        known = self._epochs.get((shard_map.spec.name, shard_map.epoch))
-        brought = known.rows if known else {}
-        return {row: value - brought.get(row, 0.0) for row, value in rows.items()}
+    def shift(self, shard_map: ShardMap, piece: Piece, load: Load | None) -> float:
+        """The same for one piece."""
+        return self._slices(shard_map.spec.name, shard_map.epoch, load).get(piece, 0.0)
+
+    def brought_rows(self, shard_map: ShardMap, load: RowLoad | None) -> Mapping[int, float]:
+        """By id, what rows have brought along. ``load``: the last checkpoint that was put in."""
+        return self._rows(shard_map.spec.name, shard_map.epoch, load)
+
+    def _slices(self, model: str, epoch: int, load: Load | None) -> Mapping[Piece, float]:
+        if load is not None and load.epoch == epoch:
+            return load.brought
+        known = self._epochs.get((model, epoch))
+        return known.slices if known else {}
+
+    def _rows(self, model: str, epoch: int, load: RowLoad | None) -> Mapping[int, float]:
+        if load is not None and load.epoch == epoch:
+            return load.brought
+        known = self._epochs.get((model, epoch))
+        return known.rows if known else {}
 
     def _before(self, shard_map: ShardMap) -> _Epoch | None:
         """The epoch before; None: the model was declared with this one."""
@@ -85,11 +98,13 @@ class Moves:
         return places.truth[places.number(shard, shard_map.spec.name, shard_map.epoch)]
 
     def _brought_slices(self, before: _Epoch, shard_map: ShardMap) -> Mapping[Piece, float]:
+        name, epoch = shard_map.spec.name, before.shard_map.epoch
         homes = _homes(before.shard_map)
         found: dict[Piece, float] = {}
         for piece, shard in _homes(shard_map).items():
             there, here = self._truth(shard_map, homes[piece]), self._truth(shard_map, shard)
-            if brought := before.slices.get(piece, 0.0) + there.newest - here.newest:
+            had = self._slices(name, epoch, there.loads.last()).get(piece, 0.0)
+            if brought := had + there.newest - here.newest:
                 found[piece] = brought
         return found
 
@@ -101,7 +116,8 @@ class Moves:
         for row in homes:
             there, here = self._truth(shard_map, homes[row]), self._truth(shard_map, owners[row])
             more = there.row(row, len(there.history)) - here.row(row, len(here.history))
-            found[row] = before.rows.get(row, 0.0) + more
+            had = self._rows(name, before.shard_map.epoch, there.row_loads.last())
+            found[row] = had.get(row, 0.0) + more
         return found
 
     def _check_one_point(self, before: ShardMap) -> None:
@@ -128,5 +144,10 @@ def owners_of(shard_map: ShardMap, ids: Sequence[int]) -> dict[int, int]:
 
 
 def _homes(shard_map: ShardMap) -> dict[Piece, int]:
-    variables = shard_map.spec.variables
-    return {(variables[each.variable].name, each.row_begin): each.shard for each in shard_map.slices}
+    return {piece: each.shard for each in shard_map.slices for piece in pieces_of(shard_map, each)}
+
+
+def pieces_of(shard_map: ShardMap, part: Slice) -> list[Piece]:
+    """The rows of a slice."""
+    name = shard_map.spec.variables[part.variable].name
+    return [(name, row) for row in range(part.row_begin, part.row_end)]

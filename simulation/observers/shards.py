@@ -9,7 +9,7 @@ import numpy as np
 from ps_protocol.model.spec import ShardMap
 from ps_server.consistency import Tracker, Verdict
 from ps_server.log.durable import DurableLog
-from ps_server.log.entries import AppliedUpdate, Loaded, MemoryLog, Released
+from ps_server.log.entries import AppliedUpdate, BucketsPut, Loaded, MemoryLog, Released
 from ps_server.shard.access.fence import Fence
 from ps_server.shard.models import registry
 from ps_server.shard.models.registry import Registry
@@ -22,7 +22,7 @@ from ps_server.shard.step.stream import StepStream
 from ps_server.shard.step.values import ModelValues
 from ps_server.state.region import Region
 from simulation.observers.checkpoints import tell_of_checkpoint
-from simulation.observers.moves import owners_of
+from simulation.observers.moves import owners_of, pieces_of
 from simulation.observers.subjects import Subjects, Wrappers
 
 _VERDICTS = {
@@ -48,9 +48,10 @@ class ShardObservers:
         self._models: dict[Tracker, ShardMap] = {}
         self._named: dict[tuple[Any, str], ShardMap] = {}
 
-        #: By process and model: the checkpoint that is restored into it, and which of its loads that is.
+        #: By process and model: the checkpoint that is restored into it, and which of its loads that is; of rows, too.
         self._restoring: dict[tuple[Any, str], str] = {}
         self._loads: dict[tuple[Any, str], tuple[int, int]] = {}
+        self._row_loads: dict[tuple[Any, str], tuple[int, int]] = {}
 
     def forget(self) -> None:
         """Let go of all processes."""
@@ -60,6 +61,7 @@ class ShardObservers:
         self._named.clear()
         self._restoring.clear()
         self._loads.clear()
+        self._row_loads.clear()
 
     def wrappers(self) -> Wrappers:
         """All of them."""
@@ -103,7 +105,8 @@ class ShardObservers:
             if shard is not None:
                 found = set()
                 for model in models.values():
-                    value = self._subjects.value_of(model.replica.region) if model.initialised else None
+                    version = model.tracker.version
+                    value = self._subjects.value_of(model.replica.region, version) if model.initialised else None
                     place = self._subjects.place(shard.number, model.shard_map)
                     found.add(place)
                     self._judge.restored(place, shard.disk.name, model.tracker, value)
@@ -122,8 +125,10 @@ class ShardObservers:
             ids = np.array([row for row, owner in owners.items() if owner == layout.shard], np.int64)
             values = np.empty((len(ids), table.spec.dim), np.float32)
             table.look_up(ids, values)
-            rows = self._subjects.moves.own_rows(layout.shard_map, self._subjects.rows(ids, values))
-            self._judge.rows.served(place, model.tracker.version, rows, "restored")
+            version, shard_map = model.tracker.version, layout.shard_map
+            state, rows = self._subjects.own_rows(place, shard_map, version, self._subjects.rows(ids, values))
+            self._judge.rows.served(place, version, rows, "restored")
+            self._judge.truth[place].row_loads.forget_behind(version, state)
 
     def _look_up(self, original: Any) -> Any:
         async def look_up(rows: ModelRows, wanted: Any, room: Any = None) -> Any:
@@ -133,7 +138,8 @@ class ShardObservers:
             if place is not None and shard_map is not None and wanted.parts:
                 ((_, ids),) = wanted.parts
                 values = self._subjects.rows(ids, np.frombuffer(found, np.float32))
-                self._judge.rows.served(place, version, self._subjects.moves.own_rows(shard_map, values))
+                _, values = self._subjects.own_rows(place, shard_map, version, values)
+                self._judge.rows.served(place, version, values)
             return version, found
 
         return look_up
@@ -217,7 +223,9 @@ class ShardObservers:
                 if isinstance(entry, AppliedUpdate):
                     self._logged(place, shard.number, shard_map, entry)
                 elif isinstance(entry, Loaded) and entry.region is not None:
-                    self._loaded(place, entry.model, self._subjects.value_of(entry.region))
+                    self._loaded(place, entry.model, entry.region)
+                elif isinstance(entry, BucketsPut):
+                    self._rows_loaded(place, shard.number, shard_map, entry)
             return original(log, entry)
 
         return append
@@ -227,12 +235,32 @@ class ShardObservers:
         held = {row for row, owner in owners.items() if owner == shard}
         self._judge.logged(place, entry.version, entry.pushes, entry.step.scale, held, is_round=entry.is_round)
 
-    def _loaded(self, place: int, model: str, value: float) -> None:
-        process = self._subjects.kernel.process
+    def _loaded(self, place: int, model: str, region: Region) -> None:
+        process, layout = self._subjects.kernel.process, region.layout
         if (folder := self._restoring.get((process, model))) is None:
-            self._judge.loaded(place, value)
-        else:
-            self._loads[process, model] = self._judge.checkpoints.loaded(place, folder, value)
+            self._judge.loaded(place, self._subjects.value_of(region, 0))
+            return
+        shard_map = layout.shard_map
+        pieces = [piece for span in layout.slices for piece in pieces_of(shard_map, span.slice)]
+        load = self._judge.checkpoints.load(place, folder, model, shard_map.epoch, pieces)
+        value = self._subjects.value_under(load, region)
+        self._loads[process, model] = self._judge.checkpoints.loaded(place, folder, load, value)
+
+    def _rows_loaded(self, place: int, shard: int, shard_map: ShardMap, entry: BucketsPut) -> None:
+        process = self._subjects.kernel.process
+        if (folder := self._restoring.get((process, entry.model))) is None:
+            return
+        found: dict[int, float] = {}
+        for table, contents in entry.contents:
+            dim = shard_map.spec.tables[table].dim
+            found |= self._subjects.rows(contents.ids, contents.rows[:, :dim])
+
+        def held(ids: list[int]) -> list[int]:
+            return [row for row, owner in owners_of(shard_map, ids).items() if owner == shard]
+
+        self._row_loads[process, entry.model] = self._judge.checkpoints.rows_loaded(
+            place, folder, entry.model, shard_map.epoch, found, held
+        )
 
     def _restore(self, original: Any) -> Any:
         async def restore(checkpoint: Any, model: Any, *arguments: Any, **keywords: Any) -> None:
@@ -244,8 +272,11 @@ class ShardObservers:
                 await original(checkpoint, model, *arguments, **keywords)
             finally:
                 self._restoring.pop(key, None)
-            if shard is not None and shard is self._subjects.serving() and (load := self._loads.pop(key, None)):
-                self._judge.checkpoints.acknowledged(self._subjects.place(shard.number, model.layout.shard_map), load)
+            loads = self._loads.pop(key, None), self._row_loads.pop(key, None)
+            if shard is not None and shard is self._subjects.serving():
+                place = self._subjects.place(shard.number, model.layout.shard_map)
+                has_rows = any(len(buckets) for buckets in model.layout.buckets)
+                self._judge.checkpoints.acknowledged(place, *loads, has_rows=has_rows)
 
         return restore
 
@@ -279,7 +310,8 @@ class ShardObservers:
             shard, answered = self._subjects.serving(), self._answered.get(transport)
             if shard is not None and answered is not None:
                 place, info = answered
-                verdict, value = _VERDICTS.get(result.outcome), self._subjects.value_of(published.region)
+                value = self._subjects.value_of(published.region, result.version)
+                verdict = _VERDICTS.get(result.outcome)
                 self._judge.replied(place, shard.disk.name, shard.incarnation, info, verdict, result.version, value)
                 self._encoding[codec] = place, info
             try:

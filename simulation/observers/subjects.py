@@ -13,10 +13,11 @@ from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import ShardMap
 from ps_server.state.region import Region
 from simulation.judge import Judge
+from simulation.loads import Load
 from simulation.observers.moves import Moves
 from simulation.runtime.disk import Disk
 from simulation.runtime.kernel import Kernel
-from simulation.truth import RowValues
+from simulation.truth import RowValues, ShardTruth, same
 
 Wrappers = Iterable[tuple[Any, str, Callable[[Any], Any]]]
 """What has the observed function, its name there, and what makes the observer of the function."""
@@ -48,12 +49,50 @@ class Subjects:
         self.moves = Moves(judge)
         self._positions: dict[int, tuple[Layout, npt.NDArray[np.int64]]] = {}
 
-    def value_of(self, region: Region) -> float:
-        """The value that all variables in ``region`` have, less what slices that moved have brought along."""
-        values = self.values(region.layout, region.bytes)
-        if shifts := self.moves.shifts(region.layout):
-            values = [round(value - shift, 2) for value, shift in zip(values, shifts, strict=True)]
-        return self.one(values)
+    def value_of(self, region: Region, version: int) -> float:
+        """The value that all variables in ``region`` have, less what slices that moved have brought along.
+
+        ``region`` is what a shard has as ``version``.
+        """
+        layout = region.layout
+        values = self.values(layout, region.bytes)
+        truth = self.judge.truth[self.place(layout.shard, layout.shard_map)]
+        return self.own_value(truth, version, values, lambda load: self.moves.shifts(layout, load))
+
+    def value_under(self, load: Load, region: Region) -> float:
+        """The same, of what a checkpoint is put into."""
+        return self.one(_less(self.values(region.layout, region.bytes), self.moves.shifts(region.layout, load)))
+
+    def own_value(
+        self,
+        truth: ShardTruth,
+        version: int,
+        values: list[float],
+        shifts: Callable[[Load | None], list[float]],
+    ) -> float:
+        """What ``values`` are without what has been brought along.
+
+        That depends on the checkpoints that were put in: where it is open which of them the values come after, it is
+        one that fits them, the last if there are several. ``shifts``: what has been brought along after each.
+        """
+        bases = truth.loads.bases(version)
+        if len(bases) > 1:
+            for base, (expected, _) in zip(reversed(bases), reversed(truth.states(version)), strict=True):
+                own = _less(values, shifts(base))
+                if all(same(each, expected) for each in own):
+                    return self.one(own)
+        return self.one(_less(values, shifts(bases[-1])))
+
+    def own_rows(self, number: int, shard_map: ShardMap, version: int, rows: RowValues) -> tuple[int, RowValues]:
+        """``rows`` without what they have brought along, and which state of ``version`` that is, as ``own_value``."""
+        loads = self.judge.truth[number].row_loads
+        first, bases = loads.first(version), loads.bases(version)
+        for state in range(len(bases) - 1, first - 1, -1):
+            brought = self.moves.brought_rows(shard_map, bases[state])
+            own = {row: value - brought.get(row, 0.0) for row, value in rows.items()} if brought else rows
+            if len(bases) == first + 1 or self.judge.rows.fits(number, version, own):
+                return state, own
+        return first, own
 
     def values(self, layout: Layout, data: Any) -> list[float]:
         """All elements of the variables in ``data``, the bytes of a region."""
@@ -98,3 +137,9 @@ class Subjects:
     def place(self, shard: int, shard_map: ShardMap) -> int:
         """The judge's number for what ``shard`` has of one model."""
         return self.judge.places.number(shard, shard_map.spec.name, shard_map.epoch)
+
+
+def _less(values: list[float], shifts: list[float]) -> list[float]:
+    if not shifts:
+        return values
+    return [round(value - shift, 2) for value, shift in zip(values, shifts, strict=True)]

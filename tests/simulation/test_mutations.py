@@ -18,8 +18,7 @@ from ps_server.coordinator.views.publisher import Publisher
 from ps_server.log import recovery
 from ps_server.log.durable import DurableLog
 from ps_server.shard.durability.replication import Replication
-from ps_server.shard.models import errors, registry, restore
-from ps_server.shard.quiesce import quiesce
+from ps_server.shard.models import errors, registry
 from ps_server.shard.standby import follower
 from ps_server.shard.step import applier
 from ps_server.shard.step.model import ShardModel
@@ -310,24 +309,3 @@ def test_a_checkpoint_of_shards_that_have_not_caught_up_is_seen(monkeypatch):
     assert shown(
         "a checkpoint has push", SEEDS, faults=tuple(Fault(2.0 + 0.5 * n, "checkpoint") for n in range(10)), **fixed
     )
-
-
-RESTORES = {
-    "durable": True,
-    "think_seconds": 0.1,
-    "momentum": 0.5,
-    "faults": tuple(Fault(2.0 + 0.5 * number, ("checkpoint", "restore")[number % 2]) for number in range(12)),
-}
-
-
-def test_a_checkpoint_that_is_restored_without_its_momentum_is_seen(monkeypatch):
-    monkeypatch.setattr(restore, "read_state", lambda checkpoint, layout: [])
-    assert shown("instead of the sum of its log", SEEDS, Size(steps=30), **RESTORES)
-
-
-def test_a_shard_that_does_not_take_the_checkpoint_that_is_restored_is_seen(monkeypatch):
-    async def nothing(checkpoint, model, **how):
-        pass
-
-    monkeypatch.setattr(quiesce, "restore", nothing)
-    assert shown("was called restored", SEEDS, **RESTORES)

@@ -1,0 +1,74 @@
+"""The judge is not blind to restored checkpoints: with one rule broken in the shipped code, some seed shows it.
+
+Costs about 5 CPU s.
+"""
+
+from ps_server.shard.models import restore
+from ps_server.shard.quiesce import quiesce
+from simulation.plan import Fault, Size
+from tests.simulation.runs import shown
+
+SEEDS = range(40)
+
+RESTORES = {
+    "durable": True,
+    "think_seconds": 0.1,
+    "momentum": 0.5,
+    "faults": tuple(Fault(2.0 + 0.5 * number, ("checkpoint", "restore")[number % 2]) for number in range(12)),
+}
+
+
+def test_a_checkpoint_that_is_restored_without_its_momentum_is_seen(monkeypatch):
+    monkeypatch.setattr(restore, "read_state", lambda checkpoint, layout: [])
+    assert shown("instead of the sum of its log", SEEDS, Size(steps=30), **RESTORES)
+
+
+def test_a_shard_that_does_not_take_the_checkpoint_that_is_restored_is_seen(monkeypatch):
+    async def nothing(checkpoint, model, **how):
+        pass
+
+    monkeypatch.setattr(quiesce, "restore", nothing)
+    assert shown("was called restored", SEEDS, **RESTORES)
+
+
+MOVES = {
+    "durable": True,
+    "momentum": 0.0,
+    "think_seconds": 0.1,
+    "overlap": False,
+    "faults": tuple(Fault(2.0 + 0.4 * n, ("checkpoint", "move", "restore")[n % 3]) for n in range(18)),
+}
+
+
+def test_slices_that_moved_after_the_checkpoint_and_are_not_restored_are_seen(monkeypatch):
+    read_values = restore.read_values
+
+    def only_those_that_stayed(checkpoint, layout, data):
+        read_values(checkpoint, layout, data)
+        saved = checkpoint.model(layout.shard_map.spec.name).shard_map
+        homes = {(each.variable, each.row_begin): each.shard for each in saved.slices}
+        for span in layout.slices:
+            if homes[span.slice.variable, span.slice.row_begin] != layout.shard:
+                data[span.begin : span.end] = bytes(span.end - span.begin)
+
+    monkeypatch.setattr(restore, "read_values", only_those_that_stayed)
+    assert shown("values of different updates", SEEDS, **MOVES)
+
+
+def test_rows_that_a_restored_checkpoint_leaves_out_are_seen(monkeypatch):
+    def none(checkpoint, layout):
+        yield from ()
+
+    monkeypatch.setattr(restore, "batches", none)
+    assert shown("has not taken its rows", SEEDS, table=True, **MOVES)
+
+
+def test_rows_that_a_checkpoint_does_not_have_and_that_stay_are_seen(monkeypatch):
+    batches = restore.batches
+
+    def filled(checkpoint, layout):
+        for batch in batches(checkpoint, layout):
+            yield [(table, contents) for table, contents in batch if len(contents.ids)]
+
+    monkeypatch.setattr(restore, "batches", filled)
+    assert shown("serves row", SEEDS, table=True, **MOVES)
