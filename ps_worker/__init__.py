@@ -9,6 +9,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # Without a setting gRPC writes a line to stderr for every handshake that fails; the typed error says more.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
+import gc
 import importlib
 import importlib.util
 from importlib.metadata import PackageNotFoundError, version
@@ -53,6 +54,11 @@ from ps_worker.strategies.registry import strategy
 
 if TYPE_CHECKING:
     from ps_worker import feed
+
+if "PS_RANK" in os.environ:
+    # A process of a job. What it has imported stays until its end; looking for garbage there takes most of the time in
+    # which an interpreter ends. What the script makes from here on is collected as usual.
+    gc.freeze()
 
 try:
     __version__ = version("torch-ps")

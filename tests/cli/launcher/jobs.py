@@ -130,5 +130,6 @@ class Job:
 
     def leaves_nothing(self) -> None:
         """No process that left its pid lives on."""
-        pids = [int(path.read_text()) for path in self.pids.iterdir()]
+        # A process that was killed while it left its pid has left an empty file.
+        pids = [int(pid) for pid in (path.read_text() for path in self.pids.iterdir()) if pid]
         wait_until(lambda: not any(alive(pid) for pid in pids), f"{pids} have ended")
