@@ -120,7 +120,7 @@ class RegionPool:
         self._streams = 0
         #: Streams that need one region together.
         self._sharing = 0
-        #: Streams of the pool before this one that have not been opened here yet; and whether some of them share.
+        #: Streams that are to be opened again after a move, here or with the successor; and whether some of them share.
         self._expected = 0
         self._expects_sharing = False
         #: Takes what comes back; None: this pool does.
@@ -162,11 +162,16 @@ class RegionPool:
                 self._made.add(relaid)
                 self._keep(relaid)
 
+    def hold(self) -> None:
+        """The streams end, for slices move: keep the memory reserved for them until ``continue_in``."""
+        with self._lock:
+            self._expected, self._expects_sharing = self._streams, self._sharing > 0
+
     def continue_in(self, successor: RegionPool) -> None:
-        """Slices have moved: streams go on with ``successor``, which gets what is here and what comes back."""
+        """After ``hold``: streams go on with ``successor``, which gets what is here and what comes back."""
         with self._lock:
             self._successor, spare, self._spare = successor, self._spare, []
-            successor._expected, successor._expects_sharing = self._streams, self._sharing > 0
+            successor._expected, successor._expects_sharing = self._expected, self._expects_sharing
         for region in spare:
             successor.adopt(region)
 

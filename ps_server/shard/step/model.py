@@ -9,7 +9,7 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ps_protocol.errors import PsError
+from ps_protocol.errors import ModelMoved, PsError
 from ps_protocol.model.spec import Consistency, Options
 from ps_protocol.model.tables import RowOptions
 from ps_server.consistency import (
@@ -294,7 +294,9 @@ class ShardModel(CopiedModel):
         # A copy: the cluster's members may still change the other.
         tracker = Tracker(self.tracker.consistency)
         tracker.restore(self.known_pushes())
-        self.lent.hold()
+        if isinstance(why, ModelMoved):
+            self.lent.hold()
+            self.pool.hold()
         shard_map, unread = self.layout.shard_map, self._working.unread()
         replica = self._working.take()
         return ModelState(shard_map, replica, tracker, self.initialised, pending=self.pending, unread=unread)

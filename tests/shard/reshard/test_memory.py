@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -169,6 +170,7 @@ def test_regions_of_a_pool_go_on_in_the_next_layout_as_many_as_there_are_streams
     with pool.reserved():
         waiting, under_way = pool.take(), pool.take()
         pool.give(waiting)
+        pool.hold()
         pool.continue_in(after)
         pool.give(under_way)
         assert after.spare == 1
@@ -187,11 +189,27 @@ def test_streams_that_share_a_region_find_it_again_after_a_move():
         assert pool.spare == 1, "one for both"
         again = pool.take()
         assert again is taken[0]
+        pool.hold()
         pool.continue_in(after)
         pool.give(again)
     with after.reserved(sharing=True):
         assert after.spare == 1
         assert after.take().segment is again.segment
+    assert after.spare == 0
+
+
+@pytest.mark.parametrize("sharing", [False, True])
+def test_memory_of_streams_that_end_before_the_next_layout_is_there_is_kept_for_it(sharing: bool):
+    small, large = layouts()[2:4]
+    pool, after = RegionPool(small), RegionPool(large)
+    with pool.reserved(sharing=sharing):
+        taken = pool.take()
+        pool.give(taken)
+        pool.hold()
+    assert pool.spare == 1, "given back to the system and touched again it would cost a second"
+    pool.continue_in(after)
+    with after.reserved(sharing=sharing):
+        assert after.take().segment is taken.segment
     assert after.spare == 0
 
 
