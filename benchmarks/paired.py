@@ -34,6 +34,7 @@ SIZES = {
 TRANSPORTS = ("shm", "bulk", "grpc")
 ROOT = Path(__file__).parents[1]
 START_SECONDS = 60.0
+_WORKER = Path(__file__).with_name("paired_worker.py")
 
 
 def main() -> int:
@@ -56,7 +57,7 @@ def row(other: Path, size: str, transport: str, *, trace: bool = False) -> str:
     with ExitStack() as stack:
         traces = stack.enter_context(tempfile.TemporaryDirectory(prefix="ps-paired-")) if trace else ""
         pairs = [
-            stack.enter_context(running_pair(tree, transport, nbytes, {"PS_TRACE": folder}))
+            stack.enter_context(running_pair(tree, {"PS_TRACE": folder}, _WORKER, [transport, str(nbytes)]))
             for tree, folder in ((other, ""), (ROOT, traces))
         ]
         blocks_of: tuple[list[Block], list[Block]] = ([], [])
@@ -64,12 +65,12 @@ def row(other: Path, size: str, transport: str, *, trace: bool = False) -> str:
             for which in (0, 1) if block % 2 == 0 else (1, 0):
                 blocks_of[which].append(pairs[which].steps(steps))
         peaks = [pair.steps(0).peak_bytes / nbytes for pair in pairs]
-    times = _compared(*([block.seconds for block in each] for each in blocks_of))
-    cpu = _compared(*([block.worker_cpu + block.shard_cpu for block in each] for each in blocks_of))
+    times = compared(*([block.seconds for block in each] for each in blocks_of))
+    cpu = compared(*([block.worker_cpu + block.shard_cpu for block in each] for each in blocks_of))
     return f"{size:7} {transport:5} step {times}  CPU {cpu}  peak {peaks[0]:.2f} {peaks[1]:.2f}"
 
 
-def _compared(old: Sequence[float], new: Sequence[float]) -> str:
+def compared(old: Sequence[float], new: Sequence[float]) -> str:
     """Medians of seconds in milliseconds, the median of the ratios, and its quartiles."""
     low, middle, high = statistics.quantiles((after / before for before, after in zip(old, new, strict=True)), n=4)
     medians = f"other {statistics.median(old) * 1e3:8.3f} ms  this {statistics.median(new) * 1e3:8.3f} ms"
@@ -98,8 +99,12 @@ class Pair:
 
     def steps(self, count: int) -> Block:
         """Make ``count`` steps."""
+        return self.ask(str(count), count)
+
+    def ask(self, line: str, count: int) -> Block:
+        """Have the worker do what ``line`` says, ``count`` steps."""
         before = cpu_seconds(self.worker.pid), cpu_seconds(self.shard.pid)
-        answer = _ask(self.worker, count)
+        answer = _ask(self.worker, line)
         worker, shard = (
             (cpu_seconds(process.pid) - begin) / max(1, count)
             for process, begin in zip((self.worker, self.shard), before, strict=True)
@@ -114,8 +119,11 @@ def cpu_seconds(pid: int) -> float:
 
 
 @contextmanager
-def running_pair(tree: Path, transport: str, nbytes: int, more: Mapping[str, str]) -> Iterator[Pair]:
-    """A worker of ``tree`` that trains on a cluster of its own, with ``more`` in the environment."""
+def running_pair(tree: Path, more: Mapping[str, str], program: Path, arguments: Sequence[str]) -> Iterator[Pair]:
+    """A worker that trains on a cluster of its own, both of ``tree``, with ``more`` in the environment.
+
+    The worker runs ``program`` with the address of the coordinator and ``arguments``.
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ps-paired-")))
         quiet = ("--log-level", "error", "--port", "0", "--ready-file")
@@ -126,8 +134,7 @@ def running_pair(tree: Path, transport: str, nbytes: int, more: Mapping[str, str
         ready, place = folder / "shard", ("--shard", "0", "--coordinator", address, "--threads", "1")
         shard = stack.enter_context(_process(tree, more, "-m", "ps_server.shard.main", *quiet, str(ready), *place))
         _written(ready)
-        child = Path(__file__).with_name("paired_worker.py")
-        worker = stack.enter_context(_process(tree, more, str(child), address, transport, str(nbytes)))
+        worker = stack.enter_context(_process(tree, more, str(program), address, *arguments))
         assert worker.stdout is not None
         if worker.stdout.readline() != "ready\n":
             raise RuntimeError(f"the worker of {tree} did not start")
@@ -156,10 +163,10 @@ def _written(file: Path) -> str:
     return file.read_text().strip()
 
 
-def _ask(worker: subprocess.Popen[str], steps: int) -> dict[str, float]:
+def _ask(worker: subprocess.Popen[str], line: str) -> dict[str, float]:
     assert worker.stdin is not None
     assert worker.stdout is not None
-    worker.stdin.write(f"{steps}\n")
+    worker.stdin.write(f"{line}\n")
     worker.stdin.flush()
     answer: dict[str, float] = json.loads(worker.stdout.readline())
     return answer

@@ -15,6 +15,7 @@ from ps_protocol.model.ids import buckets_of
 from ps_protocol.model.tables import Ids
 from ps_server.tables.arrays import Reserved, machine_bytes, zeroed
 from ps_server.tables.kernels import id_map, row_updates
+from ps_server.tables.kernels.map_places import NO_END
 from ps_server.tables.recent_lookups import RecentLookups
 
 #: Memory is returned when this many rows, and an eighth of the highest number of rows, have been removed.
@@ -29,6 +30,8 @@ _ALWAYS_KEPT = 64
 _GOLDEN = 0.6180339887498949
 _MAX_ROWS = (1 << 32) - 1
 _FEWEST_ROWS = 1 << 20
+_NO_VALUES = np.empty((0, 0), np.float32)
+_NO_ROWS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +89,23 @@ class RowStore:
 
     def find(self, ids: Ids) -> npt.NDArray[np.int64]:
         """The row of each id, -1 where it has none."""
-        found = np.empty(ids.size, np.int64)
-        _ended(id_map.find(ids, self._salt, self._addresses, self._capacities, self.ids, found))
-        return found
+        return self._find(ids, _NO_VALUES)[0]
 
-    def look_up(self, ids: Ids) -> npt.NDArray[np.int64]:
-        """As ``find``; an ``insert`` of the same ids, which often comes next, does not search again."""
-        found = self.find(ids)
-        if ids.size and found.min() >= 0:
-            self._recent.keep(ids, found)
-        return found
+    def look_up(self, ids: Ids, out: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+        """Write values to ``out``, float32 [n, columns], as many columns as it has; returns which ids have no row.
+
+        An ``insert`` of the same ids, which often comes next, does not search again.
+        """
+        found, missing = self._find(ids, out)
+        if missing:
+            return np.flatnonzero(found < 0)
+        self._recent.keep(ids, found)
+        return _NO_ROWS
+
+    def _find(self, ids: Ids, out: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int64], int]:
+        found = np.empty(ids.size, np.int64)
+        maps = self._salt, self._addresses, self._capacities
+        return found, _ended(id_map.find(ids, *maps, self.ids, self.rows, found, out))
 
     def insert(self, ids: Ids, touched: int) -> npt.NDArray[np.int64]:
         """The row of each id, without duplicates, to be read only; new rows get the numbers from ``count``, in order.
@@ -130,9 +140,7 @@ class RowStore:
 
     def touch(self, rows: npt.NDArray[np.int64], update: int) -> None:
         """Note a use of these rows, each once, in this update."""
-        self.touched[rows] = update
-        if self.uses.size:
-            self.uses[rows] += np.uint32(1)
+        row_updates.touch(self.touched, self.uses, rows, update)
 
     def room_for(self, rows: int) -> None:
         """Raises TableFull if so many more rows do not fit into the memory of this machine."""
@@ -207,7 +215,7 @@ class RowStore:
 
 def _ended(answer: int) -> int:
     """The result of a function of ``id_map``. Raises InternalError for a damaged map."""
-    if answer == id_map.NO_END:
+    if answer == NO_END:
         raise InternalError(
             "a map of a table's rows is damaged: a search in it does not end",
             remedy="start this shard again: it reads its rows from its data directory",

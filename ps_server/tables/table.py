@@ -13,7 +13,6 @@ from ps_protocol.model.tables import Eviction, Ids, TableSpec
 from ps_server.tables.bucket_contents import BucketContents
 from ps_server.tables.changes import Changes
 from ps_server.tables.initial import InitialRows
-from ps_server.tables.kernels import row_updates
 from ps_server.tables.retention import Calendar, Sweep, admitted
 from ps_server.tables.row_optimizers import update
 from ps_server.tables.step import RowStep
@@ -124,9 +123,7 @@ class ShardTable:
 
     def look_up(self, ids: Ids, out: Floats) -> None:
         """The values of ``ids``, float32 [n, dim], into ``out``; initial values where there is no row."""
-        found = self._store.look_up(ids)
-        row_updates.read(self._store.rows, found, out)
-        if (missing := np.flatnonzero(found < 0)).size:
+        if (missing := self._store.look_up(ids, out)).size:
             self._initial.values(ids[missing], missing, out)
 
     # -- changing

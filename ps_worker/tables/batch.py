@@ -38,6 +38,8 @@ class DistinctIds:
     places: torch.Tensor
     #: Row 0 stands for the padding id; those of ``ids`` are behind it.
     padded: bool
+    #: No id comes twice: ``places`` counts up from 0.
+    all_different: bool
 
     @property
     def rows(self) -> int:
@@ -78,7 +80,9 @@ def distinct(request: RowRequest) -> DistinctIds:
         places = torch.from_numpy(inverse)
     else:
         found, places = _unique_on_device(joined, first=padded)
-    return DistinctIds(found[1:], places[1:], True) if padded else DistinctIds(found, places, False)
+    if padded:
+        return DistinctIds(found[1:], places[1:], padded=True, all_different=False)
+    return DistinctIds(found, places, False, all_different=joined.device == _HOST and len(found) == len(joined))
 
 
 def _unique_on_device(ids: torch.Tensor, *, first: bool) -> tuple[Ids, torch.Tensor]:

@@ -90,7 +90,8 @@ class TableBinding:
     def rows(self, requests: Sequence[RowRequest]) -> list[tuple[torch.Tensor, DistinctIds]]:
         """For each request its rows, float32, on the device of its ids; their gradients reach the next push.
 
-        Waits for rows that ``prepare`` has requested, and requests the others together. Raises PsError.
+        Those that get no gradient are the caller's: nobody else reads them. Waits for rows that ``prepare`` has
+        requested, and requests the others together. Raises PsError.
         """
         found = [self._find(request) for request in requests]
         missing = [request for request, ready in zip(requests, found, strict=True) if isinstance(ready, DistinctIds)]
@@ -100,7 +101,8 @@ class TableBinding:
         for ready in readies:
             self._source().finish(ready.lookup)
         return [
-            (self._tracked(ready, request), ready.distinct) for ready, request in zip(readies, requests, strict=True)
+            (self._tracked(ready, request, is_shared=ready is first), ready.distinct)
+            for ready, first, request in zip(readies, found, requests, strict=True)
         ]
 
     def prepare(self, requests: Sequence[RowRequest], ahead: int) -> list[PreparedRows]:
@@ -148,11 +150,14 @@ class TableBinding:
             for request, each, rows in zip(requests, ids, values, strict=True)
         ]
 
-    def _tracked(self, ready: PreparedRows, request: RowRequest) -> torch.Tensor:
+    def _tracked(self, ready: PreparedRows, request: RowRequest, *, is_shared: bool) -> torch.Tensor:
+        """``is_shared``: rows that were prepared, for any number of forward passes."""
         rows = ready.values.detach().to(request.ids[0].device)
         if self.trains and torch.is_grad_enabled():
             rows.requires_grad_()
             self.gradients[_number(request.table)].expect(next(self._forwards), ready.distinct.ids, rows)
+        elif is_shared:
+            rows = rows.clone()
         return rows
 
     # -- steps

@@ -42,7 +42,7 @@ class Embedding(TableModule):
         """The row of each id. Raises InvalidRequest for invalid ids, and before the table is bound; PsError."""
         request = self.request(input)
         [(rows, distinct)] = bound_of(request.table).rows([request])
-        return gathered(rows, distinct.places.view(input.shape), padded=distinct.padded)
+        return gathered(rows, distinct, input.shape)
 
     def request(self, ids: torch.Tensor) -> RowRequest:
         """The request of a forward pass with ``ids``."""

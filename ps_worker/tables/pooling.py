@@ -12,18 +12,26 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from ps_worker.tables.batch import DistinctIds
 from ps_worker.tables.compiled import Rows, add_bags, add_rows, dot_bags
 
 #: Index of the row of the padding id; it is in no bag.
 PADDING_ROW = 0
 
 
-def gathered(rows: torch.Tensor, places: torch.Tensor, *, padded: bool) -> torch.Tensor:
-    """``rows[places]``; float32 [*places, dim]."""
-    if _compiled(rows) and not padded:
-        flat: torch.Tensor = _Gathered.apply(rows, places.reshape(-1))  # type: ignore[no-untyped-call]
-        return flat.view(*places.shape, rows.shape[1])
-    return functional.embedding(places, rows, PADDING_ROW if padded else None)
+def gathered(rows: torch.Tensor, ids: DistinctIds, shape: torch.Size) -> torch.Tensor:
+    """The row of each id of a batch of this ``shape``; float32 [*shape, dim].
+
+    It may be written to. Rows that have no gradient are the result where no id comes twice.
+    """
+    if ids.all_different:
+        result = rows.view(*shape, rows.shape[1])
+        # A user may change it in place; the rows are a leaf of the graph.
+        return result.clone() if rows.requires_grad else result
+    if _compiled(rows) and not ids.padded:
+        flat: torch.Tensor = _Gathered.apply(rows, ids.places)  # type: ignore[no-untyped-call]
+        return flat.view(*shape, rows.shape[1])
+    return functional.embedding(ids.places.view(shape), rows, PADDING_ROW if ids.padded else None)
 
 
 def pooled(

@@ -10,12 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ps_protocol.errors import TableFull
+from ps_server.tables.kernels import id_map
 from ps_server.tables.store import Columns, RowStore, map_capacity
 from tests.support.length import examples
 from tests.tables.samples import random_ids
 
 _ID = st.one_of(st.integers(0, 60), st.integers(-(2**63), 2**63 - 1), st.sampled_from([-1, 2**63 - 1, -(2**63)]))
 _ACTION = st.tuples(st.sampled_from(["insert", "insert", "remove"]), st.lists(_ID, max_size=60, unique=True))
+
+
+def _look_up(store: RowStore, ids: np.ndarray) -> np.ndarray:
+    """The indexes of ids without a row."""
+    return store.look_up(ids, np.empty((ids.size, store.rows.shape[1]), np.float32))
 
 
 def _check(store: RowStore, expected: dict[int, int]) -> None:
@@ -58,7 +64,7 @@ def test_rows_that_were_looked_up_are_looked_for_again_once_one_was_removed() ->
     store = RowStore(4, 1, with_uses=False)
     ids = np.arange(10)
     store.insert(ids, 1)
-    store.look_up(ids)
+    _look_up(store, ids)
     store.remove(np.array([3]))
     found = store.insert(ids, 2)
     assert store.ids[found].tolist() == ids.tolist()
@@ -68,7 +74,7 @@ def test_rows_that_were_looked_up_are_looked_for_again_once_one_was_removed() ->
 def test_ids_without_a_row_are_not_kept_by_a_lookup() -> None:
     store = RowStore(4, 1, with_uses=False)
     store.insert(np.arange(9), 1)
-    assert store.look_up(np.arange(10)).tolist() == [*range(9), -1]
+    assert _look_up(store, np.arange(10)).tolist() == [9]
     assert store.insert(np.arange(10), 2).tolist() == list(range(10))
 
 
@@ -76,18 +82,55 @@ def test_ids_in_another_order_are_other_ids() -> None:
     store = RowStore(4, 1, with_uses=False)
     ids = np.arange(10)
     store.insert(ids, 1)
-    store.look_up(ids)
+    _look_up(store, ids)
     order = np.array([0, *range(9, 0, -1)])
     assert store.insert(ids[order], 2).tolist() == order.tolist()
 
 
-def test_the_rows_of_a_lookup_are_found_once() -> None:
+def test_the_rows_of_a_lookup_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     store = RowStore(4, 1, with_uses=False)
     ids = np.arange(10)
-    store.insert(ids, 1)
-    found = store.look_up(ids)
-    assert store.insert(ids.copy(), 2) is found
-    assert store.insert(ids, 3) is not found
+    expected = store.insert(ids, 1).tolist()
+    _look_up(store, ids)
+    searches = []
+    insert = id_map.insert
+    monkeypatch.setattr(id_map, "insert", lambda *given: searches.append(given) or insert(*given))
+    assert store.insert(ids.copy(), 2).tolist() == expected
+    assert not searches
+    assert store.insert(ids, 3).tolist() == expected
+    assert len(searches) == 1
+
+
+@pytest.mark.parametrize("columns", [1, 2, 5])
+def test_a_lookup_writes_as_many_columns_as_there_is_room_for_and_names_what_has_no_row(columns: int) -> None:
+    random = np.random.default_rng(7)
+    store = RowStore(4, 5, with_uses=False)
+    ids = np.unique(random_ids(random, 3_000))
+    found = store.insert(ids[::3].copy(), 1)
+    store.rows[found] = random.random((found.size, 5), np.float32)
+    wanted = random.permutation(np.concatenate([ids, ids[:500]]))
+    out = np.full((wanted.size, columns), -1, np.float32)
+    missing = store.look_up(wanted, out)
+    known = np.isin(wanted, ids[::3])
+    assert missing.tolist() == np.flatnonzero(~known).tolist()
+    assert (out[missing] == -1).all()
+    assert (out[known] == store.rows[store.find(wanted[known]), :columns]).all()
+
+
+@pytest.mark.parametrize("with_uses", [False, True])
+def test_rows_are_touched(with_uses: bool) -> None:
+    store = RowStore(4, 1, with_uses=with_uses)
+    store.insert(np.arange(100), 1)
+    rows = np.random.default_rng(3).permutation(100)[:60]
+    store.touch(rows, 7)
+    store.touch(rows[:20], 8)
+    expected = np.ones(100, np.int64)
+    expected[rows], expected[rows[:20]] = 7, 8
+    assert store.touched[:100].tolist() == expected.tolist()
+    if with_uses:
+        uses = np.zeros(100, np.int64)
+        uses[rows], uses[rows[:20]] = 1, 2
+        assert store.uses[:100].tolist() == uses.tolist()
 
 
 def test_ids_that_lie_close_in_a_map_are_told_apart() -> None:

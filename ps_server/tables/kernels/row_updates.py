@@ -43,6 +43,18 @@ def read(rows: Any, found: Any, out: Any) -> None:
                 out[i, column] = rows[row, column]
 
 
+@kernel(types.void(types.int64[::1], types.uint32[::1], IDS, types.int64))
+def touch(touched: Any, uses: Any, rows: Any, update: Any) -> None:
+    """Set ``touched`` of these rows, and count a use of each where ``uses`` is not empty."""
+    for i in range(rows.size):
+        if i + _AHEAD < rows.size:
+            prefetch(touched, rows[i + _AHEAD])
+        touched[rows[i]] = update
+    if uses.size > 0:
+        for i in range(rows.size):
+            uses[rows[i]] += np.uint32(1)
+
+
 @njit(inline="always")
 def _sum_of_squares(gradient: Any) -> Any:
     """In four sums, which do not wait for each other."""

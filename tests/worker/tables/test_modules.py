@@ -209,6 +209,28 @@ def test_a_pass_without_backward_leaves_nothing_and_one_without_grad_asks_for_th
     assert bound.gradients[0].tensors == []
 
 
+def test_what_an_embedding_returns_may_be_written_to() -> None:
+    source = DenseRows([weight(1)], IDS)
+    module = Embedding(DIM, name="t")
+    bound = bind([module], source)
+    ids = torch.tensor([IDS[3], IDS[1], IDS[6], IDS[0]]).reshape(2, 2)
+    expected = weight(1)[[3, 1, 6, 0]].reshape(2, 2, DIM)
+
+    bound.prepare([module.request(ids)], 0)
+    for _ in range(2):
+        with torch.no_grad():
+            assert torch.equal(module(ids), expected)
+            module(ids).mul_(0)
+    assert len(source.lookups) == 1
+    found = module(ids)
+    torch.testing.assert_close(found.add_(1.0), expected + 1)
+    found.mul_(found.detach().clone()).sum().backward()
+    [gradients] = dense_gradients(bound, source)
+    torch.testing.assert_close(gradients[[3, 1, 6, 0]].reshape(2, 2, DIM), expected + 1)
+    [rows] = bound.gradients[0].tensors
+    assert torch.equal(rows.detach(), expected.reshape(4, DIM))
+
+
 def test_a_kept_graph_adds_its_gradients_to_the_first() -> None:
     module, source = Embedding(DIM, name="t"), DenseRows([weight(0)], IDS)
     bound = bind([module], source)
