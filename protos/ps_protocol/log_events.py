@@ -71,6 +71,7 @@ EVENTS = MappingProxyType(
         "compiling": "code for tables is compiled",
         "report": "TensorBoard files or traces lack something",
         "ray.restart": "a server or worker in a Ray cluster was lost and is started again",
+        "ray.hanging": "a worker in a Ray cluster hangs: it is killed, or cannot be",
         DEBUG: "a message of level debug",
         ERROR: "an exception of Python; the classes of torch-ps are events of their own ([errors.md](errors.md))",
         OTHER: "a message of another library",
@@ -80,6 +81,11 @@ EVENTS = MappingProxyType(
 
 _BEGINNINGS = {
     "ray.restart": ("RayCluster: %s; starting it again in %g s (restart",),
+    "ray.hanging": (
+        "RayCluster: the actor of worker %d lives and is lost to the coordinator; it is killed",
+        "RayCluster: worker %d is lost to the coordinator; all %d restarts are used",
+        "RayCluster: workers that hang are not started again: %s",
+    ),
     "server.started": (
         "coordinator serves at %s: %d shards, %s workers, %s",
         "shard %d serves on %s",

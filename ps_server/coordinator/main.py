@@ -30,6 +30,7 @@ from ps_server.cli.options.security import server_security_options
 from ps_server.coordinator.access import CoordinatorAccess
 from ps_server.coordinator.config import CoordinatorConfig, configure, from_tf_config
 from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.elasticity.engines.kept_request import KeptRequest
 from ps_server.coordinator.elasticity.runner import ElasticityRunner
 from ps_server.coordinator.history.history_file import HistoryFile
 from ps_server.coordinator.history.recorder import JobRecorder
@@ -94,7 +95,8 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
     limit_counts = LimitCounts()
     checkpoints = Checkpoints(driver, config.checkpoints, on_made)
     moves = MoveRunner(driver, checkpoints.busy)
-    service = CoordinatorService(driver, checkpoints, moves, recorder, access.sessions, limit_counts)
+    kept = config.engine if isinstance(config.engine, KeptRequest) else None
+    service = CoordinatorService(driver, checkpoints, moves, recorder, access.sessions, limit_counts, kept)
     metrics: MetricsServer | None = None
     page: PageServer | None = None
     server = await grpc_server.start(

@@ -23,6 +23,7 @@ from ps_protocol.wire.convert.leases import answer_to_pb, ask_from_pb
 from ps_protocol.wire.convert.model import consistency_from_pb
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.elasticity.engines.kept_request import KeptRequest
 from ps_server.coordinator.history.recorder import JobRecorder
 from ps_server.coordinator.jobs.checkpoints import Checkpoints
 from ps_server.coordinator.jobs.declaring import DeclarationThread
@@ -65,9 +66,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         recorder: JobRecorder | None = None,
         sessions: SessionIssuer | None = None,
         limit_counts: LimitCounts | None = None,
+        kept_request: KeptRequest | None = None,
     ) -> None:
         """``sessions`` gives members their session tokens; None: nobody is authenticated. ``limit_counts``: of the
-        server.
+        server. ``kept_request``: the engine, where the program that starts workers asks for requests.
         """
         self._limit_counts = limit_counts or LimitCounts()
         self._driver = driver
@@ -78,6 +80,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._releases = ReleaseRunner(driver, self._checkpoints.busy)
         self._declaring = DeclarationThread(driver)
         self._views = ViewEncoder()
+        self._kept_request = kept_request or KeptRequest()
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add this service to a server that is not started yet."""
@@ -272,6 +275,14 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             if request.last_points:
                 history = replace(history, curves=history.curves.last(request.last_points))
             return history_to_pb(history)
+
+    async def GetWorkerRequest(  # noqa: N802
+        self, request: pb.GetWorkerRequestRequest, context: Context
+    ) -> pb.WorkerRequest:
+        """The last request for workers."""
+        async with translated(context):
+            last = self._kept_request.last
+            return pb.WorkerRequest(number=last.number, workers=last.workers, ranks=last.ranks)
 
     def _encode(self, view: ClusterView, before: ClusterView | None) -> bytes:
         return self._views.encode(view, before)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,13 +16,18 @@ if importlib.util.find_spec("ray") is None:
 
 import ray
 
-from ps_protocol.errors import ConfigError
+from ps_protocol.client.worker_requests import WorkerRequests
+from ps_protocol.errors import ConfigError, PsError
+from ps_protocol.security.roles import AccessRole
+from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
 from ps_worker.ray.commands import worker_environment
 from ps_worker.ray.placement import Reservation, node_addresses
 from ps_worker.ray.plan import HALF_A_CPU, LOOPBACK, ONE_CPU, RayPlan, ServerKind, ServerName, uses_loopback
 from ps_worker.ray.servers import RayServers
 from ps_worker.ray.workers import RayWorkers
+
+log = logging.getLogger("ps_worker")
 
 
 class RayCluster:
@@ -126,9 +133,12 @@ class RayCluster:
         arguments = () if config is None else (config,)
         environments = [worker_environment(plan, servers.address, rank, self._lineage) for rank in range(plan.workers)]
         self._workers = RayWorkers(plan, reservation, environments, train_fn, arguments)
+        requests = self._worker_requests() if plan.worker_restarts else None
         try:
-            return self._workers.run(self.check)
+            return self._workers.run(self.check, partial(_wanted, requests))
         finally:
+            if requests is not None:
+                requests.close()
             self._workers.close()
             if ray.is_initialized():
                 reservation.release()
@@ -169,6 +179,14 @@ class RayCluster:
             self._reservation.release()
         self._servers = self._reservation = None
 
+    def _worker_requests(self) -> WorkerRequests | None:
+        """Asks the coordinator for workers that it has lost; None where this driver lacks the files for that."""
+        try:
+            return WorkerRequests(self.address, Security(self._plan.security, AccessRole.WORKER))
+        except PsError as error:
+            log.warning("RayCluster: workers that hang are not started again: %s", error)
+            return None
+
     @property
     def _started(self) -> RayServers:
         if self._servers is None:
@@ -176,3 +194,12 @@ class RayCluster:
                 "this RayCluster is not running", remedy="use it in a block: with RayCluster(…) as cluster"
             )
         return self._servers
+
+
+def _wanted(requests: WorkerRequests | None) -> tuple[int, ...]:
+    """The ranks that the coordinator asks for since the last call."""
+    try:
+        return requests.take() if requests is not None else ()
+    except PsError as error:
+        log.warning("RayCluster: workers that hang are not started again: %s", error)
+        return ()

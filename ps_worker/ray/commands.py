@@ -9,6 +9,9 @@ from ps_worker.ray.plan import RayPlan, ServerKind, ServerName
 
 _STANDBYS = "standbys"
 
+#: The coordinator is asked for what it requests: by the driver. An option of the user's comes later, and wins.
+_ASKS_DRIVER = ("--engine", "launcher")
+
 #: What processes of one job do not take from the environment of Ray's processes.
 _OURS = "PS_"
 
@@ -30,7 +33,8 @@ def server_command(plan: RayPlan, server: ServerName, host: str, coordinator: st
         port = coordinator.rpartition(":")[2] or "0"
         counts = ["--shards", str(plan.shards), "--workers", str(plan.workers), "--mode", plan.mode]
         folder = [] if plan.data_dir is None else ["--data-dir", str(plan.data_dir)]
-        return [_PROGRAMS[server.kind], *common, "--port", port, *counts, *folder, *plan.coordinator_options]
+        asks = _ASKS_DRIVER if plan.worker_restarts else ()
+        return [_PROGRAMS[server.kind], *common, "--port", port, *counts, *folder, *asks, *plan.coordinator_options]
     place = ["--shard", str(server.index), "--coordinator", coordinator, "--port", "0"]
     return [_PROGRAMS[server.kind], *common, *place, *_storage(plan, server), *plan.shard_options]
 

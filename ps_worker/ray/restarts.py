@@ -7,6 +7,9 @@ from collections.abc import Hashable
 SHORT_LIFE_SECONDS = 10.0
 """What ends sooner is started again with a delay."""
 
+JOINING_SECONDS = 300.0
+"""A worker that was started later may still be about to join, on a busy machine: the coordinator asks again."""
+
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 10.0
 
@@ -26,6 +29,10 @@ class RestartBudget:
     def started(self, name: Hashable, now: float) -> None:
         """``name`` is started."""
         self._started[name] = now
+
+    def age(self, name: Hashable, now: float) -> float:
+        """Seconds since the last start of ``name``."""
+        return now - self._started[name]
 
     def take(self, name: Hashable, now: float) -> float | None:
         """Use one restart for ``name``, which was lost; the pause before it in seconds, None where none is left."""

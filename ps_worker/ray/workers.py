@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -14,7 +14,7 @@ from ps_protocol.errors import PsError, Unavailable
 from ps_worker.ray.actors import WorkerActor
 from ps_worker.ray.placement import Reservation
 from ps_worker.ray.plan import RayPlan
-from ps_worker.ray.restarts import RestartBudget
+from ps_worker.ray.restarts import JOINING_SECONDS, RestartBudget
 from ps_worker.ray.servers import end_actor
 
 log = logging.getLogger("ps_worker")
@@ -43,11 +43,14 @@ class RayWorkers:
         self._actors: dict[int, Any] = {}
         #: The call of each worker that runs.
         self._running: dict[Any, int] = {}
+        #: Ranks whose actors were killed because they hang, until these have ended.
+        self._ending: set[int] = set()
         #: Ranks that wait for their restart, and until when.
         self._due: dict[int, float] = {}
 
-    def run(self, check: Callable[[], None]) -> list[Any]:
-        """Start all workers; their results, by rank. ``check`` raises where the job cannot go on.
+    def run(self, check: Callable[[], None], wanted: Callable[[], Iterable[int]] = tuple) -> list[Any]:
+        """Start all workers; their results, by rank. ``check`` raises where the job cannot go on. ``wanted``: ranks
+        that the coordinator asks for since the last call.
 
         Raises what the function of a worker raises, and Unavailable when a worker is lost and no restart is left.
         """
@@ -56,6 +59,7 @@ class RayWorkers:
             self._launch(rank)
         while len(results) < self._plan.workers:
             check()
+            self._end_hanging(wanted())
             if self._running:
                 ended, _ = ray.wait(list(self._running), num_returns=1, timeout=_POLL_SECONDS)
             else:
@@ -87,8 +91,24 @@ class RayWorkers:
         self._running[actor.run.remote(self._train_fn, self._arguments, self._environments[rank])] = rank
         self._budget.started(rank, time.monotonic())
 
+    def _end_hanging(self, ranks: Iterable[int]) -> None:
+        """End the actors of workers that the coordinator has lost, as far as they would be started again."""
+        for rank in ranks:
+            if rank not in self._running.values() or rank in self._ending:
+                continue
+            if self._budget.age(rank, time.monotonic()) < JOINING_SECONDS:
+                continue
+            if self._budget.used + len(self._ending) >= self._budget.total:
+                total = self._budget.total
+                log.warning("RayCluster: worker %d is lost to the coordinator; all %d restarts are used", rank, total)
+                continue
+            self._ending.add(rank)
+            log.warning("RayCluster: the actor of worker %d lives and is lost to the coordinator; it is killed", rank)
+            end_actor(self._actors[rank])
+
     def _on_end(self, call: Any, results: dict[int, Any]) -> None:
         rank = self._running.pop(call)
+        self._ending.discard(rank)
         try:
             results[rank] = ray.get(call)
         except RayTaskError as error:

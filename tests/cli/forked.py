@@ -18,7 +18,7 @@ from tempfile import TemporaryFile
 from types import SimpleNamespace
 
 from ps_protocol.shim import PR_SET_PDEATHSIG
-from ps_server.cli.launcher import child
+from ps_server.cli.launcher import child, runner
 from ps_server.cli.launcher import main as entry
 from tests.recovery.zygote import PS_RUN, finish, python, shared
 
@@ -43,8 +43,22 @@ def ps_run(arguments: Sequence[str]) -> None:
     os.chdir(folder)
     # To tell where they are, ps-run calls the coordinator, and gRPC does not survive the forks that follow.
     os.environ.setdefault("PS_RUN_METRICS_PORT", "off")
+    runner.WorkerRequests = Nobody  # type: ignore[assignment, misc]
     child.subprocess = SimpleNamespace(Popen=Popen, DEVNULL=None)  # type: ignore[assignment, misc]
     entry.main(flags)
+
+
+class Nobody:
+    """Stands for ``WorkerRequests``, which calls the coordinator, too."""
+
+    def __init__(self, address: str, security: object) -> None:
+        pass
+
+    def take(self) -> tuple[int, ...]:
+        return ()
+
+    def close(self) -> None:
+        pass
 
 
 class Popen:

@@ -26,7 +26,7 @@ import ps_worker
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.errors import PsError
 from ps_server.cli.psctl.model_status import shard_maps, statuses_of
-from ps_worker.ray import RayCluster
+from ps_worker.ray import RayCluster, workers
 from tests.ray import BEFORE, STEPS
 
 LIMIT_SECONDS = 300.0
@@ -62,6 +62,9 @@ def train(config: dict[str, Any]) -> dict[str, Any]:
         for step in range(STEPS):
             if step == BEFORE and cluster.rank == 1 and first:
                 (folder / "reached").touch()
+                if config.get("hangs"):
+                    # Not one of its threads runs: its lease ends, and its process lives.
+                    os.kill(os.getpid(), signal.SIGSTOP)
                 signal.pause()
             ones.grad = torch.full_like(ones, -1.0)
             optimizer.step()
@@ -115,6 +118,15 @@ def killed(folder: Path) -> dict[str, Any]:
         killing = killer(kill)
         results = cluster.run(train, {"folder": str(folder), "pushes": 2 * STEPS + BEFORE})
         killing.join()
+        return {"results": results, "versions": versions(cluster.address)}
+
+
+def hanging(folder: Path) -> dict[str, Any]:
+    """A worker stands still in a running job: the coordinator loses it, and asks this driver for another one."""
+    workers.JOINING_SECONDS = 5.0
+    options = ("--lease-seconds", "5")
+    with RayCluster(1, 2, coordinator_options=options, start_timeout_seconds=LIMIT_SECONDS) as cluster:
+        results = cluster.run(train, {"folder": str(folder), "pushes": 2 * STEPS + BEFORE, "hangs": True})
         return {"results": results, "versions": versions(cluster.address)}
 
 

@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install '.[ray]'"),
 ]
 
-SCENARIOS = ("killed", "runs", "standby", "refused")
+SCENARIOS = ("killed", "hanging", "runs", "standby", "refused")
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +62,10 @@ def counted(told: dict[str, Any], pushes: int) -> None:
 def test_every_push_counts_once_when_a_worker_both_shards_and_the_coordinator_are_killed(told: dict[str, Any]) -> None:
     counted(told["killed"], 2 * STEPS + BEFORE)
     assert len(told["killed"]["versions"]) == 2
+
+
+def test_every_push_counts_once_when_a_worker_stands_still(told: dict[str, Any]) -> None:
+    counted(told["hanging"], 2 * STEPS + BEFORE)
 
 
 def test_a_standby_takes_over_with_every_push(told: dict[str, Any]) -> None:

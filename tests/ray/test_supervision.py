@@ -122,6 +122,40 @@ def test_results_are_by_rank_also_of_workers_that_were_lost(ray: FakeRay) -> Non
     assert all(actor.killed for actor in ray.actors)
 
 
+def test_a_worker_that_hangs_is_killed_and_started_again_within_the_restarts(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = workers(RayPlan(shards=1, workers=2, worker_restarts=1))
+    monkeypatch.setattr(importlib.import_module("ps_worker.ray.workers"), "JOINING_SECONDS", 0.0)
+    asked = iter([(), (1, 0), (0, 1, 7)])
+
+    def check() -> None:
+        if len(ray.actors) == 3:
+            ray.actors[2].call("run").end("of rank 1")
+            ray.actors[0].call("run").end("of rank 0")
+        elif len(ray.actors) == 2 and ray.actors[1].killed:
+            ray.actors[1].call("run").end(RayActorError())
+
+    assert running.run(check, lambda: next(asked, ())) == ["of rank 0", "of rank 1"]
+    assert not ray.actors[0].killed
+    assert "the actor of worker 1 lives and is lost to the coordinator; it is killed" in caplog.text
+    assert caplog.text.count("it is killed") == 1
+    assert caplog.text.count("worker 0 is lost to the coordinator; all 1 restarts are used") == 2
+
+
+def test_a_worker_that_may_still_be_about_to_join_is_not_killed(ray: FakeRay) -> None:
+    running = workers(RayPlan(shards=1, workers=2, worker_restarts=1))
+    looks = iter(range(3))
+
+    def check() -> None:
+        if next(looks, None) is None:
+            for actor in ray.actors:
+                actor.call("run").end("done")
+
+    assert running.run(check, lambda: (0, 1)) == ["done", "done"]
+    assert not any(actor.killed for actor in ray.actors)
+
+
 @pytest.mark.parametrize(
     ("outcome", "raised", "said"),
     [

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.elasticity.engines.kept_request import KeptRequest
 from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.service import MAX_REQUEST_BYTES, SERVICE_NAME, CoordinatorService
 from ps_server.coordinator.settings import ClusterSettings
@@ -32,6 +33,8 @@ class TestCoordinator:
         self.port = port
         self.address = ""
         self.limit_counts = LimitCounts()
+        #: Of the next start.
+        self.kept_request = KeptRequest()
         self._data_dir = data_dir
         self._driver: Driver | None = None
         self._journal: Journal | None = None
@@ -70,7 +73,7 @@ class TestCoordinator:
 
     async def _serve(self) -> None:
         assert self._driver is not None
-        service = CoordinatorService(self._driver, limit_counts=self.limit_counts)
+        service = CoordinatorService(self._driver, limit_counts=self.limit_counts, kept_request=self.kept_request)
         self._server = await grpc_server.start(
             "127.0.0.1",
             self.port,

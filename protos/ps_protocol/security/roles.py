@@ -52,6 +52,7 @@ _COORDINATOR: Mapping[str, frozenset[AccessRole]] = {
     "Reshard": frozenset({_ADMIN}),
     "GetStatus": _EVERY_ROLE,
     "GetHistory": _EVERY_ROLE,
+    "GetWorkerRequest": _EVERY_ROLE,
 }
 
 _SHARD: Mapping[str, frozenset[AccessRole]] = {

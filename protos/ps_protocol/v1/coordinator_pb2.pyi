@@ -489,6 +489,20 @@ class LeaseDataReply(_message.Message):
     holders: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, span: _Optional[_Union[ItemSpan, _Mapping]] = ..., epoch: _Optional[int] = ..., done: bool = ..., holders: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class GetWorkerRequestRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkerRequest(_message.Message):
+    __slots__ = ("number", "workers", "ranks")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    workers: int
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, number: _Optional[int] = ..., workers: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class GetStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -120,6 +120,11 @@ class CoordinatorStub(object):
                 request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.GetHistoryRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.JobHistory.FromString,
                 _registered_method=True)
+        self.GetWorkerRequest = channel.unary_unary(
+                '/ps_protocol.v1.Coordinator/GetWorkerRequest',
+                request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.GetWorkerRequestRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.WorkerRequest.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer(object):
@@ -250,6 +255,13 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetWorkerRequest(self, request, context):
+        """For the program that starts workers: the last request for them, of a coordinator with --engine launcher.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -337,6 +349,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.GetHistory,
                     request_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.GetHistoryRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.JobHistory.SerializeToString,
+            ),
+            'GetWorkerRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetWorkerRequest,
+                    request_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.GetWorkerRequestRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.WorkerRequest.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -798,6 +815,33 @@ class Coordinator(object):
             '/ps_protocol.v1.Coordinator/GetHistory',
             ps__protocol_dot_v1_dot_coordinator__pb2.GetHistoryRequest.SerializeToString,
             ps__protocol_dot_v1_dot_coordinator__pb2.JobHistory.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetWorkerRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ps_protocol.v1.Coordinator/GetWorkerRequest',
+            ps__protocol_dot_v1_dot_coordinator__pb2.GetWorkerRequestRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_coordinator__pb2.WorkerRequest.FromString,
             options,
             channel_credentials,
             insecure,

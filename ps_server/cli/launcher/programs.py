@@ -33,6 +33,10 @@ SERVER_PROGRAMS = (
 )
 
 
+ASKS_LAUNCHER = ("--engine", "launcher")
+"""Options of a coordinator that is asked for what it requests (``WorkerRequests``)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Script:
     """The training script: the command up to and including it, and its own arguments."""

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, BinaryIO, assert_never
 from urllib.parse import urlsplit
 
 from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.client.worker_requests import WorkerRequests
 from ps_protocol.cluster.view import ClusterStatus
-from ps_protocol.errors import InvalidRequest, PsError
+from ps_protocol.errors import PsError
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import OFF, Security
 from ps_protocol.security.settings import SecuritySettings
@@ -40,11 +41,10 @@ from ps_server.cli.launcher.output.progress import ProgressPoller
 from ps_server.cli.launcher.output.screen import Screen
 from ps_server.cli.launcher.output.summary import Folders, silent_workers, summary
 from ps_server.cli.launcher.place import JobProcess, Place, ThisMachine
-from ps_server.cli.launcher.programs import Programs
+from ps_server.cli.launcher.programs import ASKS_LAUNCHER, Programs
 from ps_server.cli.launcher.signals import SignalPipe
 from ps_server.cli.launcher.slurm.task_supervisor import TaskSupervisor
 from ps_server.cli.launcher.supervisor import ENDING, Stage, Supervisor
-from ps_server.cli.launcher.worker_requests import WorkerRequests
 from ps_server.private_files import open_private
 
 if TYPE_CHECKING:
@@ -72,18 +72,21 @@ class Runner:
         show_progress: bool = True,
         job_folder: JobFolder | None = None,
         place: Place | None = None,
+        requests: WorkerRequests | None = None,
     ) -> None:
-        """``place``: where processes are started; None: on this machine, with ``job_folder`` as the job's own."""
+        """``place``: where processes are started; None: on this machine, with ``job_folder`` as the job's own.
+
+        ``requests``: asked from the start, where the coordinator's address is known then. Closed with the job.
+        """
         self._supervisor = supervisor
         self._screen = screen
         self._environment = environment
         self._log_dir = log_dir
         self._folder = tempfile.TemporaryDirectory(prefix="ps-run-")
-        #: None: lost workers are not started again, or the coordinator may be on another host.
-        self._requests = None
-        if place is None and isinstance(supervisor, Supervisor) and supervisor.restarts_workers:
-            self._requests = WorkerRequests(Path(self._folder.name))
-            programs = replace(programs, coordinator_flags=(*programs.coordinator_flags, *self._requests.flags))
+        #: None: failed workers are not started again, or there is no coordinator yet.
+        self._requests = requests
+        if isinstance(supervisor, Supervisor) and supervisor.restarts_workers:
+            programs = replace(programs, coordinator_flags=(*programs.coordinator_flags, *ASKS_LAUNCHER))
         self._programs = programs
         self._place: Place = place or ThisMachine(Path(self._folder.name), job_folder)
         self._progress_seconds = (LIVE_SECONDS if screen.interactive else LINE_SECONDS) if show_progress else None
@@ -201,7 +204,7 @@ class Runner:
             self._screen.say(f"coordinator at {self._coordinator}: {summary}")
             self._show_page()
             self._show_metrics()
-            self._start_progress()
+            self._start_asking()
             events.append(CoordinatorReady())
         for child in list(self._children.values()):
             if (code := child.poll()) is not None:
@@ -218,8 +221,8 @@ class Runner:
         """The ranks of workers that the coordinator asks for."""
         try:
             return self._requests.take() if self._requests is not None else ()
-        except InvalidRequest as error:
-            self._screen.say(str(error))
+        except PsError as error:
+            self._screen.say(f"workers that hang are not started again: {error}")
             return ()
 
     def _forget(self, child: JobProcess) -> None:
@@ -257,9 +260,12 @@ class Runner:
         targets = url.removesuffix("metrics") + "targets"
         self._screen.say(f"metrics at {url}; {targets} lists every process", event="metrics")
 
-    def _start_progress(self) -> None:
+    def _start_asking(self) -> None:
+        """Ask the coordinator, which serves now, for its status and for what it requests."""
         if self._progress_seconds is not None:
             self._poller = ProgressPoller(self._coordinator, self._progress_seconds, self._security)
+        if self._supervisor.restarts_workers:
+            self._requests = WorkerRequests(self._coordinator, self._security)
 
     def _show_progress(self) -> None:
         now = time.monotonic()
@@ -300,6 +306,8 @@ class Runner:
             child.kill()
         if self._poller is not None:
             self._poller.close()
+        if self._requests is not None:
+            self._requests.close()
         self._screen.close()
         self._selector.close()
         for log in self._logs.values():

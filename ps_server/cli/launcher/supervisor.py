@@ -23,6 +23,7 @@ from ps_server.cli.launcher.events import (
     StartProcess,
     WorkersWanted,
 )
+from ps_server.cli.launcher.hanging import end_hanging
 from ps_server.cli.launcher.restarts import Restarts
 
 GRACE_SECONDS = 5.0
@@ -40,9 +41,6 @@ EVALUATOR_GRACE_SECONDS = 60.0
 """For evaluators to finish after the last worker."""
 
 COORDINATOR_START_SECONDS = 60.0
-
-JOINING_SECONDS = 300.0
-"""A worker that was started later may still be about to join, on a busy machine: the coordinator asks again."""
 
 SAVING_GRACE_SECONDS = 600.0
 """For the coordinator to have a last checkpoint written."""
@@ -155,7 +153,8 @@ class Supervisor:
             case DeadlinePassed():
                 return self._on_deadline(now)
             case WorkersWanted(ranks):
-                return self._on_wanted(ranks, now)
+                running = self.stage is Stage.RUNNING
+                return end_hanging(ranks, self._live, self._restarts, now) if running else []
 
     def _restarts(self, process: ProcessName) -> Restarts:
         return self._server_restarts if process.part in SERVERS else self._worker_restarts
@@ -214,20 +213,6 @@ class Supervisor:
     def _spent(self, flag: str, process: ProcessName) -> str:
         total = self._restarts(process).total
         return f", and {flag} {total} is used up" if total else ""
-
-    def _on_wanted(self, ranks: tuple[int, ...], now: float) -> list[Command]:
-        """A worker that is lost to the coordinator, and whose process lives, hangs: its end starts another one."""
-        commands: list[Command] = []
-        restarts = self._worker_restarts
-        hang = [process for rank in ranks if (process := ProcessName(ProcessRole.WORKER, rank)) in self._live]
-        for process in hang if self.stage is Stage.RUNNING else []:
-            if restarts.used + len(commands) // 2 >= restarts.total:
-                commands.append(Say(f"{process} is lost to the coordinator{self._spent('--restart-workers', process)}"))
-                break
-            if restarts.age(process, now) >= JOINING_SECONDS:
-                text = f"{process} runs and is lost to the coordinator; it is killed"
-                commands += [Say(text), Send(process, signal.SIGKILL)]
-        return commands
 
     def _on_interrupt(self, signum: signal.Signals, now: float) -> list[Command]:
         if self.stage in ENDING:

@@ -69,7 +69,8 @@ class Job:
     def command(self, *flags: str, script: str, arguments: tuple[str, ...] = ()) -> list[str]:
         path = self.folder / "script.py"
         note = "import os, pathlib; R = os.environ['PS_ROLE'] + os.environ['PS_RANK']; P = pathlib.Path('pids')\n"
-        note += "(P / R).write_text(str(os.getpid()))\n"
+        # Whole or not at all: it may be killed at any time.
+        note += "N = pathlib.Path(R + '.pid'); N.write_text(str(os.getpid())); N.rename(P / R)\n"
         path.write_text(note + script)
         run = str(SCRIPTS / "ps_run_with_fake_servers.py")
         # The fake coordinator has no metrics to ask for.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-from ps_server.cli.launcher import supervisor as rules
+from ps_server.cli.launcher import hanging as rules
 from ps_server.cli.launcher.events import Interrupted, Send, StartProcess, WorkersWanted
 from tests.cli.launcher.supervised_job import WORKERS, Job
 

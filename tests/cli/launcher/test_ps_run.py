@@ -117,18 +117,17 @@ print('another life')
 
 
 def test_a_worker_that_hangs_is_started_again_when_the_coordinator_asks_for_it(job):
-    wants = '{"number": 1, "workers": 1, "ranks": [0]}'
-    done = job.run("--restart-workers", "1", script=HANGS, WANTS=wants)
+    done = job.run("--restart-workers", "1", script=HANGS, WANTS="0")
     assert done.returncode == 0
     assert "worker 0 runs and is lost to the coordinator; it is killed" in done.stderr
     assert "worker 0    | another life\n" in done.stdout
 
 
-def test_a_request_that_is_not_understood_is_told_and_nothing_is_killed(job):
+def test_that_the_coordinator_cannot_be_asked_is_told_and_nothing_is_killed(job):
     script = HANGS.replace("time.sleep(600)", "\n    while not pathlib.Path('taken').exists(): time.sleep(0.02)")
-    done = job.run("--restart-workers", "1", script=script, WANTS="[]")
+    done = job.run("--restart-workers", "1", script=script, WANTS="refused")
     assert done.returncode == 0
-    assert "a request for workers is not understood" in done.stderr
+    assert "workers that hang are not started again: GetWorkerRequest is not for this role" in done.stderr
     assert "another life" in done.stdout
 
 

@@ -10,14 +10,17 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from ps_protocol.client.worker_requests import WorkerRequests
 from ps_protocol.errors import ConfigError
 from ps_protocol.security.binding import is_loopback
-from ps_protocol.security.settings import VARIABLES
+from ps_protocol.security.roles import AccessRole
+from ps_protocol.security.security import Security
+from ps_protocol.security.settings import VARIABLES, SecuritySettings
 from ps_server.cli.launcher.certificates import security_environment
 from ps_server.cli.launcher.events import ProcessName
 from ps_server.cli.launcher.hosts.job import check_listening
 from ps_server.cli.launcher.output.screen import Screen
-from ps_server.cli.launcher.programs import Programs
+from ps_server.cli.launcher.programs import ASKS_LAUNCHER, Programs
 from ps_server.cli.launcher.runner import Runner
 from ps_server.cli.launcher.slurm.options import SlurmOptions
 from ps_server.cli.launcher.slurm.task_supervisor import TaskSupervisor
@@ -44,13 +47,15 @@ class TaskPrograms(Programs):
         coordinator: str,
         lineage: str,
         certificates: CertificateFolder | None,
+        restarts_workers: bool,
     ) -> Self:
-        """``programs``, of which ``processes`` run here, at ``address``."""
+        """``programs``, of which ``processes`` run here, at ``address``. ``restarts_workers``: of any task."""
+        asks = ASKS_LAUNCHER if restarts_workers else ()
         values = {each.name: getattr(programs, each.name) for each in fields(programs)}
         values |= {
             "lineage": lineage,
             "addresses": dict.fromkeys(processes, address),
-            "coordinator_flags": (*programs.coordinator_flags, "--exit-when-finished"),
+            "coordinator_flags": (*programs.coordinator_flags, *asks, "--exit-when-finished"),
             "shard_flags": (*programs.shard_flags, "--exit-when-finished"),
         }
         return cls(**values, coordinator_address=coordinator, certificates=certificates)
@@ -85,10 +90,17 @@ def run_in_slurm(
     coordinator = join_address(task.coordinator_node, task.port(programs.port))
     # Slurm starts a job again after the end of all its processes.
     lineage = f"slurm {environment.get('SLURM_CLUSTER_NAME', '')} {task.job} {task.step}"
-    programs = TaskPrograms.of(programs, processes, address, coordinator, lineage, certificates)
+    programs = TaskPrograms.of(programs, processes, address, coordinator, lineage, certificates, restarts[0] > 0)
     screen.say(f"task {task.number} of {task.tasks} on {task.node}: {', '.join(map(str, processes))}")
     supervisor = TaskSupervisor(processes, *restarts)
-    return Runner(supervisor, programs, screen, environment, log_dir, show_progress=False).run()
+    requests = None
+    if supervisor.restarts_workers:
+        role = AccessRole.WORKER
+        settings = SecuritySettings.from_environment(environment)
+        settings = certificates.settings("worker", role=role) if certificates else settings
+        requests = WorkerRequests(coordinator, Security(settings, role))
+    runner = Runner(supervisor, programs, screen, environment, log_dir, show_progress=False, requests=requests)
+    return runner.run()
 
 
 def own_address(task: SlurmTask) -> str:

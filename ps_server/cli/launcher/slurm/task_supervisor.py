@@ -22,6 +22,7 @@ from ps_server.cli.launcher.events import (
     StartProcess,
     WorkersWanted,
 )
+from ps_server.cli.launcher.hanging import end_hanging
 from ps_server.cli.launcher.restarts import Restarts
 from ps_server.cli.launcher.supervisor import GRACE_SECONDS, Stage, describe_exit, shell_code
 
@@ -51,6 +52,11 @@ class TaskSupervisor:
         self.failures: list[str] = []
 
     @property
+    def restarts_workers(self) -> bool:
+        """As of ``Supervisor``, of this task."""
+        return any(each.total for process, each in self._restarts.items() if process.part is ProcessRole.WORKER)
+
+    @property
     def deadline(self) -> float | None:
         """As of ``Supervisor``."""
         due = [*self._pausing.values(), *([] if self._stage_ends is None else [self._stage_ends])]
@@ -69,7 +75,10 @@ class TaskSupervisor:
                 return self._on_interrupt(signum, now)
             case DeadlinePassed():
                 return self._on_deadline(now)
-            case CoordinatorReady() | WorkersWanted():
+            case WorkersWanted(ranks):
+                running = self.stage is Stage.RUNNING
+                return end_hanging(ranks, self._live, self._restarts.__getitem__, now) if running else []
+            case CoordinatorReady():
                 return []
 
     def _start(self, process: ProcessName, now: float) -> StartProcess:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from ps_protocol.errors import ConfigError
 from ps_server.coordinator.elasticity.engines.base import WorkerEngine
+from ps_server.coordinator.elasticity.engines.kept_request import LAUNCHER, KeptRequest
 from ps_server.coordinator.elasticity.engines.kubernetes import kubernetes_job
 from ps_server.coordinator.elasticity.engines.request_file import RequestFile
 
-FORMS = "file:PATH, kubernetes:JOB, or MODULE:CLASS"
+FORMS = "launcher, file:PATH, kubernetes:JOB, or MODULE:CLASS"
 
 
 def find_engine(text: str, most: int) -> WorkerEngine:
@@ -18,6 +19,8 @@ def find_engine(text: str, most: int) -> WorkerEngine:
 
     A class is called without arguments.
     """
+    if text == LAUNCHER:
+        return KeptRequest()
     kind, colon, rest = text.partition(":")
     if not colon or not kind or not rest:
         raise ConfigError("--engine is not understood", expected=FORMS, actual=text)

@@ -16,6 +16,7 @@ CONVERTS = (
     # Callers of stubs.
     "ps_protocol/client/coordinator.py",
     "ps_protocol/client/connection.py",
+    "ps_protocol/client/worker_requests.py",
     "ps_protocol/rpc/client_errors.py",
     "ps_protocol/feed/",
     "ps_server/coordinator/jobs/shard_control.py",

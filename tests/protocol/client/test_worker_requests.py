@@ -1,0 +1,112 @@
+"""What the coordinator asks the program for that starts workers: each request once, errors told. About 1 CPU s."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ps_protocol.client import worker_requests
+from ps_protocol.client.worker_requests import WorkerRequests
+from ps_protocol.errors import PermissionDenied, PsError, Unavailable
+from ps_protocol.v1 import coordinator_pb2 as pb
+from ps_server.coordinator.elasticity.engines.find import find_engine
+from ps_server.coordinator.elasticity.engines.kept_request import KeptRequest
+from tests.support.coordinators import running_coordinator
+from tests.support.shards import wait_until
+
+
+def taken(requests: WorkerRequests) -> tuple[int, ...]:
+    """The next ranks."""
+    found: list[tuple[int, ...]] = []
+    wait_until(lambda: bool(found) or bool((ranks := requests.take()) and not found.append(ranks)))
+    return found[0]
+
+
+def test_each_request_is_taken_once_also_of_a_coordinator_that_was_started_again() -> None:
+    with running_coordinator() as coordinator:
+        requests = WorkerRequests(coordinator.address, interval_seconds=0.02)
+        try:
+            assert requests.take() == ()
+            for ranks in ((2,), (2, 0), (2, 0)):
+                coordinator.kept_request.request(4, ranks)
+                assert taken(requests) == ranks
+                assert requests.take() == ()
+            coordinator.stop()
+            coordinator.kept_request = KeptRequest()
+            coordinator.kept_request.request(4, (1,))
+            coordinator.start()
+            assert taken(requests) == (1,)
+        finally:
+            requests.close()
+
+
+def test_the_engine_launcher_keeps_the_last_request() -> None:
+    engine = find_engine("launcher", 8)
+    assert isinstance(engine, KeptRequest)
+    assert engine.last.number == 0
+    engine.request(4, (2,))
+    assert engine.request(4, (2, 3)) == "request 2, of the program that starts them"
+    assert (engine.last.number, engine.last.workers, engine.last.ranks) == (2, 4, (2, 3))
+    assert engine.describe() == "the program that starts them"
+
+
+class FakeConnection:
+    """Answers in turn, and then always with the last answer."""
+
+    def __init__(self, answers: Iterator[Any]) -> None:
+        self.answers = answers
+        self.last: Any = None
+        self.calls = 0
+
+    def once(self, method: str, request: Any, timeout_seconds: float) -> Any:
+        self.last = next(self.answers, self.last)
+        self.calls += 1
+        if isinstance(self.last, Exception):
+            raise self.last
+        return self.last
+
+    def close(self) -> None:
+        pass
+
+
+def said_by(monkeypatch: pytest.MonkeyPatch, answers: list[Any]) -> list[Any]:
+    """What is taken until all of ``answers`` were given, and some calls more."""
+    connection = FakeConnection(iter(answers))
+    monkeypatch.setattr(worker_requests, "UNANSWERED", 3)
+    monkeypatch.setattr(worker_requests, "CoordinatorConnection", lambda address, security: connection)
+    requests = WorkerRequests("nowhere:1", interval_seconds=0.001)
+    wait_until(lambda: connection.calls > len(answers) + 5)
+    requests.close()
+    found: list[Any] = []
+    while True:
+        try:
+            if not (ranks := requests.take()):
+                return found
+            found.append(ranks)
+        except PsError as error:
+            found.append(type(error).__name__)
+
+
+GONE, REFUSED = Unavailable("nobody is there"), PermissionDenied("not for you")
+
+
+def asked(number: int, *ranks: int) -> pb.WorkerRequest:
+    return pb.WorkerRequest(number=number, workers=4, ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    ("answers", "found"),
+    [
+        ([GONE] * 9, ["Unavailable"]),
+        ([GONE, GONE, asked(0)], []),
+        ([asked(0), *[GONE] * 9, asked(1, 3)], [(3,)]),
+        ([REFUSED, REFUSED, asked(1, 0), REFUSED], ["PermissionDenied", (0,), "PermissionDenied"]),
+        ([asked(1, 2), asked(1, 2), asked(2, 2), asked(0), asked(1, 5)], [(2,), (2,), (5,)]),
+    ],
+)
+def test_errors_are_told_once_until_the_coordinator_answers(
+    monkeypatch: pytest.MonkeyPatch, answers: list[Any], found: list[Any]
+) -> None:
+    assert said_by(monkeypatch, answers) == found
