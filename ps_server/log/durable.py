@@ -277,8 +277,8 @@ class DurableLog:
         kept_bytes = keep_bytes if self._bound_bytes is None else keep_bytes // 2
         if self.read_from is not None and self._segments.bytes_from(self.read_from) <= kept_bytes:
             through = min(through, self.read_from - 1)
-        # One less than there is room for: the next may be made before another is given back.
-        self._segments.cut(through + 1, max(FEWEST_SEGMENTS, keep_bytes // size - 1), size)
+        # All there is room for: another would have to be filled with zeros while the next snapshot is made.
+        self._segments.cut(through + 1, max(FEWEST_SEGMENTS, keep_bytes // size), size)
 
     def close(self) -> None:
         """After the executor's last work. Repeatable."""

@@ -26,6 +26,7 @@ from ps_server.shard.models.registry import Registry
 from ps_server.shard.quiesce.quiesce import Quiescence
 from ps_server.shard.reconcile import moved_on
 from ps_server.shard.reshard.incoming import IncomingBlock, IncomingMemory, coming_slices
+from ps_server.shard.reshard.log_room import LogRoom
 from ps_server.shard.reshard.transfer import fetch
 from ps_server.shard.reshard.transfer_plan import transfer_plan
 from ps_server.shard.step.model import ShardModel
@@ -65,9 +66,12 @@ class Resharding:
         self._promised: _Promise | None = None
         #: By model, while it is resharded.
         self._committing: dict[str, asyncio.Task[None]] = {}
+        #: Calls of ``stage`` that have not ended.
+        self._staging = 0
         self._settled = asyncio.Event()
         self._settled.set()
         self._incoming = IncomingMemory()
+        self._room = LogRoom(registry.context.log)
         #: What it gave to the models of the present batch, by name.
         self._blocks: dict[str, IncomingBlock] = {}
         #: Rings when no batch has come for some time: then memory is given back.
@@ -80,6 +84,7 @@ class Resharding:
 
         A map that does not follow the present one is left to ``stage``. Raises StorageFull.
         """
+        sizes, largest = list[int](), 0
         for shard_map in maps:
             model = next((each for each in self._registry.models if each.name == shard_map.spec.name), None)
             if model is None or shard_map.epoch != model.layout.shard_map.epoch + 1:
@@ -95,9 +100,13 @@ class Resharding:
             sources = {plan.source for plan in transfer_plan(model.layout.shard_map, shard_map, self._context.shard)}
             calls = (self._registry.sources.connect(source, model.name) for source in sources)
             await asyncio.gather(*calls, return_exceptions=True)
-            if coming:
-                await self._context.log.reserve(coming)
-                self._context.log.release(coming)
+            sizes += (coming, _COMMIT_BYTES)
+            largest = max(largest, layout.region_bytes)
+        self._rest_later()
+        # A file of the log takes seconds to make. The updates of the next layout may want larger ones.
+        await self._room.hold(*sizes)
+        await self._context.log.reserve(largest)
+        self._context.log.release(largest)
 
     async def stage(self, cut: str, revision: int, maps: Sequence[ShardMap]) -> int:
         """Fetch and log what the next ``maps`` need; then stay paused until the cluster's view shows the outcome.
@@ -111,6 +120,7 @@ class Resharding:
         members = self._registry.view.live(Role.SHARD)
         if self._promised:
             raise Unavailable(f"shard {self._context.shard} has staged a move already", remedy="try again")
+        self._staging += 1
         try:
             with self._quiescence.staging(cut):
                 self._check(cut)
@@ -123,6 +133,10 @@ class Resharding:
             # To a shard that was lost a channel would wait before it connects again.
             await self._registry.sources.close()
             raise
+        finally:
+            self._staging -= 1
+            self._room.release()
+            self._rest_later()
         received = sum(each.nbytes for _, each in arrived)
         logger.info("shard %d: %.1f MB came for the next shard maps", self._context.shard, received / 1e6)
         return received
@@ -161,6 +175,7 @@ class Resharding:
         context, promised = self._context, _Promise(cut, [model for model, _ in arrived])
         if context.announce and any(staged.incoming or staged.buckets for _, staged in arrived):
             await context.announce()
+        self._room.release()
         await self._reserve(len(arrived))
         # Before the log has it: a snapshot that begins behind it would not hold what came.
         self._promised = promised
@@ -214,6 +229,7 @@ class Resharding:
                 # Not used again: a record of it may still be written.
                 self._blocks.pop(model.name, None)
         self._note_settled()
+        self._rest_later()
 
     def _note_settled(self) -> None:
         if self._promised or self._committing:
@@ -256,11 +272,15 @@ class Resharding:
             context.log.release(_COMMIT_BYTES)
             del self._committing[model.name]
             self._note_settled()
-            self._rest.set(asyncio.get_running_loop().time() + REST_SECONDS)
+            self._rest_later()
+
+    def _rest_later(self) -> None:
+        self._rest.set(asyncio.get_running_loop().time() + REST_SECONDS)
 
     def _rested(self) -> None:
-        if self._promised or self._committing:
+        if self._promised or self._committing or self._staging:
             return
+        self._room.release()
         self._incoming.clear()
         self._blocks.clear()
         self._compacting = asyncio.create_task(self._compact(), name="compact")

@@ -176,6 +176,11 @@ class _Source:
             data: Any = await call.read()
         except grpc.RpcError as failed:
             raise translate(failed, self._name) from failed
+        except asyncio.CancelledError:
+            # Of a channel that was closed. A handler that ends with it would never answer its caller.
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            raise Unavailable(f"the connection to {self._name} was closed", remedy="try again") from None
         if data is grpc.aio.EOF:
             raise InternalError("a shard ended its answer before it was whole")
         return bytes(data)

@@ -141,3 +141,24 @@ def test_a_push_that_no_snapshot_makes_room_for_is_refused_and_taken_when_one_do
         write_updates(loop, log, 1)
     log.close()
     folder.close()
+
+
+def test_files_of_a_log_are_overwritten_and_no_others_made_once_it_has_all_its_space(tmp_path, monkeypatch):
+    monkeypatch.setattr("ps_server.log.durable.PRESSED_SECONDS", 0.02)
+    folder = DataFolder.open(tmp_path, 0)
+    log = DurableLog(folder, 0, None, sync=False, bound_bytes=1 << 20)
+
+    def files() -> set[int]:
+        return {path.stat().st_ino for path in log.path.glob("*.log")}
+
+    with LoopThread() as loop:
+        with pytest.raises(StorageFull):
+            write_updates(loop, log, 100)
+        full = files()
+        for _ in range(5):
+            log.cut(log.number - 2, 1 << 20)
+            with pytest.raises(StorageFull):
+                write_updates(loop, log, 100)
+            assert files() == full, "a new file is filled with zeros first, which takes as long as a snapshot"
+    log.close()
+    folder.close()

@@ -1,16 +1,26 @@
-"""Memory and log for slices that come, made ahead; memory of those that left, given back. Two seconds, in process."""
+"""Memory and log for slices that come, made ahead; memory of those that left, given back. Three seconds, in process."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
+from ps_protocol.errors import StorageFull, Unavailable
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.convert.model import shard_map_to_pb
-from tests.shard.reshard.moving import job, spec_of
+from ps_server.shard.peers import ShardPeers
+from ps_server.shard.reshard import resharding, transfer
+from ps_server.shard.reshard.log_room import LogRoom
+from ps_server.shard.reshard.resharding import Resharding
+from tests.shard.reshard.moving import Job, job, spec_of
 from tests.shard.reshard.moving_worker import Worker, assert_same, undisturbed
-from tests.support.shards import wait_until
+from tests.support.shards import error_of, wait_until
 
 HERE, THERE = [0, 0, 1, 1, 0], [0, 1, 2, 0, 2]
 
@@ -53,3 +63,105 @@ def test_memory_of_slices_that_left_is_given_back_when_the_move_is_over(monkeypa
         wanted, _ = undisturbed(spec_of(momentum=0.9), 4)
         assert_same(made.values(), wanted, exact=False)
         worker.end()
+
+
+def reserved(made: Job) -> list[int]:
+    """How many records each shard has room for."""
+    return [sum(node.log._reserved.values()) for node in made.nodes.values()]
+
+
+def make_room(made: Job, places: Sequence[int]) -> None:
+    wanted = made.next_map(places)
+    for node in made.nodes.values():
+        node.stub.MakeRoom(pb.MakeRoomRequest(models=[shard_map_to_pb(wanted)]), timeout=30)
+
+
+def test_room_in_the_log_is_held_until_what_comes_is_written_and_what_does_not_come_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with job(spec_of(), HERE, path=tmp_path) as made:
+        make_room(made, THERE)
+        make_room(made, THERE)
+        assert reserved(made) == [2, 2, 2], "what comes, and the decision"
+        assert all(max(node.log._reserved) > 1 << 10 for node in made.nodes.values())
+        made.move(THERE)
+        wait_until(lambda: reserved(made) == [0, 0, 0])
+        make_room(made, HERE)
+        monkeypatch.setattr("ps_server.shard.reshard.resharding.REST_SECONDS", 0.0)
+        make_room(made, HERE)
+        wait_until(lambda: reserved(made) == [0, 0, 0])
+
+
+class FullLog:
+    """Has room for one record."""
+
+    def __init__(self) -> None:
+        self.held: list[int] = []
+
+    async def reserve(self, nbytes: int) -> None:
+        if self.held:
+            raise StorageFull("no room")
+        self.held.append(nbytes)
+
+    def release(self, nbytes: int) -> None:
+        self.held.remove(nbytes)
+
+
+def test_where_there_is_no_room_for_all_none_is_held():
+    log: Any = FullLog()
+    room = LogRoom(log)
+    asyncio.run(room.hold(7))
+    asyncio.run(room.hold(8))
+    assert log.held == [8]
+    with pytest.raises(StorageFull):
+        asyncio.run(room.hold(1, 2))
+    assert log.held == []
+
+
+def test_a_shard_does_not_rest_while_slices_come(monkeypatch: pytest.MonkeyPatch):
+    begun, begin, fetch = list[Resharding](), Resharding.__init__, resharding.fetch
+
+    def noted(self: Resharding, *arguments: Any) -> None:
+        begin(self, *arguments)
+        begun.append(self)
+
+    async def slow(held: Any, wanted: Any, shard: int, members: Any, sources: ShardPeers, block: Any) -> Any:
+        before = dict(sources._channels)
+        for each in begun:
+            each._rested()  # its timer rings in the middle of a transfer that takes long
+        await asyncio.sleep(0)
+        assert sources._channels == before, "its connections were closed"
+        return await fetch(held, wanted, shard, members, sources, block)
+
+    monkeypatch.setattr(Resharding, "__init__", noted)
+    monkeypatch.setattr(resharding, "fetch", slow)
+    with job(spec_of(), HERE) as made:
+        values = made.values()
+        make_room(made, THERE)
+        made.move(THERE)
+        assert_same(made.values(), values)
+
+
+def test_a_connection_that_is_closed_while_slices_come_is_told_to_the_coordinator(monkeypatch: pytest.MonkeyPatch):
+    closed, receive = list[Any](), transfer._Source._next
+
+    async def closing(self: Any, call: Any) -> bytes:
+        if not closed:
+            closed.append(self)
+            await self._channel.close()
+        return await receive(self, call)
+
+    monkeypatch.setattr(transfer._Source, "_next", closing)
+    with job(spec_of(), HERE) as made:
+        values, wanted = made.values(), made.next_map(THERE)
+        made.begin_move()
+        made.reach()
+        # Not answered at all, the job would stay paused until the coordinator's time is up.
+        with pytest.raises(grpc.RpcError) as failed:
+            made.prepare(1, wanted)
+        error = error_of(failed.value)
+        assert isinstance(error, Unavailable)
+        assert "the connection to shard 0" in error.message
+        made.abort()
+        made.move(THERE)
+        assert_same(made.values(), values)

@@ -1,0 +1,30 @@
+"""Room in the log for what comes in a move: held from before the pause until that is written, or does not come."""
+
+from __future__ import annotations
+
+from ps_server.log.entries import UpdateLog
+
+
+class LogRoom:
+    """Of one shard, on its event loop."""
+
+    def __init__(self, log: UpdateLog) -> None:
+        self._log = log
+        self._held: list[int] = []
+
+    async def hold(self, *sizes: int) -> None:
+        """Have room for records of so many bytes, and for no others. Raises StorageFull; then nothing is held."""
+        self.release()
+        try:
+            for nbytes in sizes:
+                await self._log.reserve(nbytes)
+                self._held.append(nbytes)
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Let it be taken by whoever reserves next."""
+        held, self._held = self._held, []
+        for nbytes in held:
+            self._log.release(nbytes)
