@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from ps_server.consistency import Position, TrackerState
+from ps_server.consistency.events import START
 from simulation.loads import Load, Piece, RowLoad
 from simulation.places import Places
 from simulation.rows_judge import RowsJudge, close
@@ -32,6 +34,9 @@ class _Saved:
 
     #: By shard.
     states: dict[int, State] = field(default_factory=dict)
+    #: The highest that any shard had, and the position of the furthest push in any.
+    version: int = 0
+    highest: Position = START
     pieces: dict[Piece, float] = field(default_factory=dict)
     rows: dict[int, float] = field(default_factory=dict)
 
@@ -72,6 +77,9 @@ class CheckpointJudge:
             saved.states[number % self._places.shards] = state
             saved.pieces |= {piece: state[0] + more for piece, more in brought.items()}
             saved.rows |= part.rows
+            saved.version = max(saved.version, part.version)
+            pushes = (push for update in truth.history[: part.version] for push in update.pushes)
+            saved.highest = max([saved.highest, *(push.position for push in pushes)])
         self._check_one_point(parts)
 
     def _check_one_point(self, parts: Mapping[int, SavedPart]) -> None:
@@ -82,6 +90,16 @@ class CheckpointJudge:
                 applied = self._truth[other].applied
                 if later := [name for name in names if applied.get(name, 0) > other_part.version]:
                     self._fail(f"a checkpoint has push {later[0]} on shard {number}, not on shard {other}")
+
+    def begun(self, number: int, folder: str, model: str, state: TrackerState) -> None:
+        """A shard of a new job goes on from ``state``, where the job of the checkpoint stood."""
+        saved = self._of(number, folder, model)
+        if state.version != saved.version or max(state.highest, state.applied) < saved.highest:
+            self._fail(
+                f"shard {number} begins at version {state.version} and {state.highest}; the checkpoint has version "
+                f"{saved.version} and a push at {saved.highest}"
+            )
+        self._truth[number].begin_at(state.version, state.applied, state.highest)
 
     def load(self, number: int, folder: str, model: str, epoch: int, pieces: Iterable[Piece]) -> Load:
         """What a shard takes that puts the checkpoint into ``pieces``, by the shard map of ``epoch``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import NoReturn
 
@@ -17,8 +17,8 @@ from simulation.leased_items import LeasedItems
 class CoordinatorJudge:
     """Part of the judge: what was told, over all processes of the coordinator. Every method raises Violation."""
 
-    def __init__(self, fail: Callable[[str], NoReturn], acknowledged_by: Callable[[int], int]) -> None:
-        """``acknowledged_by``: the newest incarnation of a shard that acknowledged a push."""
+    def __init__(self, fail: Callable[[str], NoReturn], acknowledged_by: Callable[[int], int], phase: int = 0) -> None:
+        """``acknowledged_by``: as of what incarnation a shard last acknowledged. The job begins in ``phase``."""
         self._fail = fail
         self._acknowledged_by = acknowledged_by
         self._placed: dict[str, ShardMap] = {}
@@ -26,13 +26,17 @@ class CoordinatorJudge:
         self._revision = -1
         #: By revision, each view that was told.
         self._told: dict[int, ClusterView] = {}
-        self._phase = 0
-        self._decided_phase = 0
+        self._phase = self._decided_phase = phase
         self._view = ClusterView()
         self._at_barrier: set[tuple[int, int, int]] = set()
         self._items = LeasedItems()
         #: The job, as far as the coordinator has told.
         self.finished = False
+
+    def began_with(self, trained: Mapping[int, Iterable[int]]) -> None:
+        """The job begins with a checkpoint in which these items, by epoch, are trained."""
+        for epoch, items in trained.items():
+            self._items.began_with(epoch, items)
 
     def started(self, view: ClusterView, phase: int) -> None:
         """It must not have forgotten anything that was told."""

@@ -7,7 +7,11 @@ from collections.abc import Callable, Iterable
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.errors import Retryable
 from ps_protocol.model.spec import ShardMap
+from ps_server.checkpoint.folder.directory import latest
+from ps_server.checkpoint.read.checkpoint import Checkpoint
 from simulation.judge import Judge
+from simulation.observers.checkpoints import tell_of_checkpoint
+from simulation.observers.subjects import Subjects
 from simulation.plan import random_mode
 from simulation.processes import Processes
 from simulation.programs import CoordinatorProgram, ShardProgram
@@ -22,10 +26,11 @@ _TRIES = 8
 class Faults:
     """Called at the times of the plan."""
 
-    def __init__(self, kernel: Kernel, judge: Judge, processes: Processes) -> None:
+    def __init__(self, kernel: Kernel, judge: Judge, subjects: Subjects, processes: Processes) -> None:
         self._kernel = kernel
         self._random = kernel.random
         self._judge = judge
+        self._subjects = subjects
         self._processes = processes
         self._network = processes.network
         self._plan = processes.plan
@@ -179,6 +184,16 @@ class Faults:
         self._processes.command("psctl", action)
         return True
 
+    def _new_job(self) -> bool:
+        """Everything ends, and a job begins with --restore of the newest checkpoint, if that has every model."""
+        folder = latest(self._processes.coordinator_disk.shared)
+        if folder is None or len(Checkpoint.open(folder).manifest.models) < self._plan.models:
+            return False
+        tell_of_checkpoint(self._subjects, folder)
+        self._copies.clear()
+        self._processes.begin_job(folder)
+        return True
+
     def _move(self) -> bool:
         """One variable or table moves to one shard, while every shard keeps a slice."""
         if (shard_map := self._any_model()) is None:
@@ -224,7 +239,8 @@ class Faults:
     def _all_keep_something(self, model: str, name: str, target: int) -> bool:
         """Whether every shard holds a slice when ``name`` is on ``target``, by the newest shard map."""
         shard_map = self._judge.coordinator.shard_map(model)
-        assert shard_map is not None
+        if shard_map is None:
+            return False  # Another job has begun, and the model is not placed yet.
         stay = {piece.shard for piece in shard_map.slices if shard_map.spec.variables[piece.variable].name != name}
         going = {target} if name in {variable.name for variable in shard_map.spec.variables} else set()
         return stay | going == set(range(self._plan.shards))

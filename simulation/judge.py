@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from ps_protocol.cluster.view import Member
@@ -36,12 +36,25 @@ class Judge:
         #: With a wire format that keeps errors, by number and push: the parameters of its worker after the answer.
         self._assumed: dict[tuple[int, int, int, int], Sequence[float]] = {}
         self.coordinator = CoordinatorJudge(self.fail, self.acknowledged_by)
+        #: The checkpoint that the job began with; empty: none.
+        self.restored_from = ""
         self.pushes_applied = 0
         self.replies = 0
 
     def fail(self, what: str) -> NoReturn:
         """A promise is broken."""
         self._kernel.fail(what)
+
+    def begin_job(self, folder: str, phase: int, trained: Mapping[int, Iterable[int]]) -> None:
+        """Another job begins in place of the one before, with what a checkpoint has.
+
+        ``phase`` and items of data that are ``trained``, by epoch, are of the checkpoint.
+        """
+        self.places.begin_job()
+        self._assumed.clear()
+        self.coordinator = CoordinatorJudge(self.fail, self.acknowledged_by, phase)
+        self.coordinator.began_with(trained)
+        self.restored_from = folder
 
     # Shards: life and membership
 
@@ -98,7 +111,7 @@ class Judge:
             for rank, life in live.items():
                 if rank not in truth.taking_part:
                     truth.taking_part[rank] = life
-                    truth.clocks.place(rank, START)
+                    truth.clocks.place(rank, truth.entry)
 
     def configured(self, number: int, mode: Consistency) -> None:
         """The shard has a new mode."""
@@ -194,6 +207,8 @@ class Judge:
         truth = self.truth[number]
         if truth.history:
             self.fail(f"shard {number} took initial values after {len(truth.history)} updates")
+        if self.restored_from:
+            self.fail(f"shard {number} took initial values, and the job began with a checkpoint")
         truth.initial = 0.0 if math.isnan(value) else value
 
     def values_acknowledged(self, number: int, disk: str) -> None:
@@ -291,7 +306,7 @@ class Judge:
         truth.live, truth.taking_part, truth.clocks = {}, {}, Clocks()
         # A shard that has moved slices remembers pushes that changed nothing.
         truth.verdicts = {name: verdict for name, verdict in truth.verdicts.items() if verdict in _DROPPED}
-        truth.untouched = not truth.history
+        truth.untouched = not any(update.pushes for update in truth.history)
         truth.last_round = START
         for update in truth.history:
             if update.is_round:
@@ -301,7 +316,7 @@ class Judge:
                 if truth.taking_part.get(worker.rank, 0) <= worker.incarnation:
                     truth.taking_part[worker.rank] = worker.incarnation
         for rank, life in truth.taking_part.items():
-            truth.clocks.place(rank, truth.reached.get((rank, life), START))
+            truth.clocks.place(rank, truth.reached.get((rank, life), truth.entry))
 
 
 def _name(push: PushInfo) -> Name:

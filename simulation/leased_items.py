@@ -18,6 +18,12 @@ class LeasedItems:
         self._trained: set[Item] = set()
         self._reported: set[Item] = set()
 
+    def began_with(self, epoch: int, items: Iterable[int]) -> None:
+        """These were trained before the job began with a checkpoint."""
+        found = {(epoch, item) for item in items}
+        self._trained |= found
+        self._reported |= found
+
     def reported(self, who: tuple[int, int], ask: LeaseAsk) -> None:
         """The coordinator has heard from ``who``, a rank and incarnation, which items were trained."""
         self._reported.update(_items(ask.trained, ask.trained_epoch))

@@ -14,6 +14,8 @@ class Places:
         self.truth: list[ShardTruth] = []
         #: By name and number of releases before: the place on shard 0. Those of the other shards follow it.
         self._first: dict[tuple[str, int], int] = {}
+        #: The first place of the job.
+        self._begin = 0
         #: By name: the last epoch of each that was released.
         self._released: dict[str, set[int]] = {}
 
@@ -24,6 +26,12 @@ class Places:
             self._first[key] = len(self.truth)
             self.truth += [ShardTruth(len(self.truth) + each) for each in range(self.shards)]
         return self._first[key] + shard
+
+    def begin_job(self) -> None:
+        """Another job begins: its models are others, whatever their names."""
+        self._begin = len(self.truth)
+        self._first.clear()
+        self._released.clear()
 
     def generation(self, model: str, epoch: int) -> int:
         """How many models of this name were released before ``epoch``."""
@@ -40,5 +48,5 @@ class Places:
         return generation < len(self._released.get(name, ()))
 
     def of_shard(self, shard: int) -> list[ShardTruth]:
-        """All places of one shard."""
-        return self.truth[shard :: self.shards]
+        """All places of one shard in this job."""
+        return self.truth[self._begin + shard :: self.shards]

@@ -28,12 +28,13 @@ ALL_FAULTS = (
 )
 """Kinds of faults."""
 
-SEPARATE = ("calls", "move", "balance", "release", "restore")
+SEPARATE = ("calls", "move", "balance", "release", "restore", "new_job")
 """More of them, which need what not every plan has.
 
 ``calls``: lost, late and repeated all the time until faults end. ``move``: a variable or a table moves to one shard
 while the job trains. ``balance``: what is uneven is evened out. ``release``: an operator releases a model, which is
-refused as long as a worker uses it. ``restore``: the newest checkpoint is put into the running job.
+refused as long as a worker uses it. ``restore``: the newest checkpoint is put into the running job. ``new_job``: all
+processes end, all disks but that of the checkpoints are lost, and a job begins with the newest checkpoint.
 """
 
 

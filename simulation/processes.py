@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from ps_protocol.errors import InternalError, PsError
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.coordinator.settings import ClusterSettings
 from simulation.judge import Judge
+from simulation.observers.checkpoints import beginning_of
 from simulation.observers.subjects import Subjects
 from simulation.plan import Plan
 from simulation.programs import COORDINATOR, CoordinatorProgram, ShardProgram, WorkerProgram
@@ -32,10 +34,12 @@ class Processes:
         self.shards: list[ShardProgram | None] = [None] * (plan.shards * (2 if plan.standby else 1))
         self.workers: list[WorkerProgram] = []
         self.coordinator: CoordinatorProgram | None = None
-        self.disks = [Disk(root, f"shard-{place}") for place in range(len(self.shards))]
-        for disk in self.disks:
-            disk.sync_seconds = plan.sync_seconds
+        self.disks = [self._disk(root, f"shard-{place}") for place in range(len(self.shards))]
         self.coordinator_disk = Disk(root, "coordinator")
+        self._root = root
+        #: Jobs that ended before this one, and the checkpoint that it began with.
+        self._jobs = 0
+        self._restored: Path | None = None
         self._checkpoints = CheckpointConfig(self.coordinator_disk.shared if plan.has_checkpoints else None)
         #: Workers that have not done their work.
         self.to_finish = plan.workers
@@ -77,12 +81,12 @@ class Processes:
 
     def begin(self) -> None:
         """Start everything, one after another."""
-        kernel, plan = self._kernel, self.plan
-        kernel.schedule(0.0, None, self.start_coordinator)
+        plan = self.plan
+        self._later(0.0, self.start_coordinator)
         for place in range(len(self.shards)):
-            kernel.schedule(self._random.random() * 0.2, None, self.start_shard, place)
+            self._later(self._random.random() * 0.2, self.start_shard, place)
         for rank in range(plan.workers):
-            kernel.schedule(self._random.random(), None, self.start_worker, rank)
+            self._later(self._random.random(), self.start_worker, rank)
 
     def start_coordinator(self) -> None:
         """Start it on its disk."""
@@ -93,6 +97,7 @@ class Processes:
                 self.coordinator_disk,
                 self._settings,
                 self._checkpoints,
+                self._restored,
                 self._coordinator_ended,
             )
             self._connect(self.coordinator.process)
@@ -137,6 +142,28 @@ class Processes:
 
         self._kernel.schedule(0.0, process, lambda: Thread(target=run, name=name).start())
 
+    def begin_job(self, folder: Path) -> None:
+        """End all; then begin another job on empty disks, with the checkpoint in ``folder``."""
+        self._jobs += 1
+        shards, workers, coordinator = self.shards, self.workers, self.coordinator
+        self.shards, self.workers, self.coordinator = [None] * len(shards), [], None
+        for program in (coordinator, *shards, *workers):
+            if program is not None:
+                program.process.kill()
+        self._restored = self.disks[0].kept / f"{self._jobs}" / folder.name
+        shutil.copytree(folder, self._restored)
+        self._judge.begin_job(*beginning_of(self._restored))
+        self._subjects.begin_job()
+        self.disks[:] = [self._disk(self._root, f"shard-{at}-of-{self._jobs}") for at in range(len(shards))]
+        self.coordinator_disk = Disk(self._root, f"coordinator-of-{self._jobs}")
+        self.to_finish = self.plan.workers
+        self.begin()
+
+    def _disk(self, root: Path, name: str) -> Disk:
+        disk = Disk(root, name)
+        disk.sync_seconds = self.plan.sync_seconds
+        return disk
+
     def kill_worker(self, worker: WorkerProgram) -> None:
         """As ``kill -9``."""
         worker.process.kill()
@@ -170,6 +197,11 @@ class Processes:
         shards = self._subjects.shards.values()
         return [max((s.incarnation for s in shards if s.number == n), default=0) for n in range(self.plan.shards)]
 
+    def _later(self, seconds: float, start: Callable[..., None], *arguments: object) -> None:
+        """Start something of this job."""
+        job = self._jobs
+        self._kernel.schedule(seconds, None, lambda: start(*arguments) if job == self._jobs else None)
+
     # -- ends
 
     def _connect(self, process: Process) -> None:
@@ -186,7 +218,7 @@ class Processes:
 
     def _coordinator_died(self, seconds: float) -> None:
         self.coordinator = None
-        self._kernel.schedule(seconds, None, self.start_coordinator)
+        self._later(seconds, self.start_coordinator)
 
     def _shard_ended(self, program: ShardProgram, how: str) -> None:
         self._kernel.say(program.process, "ended:", how)
@@ -194,7 +226,7 @@ class Processes:
     def _shard_died(self, program: ShardProgram, place: int) -> None:
         if not self._closed and self.shards[place] is program:
             self.shards[place] = None
-            self._kernel.schedule(self._pause(), None, self.start_shard, place)
+            self._later(self._pause(), self.start_shard, place)
 
     def _worker_ended(self, program: WorkerProgram, how: str) -> None:
         self._kernel.say(program.process, how)
@@ -212,4 +244,4 @@ class Processes:
             # Once the job is finished, a worker that joins would be the first of a new run, and wait for the others.
             self.to_finish -= 1
         elif not program.replaced:
-            self._kernel.schedule(self._pause(), None, self.start_worker, program.rank)
+            self._later(self._pause(), self.start_worker, program.rank)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ps_protocol.client.coordinator import LINEAGE_VARIABLE
 from ps_protocol.errors import Fenced, NotReady, PlaceTaken, PsError, StateLost, Unavailable
+from ps_server.checkpoint.read.checkpoint import Checkpoint
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.cli.options.storage import Durability, SnapshotRule, StorageConfig
 from ps_server.coordinator import main as coordinator
@@ -82,12 +84,15 @@ class CoordinatorProgram(Program):
         disk: Disk,
         settings: ClusterSettings,
         checkpoints: CheckpointConfig,
+        restored: Path | None,
         on_end: Ended,
     ) -> None:
+        """``restored``: the checkpoint of --restore."""
         super().__init__(kernel, name)
         self._disk = disk
         self._settings = settings
         self._checkpoints = checkpoints
+        self._restored = restored
         self.journal: Journal | None = None
         self._armed: dict[str, int] = {}
         self.process.at_end.append(self._died)
@@ -106,7 +111,8 @@ class CoordinatorProgram(Program):
             self._pass("after_write")
 
         journal.write = guarded  # type: ignore[method-assign]
-        config = CoordinatorConfig("coordinator", PORT, None, self._settings, self._checkpoints)
+        saved = Checkpoint.open(self._restored) if self._restored else None
+        config = CoordinatorConfig("coordinator", PORT, None, self._settings, self._checkpoints, saved)
         await coordinator.serve(config, self.journal, asyncio.Event())
 
     def arm(self, point: str, count: int) -> None:
@@ -168,7 +174,7 @@ class ShardProgram(Program):
             SideChannelConfig(ports=(), shm=False),
             StorageConfig(durability, disk.path, plan.fsync, rule),
             self._failpoints,
-            checkpoint_dirs=(disk.shared,) if plan.has_checkpoints else (),
+            checkpoint_dirs=(disk.shared, disk.kept) if plan.has_checkpoints else (),
             standby=plan.standby,
             acknowledge=Acknowledge.AFTER if plan.standby and plan.acknowledged_after else Acknowledge.BEFORE,
             stuck_seconds=0.0,

@@ -39,12 +39,18 @@ def as_swarm(plan: Plan, kinds: Sequence[str], random: Random) -> Plan:
         plan = replace(plan, calls_lost=0.0, calls_late=0.0)
     seconds = max(plan.quiet_at, _SHORTEST)
     count = random.randrange(_LEAST, _MOST + 1) if chosen else 0
+    faults = [Fault(random.uniform(0.5, seconds), random.choice(chosen)) for _ in range(count)]
+    jobs = Random(f"jobs of {plan.seed}")
+    if "new_job" in kinds and "checkpoint" in chosen and "release" not in chosen and jobs.random() < 0.5:
+        # The models of a later phase are in no checkpoint before it: a new job would not have them.
+        plan = replace(plan, durable=True, acknowledged_after=plan.acknowledged_after or plan.standby)
+        faults += [Fault(jobs.uniform(0.3, 1.0) * seconds, "new_job") for _ in range(jobs.randrange(1, 3))]
     return replace(
         plan,
         quiet_at=seconds,
         ends_at=plan.ends_at + seconds - plan.quiet_at,
         think_seconds=plan.think_seconds * seconds / plan.quiet_at,
-        faults=in_order(Fault(random.uniform(0.5, seconds), random.choice(chosen)) for _ in range(count)),
+        faults=in_order(faults),
     )
 
 
@@ -77,7 +83,7 @@ def in_order(faults: Iterable[Fault]) -> tuple[Fault, ...]:
 
 
 def _chosen(kinds: Sequence[str], random: Random) -> list[str]:
-    others = [kind for kind in kinds if kind != "calls"]
+    others = [kind for kind in kinds if kind not in ("calls", "new_job")]
     chosen = random.sample(others, min(len(others), random.randrange(1, 4)))
     for often in ("move", "mode"):
         if random.random() < 0.6 and often in kinds and often not in chosen:

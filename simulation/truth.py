@@ -93,6 +93,8 @@ class ShardTruth:
     clocks: Clocks = field(default_factory=Clocks)
     #: No push was accepted, in this life or in what it restored.
     untouched: bool = True
+    #: Where workers stand then.
+    entry: Position = START
     last_round: Position = START
     #: The last round that any process of the shard has decided.
     furthest_round: Position = START
@@ -108,6 +110,14 @@ class ShardTruth:
     checkpoints: set[str] = field(default_factory=set)
     #: The model was released, and the log of the shard says so.
     gone: bool = False
+
+    def begin_at(self, version: int, last_round: Position, highest: Position) -> None:
+        """The job begins with a checkpoint of another one: where that stood. What its updates were is not known."""
+        self.history = [Update((), math.nan, 0.0, False, {})] * version
+        self.last_round = self.furthest_round = last_round
+        self.entry = max(last_round, highest)
+        for rank in self.clocks.of.copy():
+            self.clocks.place(rank, self.entry)
 
     @property
     def newest(self) -> float:

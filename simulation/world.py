@@ -90,7 +90,7 @@ class World:
     def _play(self, folder: Path) -> None:
         kernel, plan = self._kernel, self.plan
         processes = Processes(kernel, self._network, self._files, self._judge, self._subjects, plan, folder)
-        faults = Faults(kernel, self._judge, processes)
+        faults = Faults(kernel, self._judge, self._subjects, processes)
         self._counts = faults.counts
         processes.begin()
         faults.begin()

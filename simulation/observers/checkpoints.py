@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +34,18 @@ def tell_of_checkpoint(subjects: Subjects, folder: Path) -> None:
             number = subjects.place(shard, model.shard_map)
             parts[number] = _part(subjects, model, number, version, values, rows.get(shard, {}))
         judge.saved(folder.name, name, parts)
+
+
+def beginning_of(folder: Path) -> tuple[str, int, Mapping[int, Iterable[int]]]:
+    """What a job begins with that restores this checkpoint: its name, the phase, and trained items by epoch."""
+    facts = Checkpoint.open(folder).manifest.facts
+    trained: dict[int, set[int]] = {}
+    for data in facts["data"].values():
+        leased = [span for holder in data["holders"].values() for span in holder["leased"]]
+        open_items = {item for begin, end in (*data["free"], *leased) for item in range(begin, end)}
+        trained |= {epoch: set(range(data["length"])) for epoch in range(data["epoch"])}
+        trained[data["epoch"]] = set(range(data["length"])) - open_items
+    return folder.name, facts["phase"], trained
 
 
 def _part(

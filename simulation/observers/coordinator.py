@@ -9,6 +9,7 @@ from ps_server.coordinator.data.data_leases import DataLeases
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs.checkpoints import Checkpoints
 from ps_server.coordinator.service import CoordinatorService
+from simulation.coordinator_judge import CoordinatorJudge
 from simulation.observers.checkpoints import tell_of_checkpoint
 from simulation.observers.subjects import Subjects, Wrappers
 
@@ -18,7 +19,11 @@ class CoordinatorObservers:
 
     def __init__(self, subjects: Subjects) -> None:
         self._subjects = subjects
-        self._judge = subjects.judge.coordinator
+
+    @property
+    def _judge(self) -> CoordinatorJudge:
+        """Of the job that runs."""
+        return self._subjects.judge.coordinator
 
     def wrappers(self) -> Wrappers:
         """All of them."""

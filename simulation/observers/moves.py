@@ -45,6 +45,10 @@ class Moves:
                 else:
                     self._epochs[key] = _Epoch(shard_map, {}, {})
 
+    def begin_job(self) -> None:
+        """Another job begins: nothing has moved in it."""
+        self._epochs.clear()
+
     def restarted(self, shard_maps: Mapping[str, ShardMap], released: Mapping[str, int]) -> None:
         """A coordinator begins with these maps, and these last epochs of models: what was decided later is undone."""
         last = {**released, **{name: shard_map.epoch for name, shard_map in shard_maps.items()}}

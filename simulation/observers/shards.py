@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from ps_protocol.model.spec import ShardMap
-from ps_server.consistency import Tracker, Verdict
+from ps_server.consistency import Tracker, TrackerState, Verdict
 from ps_server.log.durable import DurableLog
 from ps_server.log.entries import AppliedUpdate, BucketsPut, Loaded, MemoryLog, Released
 from ps_server.shard.access.fence import Fence
-from ps_server.shard.models import registry
+from ps_server.shard.models import placing, registry
 from ps_server.shard.models.registry import Registry
 from ps_server.shard.quiesce import quiesce
 from ps_server.shard.step import stream as step_stream
@@ -84,6 +84,7 @@ class ShardObservers:
             (ModelRows, "look_up", self._look_up),
             (registry, "log_release", self._log_release),
             (quiesce, "restore", self._restore),
+            (placing, "restore", self._restore),
         )
 
     def _judged(self, tracker: Tracker) -> int | None:
@@ -223,7 +224,7 @@ class ShardObservers:
                 if isinstance(entry, AppliedUpdate):
                     self._logged(place, shard.number, shard_map, entry)
                 elif isinstance(entry, Loaded) and entry.region is not None:
-                    self._loaded(place, entry.model, entry.region)
+                    self._loaded(place, entry.model, entry.region, entry.tracker)
                 elif isinstance(entry, BucketsPut):
                     self._rows_loaded(place, shard.number, shard_map, entry)
             return original(log, entry)
@@ -235,11 +236,13 @@ class ShardObservers:
         held = {row for row, owner in owners.items() if owner == shard}
         self._judge.logged(place, entry.version, entry.pushes, entry.step.scale, held, is_round=entry.is_round)
 
-    def _loaded(self, place: int, model: str, region: Region) -> None:
+    def _loaded(self, place: int, model: str, region: Region, tracker: TrackerState | None) -> None:
         process, layout = self._subjects.kernel.process, region.layout
         if (folder := self._restoring.get((process, model))) is None:
             self._judge.loaded(place, self._subjects.value_of(region, 0))
             return
+        if tracker is not None:
+            self._judge.checkpoints.begun(place, folder, model, tracker)
         shard_map = layout.shard_map
         pieces = [piece for span in layout.slices for piece in pieces_of(shard_map, span.slice)]
         load = self._judge.checkpoints.load(place, folder, model, shard_map.epoch, pieces)

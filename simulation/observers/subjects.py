@@ -121,6 +121,12 @@ class Subjects:
             self.judge.fail(f"{self.kernel.process} has a row of different updates: {found.tolist()}")
         return dict(zip(ids.tolist(), found[:, 0].tolist(), strict=True))
 
+    def begin_job(self) -> None:
+        """All processes of the job before have ended."""
+        self.shards.clear()
+        self.newest.clear()
+        self.moves.begin_job()
+
     def forget(self) -> None:
         """Let go of all processes."""
         self.shards.clear()

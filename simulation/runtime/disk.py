@@ -42,6 +42,11 @@ class Disk:
         """A folder that every process sees, as on a network file system."""
         return self._root / "shared"
 
+    @property
+    def kept(self) -> Path:
+        """Another one, for checkpoints that a job begins with: nothing there is pruned."""
+        return self._root / "kept"
+
     def attach(self, process: Process) -> None:
         """``process`` uses it from now on, until its end."""
         self.holder = process

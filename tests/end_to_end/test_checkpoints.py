@@ -20,6 +20,7 @@ from ps_server.checkpoint.folder.directory import committed
 from ps_server.checkpoint.read.checkpoint import Checkpoint
 from ps_server.checkpoint.read.model_reader import read_state, read_values
 from ps_server.cli.options.checkpoint import CheckpointConfig
+from ps_server.shard.quiesce.quiesce import Quiescence
 from ps_worker import Cluster
 from tests.end_to_end.training import assert_bitwise, assert_close, batches, loss_of, net, run_workers, values
 from tests.support.length import choose, paired
@@ -169,6 +170,18 @@ def test_a_checkpoint_goes_into_a_running_job(tmp_path):
         made.step()
         assert torch.equal(parameter.detach(), expected)
         assert made.version == 4
+
+
+def test_a_checkpoint_that_only_some_shards_take_is_not_called_restored(tmp_path, monkeypatch):
+    with running_job(2, 1, checkpoints=CheckpointConfig(tmp_path)) as job, job.cluster(rank=0) as cluster:
+        cluster.optimizer(torch.optim.SGD, [torch.nn.Parameter(torch.zeros(40))], lr=1.0)
+        job.client.checkpoint()
+        with monkeypatch.context() as patch:
+            models = Quiescence._models
+            patch.setattr(Quiescence, "_models", lambda self: [] if self._shard == 1 else models(self))
+            with pytest.raises(NotReady, match="does not have its first values on every shard yet; shard: 1"):
+                job.client.restore_checkpoint()
+        assert job.client.restore_checkpoint()[1] == ["model"]
 
 
 def test_what_stands_in_the_way_of_a_checkpoint_is_said_and_leaves_no_trace(tmp_path):

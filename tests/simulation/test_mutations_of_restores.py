@@ -1,9 +1,14 @@
 """The judge is not blind to restored checkpoints: with one rule broken in the shipped code, some seed shows it.
 
-Costs about 5 CPU s.
+Costs about 10 CPU s.
 """
 
-from ps_server.shard.models import restore
+from ps_server.consistency import TrackerState
+from ps_server.consistency.events import START
+from ps_server.coordinator import beginning, driver
+from ps_server.coordinator.data.data_leases import DataLeases
+from ps_server.coordinator.jobs import checkpoints
+from ps_server.shard.models import placing, restore
 from ps_server.shard.quiesce import quiesce
 from simulation.plan import Fault, Size
 from tests.simulation.runs import shown
@@ -72,3 +77,39 @@ def test_rows_that_a_checkpoint_does_not_have_and_that_stay_are_seen(monkeypatch
 
     monkeypatch.setattr(restore, "batches", filled)
     assert shown("serves row", SEEDS, table=True, **MOVES)
+
+
+NEW_JOBS = {
+    "durable": True,
+    "faults": (
+        *(Fault(2.0 + 0.5 * number, "checkpoint") for number in range(12)),
+        *(Fault(at, "new_job") for at in (4.05, 7.05)),
+    ),
+}
+
+
+def test_a_new_job_that_takes_the_first_values_of_its_workers_is_seen(monkeypatch):
+    monkeypatch.setattr(driver, "place_as_saved", lambda checkpoint, shard_map: shard_map)
+    assert shown("took initial values", SEEDS, **NEW_JOBS)
+
+
+def test_a_new_job_whose_shards_begin_at_version_0_is_seen(monkeypatch):
+    monkeypatch.setattr(placing, "saved_tracker", lambda checkpoint, model: TrackerState(0, START, START))
+    assert shown("begins at version 0", SEEDS, **NEW_JOBS)
+
+
+def test_a_new_job_that_begins_in_the_first_phase_is_seen(monkeypatch):
+    monkeypatch.setattr(beginning, "saved_phase", lambda checkpoint: 0)
+    assert shown("the coordinator restarted in phase 0", SEEDS, phases=3, steps=2, data_items=0, **NEW_JOBS)
+
+
+def test_a_new_job_that_trains_all_of_its_data_again_is_seen(monkeypatch):
+    monkeypatch.setattr(beginning, "saved_data", lambda checkpoint: DataLeases())
+    assert shown("leased again after it was trained", SEEDS, data_items=36, phases=1, **NEW_JOBS)
+
+
+def test_a_restore_that_some_shards_without_values_leave_out_is_seen(monkeypatch):
+    monkeypatch.setattr(checkpoints, "_check_whole", lambda taken, shard_maps: None)
+    faults = (Fault(2.0, "checkpoint"), Fault(3.0, "checkpoint"), Fault(4.0, "new_job"))
+    restores = tuple(Fault(4.2 + 0.1 * number, "restore") for number in range(15))
+    assert shown("was called restored", SEEDS, durable=True, faults=faults + restores)

@@ -6,13 +6,14 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ps_protocol.errors import ConfigError, NotReady, PsError
 from ps_protocol.metrics.histogram import Histogram
+from ps_protocol.model.spec import ShardMap
 from ps_server.checkpoint.folder.directory import begin, discard, latest, prune
 from ps_server.checkpoint.write.commit import commit
 from ps_server.cli.options.checkpoint import CheckpointConfig
@@ -152,6 +153,7 @@ class Checkpoints:
                 quiesced(shards, uuid.uuid4().hex) as quiesce,
             ):
                 restored = await all_of(shard.restore(chosen) for shard in quiesce.shards.values())
+                _check_whole(dict(zip(quiesce.shards, restored, strict=True)), self._driver.shard_maps)
                 await all_of(shard.resume(quiesce.name, CALL_SECONDS) for shard in quiesce.shards.values())
         logger.info("restored %s into the running job", chosen)
         self._driver.events.add(f"restored {chosen} into the running job")
@@ -182,3 +184,14 @@ class Checkpoints:
         parts = [part for _, parts in written for part in parts]
         manifest = await asyncio.to_thread(commit, folder, list(maps.values()), parts, facts, time.time())
         return sum(file.size_bytes for model in manifest.models.values() for file in model.files)
+
+
+def _check_whole(taken: Mapping[int, Collection[str]], shard_maps: Mapping[str, ShardMap]) -> None:
+    """Raises NotReady when only some shards of a model have taken the checkpoint. ``taken``: by shard, the models."""
+    for name in sorted({name for names in taken.values() for name in names} & shard_maps.keys()):
+        if lacking := [number for number in shard_maps[name].holders if name not in taken.get(number, ())]:
+            raise NotReady(
+                f"model '{name}' does not have its first values on every shard yet",
+                shard=", ".join(map(str, lacking)),
+                remedy="repeat it: the other shards have taken the checkpoint",
+            )
