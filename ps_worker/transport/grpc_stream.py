@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import grpc
@@ -23,8 +24,8 @@ from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import InternalError, PsError
 from ps_protocol.model.layout import Range
 from ps_protocol.wire.chunks import STEP_REQUESTS
-from ps_protocol.wire.convert.step import request_to_bytes, request_to_pieces
-from ps_protocol.wire.socket_messages import INLINE_BYTES
+from ps_protocol.wire.convert.step import request_to_pieces
+from ps_protocol.wire.frames import CHUNK_BYTES
 from ps_worker.transport.base import Link
 from ps_worker.transport.call_messages import CallMessages
 from ps_worker.transport.replies import GrpcReplies, Place, read_answer, rpc_errors, typed
@@ -77,11 +78,11 @@ class GrpcClientTransport:
         """Nothing is mapped here."""
 
     def push(self, header: PushHeader, payload: Sequence[memoryview], rows: Sequence[memoryview] = ()) -> None:
-        """Queue one push, a small payload inside its header."""
+        """Queue one push."""
         self._send(header, [*payload, *rows])
 
     def look_up(self, header: LookupHeader, ids: Sequence[memoryview]) -> None:
-        """Queue the request, with few ids inside it."""
+        """Queue the request."""
         self._send(header, ids)
 
     def stage(self, span: Range, piece: memoryview, ready: Callable[[], None]) -> None:
@@ -89,10 +90,7 @@ class GrpcClientTransport:
 
         def messages() -> Iterator[bytes]:
             ready()
-            inline = bytes(piece) if len(piece) <= INLINE_BYTES else b""
-            yield request_to_bytes(StageRequest(*span, inline))
-            if not inline:
-                yield from STEP_REQUESTS.chunks([piece])
+            yield from _messages(StageRequest(*span), [piece])
 
         self._outbox.put(messages())
 
@@ -135,10 +133,21 @@ class GrpcClientTransport:
         return typed(failed, self._peer)
 
     def _send(self, message: StepRequest, payload: Sequence[memoryview] = ()) -> None:
-        small = sum(map(len, payload)) <= INLINE_BYTES
-        self._outbox.put(iter((b"".join(request_to_pieces(message, payload if small else ())),)))
-        if not small:
-            self._outbox.put(STEP_REQUESTS.chunks(payload))
+        self._outbox.put(_messages(message, payload))
+
+
+def _messages(message: StepRequest, payload: Sequence[memoryview]) -> Iterator[bytes]:
+    """``message`` with ``payload`` in it; where that is larger than a chunk, chunks follow.
+
+    Each is built when it is asked for. Raises InvalidRequest at once, for an option that no message holds.
+    """
+    if sum(map(len, payload)) <= CHUNK_BYTES:
+        return _joined(request_to_pieces(message, payload))
+    return chain(_joined(request_to_pieces(message)), STEP_REQUESTS.chunks(payload))
+
+
+def _joined(pieces: Sequence[bytes | memoryview]) -> Iterator[bytes]:
+    yield b"".join(pieces)
 
 
 def _drain(outbox: queue.SimpleQueue[Iterator[bytes] | None]) -> Iterator[bytes]:

@@ -88,8 +88,8 @@ class StepAnswer:
     #: How long the parameters waited for other workers, by the consistency mode.
     waited_seconds: float = 0.0
     payload_bytes: int = 0
-    #: A small payload, whole.
-    payload: bytes = b""
+    #: The payload, where it is in the message.
+    payload: bytes | memoryview = b""
     #: shm: number of the region that holds the payload; 0: the payload follows.
     segment: int = 0
 
@@ -102,8 +102,8 @@ class RowsAnswer:
     version: int = 0
     error: PsError | None = None
     payload_bytes: int = 0
-    #: A small payload, whole.
-    payload: bytes = b""
+    #: The payload, where it is in the message.
+    payload: bytes | memoryview = b""
     #: shm: the payload is in the memory for rows.
     in_room: bool = False
 

@@ -80,21 +80,21 @@ class PushHeader:
     weight: float = 0.0
     #: Where gradients are clipped: the squared norm of the whole push, over all shards; None: they are not.
     squared_norm: float | None = None
-    #: A small payload, whole.
-    payload: bytes = b""
+    #: The payload, where it is in the message.
+    payload: bytes | memoryview = b""
     #: shm: number of the segment with the gradients; 0: the payload has them.
     segment: int = 0
     #: shm: ids and gradients of rows are in the memory for rows.
     rows_in_room: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StageRequest:
-    """Bytes [begin, end) of the next push's region, ahead of it; a small payload is in ``payload``."""
+    """Bytes [begin, end) of the next push's region, ahead of it; ``payload``: where it is in the message."""
 
     begin: int
     end: int
-    payload: bytes = b""
+    payload: bytes | memoryview = b""
 
 
 @dataclass(slots=True)
@@ -105,8 +105,8 @@ class LookupHeader:
     tables: Sequence[RowCount]
     #: Phase and clock of the push that the rows are for; None: as they are now.
     position: tuple[int, int] | None
-    #: A small payload, whole.
-    payload: bytes = b""
+    #: The payload, where it is in the message.
+    payload: bytes | memoryview = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,12 @@
-"""Chunks on the wire, written and read by hand: a valid ``Chunk`` message whose payload is copied once each way.
+"""Payloads on the wire, written and read by hand: in chunks and inside other messages, each copied once each way.
 
-A chunk is a field of the stream's message; chunks.py knows which. The reader takes the canonical form that this writer
-and every protobuf library produce; any other valid form is left to the generated class.
+A chunk is a field of the stream's message; chunks.py knows which. The readers take the canonical forms that these
+writers produce; any other valid form is left to the generated class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from ps_protocol.errors import InvalidRequest
@@ -14,6 +14,16 @@ from ps_protocol.model.layout import Range
 
 CHUNK_BYTES = 1 << 20
 """Default payload of one chunk: far below gRPC's default limit of 4 MB, so any client can read it."""
+
+SPLIT_BYTES = 64 << 10
+"""Messages above this size are worth to be split by hand: the generated class copies a payload twice."""
+
+_HEAD_BYTES = 4 << 10
+"""Where the payload of a message begins at the latest, for ``split_payload``; most begin within 100 bytes."""
+
+_VARINT, _FIXED_64, _LENGTH_DELIMITED, _FIXED_32 = 0, 1, 2, 5
+_FIXED_BYTES = {_FIXED_64: 8, _FIXED_32: 4}
+"""Wire types of protobuf, and the sizes of those of fixed size."""
 
 _POSITION_TAG = (1 << 3) | 0
 _PAYLOAD_TAG = (2 << 3) | 2
@@ -71,6 +81,35 @@ def parse_chunk(field: int, data: bytes) -> tuple[int, memoryview] | None:
     except (IndexError, ValueError):
         return None
     return (position, memoryview(data)[at:]) if at + size == len(data) else None
+
+
+def split_payload(data: bytes, payloads: Mapping[int, int]) -> tuple[int, bytes, memoryview] | None:
+    """(number of the body's field, the body's other fields, its payload) of a message with a payload at its end.
+
+    ``payloads``: by number of a body's field, that of the payload in the body. Copies only the other fields. None where
+    ``data`` has another form, and where it is no message. Never raises.
+    """
+    try:
+        tag, at = _read_varint(data, 0)
+        length, begin = _read_varint(data, at)
+        if tag & 7 != _LENGTH_DELIMITED or begin + length != len(data):
+            return None
+        number, at = tag >> 3, begin
+        while at < begin + _HEAD_BYTES:
+            end = at
+            tag, at = _read_varint(data, at)
+            if tag & 7 == _VARINT:
+                _, at = _read_varint(data, at)
+            elif tag & 7 == _LENGTH_DELIMITED:
+                length, at = _read_varint(data, at)
+                if tag >> 3 == payloads.get(number) and at + length == len(data):
+                    return number, data[begin:end], memoryview(data)[at:]
+                at += length
+            else:
+                at += _FIXED_BYTES[tag & 7]
+    except (IndexError, KeyError, ValueError):
+        pass
+    return None
 
 
 def pieces_of(region: memoryview, ranges: Iterable[Range]) -> list[memoryview]:

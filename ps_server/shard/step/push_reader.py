@@ -103,7 +103,7 @@ class PushReader:
             self._staging.discard()
             self._staging = None
 
-    async def receive(self, inline: bytes, pieces: Sequence[memoryview]) -> None:
+    async def receive(self, inline: bytes | memoryview, pieces: Sequence[memoryview]) -> None:
         """Fill ``pieces`` from a message or what follows it. Raises InvalidRequest, ConnectionError, Unavailable."""
         size = sum(map(len, pieces))
         if inline or not size:
@@ -189,7 +189,12 @@ class PushReader:
         await self._model.spare_memory()
 
     async def _fill(
-        self, region: Region, push: IncomingPush, inline: bytes, ranges: Sequence[Range], rows: list[memoryview]
+        self,
+        region: Region,
+        push: IncomingPush,
+        inline: bytes | memoryview,
+        ranges: Sequence[Range],
+        rows: list[memoryview],
     ) -> None:
         """Write the payload of a push to ``region``."""
         if self._codec is None:
@@ -200,7 +205,7 @@ class PushReader:
         await self._codec.decode(encoded, region, push.absent, buffers=push.with_buffers)
 
 
-def scatter(payload: bytes, pieces: Sequence[memoryview]) -> None:
+def scatter(payload: bytes | memoryview, pieces: Sequence[memoryview]) -> None:
     """Write an inline payload to its places. Raises InvalidRequest when it is too short or too long."""
     expected = sum(map(len, pieces))
     if len(payload) != expected:

@@ -141,7 +141,7 @@ class StepStream:
             if asked is not None:
                 self._unanswered += 1
                 await self._answers.put(asked)
-            del asked  # no memory of it is kept until the next one comes
+            del message, asked  # no memory of it is kept until the next one comes
         await self._answers.put(None)
 
     async def _take(self, message: StepRequest) -> _Asked | None:

@@ -16,7 +16,8 @@ from ps_protocol.errors import Unavailable
 from ps_protocol.model.layout import Range
 from ps_protocol.wire.chunks import STEP_REPLIES, STEP_REQUESTS, ChunkReceiver
 from ps_protocol.wire.convert.step import reply_to_bytes, reply_to_pieces, request_from_bytes
-from ps_protocol.wire.socket_messages import INLINE_BYTES, STALL_SECONDS
+from ps_protocol.wire.frames import CHUNK_BYTES
+from ps_protocol.wire.socket_messages import STALL_SECONDS
 from ps_server.limits import FIRST_MESSAGE, LimitCounts
 from ps_server.shard.transport.base import no_segments
 from ps_server.state.region import Region
@@ -141,9 +142,9 @@ class GrpcServerTransport:
         await self.send_payload(answer, region.pieces(ranges))
 
     async def send_payload(self, answer: Answer, payload: Sequence[memoryview]) -> None:
-        """The result, and chunks behind it unless the payload is small."""
+        """The result with the payload in it; chunks behind it where the payload is larger than one."""
         answer.payload_bytes = sum(map(len, payload))
-        if answer.payload_bytes <= INLINE_BYTES:
+        if answer.payload_bytes <= CHUNK_BYTES:
             await self._write(b"".join(reply_to_pieces(answer, payload)))
             return
         await self._write(reply_to_bytes(answer))

@@ -1,15 +1,16 @@
-"""Chunks written by hand are the generated class's messages, and no bytes break the reader."""
+"""Payloads written by hand are the generated classes' messages, and no bytes break the readers."""
 
 from __future__ import annotations
 
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import LOAD_REQUESTS, SAVE_REPLIES, STEP_REPLIES, STEP_REQUESTS
-from ps_protocol.wire.frames import Scatter, cut, encode_chunk, parse_chunk, pieces_of
+from ps_protocol.wire.frames import Scatter, cut, encode_chunk, parse_chunk, pieces_of, split_payload, varint
 
 MESSAGES = [(stream.field, stream.message) for stream in (STEP_REQUESTS, STEP_REPLIES, LOAD_REQUESTS, SAVE_REPLIES)]
 POSITIONS = st.integers(0, (1 << 64) - 1)
@@ -52,6 +53,69 @@ def test_no_bytes_break_the_reader_and_what_it_accepts_is_what_protobuf_reads(ta
 )
 def test_what_is_not_a_chunk_in_canonical_form_is_left_to_the_generated_class(data):
     assert parse_chunk(STEP_REQUESTS.field, data) is None
+
+
+PUSH = pb.StepRequest.DESCRIPTOR.fields_by_name["push"].number
+PAYLOADS = {PUSH: pb.PushHeader.DESCRIPTOR.fields_by_name["payload"].number}
+
+HEADERS = st.builds(
+    pb.PushHeader,
+    sequence=POSITIONS,
+    absent=st.lists(st.integers(0, 1000), max_size=5),
+    weight=st.floats(width=32, allow_nan=False),
+    squared_norm=st.floats(allow_nan=False),
+    traceparent=st.text(max_size=9),
+    with_buffers=st.booleans(),
+)
+
+
+def with_payload(header: pb.PushHeader, payload: bytes) -> bytes:
+    body = header.SerializeToString() + varint(PAYLOADS[PUSH] << 3 | 2) + varint(len(payload)) + payload
+    return varint(PUSH << 3 | 2) + varint(len(body)) + body
+
+
+@given(HEADERS, st.binary(max_size=300))
+def test_a_payload_at_the_end_of_a_message_is_split_from_it(header, payload):
+    number, fields, found = split_payload(with_payload(header, payload), PAYLOADS)
+    assert (number, bytes(found)) == (PUSH, payload)
+    assert pb.PushHeader.FromString(fields) == header
+
+
+@given(HEADERS, st.binary(max_size=40), st.integers(0, 200), st.integers(0, 255), st.integers(0, 20))
+def test_what_is_split_from_damaged_bytes_is_what_protobuf_reads(header, payload, at, byte, missing):
+    data = bytearray(with_payload(header, payload))
+    data[at % len(data)] = byte
+    data = bytes(data[: len(data) - missing])
+    if (parts := split_payload(data, PAYLOADS)) is None:
+        return
+    number, fields, found = parts
+    try:
+        read = pb.StepRequest.FromString(data)
+        header = pb.PushHeader.FromString(fields)
+    except DecodeError:
+        return
+    header.payload = bytes(found)
+    assert (number, header) == (PUSH, read.push)
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_break_the_split(tail):
+    split_payload(tail, PAYLOADS)
+    split_payload(bytes((PUSH << 3 | 2, len(tail))) + tail, PAYLOADS)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        pb.StepRequest(arrive=pb.Arrive(phase=3)).SerializeToString(),
+        pb.StepRequest(push=pb.PushHeader(sequence=1)).SerializeToString(),
+        with_payload(pb.PushHeader(), b"abc") + b"\x08\x01",
+        with_payload(pb.PushHeader(traceparent="t" * (4 << 10)), b"abc"),  # begins too late to be looked for
+    ],
+)
+def test_a_message_without_a_payload_at_its_end_is_left_to_the_generated_class(data):
+    assert split_payload(data, PAYLOADS) is None
 
 
 @given(sizes=st.lists(st.integers(0, 40), max_size=8), chunk_bytes=st.integers(1, 50))

@@ -29,7 +29,7 @@ def lookup_to_pb(header: requests.LookupHeader) -> pb.Lookup:
         phase=phase,
         clock=clock,
         now=header.position is None,
-        payload=header.payload,
+        payload=bytes(header.payload),
     )
 
 
@@ -46,7 +46,7 @@ def rows_to_pb(answer: answers.RowsAnswer) -> pb.Rows:
         version=answer.version,
         error=to_detail(answer.error) if answer.error else None,
         payload_bytes=answer.payload_bytes,
-        payload=answer.payload,
+        payload=bytes(answer.payload),
         in_room=answer.in_room,
     )
 

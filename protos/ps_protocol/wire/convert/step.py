@@ -7,11 +7,11 @@ from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
-from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.cluster import answers, requests
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.convert.errors import from_detail, to_detail
+from ps_protocol.wire.convert.opening import open_from_pb, open_to_pb, opened_from_pb, opened_to_pb
 from ps_protocol.wire.convert.options import (
     differences_from_pb,
     differences_to_pb,
@@ -27,9 +27,7 @@ from ps_protocol.wire.convert.rows import (
     rows_from_pb,
     rows_to_pb,
 )
-from ps_protocol.wire.convert.transport import transport_from_pb, transport_to_pb
-from ps_protocol.wire.formats import wire_from_pb, wire_to_pb
-from ps_protocol.wire.frames import varint
+from ps_protocol.wire.frames import SPLIT_BYTES, split_payload, varint
 
 _OUTCOMES = {number: name.removeprefix("OUTCOME_") for name, number in pb.Outcome.items()}
 _OUTCOME_NUMBERS: Mapping[str, pb.Outcome] = {name: getattr(pb, f"OUTCOME_{name}") for name in _OUTCOMES.values()}
@@ -52,20 +50,19 @@ def request_from_bytes(data: bytes) -> requests.StepRequest:
     Raises InvalidRequest for bytes that are no StepRequest, for a chunk, for unknown options and wire formats.
     """
     try:
-        message = pb.StepRequest.FromString(data)
+        name, body, payload = _parsed(pb.StepRequest, data)
     except DecodeError as error:
         raise InvalidRequest(
             "a message is not a StepRequest", actual=f"{len(data)} bytes", expected=str(error)
         ) from error
-    body = message.WhichOneof("body")
-    if body == "chunk":
+    if name == "chunk":
         raise InvalidRequest(
             "a chunk came that belongs to no payload",
             expected="chunks behind the header of a payload, and on the gRPC stream alone",
             remedy="send the header first; on a side channel send the payload as it is, without chunks",
         )
-    convert = _REQUESTS_FROM_PB.get(body)
-    return convert(getattr(message, body)) if convert is not None else requests.UnknownRequest(str(body))
+    convert = _REQUESTS_FROM_PB.get(name)
+    return _with(payload, convert(body)) if convert is not None else requests.UnknownRequest(str(name))
 
 
 def reply_to_bytes(reply: answers.StepReply) -> bytes:
@@ -84,10 +81,9 @@ def reply_from_bytes(data: bytes) -> answers.StepReply | str:
 
     Raises DecodeError; InvalidRequest for options without values.
     """
-    message = pb.StepReply.FromString(data)
-    body = message.WhichOneof("body")
-    convert = _REPLIES_FROM_PB.get(body)
-    return convert(getattr(message, body)) if convert is not None else str(body)
+    name, body, payload = _parsed(pb.StepReply, data)
+    convert = _REPLIES_FROM_PB.get(name)
+    return _with(payload, convert(body)) if convert is not None else str(name)
 
 
 def step_answer_to_bytes(answer: answers.StepAnswer) -> bytes:
@@ -103,45 +99,30 @@ def _in_pieces(tag: bytes, body: Message, payload: Sequence[memoryview]) -> list
     return [tag + varint(len(data) + size) + data, *payload]
 
 
+def _parsed(kind: type[pb.StepRequest | pb.StepReply], data: bytes) -> tuple[str | None, Any, memoryview | None]:
+    """(name of the body, the body, its payload where that is large) of a message. Raises DecodeError."""
+    if len(data) > SPLIT_BYTES and (parts := split_payload(data, _PAYLOAD_NUMBERS[kind])):
+        number, fields, payload = parts
+        name = kind.DESCRIPTOR.fields_by_number[number].name
+        return name, _WITH_PAYLOAD[name].FromString(fields), payload
+    message = kind.FromString(data)
+    name = message.WhichOneof("body")
+    return name, name and getattr(message, name), None
+
+
+def _with(payload: memoryview | None, message: Any) -> Any:
+    if payload is not None:
+        message.payload = payload
+    return message
+
+
+def _payload_number(body: type[Message]) -> int:
+    return int(body.DESCRIPTOR.fields_by_name["payload"].number)
+
+
 def _tag(number: int) -> bytes:
     """What begins a field of bytes or a message (protobuf's encoding, wire type 2)."""
     return varint(number << 3 | 2)
-
-
-def _open_to_pb(request: requests.OpenRequest) -> pb.Open:
-    rank, incarnation = request.worker
-    return pb.Open(
-        model=request.model,
-        epoch=request.epoch,
-        worker=pb.WorkerId(rank=rank, incarnation=incarnation),
-        membership_revision=request.membership_revision,
-        protocol_version=request.protocol_version,
-        phase=request.phase,
-        transports=[transport_to_pb(each) for each in request.transports],
-        clock=request.clock,
-        wire=wire_to_pb(request.wire),
-        acknowledged=request.acknowledged,
-        torch_version=request.torch_version,
-        keeps_slices=request.keeps_slices,
-    )
-
-
-def _open_from_pb(message: pb.Open) -> requests.OpenRequest:
-    if message.protocol_version != PROTOCOL_VERSION:
-        return requests.OpenRequest(protocol_version=message.protocol_version)  # the rest may mean something else
-    return requests.OpenRequest(
-        message.model,
-        message.epoch,
-        (message.worker.rank, message.worker.incarnation),
-        message.membership_revision,
-        message.phase,
-        message.clock if message.HasField("clock") else None,
-        wire_from_pb(message.wire),
-        message.acknowledged,
-        message.torch_version,
-        message.keeps_slices,
-        [transport_from_pb(each) for each in message.transports],
-    )
 
 
 # Of pushes and answers only the fields that are set are converted: a step has few, and each costs time.
@@ -161,7 +142,7 @@ def _push_to_pb(header: requests.PushHeader) -> pb.PushHeader:
         weight=header.weight,
         squared_norm=header.squared_norm,
         traceparent=header.traceparent,
-        payload=header.payload,
+        payload=bytes(header.payload),
         segment=header.segment,
         rows_in_room=header.rows_in_room,
     )
@@ -210,42 +191,6 @@ def _push_from_pb(message: pb.PushHeader) -> requests.PushHeader:
     return header
 
 
-def _opened_to_pb(opened: answers.OpenedStream) -> pb.Opened:
-    return pb.Opened(
-        version=opened.version,
-        phase=opened.phase,
-        clock=opened.clock,
-        last_sequence=opened.last_sequence,
-        initialised=opened.initialised,
-        torch_version=opened.torch_version,
-        side_channels=[
-            pb.SideChannel(
-                transport=transport_to_pb(each.transport),
-                name=each.name,
-                port=each.port,
-                token=each.token,
-                tls=each.tls,
-            )
-            for each in opened.side_channels
-        ],
-    )
-
-
-def _opened_from_pb(message: pb.Opened) -> answers.OpenedStream:
-    return answers.OpenedStream(
-        message.version,
-        message.phase,
-        message.clock,
-        message.last_sequence,
-        message.initialised,
-        message.torch_version,
-        [
-            answers.SideChannel(transport_from_pb(each.transport), each.token, each.name, each.port, each.tls)
-            for each in message.side_channels
-        ],
-    )
-
-
 def _step_answer_to_pb(answer: answers.StepAnswer) -> pb.StepResult:
     message = pb.StepResult(
         sequence=answer.sequence,
@@ -259,7 +204,7 @@ def _step_answer_to_pb(answer: answers.StepAnswer) -> pb.StepResult:
         waited_for=answer.waited_for,
         waited_micros=int(answer.waited_seconds * 1e6),
         payload_bytes=answer.payload_bytes,
-        payload=answer.payload,
+        payload=bytes(answer.payload),
         segment=answer.segment,
     )
     if answer.absent:
@@ -296,11 +241,11 @@ def _step_answer_from_pb(message: pb.StepResult) -> answers.StepAnswer:
 
 #: By dataclass: the name of the body in the message, and how it is made.
 _REQUESTS_TO_PB: Mapping[type, tuple[str, Callable[[Any], Any]]] = {
-    requests.OpenRequest: ("open", _open_to_pb),
+    requests.OpenRequest: ("open", open_to_pb),
     requests.AttachRequest: ("attach", lambda each: pb.Attach(token=each.token, segments=each.segments)),
     requests.ConfirmRequest: ("confirm", lambda _: pb.Confirm()),
     requests.PushHeader: ("push", _push_to_pb),
-    requests.StageRequest: ("stage", lambda e: pb.Stage(begin=e.begin, end=e.end, payload=e.payload)),
+    requests.StageRequest: ("stage", lambda e: pb.Stage(begin=e.begin, end=e.end, payload=bytes(e.payload))),
     requests.LookupHeader: ("lookup", lookup_to_pb),
     requests.FetchRequest: ("fetch", lambda _: pb.Fetch()),
     requests.ArriveRequest: ("arrive", lambda each: pb.Arrive(phase=each.phase)),
@@ -308,7 +253,7 @@ _REQUESTS_TO_PB: Mapping[type, tuple[str, Callable[[Any], Any]]] = {
 }
 
 _REQUESTS_FROM_PB: Mapping[str | None, Callable[[Any], requests.StepRequest]] = {
-    "open": _open_from_pb,
+    "open": open_from_pb,
     "attach": lambda message: requests.AttachRequest(message.token, message.segments),
     "confirm": lambda _: requests.ConfirmRequest(),
     "push": _push_from_pb,
@@ -320,7 +265,7 @@ _REQUESTS_FROM_PB: Mapping[str | None, Callable[[Any], requests.StepRequest]] = 
 }
 
 _REPLIES_TO_PB: Mapping[type, tuple[str, Callable[[Any], Any]]] = {
-    answers.OpenedStream: ("opened", _opened_to_pb),
+    answers.OpenedStream: ("opened", opened_to_pb),
     answers.AttachedChannel: (
         "attached",
         lambda each: pb.Attached(segment_bytes=each.segment_bytes, room_bytes=each.room_bytes),
@@ -332,7 +277,7 @@ _REPLIES_TO_PB: Mapping[type, tuple[str, Callable[[Any], Any]]] = {
 }
 
 _REPLIES_FROM_PB: Mapping[str | None, Callable[[Any], answers.StepReply]] = {
-    "opened": _opened_from_pb,
+    "opened": opened_from_pb,
     "attached": lambda message: answers.AttachedChannel(message.segment_bytes, message.room_bytes),
     "refused": lambda message: answers.RefusedChannel(from_detail(message)),
     "waiting": lambda message: answers.WaitingAnswer(message.reason),
@@ -343,7 +288,23 @@ _REPLIES_FROM_PB: Mapping[str | None, Callable[[Any], answers.StepReply]] = {
 _REQUEST_TAGS = {name: _tag(field.number) for name, field in pb.StepRequest.DESCRIPTOR.fields_by_name.items()}
 _REPLY_TAGS = {name: _tag(field.number) for name, field in pb.StepReply.DESCRIPTOR.fields_by_name.items()}
 
-_PAYLOAD_TAGS: Mapping[type[Message], bytes] = {
-    kind: _tag(kind.DESCRIPTOR.fields_by_name["payload"].number)
-    for kind in (pb.PushHeader, pb.Stage, pb.Lookup, pb.StepResult, pb.Rows)
+#: The bodies that a payload may be in.
+_WITH_PAYLOAD: Mapping[str, type[Message]] = {
+    "push": pb.PushHeader,
+    "stage": pb.Stage,
+    "lookup": pb.Lookup,
+    "result": pb.StepResult,
+    "rows": pb.Rows,
+}
+
+_PAYLOAD_TAGS = {body: _tag(_payload_number(body)) for body in _WITH_PAYLOAD.values()}
+
+#: By class of a message, and by number of the body's field: that of the payload in the body.
+_PAYLOAD_NUMBERS: Mapping[type[Message], Mapping[int, int]] = {
+    kind: {
+        field.number: _payload_number(_WITH_PAYLOAD[field.name])
+        for field in kind.DESCRIPTOR.fields
+        if field.name in _WITH_PAYLOAD
+    }
+    for kind in (pb.StepRequest, pb.StepReply)
 }
