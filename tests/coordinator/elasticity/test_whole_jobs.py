@@ -1,4 +1,4 @@
-"""A whole job of ps-run of which a worker is stopped: it is replaced, and every push counts. At full length; 18 s of CPU."""
+"""A whole job of ps-run of which a worker is stopped: another one comes, and every push counts. 18 s of CPU; long."""
 
 from __future__ import annotations
 
