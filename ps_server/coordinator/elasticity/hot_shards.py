@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from statistics import fmean
 
 from ps_server.coordinator.elasticity.decisions import Decision, JobLook, Relieve
@@ -11,6 +11,10 @@ from ps_server.coordinator.elasticity.holding import HOLD_SECONDS, Holding
 
 HOT, NOT_HOT = 1.5, 1.2
 """Times the mean traffic, or the mean queue: a shard above the first is hot by it, until it is below the second."""
+
+CALM_PART, LONGEST_HOLD_SECONDS = 1 / 60, 300.0
+"""A shard is hot once it has been so for HOLD_SECONDS, and for this part of the time before, LONGEST_HOLD_SECONDS at
+most. Where noise crosses a bound now and then, that happens in the first hour, or it does not count any more."""
 
 LEAST_TRAFFIC = 1e6
 """Bytes per second below which the traffic of a shard is no reason."""
@@ -29,6 +33,9 @@ USELESS = 0.9
 
 MOVES_PER_HOUR = 6
 
+GIVEN_SECONDS = 24 * 3600.0
+"""For so long no shard gives to one that it has from: with the same load that would go on for ever."""
+
 
 class _Measure:
     """Traffic, or queues: what shards are judged by. Changed by HotShards."""
@@ -36,7 +43,7 @@ class _Measure:
     def __init__(self, least: float, useless: str) -> None:
         """``least``: below it no shard is hot. ``useless``: what a move did not do."""
         self.least, self.useless = least, useless
-        self.hot: Holding[int] = Holding(HOLD_SECONDS)
+        self.hot: Holding[int] = Holding(HOLD_SECONDS, CALM_PART, LONGEST_HOLD_SECONDS)
         #: Shards that moves do not help.
         self.left_alone: set[int] = set()
 
@@ -44,7 +51,7 @@ class _Measure:
         """Tell which shards have become hot by this, or have cooled down. ``seen``: the numbers of a shard."""
         mean = fmean(values.values())
         for shard, value in sorted(values.items(), key=lambda each: (-each[1], each[0])):
-            on, off = value > max(HOT * mean, self.least), value < max(NOT_HOT * mean, self.least)
+            on, off = value > max(HOT * mean, self.least), value < self._calm_below(mean)
             if self.hot.changed(shard, on=on, off=off, now=now):
                 if shard in self.hot:
                     yield Decision(f"shard {shard} is hot: {seen(shard)}", warning=True)
@@ -59,7 +66,10 @@ class _Measure:
 
     def may_give(self, shard: int, value: float, mean: float) -> bool:
         """Whether ``shard`` is hot by this, still, and moves may help."""
-        return shard in self.hot and shard not in self.left_alone and value > max(NOT_HOT * mean, self.least)
+        return shard in self.hot and shard not in self.left_alone and value > self._calm_below(mean)
+
+    def _calm_below(self, mean: float) -> float:
+        return max(NOT_HOT * mean, NOT_HOT / HOT * self.least)
 
 
 class HotShards:
@@ -72,8 +82,8 @@ class HotShards:
         self._queue = _Measure(LEAST_QUEUE, "shorten its queue")
         #: Times of the last moves.
         self._moves: deque[float] = deque(maxlen=MOVES_PER_HOUR)
-        #: Shards that took something for the queue of another: they give nothing for their own, or it would go on.
-        self._took: set[int] = set()
+        #: By the shard that gave and the one that took: when that was last.
+        self._given: dict[tuple[int, int], float] = {}
         #: The last move: for what, of which shard, and how far that was above the mean, or how many pushes waited.
         self._moved: tuple[_Measure, int, float] | None = None
         self._judge_from = float("-inf")
@@ -82,7 +92,9 @@ class HotShards:
         """What follows from the traffic and the queues of ``look``."""
         for measure in (self._traffic, self._queue):
             measure.forget(look.traffic)
-        self._took &= set(look.traffic)
+        self._given = {
+            pair: at for pair, at in self._given.items() if now - at < GIVEN_SECONDS and look.traffic.keys() >= {*pair}
+        }
         if look.moving:
             self._judge_from = now + SETTLE_SECONDS
         if now < self._judge_from or len(look.traffic) < 2:
@@ -106,28 +118,48 @@ class HotShards:
 
     def _for_traffic(self, traffic: Mapping[int, float], mean: float, now: float) -> Iterator[Decision]:
         hottest = max(traffic, key=lambda shard: (traffic[shard], -shard))
-        to = min(traffic, key=lambda shard: (shard in self._queue.hot, traffic[shard], shard))
-        if self._traffic.may_give(hottest, traffic[hottest], mean) and traffic[to] < mean:
-            # As much as brings neither of the two across the mean.
-            part = min(traffic[hottest] - mean, mean - traffic[to]) / traffic[hottest]
-            seen = f"{traffic[hottest] / 1e6:.1f} MB/s, {traffic[to] / 1e6:.1f} there"
-            yield from self._move(self._traffic, hottest, traffic[hottest] / mean - 1.0, to, part, seen, now)
+        if not self._traffic.may_give(hottest, traffic[hottest], mean):
+            return
+        takers = [shard for shard in self._takers(hottest, traffic) if traffic[shard] < mean]
+        if not takers:
+            yield from self._leave_alone(self._traffic, hottest)
+            return
+        to = min(takers, key=lambda shard: (shard in self._queue.hot, traffic[shard], shard))
+        # As much as brings neither of the two across the mean.
+        part = min(traffic[hottest] - mean, mean - traffic[to]) / traffic[hottest]
+        seen = f"{traffic[hottest] / 1e6:.1f} MB/s, {traffic[to] / 1e6:.1f} there"
+        yield from self._move(self._traffic, hottest, traffic[hottest] / mean - 1.0, to, part, seen, now)
 
     def _for_queue(
         self, traffic: Mapping[int, float], mean: float, queues: Mapping[int, float], queue_mean: float, now: float
     ) -> Iterator[Decision]:
         slowest = max(traffic, key=lambda shard: (queues[shard], -shard))
-        to = min(traffic, key=lambda shard: (queues[shard], traffic[shard], shard))
-        # Never so much that the other has more traffic than shards may have: it would have to give it back.
-        room = NOT_HOT * mean - traffic[to]
-        if room <= 0.0 or slowest in self._took or not traffic[slowest]:
+        if not self._queue.may_give(slowest, queues[slowest], queue_mean) or not traffic[slowest]:
             return
-        if self._queue.may_give(slowest, queues[slowest], queue_mean):
+        takers = [shard for shard in self._takers(slowest, traffic) if queues[shard] < queue_mean]
+        if not takers:
+            yield from self._leave_alone(self._queue, slowest)
+            return
+        to = min(takers, key=lambda shard: (queues[shard], traffic[shard], shard))
+        # Never so much that the other has more traffic than shards may have: it would have to give it on.
+        room = NOT_HOT * mean - traffic[to]
+        if room > 0.0:
             part = min(QUEUE_PART, room / traffic[slowest])
             seen = f"{queues[slowest]:.1f} pushes wait, {queues[to]:.1f} there"
-            for decision in self._move(self._queue, slowest, queues[slowest], to, part, seen, now):
-                self._took |= {to} if isinstance(decision, Relieve) else set()
-                yield decision
+            yield from self._move(self._queue, slowest, queues[slowest], to, part, seen, now)
+
+    def _takers(self, shard: int, shards: Iterable[int]) -> list[int]:
+        """Those of ``shards`` from which nothing came to ``shard``, also not by way of others."""
+        sources, found = {shard}, {shard}
+        while found:
+            found = {giver for giver, taker in self._given if taker in found} - sources
+            sources |= found
+        return [each for each in shards if each not in sources]
+
+    def _leave_alone(self, measure: _Measure, shard: int) -> Iterator[Decision]:
+        """A move back would be followed by one like that which brought it here."""
+        measure.left_alone.add(shard)
+        yield Decision(f"shard {shard} is left alone: it took slices of all that have less", warning=True)
 
     def _move(
         self, measure: _Measure, shard: int, excess: float, to: int, part: float, seen: str, now: float
@@ -141,5 +173,6 @@ class HotShards:
         if len(self._moves) == MOVES_PER_HOUR and now - self._moves[0] < 3600.0:
             return
         self._moves.append(now)
+        self._given[shard, to] = now
         self._moved, self._judge_from = (measure, shard, excess), now + SETTLE_SECONDS
         yield Relieve(f"{part:.0%} of shard {shard} moves to shard {to}: {seen}", shard=shard, to=to, part=part)
