@@ -13,7 +13,9 @@ from ps_protocol.model.kernels import kernel
 from ps_protocol.model.tables import Ids
 
 _EMPTY = -1
-#: Places looked at per id, beyond which ids are no accident: a table half full needs one or two.
+#: Places of the table per id, at least: in a table that is fuller, searches are longer and harder to foresee.
+_ROOM = 4
+#: Places looked at per id, beyond which ids are no accident: a table a quarter full needs one or two.
 _PROBES = 64
 #: int64 [n]; memory that may only be read will do.
 _IDS = "Array(int64, 1, 'C', readonly=True)"
@@ -45,7 +47,7 @@ def buckets_of(ids: Any, buckets: Any) -> Any:
 def _unique(ids: Any) -> Any:
     """As ``unique``; nothing of both where ids collide as only chosen ones do."""
     size = 16
-    while size < 2 * ids.size:
+    while size < _ROOM * ids.size:
         size *= 2
     mask = np.uint64(size - 1)
     places = np.full(size, _EMPTY, np.int32)

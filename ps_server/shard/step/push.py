@@ -97,7 +97,8 @@ async def _must_skip(push: IncomingPush, executor: ShardExecutor, tables: Sequen
         return False
     layout, policy = region.layout, region.layout.shard_map.spec.nonfinite
     if rows is not None:
-        name = await executor.submit(lambda: inspect(rows, tables, layout, finite=push.finite), rows.cost)
+        cost = rows.ids_cost if push.finite else rows.cost
+        name = await executor.submit(lambda: inspect(rows, tables, layout, finite=push.finite), cost)
         if name is not None and policy is NonFinite.REFUSE:
             raise nonfinite_rows(name, push.info.worker.rank, layout.shard)
         if name is not None:

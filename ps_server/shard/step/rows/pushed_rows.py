@@ -22,6 +22,9 @@ MAX_ROWS_BYTES = 1 << 30
 ROW_COST_BYTES = 256
 """What finding a row costs, as bytes that are moved in the same time."""
 
+ID_COST_BYTES = 16
+"""What looking at an id costs: whether it comes twice, and whether it belongs here."""
+
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
@@ -52,6 +55,11 @@ class PushedRows:
     def cost(self) -> int:
         """Bytes that could be moved in the time that updating these rows takes."""
         return len(self.buffer) + ROW_COST_BYTES * self.rows
+
+    @property
+    def ids_cost(self) -> int:
+        """The same for a look at the ids."""
+        return ID_COST_BYTES * self.rows
 
 
 def announced(
