@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -10,8 +13,9 @@ from ps_protocol.model.layout import Layout
 from ps_protocol.model.tables import RowCount
 from ps_server import tables as row_tables
 from ps_server.consistency import Position, PushInfo, WorkerKey
+from ps_server.shard.execution.executor import ShardExecutor
 from ps_server.shard.step.applier import combined
-from ps_server.shard.step.push import IncomingPush
+from ps_server.shard.step.push import IncomingPush, must_skip
 from ps_server.shard.step.rows.pushed_rows import announced, combined_rows, inspect
 from ps_server.state.region import Region, RegionPool
 from tests.support.tables import spec_with, table_spec, whole_table_map
@@ -51,3 +55,28 @@ def test_gradients_that_are_written_down_lie_where_no_worker_can_change_them(len
         assert torch.equal(step.gradients.data, region.data)
         assert pool.in_use == int(lent and keep)
     assert pool.in_use == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "finite", "on_loop"), [(14_000, True, True), (14_000, False, False), (20_000, True, False)]
+)
+def test_a_short_look_at_ids_is_taken_on_the_event_loop(monkeypatch, rows, finite, on_loop):
+    layout = Layout.of(whole_table_map(spec_with(table_spec(dim=DIM))), 0)
+    table = row_tables.ShardTable(layout.shard_map.spec.tables[0], range(layout.shard_map.spec.tables[0].buckets))
+    pushed = announced([RowCount(0, rows)], layout, [table.spec.options])
+    pushed.parts[0].ids[:] = np.arange(rows)
+    pushed.parts[0].gradients[:] = 0
+    checked_by = []
+    monkeypatch.setattr(table, "check_here", lambda ids: checked_by.append(threading.current_thread()))
+    info = PushInfo(WorkerKey(0, 1), 1, Position(0, 1), 0)
+    push = IncomingPush(info, Region(layout), frozenset(), [], finite=finite, rows=pushed)
+
+    async def scenario():
+        executor = ShardExecutor(1)
+        try:
+            return await must_skip(push, executor, [table])
+        finally:
+            executor.close()
+
+    assert not asyncio.run(scenario())
+    assert [thread is threading.main_thread() for thread in checked_by] == [on_loop]
