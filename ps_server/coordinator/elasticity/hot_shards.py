@@ -12,9 +12,10 @@ from ps_server.coordinator.elasticity.holding import HOLD_SECONDS, Holding
 HOT, NOT_HOT = 1.5, 1.2
 """Times the mean traffic, or the mean queue: a shard above the first is hot by it, until it is below the second."""
 
-CALM_PART, LONGEST_HOLD_SECONDS = 1 / 60, 300.0
-"""A shard is hot once it has been so for HOLD_SECONDS, and for this part of the time before, LONGEST_HOLD_SECONDS at
-most. Where noise crosses a bound now and then, that happens in the first hour, or it does not count any more."""
+HOLD_PART, LONGEST_HOLD_SECONDS = 1 / 60, 300.0
+"""A shard is hot, or not any more, once it has been so for HOLD_SECONDS, and for this part of the time before,
+LONGEST_HOLD_SECONDS at most. Where noise crosses a bound now and then, that happens in the first hour, or it does not
+count any more."""
 
 LEAST_TRAFFIC = 1e6
 """Bytes per second below which the traffic of a shard is no reason."""
@@ -43,7 +44,7 @@ class _Measure:
     def __init__(self, least: float, useless: str) -> None:
         """``least``: below it no shard is hot. ``useless``: what a move did not do."""
         self.least, self.useless = least, useless
-        self.hot: Holding[int] = Holding(HOLD_SECONDS, CALM_PART, LONGEST_HOLD_SECONDS)
+        self.hot: Holding[int] = Holding(HOLD_SECONDS, HOLD_PART, LONGEST_HOLD_SECONDS)
         #: Shards that moves do not help.
         self.left_alone: set[int] = set()
 

@@ -168,6 +168,13 @@ def test_a_shard_that_was_calm_for_an_hour_has_to_be_hot_for_a_minute() -> None:
     assert len(watched.see(HOLD_SECONDS + 1, shards(9 * MB, 1 * MB))) == 1
 
 
+def test_a_shard_that_was_hot_for_an_hour_has_to_be_calm_for_a_minute() -> None:
+    watched = Watched()
+    assert len(watched.see(3600 + HOLD_SECONDS, shards(9 * MB, 1 * MB))) == 1
+    assert not watched.see(59, shards(5 * MB, 5 * MB))
+    assert texts(watched.see(3, shards(5 * MB, 5 * MB))) == ["shard 0 is not hot any more: 5.0 MB/s, the mean is 5.0"]
+
+
 def test_a_shard_that_was_calm_for_days_is_hot_after_five_minutes() -> None:
     policy = ElasticPolicy(ElasticSettings())
     for day in range(3):
