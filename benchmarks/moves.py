@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import torch
@@ -20,9 +20,12 @@ import torch
 from benchmarks import ours, report
 from benchmarks.cluster import BenchCluster, running_cluster
 from benchmarks.crew import Crew
+from benchmarks.durability import disk
 from benchmarks.processes import Child
 from benchmarks.rows import MB, size
 from ps_protocol.client.coordinator import CoordinatorClient
+
+T = TypeVar("T")
 
 _TURN = 5
 """Steps between two looks at whether the move is over."""
@@ -34,13 +37,20 @@ _OPTIMIZERS: dict[str, dict[str, Any]] = {
 }
 """What the worker is given: without state, with one tensor of it, with two."""
 
+_STORAGE: dict[str, list[str]] = {
+    "memory": [],
+    "durable": ["--log-mb", "2048"],
+    "fsync": ["--log-mb", "2048", "--fsync"],
+}
+"""By --durability: what shards are given."""
+
 
 @click.command()
 @click.option("--nbytes", type=click.IntRange(4), default=512 * MB, show_default=True, help="Bytes of parameters.")
 @click.option("--tensors", type=click.IntRange(2), default=64, show_default=True, help="Variables they are cut into.")
 @click.option("--batch-mb", type=click.IntRange(0), default=0, show_default=True, help="As of psctl move.")
 @click.option("--transports", default="shm,grpc", show_default=True)
-@click.option("--durability", default="memory,durable", show_default=True)
+@click.option("--durability", default="memory,durable", show_default=True, help="And fsync: durable with --fsync.")
 @click.option("--optimizer", type=click.Choice(list(_OPTIMIZERS)), default="sgd", show_default=True)
 @click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="Where shards keep their data.")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write JSON here.")
@@ -62,6 +72,8 @@ def main(
                 name = f"{transport}, {kind}, {optimizer}"
                 with trained(Path(root), kind, transport, nbytes, tensors, optimizer) as job:
                     found[name] = moved(job, name, batch_mb * MB)
+                    if _STORAGE[kind]:
+                        found[f"{name}, disk"] = beside_it(job, Path(root), found[name]["added"])
     if output:
         output.write_text(json.dumps(found, indent=2) + "\n")
 
@@ -80,7 +92,7 @@ class _Job:
 def trained(root: Path, kind: str, transport: str, nbytes: int, tensors: int, optimizer: str) -> Iterator[_Job]:
     """Two shards and one worker, all processes of their own."""
     place = root / f"{transport}-{kind}"
-    options = ["--data-dir", str(place), "--log-mb", "2048"] if kind == "durable" else []
+    options = ["--data-dir", str(place), *_STORAGE[kind]] if _STORAGE[kind] else []
     with ExitStack() as stack:
         cluster = stack.enter_context(running_cluster(shards=2, options=options))
         worker = stack.enter_context(
@@ -114,13 +126,10 @@ def moved(job: _Job, name: str, batch_bytes: int) -> dict[str, Any]:
 
 def _during(job: _Job, move: Callable[[], list[Any]], plain: list[float]) -> dict[str, Any]:
     """Train until ``move`` has returned."""
-    with ThreadPoolExecutor(1) as thread:
-        began, seconds = time.perf_counter(), []
-        moving = thread.submit(move)
-        while not moving.done():
-            seconds += job.steps(_TURN)
-        passed = time.perf_counter() - began
-    progress = [each for each in moving.result() if each.pause_seconds]
+    began = time.perf_counter()
+    result, seconds = _training(job, move)
+    passed = time.perf_counter() - began
+    progress = [each for each in result if each.pause_seconds]
     pauses = [each.pause_seconds for each in progress]
     return {
         "moved_bytes": progress[-1].moved_bytes,
@@ -131,6 +140,20 @@ def _during(job: _Job, move: Callable[[], list[Any]], plain: list[float]) -> dic
         "rate": len(seconds) / sum(seconds) / (len(plain) / sum(plain)),
         "longest step": max(seconds),
     }
+
+
+def beside_it(job: _Job, folder: Path, added: dict[str, Any]) -> dict[str, float]:
+    """What the disk takes for the bytes of a batch while the job trains: that part of a pause is not ours."""
+    return _training(job, lambda: disk(folder, added["moved_bytes"] // added["batches"]))[0]
+
+
+def _training(job: _Job, work: Callable[[], T]) -> tuple[T, list[float]]:
+    """What ``work`` returns, and the seconds of each step meanwhile."""
+    with ThreadPoolExecutor(1) as thread:
+        seconds, working = list[float](), thread.submit(work)
+        while not working.done():
+            seconds += job.steps(_TURN)
+    return working.result(), seconds
 
 
 if __name__ == "__main__":
