@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from ps_protocol.errors import StorageFull, Unavailable
+from ps_protocol.errors import ModelMoved, ModelReleased, PsError, StorageFull, Unavailable
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.convert.model import shard_map_to_pb
 from ps_server.shard.peers import ShardPeers
@@ -165,3 +165,20 @@ def test_a_connection_that_is_closed_while_slices_come_is_told_to_the_coordinato
         made.abort()
         made.move(THERE)
         assert_same(made.values(), values)
+
+
+@pytest.mark.parametrize(("why", "kept"), [(ModelMoved("slices moved"), 1), (ModelReleased("nobody uses it"), 0)])
+def test_memory_that_streams_have_reserved_outlives_them_where_the_model_moves(why: PsError, kept: int):
+    with job(spec_of(), [0] * 5, 1) as made:
+        worker = Worker(made)
+        worker.train(2)
+        model = made.model(0)
+        assert model.pool.spare == 1
+
+        async def leave() -> None:
+            model.leave(why)
+
+        made.loop.run(leave())
+        wait_until(lambda: model.pool._streams == 0)
+        assert model.pool.spare == kept
+        assert model.pool.in_use == 0
