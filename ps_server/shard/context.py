@@ -72,9 +72,13 @@ class ShardContext:
         """How long the first message of a call may take, and where it is counted when it took longer."""
         return self.limits.first_message_seconds, self.limit_counts
 
-    async def write(self, entry: Entry, nbytes: int, points: tuple[str, ...] = ()) -> None:
-        """Log an entry of about ``nbytes`` bytes, between two failpoints. Raises StorageFull, InternalError."""
-        await self.log.reserve(nbytes)
+    async def write(self, entry: Entry, nbytes: int, points: tuple[str, ...] = (), *, reserved: bool = False) -> None:
+        """Log an entry of about ``nbytes`` bytes, between two failpoints; ``reserved``: the caller has room for it.
+
+        Raises StorageFull, InternalError.
+        """
+        if not reserved:
+            await self.log.reserve(nbytes)
 
         def work() -> None:
             for point in points[:1]:
@@ -88,4 +92,5 @@ class ShardContext:
         except OSError as error:
             raise InternalError(f"shard {self.shard} cannot write its log: {error}") from error
         finally:
-            self.log.release(nbytes)
+            if not reserved:
+                self.log.release(nbytes)

@@ -23,6 +23,16 @@ class LogRoom:
             self.release()
             raise
 
+    def take(self, least: int, most: float) -> int | None:
+        """Hand on room for a record of ``least`` to ``most`` bytes; returns what its taker has to release, None: none.
+
+        To reserve it again might wait for another file, for updates under way that are written already count, too.
+        """
+        found = min((nbytes for nbytes in self._held if least <= nbytes <= most), default=None)
+        if found is not None:
+            self._held.remove(found)
+        return found
+
     def release(self) -> None:
         """Let it be taken by whoever reserves next."""
         held, self._held = self._held, []

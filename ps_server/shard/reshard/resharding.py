@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 _COMMIT_BYTES = 1 << 10
 """More than a SwitchRecord takes."""
+
+_MESSAGE_BYTES = 64 << 10
+"""About what the record of a move takes beside a shard map and what comes."""
 
 _BUCKET_BYTES = 64
 """More than what announces a bucket takes."""
@@ -100,7 +104,8 @@ class Resharding:
             sources = {plan.source for plan in transfer_plan(model.layout.shard_map, shard_map, self._context.shard)}
             calls = (self._registry.sources.connect(source, model.name) for source in sources)
             await asyncio.gather(*calls, return_exceptions=True)
-            sizes += (coming, _COMMIT_BYTES)
+            message = 2 * shard_map_to_pb(shard_map).ByteSize() + _MESSAGE_BYTES
+            sizes += (coming + message, _COMMIT_BYTES)
             largest = max(largest, layout.region_bytes)
         self._rest_later()
         # A file of the log takes seconds to make. The updates of the next layout may want larger ones.
@@ -175,7 +180,6 @@ class Resharding:
         context, promised = self._context, _Promise(cut, [model for model, _ in arrived])
         if context.announce and any(staged.incoming or staged.buckets for _, staged in arrived):
             await context.announce()
-        self._room.release()
         await self._reserve(len(arrived))
         # Before the log has it: a snapshot that begins behind it would not hold what came.
         self._promised = promised
@@ -191,6 +195,8 @@ class Resharding:
     async def _reserve(self, count: int) -> None:
         """Room for the records of the decision, which cannot be refused any more. Raises StorageFull."""
         for done in range(count):
+            if self._room.take(_COMMIT_BYTES, _COMMIT_BYTES) is not None:
+                continue
             try:
                 await self._context.log.reserve(_COMMIT_BYTES)
             except BaseException:
@@ -204,7 +210,14 @@ class Resharding:
             state = state_headers_to_pb(describe(staged.entries))
             message += sum(tensor.ByteSize() + 8 for tensor in state) + 8 * len(staged.incoming)
             message += _BUCKET_BYTES * len(staged.buckets)
-            await self._context.write(staged, staged.nbytes + message, ("before_prepare_log", "after_prepare_log"))
+            size = staged.nbytes + message
+            held = self._room.take(size, math.inf)
+            try:
+                points = ("before_prepare_log", "after_prepare_log")
+                await self._context.write(staged, size, points, reserved=held is not None)
+            finally:
+                if held is not None:
+                    self._context.log.release(held)
 
     # -- the decision
 

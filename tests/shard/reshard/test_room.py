@@ -14,6 +14,7 @@ import pytest
 from ps_protocol.errors import ModelMoved, ModelReleased, PsError, StorageFull, Unavailable
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.convert.model import shard_map_to_pb
+from ps_server.log.durable import DurableLog
 from ps_server.shard.peers import ShardPeers
 from ps_server.shard.reshard import resharding, transfer
 from ps_server.shard.reshard.log_room import LogRoom
@@ -84,7 +85,9 @@ def test_room_in_the_log_is_held_until_what_comes_is_written_and_what_does_not_c
         make_room(made, THERE)
         assert reserved(made) == [2, 2, 2], "what comes, and the decision"
         assert all(max(node.log._reserved) > 1 << 10 for node in made.nodes.values())
-        made.move(THERE)
+        with monkeypatch.context() as full:
+            full.setattr(DurableLog, "reserve", FullLog.refuse)
+            made.move(THERE)
         wait_until(lambda: reserved(made) == [0, 0, 0])
         make_room(made, HERE)
         monkeypatch.setattr("ps_server.shard.reshard.resharding.REST_SECONDS", 0.0)
@@ -106,6 +109,9 @@ class FullLog:
     def release(self, nbytes: int) -> None:
         self.held.remove(nbytes)
 
+    async def refuse(self, _: int) -> None:
+        raise StorageFull("no room")
+
 
 def test_where_there_is_no_room_for_all_none_is_held():
     log: Any = FullLog()
@@ -116,6 +122,10 @@ def test_where_there_is_no_room_for_all_none_is_held():
     with pytest.raises(StorageFull):
         asyncio.run(room.hold(1, 2))
     assert log.held == []
+    asyncio.run(room.hold(8))
+    assert [room.take(9, 10), room.take(1, 7), room.take(7, 9), room.take(7, 9)] == [None, None, 8, None]
+    room.release()
+    assert log.held == [8], "it is its taker's"
 
 
 def test_a_shard_does_not_rest_while_slices_come(monkeypatch: pytest.MonkeyPatch):
