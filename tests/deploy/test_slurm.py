@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from ps_server.cli.launcher.main import main
-from tests.cli.launcher.jobs import wait_until
+from tests.cli.launcher.jobs import SCRIPTS, wait_until
 from tests.deploy.slurm import Slurm, no_slurm
 
 ROOT = Path(__file__).parents[2]
@@ -93,6 +93,23 @@ def test_a_killed_worker_is_started_again_and_a_requeued_job_continues(tmp_path)
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @needs_slurm
+def test_a_worker_that_stands_still_is_killed_and_started_again_by_its_task(tmp_path):
+    slurm = Slurm(tmp_path)
+    try:
+        job, notes = submitted(slurm, PS_RUN_FLAGS="--restart-workers 1 --lease-seconds 10")
+        wait_until_slowly(lambda: steps(notes, 0) and steps(notes, 1), "both workers train")
+        psutil.Process(begun(notes, 0)[0]).suspend()
+        wait_until_slowly(lambda: len(steps(notes, 0)) == 2, "another worker 0 trains")
+        (notes / "enough").touch()
+        wait_until_slowly(lambda: "COMPLETED" in slurm.call("scontrol", "show", "job", job), "the job is complete")
+        assert "worker 0 runs and is lost to the coordinator; it is killed" in (tmp_path / "out").read_text()
+    finally:
+        slurm.close()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@needs_slurm
 def test_two_nodes_with_workers_and_shards_together_lose_a_shard_and_are_requeued_by_the_operator(tmp_path):
     first, second = "127.0.0.2", "127.0.0.3"
     slurm = Slurm(tmp_path, (first, second))
@@ -135,7 +152,7 @@ def submitted(slurm, *flags, **environment):
         *("sbatch", "--parsable", f"--output={folder / 'out'}", f"--chdir={folder}", *flags),
         *(str(SBATCH), "train.py"),
         NOTES=str(notes),
-        PS_RUN=f"{sys.executable} -m ps_server.cli.launcher.main",
+        PS_RUN=f"{sys.executable} {SCRIPTS / 'impatient_ps_run.py'}",
         PSCTL=f"{sys.executable} -m ps_server.cli.psctl.main",
         DATA_DIR=str(folder / "state"),
         **environment,

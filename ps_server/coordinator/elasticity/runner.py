@@ -80,6 +80,10 @@ class ElasticityRunner:
         except PsError as error:
             self._tell(f"moving from shard {decision.shard} has failed: {error.message}", warning=True)
             return
+        if not moved:
+            # The part that may move can be smaller than any slice of the shard.
+            self._tell(f"nothing has moved from shard {decision.shard}: no whole slice or bucket fits", warning=True)
+            return
         self._tell(f"{moved / 1e6:.1f} MB have moved from shard {decision.shard} to shard {decision.to}")
 
     async def _ask(self, decision: AskForWorkers) -> None:

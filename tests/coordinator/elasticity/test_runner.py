@@ -70,17 +70,20 @@ def test_a_hot_shard_is_relieved_by_a_move() -> None:
     played(body)
 
 
-def test_a_shard_whose_queue_is_long_is_relieved_by_a_move() -> None:
+def test_a_shard_whose_queue_is_long_gives_a_tenth_and_nothing_where_no_slice_is_that_small() -> None:
     async def body(job: Job) -> None:
         now = [0.0]
         runner = ElasticityRunner(job.driver, job.moves, ElasticSettings(rebalance=True), None, lambda: now[0])
         beat(job.driver, Role.SHARD, 0, bytes_per_second=4e6, queued_pushes=3.0, queued_bytes=6e6)
         beat(job.driver, Role.SHARD, 1, bytes_per_second=4e6)
         await look_for(runner, now, 32)
-        assert texts(job.driver)[-3:-1] == [
+        assert texts(job.driver)[-3:] == [
             "shard 0 is hot: 3.0 pushes (6.0 MB) wait, the mean is 1.5",
             "10% of shard 0 moves to shard 1: 3.0 pushes wait, 0.0 there",
+            # It has four slices.
+            "nothing has moved from shard 0: no whole slice or bucket fits",
         ]
+        assert job.held == [4, 4, 0]
         job.check_all_go_on()
 
     played(body)

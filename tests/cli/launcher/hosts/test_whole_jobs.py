@@ -1,4 +1,4 @@
-"""ps-run --hosts over a real sshd, real servers: whole trainings, killed and interrupted. 70 s of CPU (full length)."""
+"""ps-run --hosts over a real sshd, real servers: whole trainings, killed, stopped, interrupted. 90 s of CPU (long)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.cli.launcher.hosts.sshd import Sshd, no_sshd
-from tests.cli.launcher.jobs import ROOT, wait_until
+from tests.cli.launcher.jobs import ROOT, SCRIPTS, wait_until
 from tests.recovery.scripts import ENTRIES
 
 pytestmark = [
@@ -69,7 +69,8 @@ class HostsJob:
     def __init__(self, folder: Path, sshd: Sshd, *flags: str) -> None:
         self.folder = folder
         (folder / "train.py").write_text(TRAIN)
-        command = [sys.executable, "-m", "ps_server.cli.launcher.main", "--hosts", "h0:1,h1:2", "--ssh", sshd.command]
+        program = str(SCRIPTS / "impatient_ps_run.py")
+        command = [sys.executable, program, "--hosts", "h0:1,h1:2", "--ssh", sshd.command]
         command += ["-x", "PYTHONPATH", "-x", "OMP_NUM_THREADS=1", "--no-progress", "--shards", "2", *flags, "train.py"]
         paths = os.pathsep.join((str(ROOT), str(ROOT / "protos")))
         self._out = (folder / "out").open("w+")
@@ -116,6 +117,11 @@ class HostsJob:
         """Its first process."""
         (victim,) = [each for each in self.processes() if each.environ().get("PS_RANK") == str(rank)]
         victim.kill()
+
+    def stop_worker(self, rank: int) -> None:
+        """Its first process stands still."""
+        (victim,) = [each for each in self.processes() if each.environ().get("PS_RANK") == str(rank)]
+        victim.suspend()
 
     def ends(self) -> int:
         return self.process.wait(RUN_SECONDS)
@@ -165,6 +171,18 @@ def test_a_shard_and_a_worker_are_killed_on_their_host_and_the_job_ends_with_eve
         assert killed[:heard] == [1.0] * heard
         assert killed[heard] in (0.0, 1.0)
         assert not any(killed[heard + 1 :])
+    job.leaves_nothing()
+
+
+def test_a_worker_that_stands_still_is_killed_on_its_host_and_started_again(start):
+    job = start("--restart-workers", "1", "--lease-seconds", "10")
+    job.trains(0, 1, 2)
+    job.stop_worker(2)
+    job.trains(2, life=1)
+    (job.folder / "go").touch()
+    assert job.ends() == 0, job.output()
+    assert "worker 2 runs and is lost to the coordinator; it is killed" in job.output()
+    assert re.search(r"worker 2 was killed by signal 9 .*; starting it again \(restart 1 of 1\)", job.output())
     job.leaves_nothing()
 
 
