@@ -129,6 +129,8 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
         options["checkpoint_full_every"],
     )
     saved = _saved(options["restore"], checkpoints.directory)
+    if saved:
+        checkpoints = replace(checkpoints, restored=saved.folder)
     if saved and kept is None and "seed" not in given:
         # The order of the data depends on it.
         cluster = replace(cluster, seed=saved_seed(saved))

@@ -57,6 +57,14 @@ def test_pruning_keeps_the_newest_and_takes_older_attempts_with_it(tmp_path: Pat
     assert prune(tmp_path, 2) == []
 
 
+def test_pruning_spares_the_checkpoint_that_the_job_began_with(tmp_path: Path, job: Job, monkeypatch) -> None:
+    first, second, third = (job.save(tmp_path).folder for _ in range(3))
+    monkeypatch.chdir(tmp_path)
+    assert prune(tmp_path, 1, spared=Path(first.name)) == [second]
+    assert committed(tmp_path) == [first, third]
+    assert prune(tmp_path, 1, spared=tmp_path / "elsewhere") == [first]
+
+
 def test_numbers_go_on_rising_after_old_ones_are_gone(tmp_path: Path, job: Job) -> None:
     for _ in range(3):
         job.save(tmp_path)

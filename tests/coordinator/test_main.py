@@ -23,6 +23,7 @@ from ps_server.coordinator.persistence.journal import FILE_NAME, Journal
 from ps_server.coordinator.placement.variables import Balanced, FixedShards, MaxSize, MinSize, PartitionRule
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.serving import grpc_server
+from tests.checkpoint.support import Job, shard_map_of, small_spec
 
 TF_CONFIG = json.dumps(
     {
@@ -322,3 +323,11 @@ def test_an_engine_that_cannot_work_is_an_error(told: Told, arguments: tuple[str
     result = told.run(*arguments)
     assert result.exit_code == 2
     assert named in " ".join(result.output.split())
+
+
+def test_the_checkpoint_that_a_job_begins_with_is_not_pruned(told, tmp_path):
+    job = Job.of(shard_map_of(small_spec(), 1))
+    first, newest = (job.save(tmp_path).folder for _ in range(2))
+    assert told("--checkpoint-dir", str(tmp_path), "--restore", str(first)).checkpoints.restored == first
+    assert told("--checkpoint-dir", str(tmp_path), "--restore", "latest").checkpoints.restored == newest
+    assert told("--checkpoint-dir", str(tmp_path)).checkpoints.restored is None

@@ -81,6 +81,14 @@ def test_a_restored_job_knows_its_version_and_the_optimizer_state(tmp_path):
         assert {int(state["step"]) for state in made.state_dict()["state"].values()} == {STEPS}
 
 
+def test_the_checkpoint_that_a_job_began_with_stays_among_its_own(tmp_path):
+    saved, _ = halves(tmp_path, 1, "SGD")
+    with running_job(1, 1, saved=saved, checkpoints=CheckpointConfig(tmp_path, keep=1, restored=saved.folder)) as job:
+        run_workers(job, 1, lambda cluster: train(cluster, range(STEPS, STEPS + 1), "SGD"))
+        newest = [job.client.checkpoint()[0] for _ in range(3)][-1]
+    assert [str(folder) for folder in committed(tmp_path)] == [str(saved.folder), str(newest)]
+
+
 def test_safetensors_reads_the_model_of_a_checkpoint_directly(tmp_path):
     with running_job(2, 1, checkpoints=CheckpointConfig(tmp_path)) as job:
         (served,) = run_workers(job, 1, lambda cluster: train(cluster, range(3)))

@@ -55,9 +55,9 @@ def discard(folder: Path) -> None:
         sync_folder(folder.parent)
 
 
-def prune(directory: Path, keep: int) -> list[Path]:
-    """Remove all but the newest ``keep`` checkpoints and those they build on, and attempts older than the newest;
-    returns what was removed.
+def prune(directory: Path, keep: int, spared: Path | None = None) -> list[Path]:
+    """Remove all but the newest ``keep`` checkpoints, ``spared``, and those they build on, and attempts older than the
+    newest; returns what was removed.
 
     Called by the one process that commits. A checkpoint whose manifest cannot be read is neither counted nor removed.
     A crash on the way leaves each of them whole or without a manifest. Raises InvalidRequest when ``keep`` is below 1.
@@ -70,7 +70,8 @@ def prune(directory: Path, keep: int) -> list[Path]:
     attempts = [
         f for f in _folders(directory) if not (f / MANIFEST_NAME).exists() and _number(f) < _number(complete[-1])
     ]
-    needed = _with_bases(complete[-keep:])
+    used = [] if spared is None else [folder for folder in complete if folder.resolve() == spared.resolve()]
+    needed = _with_bases(complete[-keep:] + used)
     gone = sorted(attempts + [folder for folder in complete if folder.name not in needed], key=_number)
     # The newest first: so no remaining checkpoint builds on a removed one.
     for folder in reversed(gone):

@@ -26,6 +26,8 @@ class CheckpointConfig:
     keep: int = 3
     #: One of so many holds all rows of tables; the others hold those changed since the one before.
     full_every: int = 1
+    #: The checkpoint that the job began with: it stays while its coordinator may read it again.
+    restored: Path | None = None
 
 
 def checkpoint_config(directory: Path | None, seconds: float | None, keep: int, full_every: int) -> CheckpointConfig:

@@ -115,7 +115,7 @@ class Checkpoints:
             self._complete_at = began
             self.done += 1
             # It is complete, whatever becomes of older ones.
-            await asyncio.to_thread(prune, directory, self._config.keep)
+            await asyncio.to_thread(prune, directory, self._config.keep, self._config.restored)
             made = CheckpointMade(folder, size, time.monotonic() - began)
             self.times.observe(made.seconds)
             logger.info("checkpoint %s: %.1f MB in %.1f s", made.folder, made.size_bytes / 1e6, made.seconds)
