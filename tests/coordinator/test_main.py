@@ -328,6 +328,7 @@ def test_an_engine_that_cannot_work_is_an_error(told: Told, arguments: tuple[str
 def test_the_checkpoint_that_a_job_begins_with_is_not_pruned(told, tmp_path):
     job = Job.of(shard_map_of(small_spec(), 1))
     first, newest = (job.save(tmp_path).folder for _ in range(2))
-    assert told("--checkpoint-dir", str(tmp_path), "--restore", str(first)).checkpoints.restored == first
-    assert told("--checkpoint-dir", str(tmp_path), "--restore", "latest").checkpoints.restored == newest
+    seed = ("--seed", "1")
+    assert told("--checkpoint-dir", str(tmp_path), "--restore", str(first), *seed).checkpoints.restored == first
+    assert told("--checkpoint-dir", str(tmp_path), "--restore", "latest", *seed).checkpoints.restored == newest
     assert told("--checkpoint-dir", str(tmp_path)).checkpoints.restored is None
