@@ -22,7 +22,7 @@ from ps_server.tables.recent_lookups import RecentLookups
 _KEPT_ROWS = 4096
 _FULLEST = 0.85
 _EMPTIEST = 0.3
-_GROWTH = 2.0
+_GROWTH = 1.5
 _SMALLEST = 8
 #: A map of this size is never made smaller.
 _ALWAYS_KEPT = 64

@@ -68,7 +68,7 @@ class FlatModel:
 
     def check_in_place(self) -> None:
         """Let parameters that have other memory now keep it. Raises InvalidRequest where its kind has changed."""
-        if [p.data_ptr() for p in self._bindings.parameters] != self._addresses:
+        if list(map(torch.Tensor.data_ptr, self._bindings.parameters)) != self._addresses:
             self._detach_moved()
 
     def written(self) -> tuple[int, ...]:

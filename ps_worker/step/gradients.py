@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
@@ -43,6 +44,8 @@ class GradientBuffers:
         self._rows: list[list[Range]] = [[] for _ in plan.variables]
         #: For each parameter, its view where one shard has all of it.
         self._whole: list[torch.Tensor | None] = []
+        #: Whether every parameter has one.
+        self._no_split = False
         #: All gradients flat, one or more pieces for each arena: small ones, and others with the type of their sums.
         #: None: not looked up since memory changed.
         self._arenas: tuple[list[npt.NDArray[Any]], list[tuple[torch.Tensor, torch.dtype]]] | None = None
@@ -112,6 +115,17 @@ class GradientBuffers:
         Called where torch records no gradients. Raises InvalidRequest for a sparse gradient.
         """
         self._place_all()
+        absent = () if self._all_in_place() else self._copy_in(done)
+        for shard, layout in enumerate(self._plan.layouts if self._mirrored else ()):
+            self._block(shard).to_host((0, layout.parameter_bytes))
+        return absent
+
+    def _all_in_place(self) -> bool:
+        """Whether every parameter has a gradient, and in this memory. Less than half the time of looking at each."""
+        gradients = map(operator.attrgetter("grad"), self._bindings.parameters)
+        return self._no_split and all(map(operator.is_, gradients, self._whole))
+
+    def _copy_in(self, done: Container[int]) -> tuple[int, ...]:
         targets, sources, absent = [], [], []
         for number, (parameter, whole) in enumerate(zip(self._bindings.parameters, self._whole, strict=True)):
             grad = parameter.grad
@@ -134,8 +148,6 @@ class GradientBuffers:
                 sources += [grad[begin:end] for begin, end in self._rows[number]]
         if targets:
             torch._foreach_copy_(targets, sources)
-        for shard, layout in enumerate(self._plan.layouts if self._mirrored else ()):
-            self._block(shard).to_host((0, layout.parameter_bytes))
         return tuple(absent)
 
     @torch.no_grad()
@@ -255,6 +267,7 @@ class GradientBuffers:
             views[0] if rows == [(0, variable.rows)] else None
             for views, rows, variable in zip(self._views, self._rows, variables[: len(parameters)], strict=False)
         ]
+        self._no_split = all(view is not None for view in self._whole)
         for number, (before, after) in enumerate(zip(old, self._whole, strict=True)):
             if before is not None and after is not None and parameters[number].grad is before:
                 parameters[number].grad = after
