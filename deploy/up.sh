@@ -58,7 +58,8 @@ take_down() {
     say "taking the containers down"
     # Stopped containers end their logs: nothing of the output is lost.
     if docker compose --progress quiet stop; then wait; fi
-    docker compose --progress quiet down
+    docker compose --progress quiet down ||
+        say "not everything could be removed; see above, then: docker compose -f deploy/compose.yaml down" >&2
     if [ $done_with_state = 1 ]; then
         docker volume rm --force "$state" > /dev/null
     elif has_state; then

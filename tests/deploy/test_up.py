@@ -137,6 +137,19 @@ def test_an_engine_that_is_not_ready_is_said_in_one_line(tmp_path, failing, says
     assert done.stderr.count("\n") == 1
 
 
+def test_where_the_state_stays_is_said_although_containers_cannot_be_removed(tmp_path):
+    for program in ("bash", "dirname"):
+        (tmp_path / program).symlink_to(shutil.which(program) or "")
+    docker = tmp_path / "docker"
+    docker.write_text(f'#!{shutil.which("bash")}\n[[ " $* " != *" up "* && " $* " != *" down "* ]]\n')
+    docker.chmod(0o755)
+    done = subprocess.run([UP], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "cluster | the containers did not come up\n" in done.stderr
+    assert "cluster | not everything could be removed" in done.stderr
+    assert "cluster | the state stays in the volume 'torch-ps_state'" in done.stdout
+
+
 @pytest.mark.docker
 def test_a_killed_worker_comes_back_and_the_training_reaches_its_accuracy(start):
     training = start(MODE="async")
