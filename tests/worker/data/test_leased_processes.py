@@ -22,6 +22,7 @@ from tests.support.interpreters import Interpreter
 ITEMS = 200
 
 WORKER = f"""
+import select
 import sys
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -34,10 +35,15 @@ with ps_worker.connect(address, device="cpu") as cluster:
         for number, (batch,) in enumerate(loader):
             if number == stop_after:
                 print("stopped", flush=True)
+                while not select.select([sys.stdin], [], [], 0.1)[0]:
+                    pass
                 sys.stdin.readline()
             print(epoch, *batch.tolist(), flush=True)
 """
-"""Prints each batch when it is trained. After ``stop_after`` batches of an epoch it holds the next one untrained."""
+"""Prints each batch when it is trained. After ``stop_after`` batches of an epoch it holds the next one untrained.
+
+Python sees a signal that comes just before a call that blocks only after the call: so none blocks for long.
+"""
 
 SETTINGS = ClusterSettings(lease_seconds=3.0, heartbeat_seconds=0.1, seed=5)
 
