@@ -7,9 +7,6 @@ from collections.abc import Hashable
 SHORT_LIFE_SECONDS = 10.0
 """What ends sooner is started again with a delay."""
 
-JOINING_SECONDS = 300.0
-"""A worker that was started later may still be about to join, on a busy machine: the coordinator asks again."""
-
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 10.0
 

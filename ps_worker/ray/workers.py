@@ -10,11 +10,12 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from ps_protocol.client.worker_requests import JOINING_SECONDS
 from ps_protocol.errors import PsError, Unavailable
 from ps_worker.ray.actors import WorkerActor
 from ps_worker.ray.placement import Reservation
 from ps_worker.ray.plan import RayPlan
-from ps_worker.ray.restarts import JOINING_SECONDS, RestartBudget
+from ps_worker.ray.restarts import RestartBudget
 from ps_worker.ray.servers import end_actor
 
 log = logging.getLogger("ps_worker")

@@ -124,26 +124,26 @@ def test_without_docker_it_says_so_in_one_line(tmp_path):
     assert done.stderr == "cluster | docker is not installed; 'make train' runs the same job without containers\n"
 
 
+def with_docker(folder: Path, condition: str) -> subprocess.CompletedProcess[str]:
+    """up.sh with a program in place of docker, which fails unless ``condition`` holds."""
+    for program in ("bash", "dirname"):
+        (folder / program).symlink_to(shutil.which(program) or "")
+    docker = folder / "docker"
+    docker.write_text(f"#!{shutil.which('bash')}\n{condition}\n")
+    docker.chmod(0o755)
+    return subprocess.run([UP], env={"PATH": str(folder)}, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.parametrize(("failing", "says"), [("compose", "no compose plugin"), ("info", "engine does not answer")])
 def test_an_engine_that_is_not_ready_is_said_in_one_line(tmp_path, failing, says):
-    for program in ("bash", "dirname"):
-        (tmp_path / program).symlink_to(shutil.which(program) or "")
-    docker = tmp_path / "docker"
-    docker.write_text(f'#!{shutil.which("bash")}\n[ "$1" != {failing} ]\n')
-    docker.chmod(0o755)
-    done = subprocess.run([UP], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    done = with_docker(tmp_path, f'[ "$1" != {failing} ]')
     assert done.returncode == 1
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
 
 
 def test_where_the_state_stays_is_said_although_containers_cannot_be_removed(tmp_path):
-    for program in ("bash", "dirname"):
-        (tmp_path / program).symlink_to(shutil.which(program) or "")
-    docker = tmp_path / "docker"
-    docker.write_text(f'#!{shutil.which("bash")}\n[[ " $* " != *" up "* && " $* " != *" down "* ]]\n')
-    docker.chmod(0o755)
-    done = subprocess.run([UP], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    done = with_docker(tmp_path, '[[ " $* " != *" up "* && " $* " != *" down "* ]]')
     assert done.returncode == 1
     assert "cluster | the containers did not come up\n" in done.stderr
     assert "cluster | not everything could be removed" in done.stderr

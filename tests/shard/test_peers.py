@@ -129,13 +129,13 @@ def test_a_shard_that_is_away_is_waited_for_and_found_at_its_next_address() -> N
     async def test() -> None:
         cluster, first, then = Cluster(), Other(1.0), Other(4.0)
         asking = asyncio.create_task(cluster.peers.round_norm(*ASKED))
-        await asyncio.sleep(0.03)
+        await asyncio.sleep(0.03)  # time in which the other is away
         assert cluster.opened == []
         async with serving(first) as address:
             cluster.shows(address)
             assert await asking == 1.0
         asking = asyncio.create_task(cluster.peers.round_norm(*ASKED))
-        await asyncio.sleep(0.03)
+        await asyncio.sleep(0.03)  # time in which the other is away
         async with serving(then) as address:
             cluster.shows(address)
             assert await asking == 4.0

@@ -16,6 +16,9 @@ ASK_SECONDS = 10.0
 UNANSWERED = 30
 """Calls in a row, from the first on, of which nobody answered one: then that is told."""
 
+JOINING_SECONDS = 300.0
+"""A worker that was started later may still be about to join, on a busy machine: the coordinator asks again."""
+
 _CALL_SECONDS = 5.0
 
 

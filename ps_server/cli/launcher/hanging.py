@@ -6,11 +6,9 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
+from ps_protocol.client.worker_requests import JOINING_SECONDS
 from ps_server.cli.launcher.events import Command, ProcessName, ProcessRole, Say, Send
 from ps_server.cli.launcher.restarts import Restarts
-
-JOINING_SECONDS = 300.0
-"""A worker that was started later may still be about to join, on a busy machine: the coordinator asks again."""
 
 
 def end_hanging(

@@ -62,12 +62,11 @@ def test_members_are_told_when_the_last_checkpoint_is_there_and_the_coordinator_
         checkpoints.settled = False
         leave(driver, worker)
         await until(lambda: driver.view.finished)
-        # Time for what must not happen.
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # time for what must not happen
         assert not driver.view.released
         checkpoints.settled = True
         await until(lambda: driver.view.released)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # time for what must not happen
         assert not stop.is_set()
         leave(driver, shard)
         await until(stop.is_set)
@@ -101,7 +100,7 @@ def test_who_is_to_stay_stays(monkeypatch):
         leave(driver, worker)
         leave(driver, shard)
         await until(lambda: driver.view.released)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # time for what must not happen
         assert not stop.is_set()
 
     ended(check, monkeypatch, exits=False)

@@ -91,7 +91,7 @@ def test_with_a_standby_a_push_waits_until_it_has_it():
         shard = await Shard().covered()
         shard.log.number = 1
         waiting = asyncio.create_task(shard.replication.covered(1))
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # time for what must not happen
         assert not waiting.done()
         shard.replication.acknowledge(1)
         await waiting
@@ -106,7 +106,7 @@ def test_when_the_standby_is_lost_nothing_is_acknowledged_before_the_coordinator
         shard.log.number = 1
         shard.replication.lost()
         waiting = asyncio.create_task(shard.replication.covered(1))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # time for what must not happen
         assert not waiting.done()
         shard.coordinator.answers.set()
         await waiting
@@ -122,7 +122,7 @@ def test_an_absent_coordinator_is_told_when_it_is_back():
         shard.coordinator.away = True
         shard.log.number = 1
         shard.replication.lost()
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # time for what must not happen, and for calls that fail
         assert not shard.may_acknowledge()
         shard.coordinator.away = False
         await shard.replication.covered(1)

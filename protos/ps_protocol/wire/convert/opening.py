@@ -5,7 +5,7 @@ from __future__ import annotations
 from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.cluster import answers, requests
 from ps_protocol.v1 import shard_pb2 as pb
-from ps_protocol.wire.convert.transport import transport_from_pb, transport_to_pb
+from ps_protocol.wire.convert.enums import transport_from_pb, transport_to_pb
 from ps_protocol.wire.formats import wire_from_pb, wire_to_pb
 
 

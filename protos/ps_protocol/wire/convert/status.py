@@ -6,8 +6,8 @@ from ps_protocol.cluster.model_status import ModelStatus, TableStatus, WorkerSta
 from ps_protocol.model.spec import Consistency, ShardMap
 from ps_protocol.text import printable
 from ps_protocol.v1 import shard_pb2 as pb
+from ps_protocol.wire.convert.enums import transport_from_pb, transport_to_pb
 from ps_protocol.wire.convert.model import consistency_to_pb, shard_map_to_pb
-from ps_protocol.wire.convert.transport import transport_from_pb, transport_to_pb
 
 
 def model_status_to_pb(status: ModelStatus, shard_map: ShardMap, consistency: Consistency) -> pb.ModelStatus:
