@@ -15,7 +15,7 @@ from ps_protocol.model.ids import buckets_of
 from ps_protocol.model.tables import Ids
 from ps_server.tables.arrays import Reserved, machine_bytes, zeroed
 from ps_server.tables.kernels import id_map, row_updates
-from ps_server.tables.kernels.map_places import NO_END
+from ps_server.tables.kernels.map_places import NO_END, scratch
 from ps_server.tables.recent_lookups import RecentLookups
 
 #: Memory is returned when this many rows, and an eighth of the highest number of rows, have been removed.
@@ -105,7 +105,7 @@ class RowStore:
     def _find(self, ids: Ids, out: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int64], int]:
         found = np.empty(ids.size, np.int64)
         maps = self._salt, self._addresses, self._capacities
-        return found, _ended(id_map.find(ids, *maps, self.ids, self.rows, found, out))
+        return found, _ended(id_map.find(ids, *maps, self.ids, self.rows, found, out, scratch()))
 
     def insert(self, ids: Ids, touched: int) -> npt.NDArray[np.int64]:
         """The row of each id, without duplicates, to be read only; new rows get the numbers from ``count``, in order.
@@ -120,7 +120,9 @@ class RowStore:
         found = np.empty(ids.size, np.int64)
         first = self.count
         self.count = _ended(
-            id_map.insert(ids, self._salt, first, self._addresses, self._capacities, self.counts, self.ids, found)
+            id_map.insert(
+                ids, self._salt, first, self._addresses, self._capacities, self.counts, self.ids, found, scratch()
+            )
         )
         self._most = max(self._most, self.count)
         self.touched[first : self.count] = touched
@@ -207,7 +209,7 @@ class RowStore:
         block = zeroed(5 * capacity)
         if self.counts[bucket]:
             old = self._addresses[bucket], self._capacities[bucket]
-            _ended(id_map.rehash(self._salt, *old, block.ctypes.data, capacity, self.ids))
+            _ended(id_map.rehash(self._salt, *old, block.ctypes.data, capacity, self.ids, scratch()))
         self._blocks[bucket] = block
         self._addresses[bucket] = block.ctypes.data
         self._capacities[bucket] = capacity

@@ -33,7 +33,7 @@ def mix(value: Any) -> Any:
     return bits ^ (bits >> np.uint64(31))
 
 
-@kernel(f"int32[::1]({_IDS}, int64)")
+@kernel(f"int32[::1]({_IDS}, int64)", allocates=True)
 def buckets_of(ids: Any, buckets: Any) -> Any:
     """The bucket of each id; ``buckets`` is a power of two. int32 [n]."""
     found = np.empty(ids.size, np.int32)
@@ -43,7 +43,7 @@ def buckets_of(ids: Any, buckets: Any) -> Any:
     return found
 
 
-@kernel(f"Tuple((int64[::1], int64[::1]))({_IDS})")
+@kernel(f"Tuple((int64[::1], int64[::1]))({_IDS})", allocates=True)
 def _unique(ids: Any) -> Any:
     """As ``unique``; nothing of both where ids collide as only chosen ones do."""
     size = 16
@@ -89,7 +89,7 @@ def unique(ids: Ids) -> tuple[Ids, Ids]:
     return values[order], place[sorted_places]
 
 
-@kernel(f"Tuple((int64[::1], int64[::1]))({_IDS}, int32[::1], int64)")
+@kernel(f"Tuple((int64[::1], int64[::1]))({_IDS}, int32[::1], int64)", allocates=True)
 def split(ids: Any, shard_of_bucket: Any, shards: Any) -> Any:
     """Where ids go: their indexes ordered by shard, within a shard as they came, and how many each gets.
 

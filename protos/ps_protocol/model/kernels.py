@@ -26,8 +26,11 @@ def _ignore(function: str) -> None:
 on_kernel: ContextVar[Callable[[str], None]] = ContextVar("on_kernel", default=_ignore)
 
 
-def kernel(signature: Any, **options: Any) -> Callable[[F], F]:
+def kernel(signature: Any, *, allocates: bool = False, **options: Any) -> Callable[[F], F]:
     """``numba.njit`` without the interpreter's lock, compiled at once for ``signature``, and kept for later processes.
+
+    ``allocates``: it makes arrays. All others count no references to arrays: a helper that is given an array in a loop
+    would take two calls and two atomic additions each time, more than the work on a row.
 
     It is kept where numba finds a folder that can be written: NUMBA_CACHE_DIR, ``__pycache__`` beside the source, else
     the user's cache folder. Without one, or on a full disk, each process compiles for itself; that, and
@@ -36,7 +39,7 @@ def kernel(signature: Any, **options: Any) -> Callable[[F], F]:
     """
 
     def compile_now(function: F) -> F:
-        made = _compiled(function, signature, options)
+        made = _compiled(function, signature, {"_nrt": allocates, **options})
         on_kernel.get()(function.__name__)
         return made
 

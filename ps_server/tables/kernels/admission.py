@@ -12,7 +12,7 @@ from ps_protocol.model.kernels import kernel
 from ps_server.tables.kernels.memory import IDS
 
 
-@kernel(types.boolean[::1](IDS, types.uint64, types.int64, types.float64))
+@kernel(types.boolean[::1](IDS, types.uint64, types.int64, types.float64), allocates=True)
 def chosen(ids: Any, seed: Any, update: Any, probability: Any) -> Any:
     """Whether each id is, in this update, with this probability; bool [n]."""
     found = np.empty(ids.size, np.bool_)

@@ -24,21 +24,30 @@ from ps_server.tables.kernels.map_places import (
 from ps_server.tables.kernels.memory import IDS, prefetch
 
 _I64 = types.int64[::1]
+_SCRATCH = types.int64[:, ::1]
 _U32 = types.uint32[::1]
 _F32_2 = types.float32[:, ::1]
 
 
-@kernel(types.int64(IDS, types.uint64, _I64, _I64, _I64, _F32_2, _I64, _F32_2))
-def find(ids: Any, salt: Any, addresses: Any, capacities: Any, keys: Any, values: Any, found: Any, out: Any) -> Any:
+@kernel(types.int64(IDS, types.uint64, _I64, _I64, _I64, _F32_2, _I64, _F32_2, _SCRATCH))
+def find(
+    ids: Any,
+    salt: Any,
+    addresses: Any,
+    capacities: Any,
+    keys: Any,
+    values: Any,
+    found: Any,
+    out: Any,
+    scratch: Any,
+) -> Any:
     """The row of each id into ``found``, -1 where it has none, and what it holds into ``out``: as many columns.
 
     ``out`` has no columns where only the rows are wanted. What has no row stays as it is. Block by block, so that the
     reads of memory overlap: those of a row's id and of its values, too. Returns how many ids have no row, or NO_END.
     """
     mask = np.uint64(capacities.size - 1)
-    hashes = np.empty(BLOCK, np.uint64)
-    buckets = np.empty(BLOCK, np.int64)
-    places = np.empty(BLOCK, np.int64)
+    hashes, buckets, places = scratch[0], scratch[1], scratch[2]
     width, dim = values.shape[1], out.shape[1]
     missing = 0
     for begin in range(0, ids.size, BLOCK):
@@ -48,10 +57,10 @@ def find(ids: Any, salt: Any, addresses: Any, capacities: Any, keys: Any, values
             bucket = np.int64(bits & mask)
             buckets[i - begin] = bucket
             bits *= salt
-            hashes[i - begin] = bits
+            hashes[i - begin] = np.int64(bits)
             prefetch_place(bits, addresses[bucket], capacities[bucket])
         for i in range(begin, end):
-            bits = hashes[i - begin]
+            bits = np.uint64(hashes[i - begin])
             bucket = buckets[i - begin]
             capacity = capacities[bucket]
             tags = tags_at(addresses[bucket], capacity)
@@ -69,7 +78,7 @@ def find(ids: Any, salt: Any, addresses: Any, capacities: Any, keys: Any, values
                     prefetch(values, row * width + dim - 1)
         for i in range(begin, end):
             if found[i] >= 0 and keys[found[i]] != ids[i]:
-                bits = hashes[i - begin]
+                bits = np.uint64(hashes[i - begin])
                 bucket = buckets[i - begin]
                 rows = rows_at(addresses[bucket], capacities[bucket])
                 tags = tags_at(addresses[bucket], capacities[bucket])
@@ -85,16 +94,24 @@ def find(ids: Any, salt: Any, addresses: Any, capacities: Any, keys: Any, values
     return np.int64(missing)
 
 
-@kernel(types.int64(IDS, types.uint64, types.int64, _I64, _I64, _I64, _I64, _I64))
-def insert(ids: Any, salt: Any, count: Any, addresses: Any, capacities: Any, counts: Any, keys: Any, found: Any) -> Any:
+@kernel(types.int64(IDS, types.uint64, types.int64, _I64, _I64, _I64, _I64, _I64, _SCRATCH))
+def insert(
+    ids: Any,
+    salt: Any,
+    count: Any,
+    addresses: Any,
+    capacities: Any,
+    counts: Any,
+    keys: Any,
+    found: Any,
+    scratch: Any,
+) -> Any:
     """The row of each id into ``found``; those without get ``count``, ``count`` + 1, … Returns how many rows there are.
 
     No id comes twice; the maps have room. Returns NO_END, with some of the ids done, for a map that has none.
     """
     mask = np.uint64(capacities.size - 1)
-    hashes = np.empty(BLOCK, np.uint64)
-    buckets = np.empty(BLOCK, np.int64)
-    places = np.empty(BLOCK, np.int64)
+    hashes, buckets, places = scratch[0], scratch[1], scratch[2]
     for begin in range(0, ids.size, BLOCK):
         end = min(ids.size, begin + BLOCK)
         for i in range(begin, end):
@@ -102,10 +119,10 @@ def insert(ids: Any, salt: Any, count: Any, addresses: Any, capacities: Any, cou
             bucket = np.int64(bits & mask)
             buckets[i - begin] = bucket
             bits *= salt
-            hashes[i - begin] = bits
+            hashes[i - begin] = np.int64(bits)
             prefetch_place(bits, addresses[bucket], capacities[bucket])
         for i in range(begin, end):
-            bits = hashes[i - begin]
+            bits = np.uint64(hashes[i - begin])
             bucket = buckets[i - begin]
             capacity = capacities[bucket]
             tags = tags_at(addresses[bucket], capacity)
@@ -116,7 +133,7 @@ def insert(ids: Any, salt: Any, count: Any, addresses: Any, capacities: Any, cou
             if tags[place] != 0:
                 prefetch(keys, np.int64(rows_at(addresses[bucket], capacity)[place]))
         for i in range(begin, end):
-            bits = hashes[i - begin]
+            bits = np.uint64(hashes[i - begin])
             bucket = buckets[i - begin]
             rows = rows_at(addresses[bucket], capacities[bucket])
             tags = tags_at(addresses[bucket], capacities[bucket])
@@ -137,14 +154,14 @@ def insert(ids: Any, salt: Any, count: Any, addresses: Any, capacities: Any, cou
     return count
 
 
-@kernel(types.int64(types.uint64, types.int64, types.int64, types.int64, types.int64, _I64))
-def rehash(salt: Any, old: Any, old_capacity: Any, address: Any, capacity: Any, keys: Any) -> Any:
+@kernel(types.int64(types.uint64, types.int64, types.int64, types.int64, types.int64, _I64, _SCRATCH))
+def rehash(salt: Any, old: Any, old_capacity: Any, address: Any, capacity: Any, keys: Any, scratch: Any) -> Any:
     """All entries of one map into a new, empty one. Returns 0, or NO_END where they do not fit."""
     old_rows = rows_at(old, old_capacity)
     old_tags = tags_at(old, old_capacity)
     rows = rows_at(address, capacity)
     tags = tags_at(address, capacity)
-    moved = np.empty(BLOCK + 1, np.int64)
+    moved = scratch[0]
     for begin in range(0, old_capacity, BLOCK):
         count = 0
         for place in range(begin, min(old_capacity, begin + BLOCK)):

@@ -14,28 +14,36 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from numba import njit
-from numba.np.numpy_support import carray
 
-from ps_server.tables.kernels.memory import pointer, prefetch
+from ps_server.tables.kernels.memory import bytes_at, prefetch, words_at
 
 #: Number of ids whose memory is prefetched at once.
 BLOCK = 128
+
+#: What is kept for each of them, and for one more.
+_SCRATCH = 3, BLOCK + 1
 
 #: Result of functions for a damaged map: full, or without a row that should exist.
 NO_END = -2
 
 
+def scratch() -> npt.NDArray[np.int64]:
+    """Memory for one call of ``find``, ``insert`` or ``rehash``: they cannot allocate any."""
+    return np.empty(_SCRATCH, np.int64)
+
+
 @njit(inline="always")
 def rows_at(address: Any, capacity: Any) -> Any:
     """The row numbers of a map."""
-    return carray(pointer(address), capacity, np.uint32)
+    return words_at(address, capacity)
 
 
 @njit(inline="always")
 def tags_at(address: Any, capacity: Any) -> Any:
     """The tags of a map."""
-    return carray(pointer(address + 4 * capacity), capacity, np.uint8)
+    return bytes_at(address + 4 * capacity, capacity)
 
 
 @njit(inline="always")

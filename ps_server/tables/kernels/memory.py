@@ -7,19 +7,29 @@ from typing import Any
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
 
 IDS = types.Array(types.int64, 1, "C", readonly=True)
 ROWS = types.Array(types.float32, 2, "C", readonly=True)
 
 
-@intrinsic
-def _pointer(typing_context: Any, address: Any) -> Any:
-    """An int64 as a pointer, for ``numba.carray``."""
+def _view(item: Any) -> Any:
+    """As ``bytes_at``, for items of another type. ``numba.carray`` would count references."""
 
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+    @intrinsic
+    def view(typing_context: Any, address: Any, size: Any) -> Any:
+        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            kind = signature.return_type
+            made = context.make_array(kind)(context, builder)
+            item_bytes = context.get_abi_sizeof(context.get_data_type(kind.dtype))
+            data = builder.inttoptr(arguments[0], made.data.type)
+            strides = [context.get_constant(types.intp, item_bytes)]
+            populate_array(made, data, [arguments[1]], strides, item_bytes, None)  # type: ignore[no-untyped-call]
+            return made._getvalue()
 
-    return types.voidptr(types.int64), build
+        return types.Array(item, 1, "C")(types.int64, types.int64), build
+
+    return view
 
 
 @intrinsic
@@ -37,6 +47,7 @@ def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
     return types.void(array, types.int64), build
 
 
-#: As they are called in compiled code.
-pointer: Any = _pointer
+#: As they are called in compiled code: items of memory at an address, and how many.
+bytes_at: Any = _view(types.uint8)
+words_at: Any = _view(types.uint32)
 prefetch: Any = _prefetch

@@ -5,9 +5,12 @@ from __future__ import annotations
 import errno
 import logging
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
+import numba
+import numpy as np
 import pytest
 from numba.core import caching
 
@@ -78,3 +81,38 @@ def test_no_kernel_names_its_cache_itself():
     root = Path(__file__).parents[3]
     sources = [each for room in ("ps_server", "ps_worker", "protos") for each in (root / room).rglob("*.py")]
     assert not [each.name for each in sources if "cache=True" in each.read_text()]
+
+
+def summed(rows: Any) -> Any:
+    total = 0.0
+    for i in range(rows.shape[0]):
+        total += first_of(rows, i)
+    return total
+
+
+@numba.njit(inline="always")
+def first_of(rows: Any, i: Any) -> Any:
+    return rows[i, 0]
+
+
+def test_a_kernel_that_allocates_nothing_counts_no_references_to_arrays(monkeypatch, tmp_path):
+    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
+    made = kernel("float64(float64[:, ::1])")(summed)
+    rows = np.ones((5, 2))
+    before = sys.getrefcount(rows)
+    assert made(rows) == 5.0
+    assert sys.getrefcount(rows) == before
+    [code] = made.inspect_llvm().values()
+    assert "NRT_incref" not in code
+
+
+def test_a_kernel_that_makes_arrays_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
+    with pytest.raises(numba.core.errors.NumbaError):
+        kernel("int64[::1](int64)")(zeros)
+    made = kernel("int64[::1](int64)", allocates=True)(zeros)
+    assert made(3).tolist() == [0, 0, 0]
+
+
+def zeros(count: Any) -> Any:
+    return np.zeros(count, np.int64)
