@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ps_protocol.errors import TableFull
 from ps_server.tables.kernels import id_map
+from ps_server.tables.kernels.map_places import BLOCK, LEAD
 from ps_server.tables.store import Columns, RowStore, map_capacity
 from tests.support.length import examples
 from tests.tables.samples import random_ids
@@ -99,6 +100,21 @@ def test_the_rows_of_a_lookup_are_found_once(monkeypatch: pytest.MonkeyPatch) ->
     assert not searches
     assert store.insert(ids, 3).tolist() == expected
     assert len(searches) == 1
+
+
+@pytest.mark.parametrize("count", [0, 1, LEAD - 1, LEAD, LEAD + 1, 2 * LEAD, 2 * LEAD + 1, BLOCK, BLOCK + 1, 3 * BLOCK])
+def test_any_number_of_ids_passes_the_stages_of_a_search(count: int) -> None:
+    store = RowStore(2, 1, with_uses=False)
+    ids = np.unique(random_ids(np.random.default_rng(11), 4 * BLOCK))[:count]
+    known = ids[::2].copy()
+    assert store.insert(known, 1).tolist() == list(range(known.size))
+    rows = {int(each): row for row, each in enumerate(known)}
+    assert store.find(ids).tolist() == [rows.get(int(each), -1) for each in ids]
+    for each in ids[1::2]:
+        rows[int(each)] = len(rows)
+    assert store.insert(ids, 2).tolist() == [rows[int(each)] for each in ids]
+    assert store.find(np.tile(ids, 2)).tolist() == 2 * [rows[int(each)] for each in ids]
+    assert sorted(store.of_bucket(0).tolist() + store.of_bucket(1).tolist()) == list(range(count))
 
 
 @pytest.mark.parametrize("columns", [1, 2, 5])

@@ -11,7 +11,9 @@ from ps_protocol.model.ids import mix
 from ps_protocol.model.kernels import kernel
 from ps_server.tables.kernels.map_places import (
     BLOCK,
+    LEAD,
     NO_END,
+    RING,
     find_from,
     next_place,
     place_of,
@@ -43,46 +45,48 @@ def find(
 ) -> Any:
     """The row of each id into ``found``, -1 where it has none, and what it holds into ``out``: as many columns.
 
-    ``out`` has no columns where only the rows are wanted. What has no row stays as it is. Block by block, so that the
-    reads of memory overlap: those of a row's id and of its values, too. Returns how many ids have no row, or NO_END.
+    ``out`` has no columns where only the rows are wanted. What has no row stays as it is. Each id passes three stages,
+    ``LEAD`` ids apart, and each stage asks for the memory that the next one reads, so that many reads overlap: the
+    place, then the row's id and values. Returns how many ids have no row, or NO_END.
     """
     mask = np.uint64(capacities.size - 1)
     hashes, buckets, places = scratch[0], scratch[1], scratch[2]
     width, dim = values.shape[1], out.shape[1]
     missing = 0
-    for begin in range(0, ids.size, BLOCK):
-        end = min(ids.size, begin + BLOCK)
-        for i in range(begin, end):
-            bits = mix(ids[i])
+    for first in range(ids.size + 2 * LEAD):
+        if first < ids.size:
+            bits = mix(ids[first])
             bucket = np.int64(bits & mask)
-            buckets[i - begin] = bucket
             bits *= salt
-            hashes[i - begin] = np.int64(bits)
+            hashes[first & RING] = np.int64(bits)
+            buckets[first & RING] = bucket
             prefetch_place(bits, addresses[bucket], capacities[bucket])
-        for i in range(begin, end):
-            bits = np.uint64(hashes[i - begin])
-            bucket = buckets[i - begin]
+        second = first - LEAD
+        if 0 <= second < ids.size:
+            bits = np.uint64(hashes[second & RING])
+            bucket = buckets[second & RING]
             capacity = capacities[bucket]
             tags = tags_at(addresses[bucket], capacity)
             place = next_place(place_of(bits, capacity), tag_of(bits), tags)
             if place < 0:
                 return np.int64(NO_END)
-            places[i - begin] = place
-            found[i] = -1
+            places[second & RING] = place
+            found[second] = -1
             if tags[place] != 0:
                 row = np.int64(rows_at(addresses[bucket], capacity)[place])
-                found[i] = row
+                found[second] = row
                 prefetch(keys, row)
                 if dim > 0:
                     prefetch(values, row * width)
                     prefetch(values, row * width + dim - 1)
-        for i in range(begin, end):
+        i = second - LEAD
+        if i >= 0:
             if found[i] >= 0 and keys[found[i]] != ids[i]:
-                bits = np.uint64(hashes[i - begin])
-                bucket = buckets[i - begin]
+                bits = np.uint64(hashes[i & RING])
+                bucket = buckets[i & RING]
                 rows = rows_at(addresses[bucket], capacities[bucket])
                 tags = tags_at(addresses[bucket], capacities[bucket])
-                place = find_from(places[i - begin], ids[i], tag_of(bits), rows, tags, keys)
+                place = find_from(places[i & RING], ids[i], tag_of(bits), rows, tags, keys)
                 if place < 0:
                     return np.int64(NO_END)
                 found[i] = rows[place] if tags[place] != 0 else -1
@@ -108,36 +112,38 @@ def insert(
 ) -> Any:
     """The row of each id into ``found``; those without get ``count``, ``count`` + 1, … Returns how many rows there are.
 
-    No id comes twice; the maps have room. Returns NO_END, with some of the ids done, for a map that has none.
+    No id comes twice; the maps have room. In stages as ``find``: what was put since the second is behind the place that
+    it found, or at it. Returns NO_END, with some of the ids done, for a map that has no room.
     """
     mask = np.uint64(capacities.size - 1)
     hashes, buckets, places = scratch[0], scratch[1], scratch[2]
-    for begin in range(0, ids.size, BLOCK):
-        end = min(ids.size, begin + BLOCK)
-        for i in range(begin, end):
-            bits = mix(ids[i])
+    for first in range(ids.size + 2 * LEAD):
+        if first < ids.size:
+            bits = mix(ids[first])
             bucket = np.int64(bits & mask)
-            buckets[i - begin] = bucket
             bits *= salt
-            hashes[i - begin] = np.int64(bits)
+            hashes[first & RING] = np.int64(bits)
+            buckets[first & RING] = bucket
             prefetch_place(bits, addresses[bucket], capacities[bucket])
-        for i in range(begin, end):
-            bits = np.uint64(hashes[i - begin])
-            bucket = buckets[i - begin]
+        second = first - LEAD
+        if 0 <= second < ids.size:
+            bits = np.uint64(hashes[second & RING])
+            bucket = buckets[second & RING]
             capacity = capacities[bucket]
             tags = tags_at(addresses[bucket], capacity)
             place = next_place(place_of(bits, capacity), tag_of(bits), tags)
             if place < 0:
                 return np.int64(NO_END)
-            places[i - begin] = place
+            places[second & RING] = place
             if tags[place] != 0:
                 prefetch(keys, np.int64(rows_at(addresses[bucket], capacity)[place]))
-        for i in range(begin, end):
-            bits = np.uint64(hashes[i - begin])
-            bucket = buckets[i - begin]
+        i = second - LEAD
+        if i >= 0:
+            bits = np.uint64(hashes[i & RING])
+            bucket = buckets[i & RING]
             rows = rows_at(addresses[bucket], capacities[bucket])
             tags = tags_at(addresses[bucket], capacities[bucket])
-            place = find_from(places[i - begin], ids[i], tag_of(bits), rows, tags, keys)
+            place = find_from(places[i & RING], ids[i], tag_of(bits), rows, tags, keys)
             if place < 0:
                 return np.int64(NO_END)
             # One place stays empty, or the next search would have no end; columns hold so many rows.
@@ -161,18 +167,21 @@ def rehash(salt: Any, old: Any, old_capacity: Any, address: Any, capacity: Any, 
     old_tags = tags_at(old, old_capacity)
     rows = rows_at(address, capacity)
     tags = tags_at(address, capacity)
-    moved = scratch[0]
-    for begin in range(0, old_capacity, BLOCK):
+    behind = 0
+    for begin in range(0, old_capacity + BLOCK, BLOCK):
+        # The ids of one block are asked for while those of the block before are put.
+        moved, before = scratch[begin // BLOCK % 2], scratch[1 - begin // BLOCK % 2]
         count = 0
         for place in range(begin, min(old_capacity, begin + BLOCK)):
             moved[count] = old_rows[place]
             count += old_tags[place] != 0
         for i in range(count):
             prefetch(keys, moved[i])
-        for i in range(count):
-            bits = mix(keys[moved[i]]) * salt
-            if not put(tag_of(bits), np.uint32(moved[i]), place_of(bits, capacity), rows, tags):
+        for i in range(behind):
+            bits = mix(keys[before[i]]) * salt
+            if not put(tag_of(bits), np.uint32(before[i]), place_of(bits, capacity), rows, tags):
                 return NO_END
+        behind = count
     return 0
 
 

@@ -22,7 +22,13 @@ from ps_server.tables.kernels.memory import bytes_at, prefetch, words_at
 #: Number of ids whose memory is prefetched at once.
 BLOCK = 128
 
-#: What is kept for each of them, and for one more.
+#: How many ids the stages of a search are apart.
+LEAD = 24
+
+#: Of an id's number, what names its place in the memory for those between two stages.
+RING = BLOCK - 1
+
+#: What is kept for each id, and for one more.
 _SCRATCH = 3, BLOCK + 1
 
 #: Result of functions for a damaged map: full, or without a row that should exist.
