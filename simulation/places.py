@@ -35,7 +35,8 @@ class Places:
 
     def generation(self, model: str, epoch: int) -> int:
         """How many models of this name were released before ``epoch``."""
-        return sum(released < epoch for released in self._released.get(model, ()))
+        released = self._released.get(model)
+        return sum(each < epoch for each in released) if released else 0
 
     def release(self, model: str, epoch: int) -> None:
         """The model that has this name until ``epoch`` is released."""

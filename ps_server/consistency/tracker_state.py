@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Self
 
+from ps_protocol.records import fields_of
 from ps_server.consistency.events import START, ParticipantStatus, Position, Verdict, WorkerKey
 
 STALENESS_BUCKETS = 64
@@ -50,7 +51,7 @@ class TrackerState:
             "applied": self.applied,
             "highest": self.highest,
             "standings": [
-                {"worker": asdict(each.worker), "position": each.position, "last_sequence": each.last_sequence}
+                {"worker": fields_of(each.worker), "position": each.position, "last_sequence": each.last_sequence}
                 for each in self.standings
             ],
             "outcomes": dict(self.outcomes),

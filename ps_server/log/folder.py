@@ -8,11 +8,12 @@ import os
 import shutil
 import threading
 import uuid
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from ps_protocol.errors import ConfigError, DamagedData
+from ps_protocol.records import fields_of
 from ps_protocol.sealed import seal, unseal
 from ps_server.log.files import replace_file, sync_folder, writable_folder
 from ps_server.private_files import FILE_MODE, FOLDER_MODE, close_to_others
@@ -156,7 +157,7 @@ class DataFolder:
             self._lock = -1
 
     def _write(self) -> None:
-        replace_file(self.path / _IDENTITY, seal({"format": FORMAT, **asdict(self.identity)}))
+        replace_file(self.path / _IDENTITY, seal({"format": FORMAT, **fields_of(self.identity)}))
 
 
 def _read(path: Path, shard: int) -> FolderIdentity:

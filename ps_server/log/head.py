@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ps_protocol.errors import DamagedData
+from ps_protocol.records import fields_of
 from ps_protocol.sealed import SEAL_BYTES, seal, sealed, unseal
 from ps_server.private_files import FILE_MODE
 
@@ -73,7 +74,7 @@ class HeadFile:
 
     def write(self, head: LogHead) -> None:
         """Have ``head`` on the disk. Raises OSError."""
-        text = seal({"format": FORMAT, **asdict(head)})
+        text = seal({"format": FORMAT, **fields_of(head)})
         data = sealed(b"{" + text[SEAL_BYTES:].ljust(HEAD_BYTES - SEAL_BYTES))
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:

@@ -20,7 +20,7 @@ class TorchVersions:
 
     def note(self, peer: Peer, version: str) -> None:
         """The shard says that it runs ``version``; empty: it does not say."""
-        if version not in ("", torch.__version__, self._told):
+        if version not in ("", str(torch.__version__), self._told):
             self._told = version
             logger.warning(
                 "%s applies updates with torch %s, and this worker computes gradients with torch %s: results may "

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
-from simulation.runtime.locks import Condition, Event, SimpleQueue
+from simulation.runtime.locks import Event, FutureCondition, SimpleQueue
 from simulation.runtime.threads import Thread
 from simulation.runtime.wait import kernel
 
@@ -22,7 +22,7 @@ class Future(concurrent.futures.Future[Any]):
         return cls
 
     def __init__(self) -> None:
-        self._condition: Any = Condition()
+        self._condition: Any = FutureCondition()
         self._state = "PENDING"
         self._result: Any = None
         self._exception: BaseException | None = None

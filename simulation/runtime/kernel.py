@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import heapq
 import sys
 import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from heapq import heappop, heappush
 from random import Random
 from typing import Any, NoReturn
 
@@ -100,10 +100,10 @@ class Kernel(EventLoop):
                     gc.enable()
 
     def _run(self, until: float, done: Callable[[], bool]) -> None:
-        ready = self._ready
+        ready, call = self._ready, self._call
         while not self.violation:
             if ready:
-                self._call(ready.popleft())
+                call(ready.popleft())
             elif done() or not self._pass_time(until):
                 return
 
@@ -113,12 +113,12 @@ class Kernel(EventLoop):
         while timers:
             when, _, handle = timers[0]
             if handle.callback is None:
-                heapq.heappop(timers)
+                heappop(timers)
                 continue
             if when > until:
                 self.now = until
                 return False
-            heapq.heappop(timers)
+            heappop(timers)
             if when > self.now:
                 self.now = when
             self._ready.append(handle)
@@ -193,12 +193,13 @@ class Kernel(EventLoop):
         self, seconds: float, process: Process | None, callback: Callable[..., object], *arguments: Any
     ) -> Handle:
         """Call ``callback`` in ``process`` (None: outside all of them) in ``seconds`` seconds."""
-        handle = Handle(self.now + seconds, callback, arguments, process)
+        when = self.now + seconds
+        handle = Handle(when, callback, arguments, process)
         if seconds <= 0.0:
             self._ready.append(handle)
         else:
             self._numbered += 1
-            heapq.heappush(self._timers, (handle.when(), self._numbered, handle))
+            heappush(self._timers, (when, self._numbered, handle))
         return handle
 
     def again(self, handle: Handle) -> None:

@@ -134,6 +134,29 @@ class Condition:
         self.notify(len(self._waiting))
 
 
+class FutureCondition(Condition):
+    """The condition of a future: without a lock, for no thread gives the turn away while it has that lock."""
+
+    def __enter__(self) -> bool:
+        return True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until notified."""
+        wait = Wait()
+        self._waiting.append(wait)
+        return wait.pause(timeout)
+
+    def notify_all(self) -> None:
+        """Wake all."""
+        if self._waiting:
+            self.notify(len(self._waiting))
+
+
 class Event:
     """As ``threading.Event``."""
 

@@ -54,6 +54,8 @@ class Network:
     def heals(self, a: Process, b: Process) -> float:
         """When ``a`` and ``b`` can reach each other (again)."""
         heals = now = self.kernel.now
+        if not self._partitions:
+            return now
         for partition in self._partitions:
             if partition.until > now and partition.parts(a.name, b.name):
                 heals = max(heals, partition.until)
@@ -136,10 +138,12 @@ class Pipe:
         network = self._network
         if not sender.alive:
             raise Killed
-        at = max(network.kernel.now + network.delay(), network.heals(sender, receiver), self._arrived)
+        kernel = network.kernel
+        now = kernel.now
+        at = max(now + network.delay(), network.heals(sender, receiver), self._arrived)
         self._arrived = at
         if at < self.cut:
-            network.kernel.schedule(at - network.kernel.now, receiver, self._deliver, deliver, message)
+            kernel.schedule(at - now, receiver, self._deliver, deliver, message)
 
     def _deliver(self, deliver: Callable[..., None], message: tuple[Any, ...]) -> None:
         if self._network.kernel.now < self.cut:

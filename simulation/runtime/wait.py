@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import torch
 from greenlet import getcurrent
+from torch import is_grad_enabled, set_grad_enabled
 
 from simulation.runtime.kernel import Handle, Kernel, Process
 
@@ -35,27 +35,28 @@ class Wait:
     __slots__ = ("_kernel", "_process", "_thread", "_timer", "_woken", "done")
 
     def __init__(self) -> None:
-        self._kernel = kernel()
+        self._kernel = here = kernel()
         self._thread = getcurrent()
-        self._process = self._kernel.process
+        self._process = here.process
         self._timer: Handle | None = None
         self._woken = False
         self.done = False
 
     def pause(self, seconds: float | None = None) -> bool:
         """Give the turn away; whether ``wake`` was called in time. Raises Killed when the process dies meanwhile."""
-        self._kernel.check_alive()
+        here = self._kernel
+        here.check_alive()
         if seconds is not None:
-            self._timer = self._kernel.schedule(max(seconds, 1e-9), self._process, self._time_out)
+            self._timer = here.schedule(max(seconds, 1e-9), self._process, self._time_out)
             self._timer.in_thread = True
-        if self._thread is self._kernel.hub:
-            self._kernel.block(lambda: self.done)
+        if self._thread is here.hub:
+            here.block(lambda: self.done)
         else:
-            gradients = torch.is_grad_enabled()  # one mode for all greenlets of a thread
-            self._kernel.hub.switch()
-            if torch.is_grad_enabled() is not gradients:
-                torch.set_grad_enabled(gradients)
-            self._kernel.check_alive()
+            gradients = is_grad_enabled()  # one mode for all greenlets of a thread
+            here.hub.switch()
+            if is_grad_enabled() is not gradients:
+                set_grad_enabled(gradients)
+            here.check_alive()
         return self._woken
 
     def wake(self) -> None:
@@ -66,12 +67,13 @@ class Wait:
         if self._timer is not None:
             self._timer.cancel()
         self._woken = True
-        if self._thread is self._kernel.hub:
+        here = self._kernel
+        if self._thread is here.hub:
             return
-        draw = self._kernel.random.random()
+        draw = here.random.random()
         # Most threads go on at once; some have to wait for a processor.
         delay = 0.0 if draw < 0.9 else (draw - 0.9) * 0.02
-        self._kernel.schedule(delay, self._process, self._thread.switch).in_thread = True
+        here.schedule(delay, self._process, self._thread.switch).in_thread = True
 
     def _time_out(self) -> None:
         self.done = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -13,6 +13,7 @@ from ps_protocol.cluster.exchange import ExchangeKey
 from ps_protocol.cluster.view import Joined, Member, MemberStats, MemberStatus, Role
 from ps_protocol.errors import DamagedData, InvalidRequest
 from ps_protocol.model.spec import Consistency, Mode, ShardMap, StalePolicy
+from ps_protocol.records import fields_of
 from ps_protocol.wire.convert.exchange import exchange_record_from_bytes, exchange_record_to_bytes
 from ps_protocol.wire.convert.model import shard_map_from_bytes, shard_map_to_bytes
 from ps_server.coordinator.exchanges.records import CompleteExchange, ExchangeRecords
@@ -145,7 +146,7 @@ def _encode(part: Any) -> bytes:
         case ExchangeRecords():
             plain: Any = {"dropped": dict(part.dropped), "live": list(part.live.items()), "late": sorted(part.late)}
         case JobIdentity():
-            plain = asdict(part) | {"partition": [type(part.partition).__name__, asdict(part.partition)]}
+            plain = fields_of(part) | {"partition": [type(part.partition).__name__, fields_of(part.partition)]}
         case ClusterRecords():
             plain = _cluster_to(part)
         case SavedMember():
@@ -176,10 +177,10 @@ def _cluster_to(records: ClusterRecords) -> dict[str, Any]:
         "phase": membership.phase,
         "started": records.started,
         "finished": records.finished,
-        "consistency": asdict(mode) | {"mode": mode.mode.value, "stale_policy": mode.stale_policy.value},
+        "consistency": fields_of(mode) | {"mode": mode.mode.value, "stale_policy": mode.stale_policy.value},
         "seen": sorted((role.value, index) for role, index in membership.seen),
         "newest_state": {str(shard): incarnation for shard, incarnation in membership.newest_state.items()},
-        "copies": {str(shard): asdict(copies) for shard, copies in membership.copies.items()},
+        "copies": {str(shard): fields_of(copies) for shard, copies in membership.copies.items()},
         "shards": records.shards,
         "spare": sorted(records.spare),
         "moving": records.moving,
@@ -226,7 +227,7 @@ def _place_to(place: SavedMember) -> dict[str, Any]:
     ask, joined = place.application, place.joined
     member = joined.member
     return {
-        "applicant": asdict(ask) | {"role": ask.role.value},
+        "applicant": fields_of(ask) | {"role": ask.role.value},
         "index": member.index,
         "incarnation": member.incarnation,
         "lease_seconds": joined.lease_seconds,
@@ -244,8 +245,8 @@ def _place_from(plain: dict[str, Any], seed: int) -> SavedMember:
 
 
 def _status_to(status: MemberStatus) -> dict[str, Any]:
-    plain = asdict(status)
-    return plain | {"member": plain["member"] | {"role": status.member.role.value}}
+    member = fields_of(status.member) | {"role": status.member.role.value}
+    return fields_of(status) | {"member": member, "stats": fields_of(status.stats)}
 
 
 def _status_from(plain: dict[str, Any]) -> MemberStatus:

@@ -56,7 +56,7 @@ class OpenChecks:
     def torch_version(self, worker: WorkerKey, version: str) -> None:
         """``worker`` has this version of torch, empty where it does not say. Speaks of a difference once."""
         version = version[:_VERSION_CHARACTERS]
-        if not version or version == torch.__version__ or self._told.get(worker.rank) == version:
+        if not version or version == str(torch.__version__) or self._told.get(worker.rank) == version:
             return
         self._told[worker.rank] = version
         logger.warning(
