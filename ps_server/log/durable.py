@@ -19,6 +19,7 @@ from ps_server.log.folder import DataFolder
 from ps_server.log.head import HEAD_BYTES, HeadFile, LogHead
 from ps_server.log.messages import EntryWriter
 from ps_server.log.record import ALIGNMENT_BYTES, HEADER_BYTES, Header, copy_record, encode_record, padded, write_at
+from ps_server.log.room import fits
 from ps_server.log.scan import End
 from ps_server.log.segments import LogSegment, SegmentFolder
 
@@ -107,6 +108,7 @@ class DurableLog:
         self._reserved: dict[int, int] = {}
         self._largest = 0
         self._preparing: asyncio.Task[None] | None = None
+        self._filling: asyncio.Task[None] | None = None
 
     @property
     def segment_bytes(self) -> int:
@@ -115,7 +117,9 @@ class DurableLog:
 
     @property
     def _is_full(self) -> bool:
-        return self._bound_bytes is not None and self._segments.is_full(self._bound_bytes - self.segment_bytes)
+        if self._bound_bytes is None:
+            return False
+        return self._segments.is_full(self._bound_bytes - self._segments.added_bytes(self.segment_bytes))
 
     def _segment_for(self, largest: int) -> int:
         unit = SEGMENT_BYTES
@@ -168,14 +172,11 @@ class DurableLog:
         """Have room for a record of ``nbytes`` bytes of payload. Raises StorageFull; then nothing is reserved."""
         size = padded(HEADER_BYTES + MESSAGE_BYTES + nbytes)
         self._largest = max(self._largest, size)
+        while self._wanting(size):
+            await asyncio.shield(self._prepare_ahead())
+        # Not before: a smaller record, which fits, does not wait for the room of a larger one.
         self._reserved[size] = self._reserved.get(size, 0) + 1
-        try:
-            while self._wanting():
-                await asyncio.shield(self._prepare_ahead())
-        except BaseException:
-            self.release(nbytes)
-            raise
-        if self._writing and not self._segments.spare_bytes and not self._is_full:
+        if self._writing and max(self._segments.spare_bytes, default=0) < self.segment_bytes and not self._is_full:
             self._prepare_ahead()
 
     def release(self, nbytes: int) -> None:
@@ -228,6 +229,7 @@ class DurableLog:
     def reset(self, number: int) -> None:
         """In the executor: start over in an emptied folder; the next record is ``number + 1``. Raises OSError."""
         self._close_segment()
+        self._segments.stop()
         self._segments = SegmentFolder(self._path, sync=self.waits)
         self.number = self.whole = number
         self.last_writer = 0
@@ -282,24 +284,20 @@ class DurableLog:
 
     def close(self) -> None:
         """After the executor's last work. Repeatable."""
+        self._segments.stop()
         self._close_segment()
         if self._head.number != self._certain:
             self._head = replace(self._head, number=self._certain)
             with suppress(OSError):  # the next start then expects less
                 self._head_file.write(self._head)
 
-    def _wanting(self, more: int = 0) -> bool:
-        """Whether what is reserved, and ``more``, might not fit into what is prepared.
-
-        A segment holds half its size at least.
-        """
+    def _wanting(self, size: int) -> bool:
+        """Whether what is reserved, and a record of ``size`` bytes, might not fit into what is prepared."""
         if not self._writing and self._open is None:
             return False
-        needed = 2 * (more + sum(size * count for size, count in self._reserved.items()))
-        size = self.segment_bytes
+        records = [each for each, count in self._reserved.items() for _ in range(count)]
         left = (self._open.size_bytes - self._open.offset) if self._open else 0
-        fitting = [spare for spare in self._segments.spare_bytes if spare >= size]
-        return needed > left and needed > sum(fitting)
+        return not fits([*records, size], left, self._segments.spare_bytes)
 
     async def ready(self) -> None:
         """Have a segment that ``resume`` can begin with. Raises StorageFull."""
@@ -310,9 +308,15 @@ class DurableLog:
         """Make one more segment; concurrent callers share the task. It raises StorageFull."""
         if self._preparing is None or self._preparing.done():
             self._preparing = asyncio.create_task(to_thread(self._prepare))
-            # A caller that needs the room sees the error again.
-            self._preparing.add_done_callback(lambda task: task.cancelled() or task.exception())
+            self._preparing.add_done_callback(self._fill_ahead)
         return self._preparing
+
+    def _fill_ahead(self, prepared: asyncio.Task[None]) -> None:
+        """Nobody waits for it. A caller that needs the room sees the error of ``prepared`` again."""
+        if prepared.cancelled() or prepared.exception():
+            return
+        if not self._segments.is_filled and (self._filling is None or self._filling.done()):
+            self._filling = asyncio.create_task(to_thread(self._segments.fill))
 
     def _prepare(self) -> None:
         with told_when_full(self._shard, self._path):

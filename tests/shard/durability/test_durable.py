@@ -271,7 +271,7 @@ def test_a_push_by_itself_on_a_full_disk_gets_a_typed_error(tmp_path, monkeypatc
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(os, "posix_fallocate", full)
-        monkeypatch.setattr(type(shard.storage._durable), "_wanting", lambda log: True)
+        monkeypatch.setattr(type(shard.storage._durable), "_wanting", lambda log, size: True)
         opening = shard_pb2.Open(
             model="model", worker=shard_pb2.WorkerId(rank=0, incarnation=1), protocol_version=PROTOCOL_VERSION
         )

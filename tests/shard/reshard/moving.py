@@ -350,7 +350,8 @@ def crash_image(node: Node, point: str, target: Path) -> Callable[[], bool]:
     source, seen = node.path, []
 
     def copy() -> None:
-        shutil.copytree(source, target)
+        # Room is made in another thread: a half-made file, which a start removes, may be renamed meanwhile.
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.part"))
         seen.append(True)
         node.failpoints.disarm(point)
 

@@ -187,7 +187,7 @@ def test_a_full_disk_refuses_the_move_and_loses_nothing(tmp_path, monkeypatch):
 
         with monkeypatch.context() as limited:
             limited.setattr(os, "posix_fallocate", full)
-            limited.setattr(type(made.nodes[2].storage.log), "_wanting", lambda log: True)
+            limited.setattr(type(made.nodes[2].storage.log), "_wanting", lambda log, size: True)
             with pytest.raises(grpc.RpcError) as refused:
                 made.prepare(2, made.next_map(THERE))
             assert isinstance(error_of(refused.value), StorageFull)
