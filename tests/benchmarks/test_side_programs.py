@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import crowd, mxnet, other_python, startup, tensorflow
 from benchmarks.forked import answers, forked
+from benchmarks.tables import table_parts
 
 
 def test_rates_of_rows_are_medians_and_the_ratio_that_of_neighbours() -> None:
@@ -43,6 +44,15 @@ for line in sys.stdin:
         other_python.running(Path(sys.executable), "ends.py"),
     ):
         pass
+
+
+def test_a_table_is_timed_and_holds_what_was_inserted(monkeypatch) -> None:
+    for name, value in {"ROWS": 3_000, "IDS": 500, "INSERTED": 1_000}.items():
+        monkeypatch.setattr(table_parts, name, value)
+    table = table_parts.Worked("adam")
+    assert all(table.seconds(operation) > 0 for operation in table_parts.OPERATIONS)
+    assert table._table.rows == 4_000
+    assert table._table.updates == 5
 
 
 def test_jobs_are_shown_with_their_extremes() -> None:
