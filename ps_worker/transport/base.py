@@ -32,7 +32,8 @@ class Link:
 class ClientTransport(Protocol):
     """One open stream to a shard. Used by the training thread.
 
-    Sending neither waits nor fails: ``receive`` reports a broken stream.
+    Sending does not fail: ``receive`` reports a broken stream. Only a push to the one shard of a model may wait, until
+    all of it is sent.
     """
 
     transport: Transport
