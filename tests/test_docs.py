@@ -1,4 +1,4 @@
-"""What the documentation names is there: files, folders, modules, tests."""
+"""What the documentation names is there: files, folders, modules, tests. Its prose is wrapped."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks" / "README.md"]
+TEXTS = sorted({*PAGES, *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")})
+WIDTH = 120
 
 _FILE = re.compile(r"`([\w./-]+/[\w./-]*)`")
 _MODULE = re.compile(r"`((?:ps_server|ps_worker|ps_protocol)(?:\.\w+)+)`")
@@ -43,3 +45,18 @@ def test_what_a_page_names_exists(page):
 def test_names_of_what_is_not_there_are_found():
     assert missing("`ps_server/shard/nothing.py` and `ps_server.shard.process`") == ["ps_server/shard/nothing.py"]
     assert missing("`ps_worker.nothing`, `ps_worker.connect`") == ["ps_worker.nothing"]
+
+
+def too_long(text: str) -> list[str]:
+    """The lines of ``text`` that are longer than WIDTH: not those of tables and of code."""
+    outside = re.sub(r"^( *)(```|~~~).*?^ *\2", "", text, flags=re.DOTALL | re.MULTILINE)
+    return [line for line in outside.splitlines() if len(line) > WIDTH and not line.lstrip().startswith("|")]
+
+
+def test_prose_is_wrapped():
+    assert {str(path.relative_to(ROOT)): found for path in TEXTS if (found := too_long(path.read_text()))} == {}
+
+
+def test_long_lines_are_found_outside_tables_and_code():
+    line = "a " * 80
+    assert too_long(f"short\n{line}\n| {line} |\n```sh\n{line}\n```\n- {line}") == [line, f"- {line}"]
