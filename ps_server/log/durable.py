@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from asyncio import to_thread
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,6 @@ from ps_server.log.folder import DataFolder
 from ps_server.log.head import HEAD_BYTES, HeadFile, LogHead
 from ps_server.log.messages import EntryWriter
 from ps_server.log.record import ALIGNMENT_BYTES, HEADER_BYTES, Header, copy_record, encode_record, padded, write_at
-from ps_server.log.room import fits
 from ps_server.log.scan import End
 from ps_server.log.segments import LogSegment, SegmentFolder
 
@@ -108,7 +107,6 @@ class DurableLog:
         self._reserved: dict[int, int] = {}
         self._largest = 0
         self._preparing: asyncio.Task[None] | None = None
-        self._filling: asyncio.Task[None] | None = None
 
     @property
     def segment_bytes(self) -> int:
@@ -117,9 +115,7 @@ class DurableLog:
 
     @property
     def _is_full(self) -> bool:
-        if self._bound_bytes is None:
-            return False
-        return self._segments.is_full(self._bound_bytes - self._segments.added_bytes(self.segment_bytes))
+        return self._bound_bytes is not None and self._segments.is_full(self._bound_bytes - self.segment_bytes)
 
     def _segment_for(self, largest: int) -> int:
         unit = SEGMENT_BYTES
@@ -229,7 +225,6 @@ class DurableLog:
     def reset(self, number: int) -> None:
         """In the executor: start over in an emptied folder; the next record is ``number + 1``. Raises OSError."""
         self._close_segment()
-        self._segments.stop()
         self._segments = SegmentFolder(self._path, sync=self.waits)
         self.number = self.whole = number
         self.last_writer = 0
@@ -284,7 +279,6 @@ class DurableLog:
 
     def close(self) -> None:
         """After the executor's last work. Repeatable."""
-        self._segments.stop()
         self._close_segment()
         if self._head.number != self._certain:
             self._head = replace(self._head, number=self._certain)
@@ -308,15 +302,9 @@ class DurableLog:
         """Make one more segment; concurrent callers share the task. It raises StorageFull."""
         if self._preparing is None or self._preparing.done():
             self._preparing = asyncio.create_task(to_thread(self._prepare))
-            self._preparing.add_done_callback(self._fill_ahead)
+            # A caller that needs the room sees the error again.
+            self._preparing.add_done_callback(lambda task: task.cancelled() or task.exception())
         return self._preparing
-
-    def _fill_ahead(self, prepared: asyncio.Task[None]) -> None:
-        """Nobody waits for it. A caller that needs the room sees the error of ``prepared`` again."""
-        if prepared.cancelled() or prepared.exception():
-            return
-        if not self._segments.is_filled and (self._filling is None or self._filling.done()):
-            self._filling = asyncio.create_task(to_thread(self._segments.fill))
 
     def _prepare(self) -> None:
         with told_when_full(self._shard, self._path):
@@ -341,3 +329,20 @@ class DurableLog:
         if self._open is not None:
             os.close(self._open.descriptor)
             self._open = None
+
+
+def fits(records: Collection[int], left: int, spares: Collection[int]) -> bool:
+    """Whether ``records`` of these sizes can be written in any order, without another segment.
+
+    Each goes behind the one before: into the ``left`` bytes of the open segment, else to the beginning of any of
+    ``spares`` that holds it; what it leaves behind in the segment before is lost.
+    """
+    total = sum(records)
+    if total <= left:
+        return True
+    largest, least = max(records), min(records)
+    # A record that did not fit would have found all segments that hold the largest one used. A segment is left when a
+    # record does not fit behind the others: it holds more than its size without the largest. One that was begun holds a
+    # record.
+    used = max(0, left - largest + 1) + sum(max(spare - largest + 1, least) for spare in spares if spare >= largest)
+    return used + least > total and any(spare >= largest for spare in spares)

@@ -32,8 +32,7 @@ class Link:
 class ClientTransport(Protocol):
     """One open stream to a shard. Used by the training thread.
 
-    Sending does not fail: ``receive`` reports a broken stream. Only a push to the one shard of a model may wait, until
-    all of it is sent.
+    Sending neither waits nor fails: ``receive`` reports a broken stream.
     """
 
     transport: Transport

@@ -46,9 +46,8 @@ from ps_worker.transport.shared_region import SharedRegion
 class SocketClientTransport:
     """A ``ClientTransport`` on a side channel of ``anchor``; when one of the two ends, so does the other.
 
-    A thread of its own sends what the socket does not take at once, so that pushes to several shards are in progress at
-    the same time. A push to the model's only shard is sent by the caller, which waits for the answer anyway, unless
-    other answers are to come before: then the shard may not read until they have been received.
+    A thread of its own sends what the socket does not take at once. Sending therefore never waits, and pushes to
+    several shards are in progress at the same time.
     """
 
     def __init__(self, carrier: Carrier, anchor: GrpcClientTransport, link: Link) -> None:
@@ -64,9 +63,6 @@ class SocketClientTransport:
         self._link = link
         self._sender = ThreadPoolExecutor(1, f"push-{link.peer.shard}")
         self._sending: Future[None] | None = None
-        self._only_shard = len(link.layout.shard_map.holders) == 1
-        #: Answers that are to come. The shard may stop reading until this side reads them.
-        self._unanswered = 0
         #: Regions of the shard that are mapped here, by the number it gave them.
         self._regions: Recent[SharedRegion] = Recent()
         #: Descriptors of the last message that have not been mapped.
@@ -122,13 +118,11 @@ class SocketClientTransport:
         if self._pushed_room is not None and INLINE_BYTES < total_len(rows) <= len(self._pushed_room.bytes):
             gather(rows, self._pushed_room.bytes)
             header.rows_in_room, rows = True, ()
-        self._send(header, [*payload, *rows], wait=self._only_shard and not self._unanswered)
-        self._unanswered += 1
+        self._send(header, [*payload, *rows])
 
     def look_up(self, header: LookupHeader, ids: Sequence[memoryview]) -> None:
         """Send the request, the ids in or behind it."""
         self._send(header, ids)
-        self._unanswered += 1
 
     def stage(self, span: Range, piece: memoryview, ready: Callable[[], None]) -> None:
         """Let the sending thread send one range; nothing is sent where gradients are in shared memory."""
@@ -139,7 +133,6 @@ class SocketClientTransport:
     def fetch(self) -> None:
         """Send the request."""
         self._send(FetchRequest())
-        self._unanswered += 1
 
     def arrive(self, phase: int) -> None:
         """Send the message."""
@@ -153,7 +146,6 @@ class SocketClientTransport:
         """
         try:
             answer = read_answer(self, place, self._link.on_wait, self._link.peer)
-            self._unanswered -= answer is not None
             if answer and (answer.in_room if isinstance(answer, RowsAnswer) else answer.segment):
                 self._send(ReleaseRequest())
         except (OSError, ValueError) as error:
@@ -220,8 +212,8 @@ class SocketClientTransport:
             raise InternalError(f"{self._link.peer} named shared memory but did not send it")
         return self._descriptors.pop(0)
 
-    def _send(self, message: StepRequest, payload: Sequence[memoryview] = (), *, wait: bool = False) -> None:
-        """Errors are left to ``receive``, which finds the connection broken. ``wait``: return when all is sent."""
+    def _send(self, message: StepRequest, payload: Sequence[memoryview] = ()) -> None:
+        """Errors are left to ``receive``, which finds the connection broken."""
         small = total_len(payload) <= INLINE_BYTES
         rest = framed_pieces(request_to_pieces(message, payload if small else ())) + ([] if small else [*payload])
         try:
@@ -230,11 +222,7 @@ class SocketClientTransport:
         except OSError:
             self._carrier.shut_down()
             return
-        if not rest:
-            return
-        if wait and (self._sending is None or self._sending.done()):
-            _send_rest(self._carrier, rest)
-        else:
+        if rest:
             self._sending = self._sender.submit(_send_rest, self._carrier, rest)
 
     def _broken(self, error: OSError | ValueError) -> PsError:
@@ -264,7 +252,7 @@ def gather(pieces: Sequence[memoryview], into: memoryview) -> None:
 
 
 def _send_rest(carrier: Carrier, pieces: Sequence[memoryview | bytes], ready: Callable[[], None] | None = None) -> None:
-    """After an error ``receive`` finds the connection ended."""
+    """On the sending thread. After an error ``receive`` finds the connection ended."""
     try:
         if ready:
             ready()

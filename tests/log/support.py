@@ -61,7 +61,6 @@ def opened(root: Path, *, sync: bool = False, gently: bool = False) -> Iterator[
             if gently:
                 log.close()
             else:
-                log._segments.stop()  # a killed process fills nothing
                 log._close_segment()
     finally:
         folder.close()
