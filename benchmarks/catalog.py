@@ -10,7 +10,7 @@ from benchmarks.tables import growth, rates, saved, training
 SMALL = 10 * KB
 LARGE = 100 * MB
 #: Sizes of their own, so that each row belongs to one group.
-MANY_WORKERS_SIZE = 10 * MB
+MANY_WORKERS_SIZE = 12 * MB
 MANY_SHARDS_SIZE = 20 * MB
 THOUSAND_SIZES = (4 * MB, LARGE)
 WORKERS = (1, 2, 4, 8)
@@ -36,6 +36,7 @@ def groups(quick: bool) -> list[Group]:
     found = [
         Group(f"{size(SMALL)}, every way", small, rounds=10, count=200, warm_up=20),
         Group(f"{size(MB)}, every way", middle, rounds=8, count=30, warm_up=3),
+        Group(f"{size(10 * MB)}, every way", _every_way(10 * MB), rounds=8, count=10, warm_up=2),
         Group(f"{size(LARGE)}, every way", large, rounds=6, count=3),
         Group(f"{size(GB)}, every way", huge, rounds=2, count=2, together=False),
         Group(f"{THOUSAND:,} tensors, {size(4 * MB)}", thousand, rounds=8, count=15, warm_up=2),
