@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from asyncio import to_thread
 from collections.abc import Callable, Collection
@@ -11,35 +12,22 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ps_protocol.errors import ConfigError, InternalError, StorageFull
+from ps_protocol.errors import InternalError, StorageFull
 from ps_protocol.metrics.histogram import Histogram
 from ps_server.log.entries import Entry
 from ps_server.log.files import sync_folder, told_when_full
 from ps_server.log.folder import DataFolder
-from ps_server.log.head import HEAD_BYTES, HeadFile, LogHead
+from ps_server.log.head import HeadFile, LogHead
 from ps_server.log.messages import EntryWriter
-from ps_server.log.record import ALIGNMENT_BYTES, HEADER_BYTES, Header, copy_record, encode_record, padded, write_at
+from ps_server.log.record import Header, copy_record, encode_record, record_bytes, write_at
 from ps_server.log.scan import End
+from ps_server.log.segment_size import FEWEST_SEGMENTS, require_space, segment_bytes_for
 from ps_server.log.segments import LogSegment, SegmentFolder
-
-SEGMENT_BYTES = 64 << 20
-"""Size of a segment, at most; larger records get larger ones."""
-
-SEGMENTS = 8
-"""A log that was given little space has about so many."""
-
-FEWEST_SEGMENTS = 3
-"""One that is written, one that waits, one whose records a snapshot is about to replace."""
-
-_SMALLEST_SEGMENT_BYTES = 64 << 10
 
 PRESSED_SECONDS = 5.0
 """How long a push waits for a snapshot before it is refused, to be tried again."""
 
 _PRESSED_LOOK_SECONDS = 0.01
-
-MESSAGE_BYTES = 64 << 10
-"""More than the message of a record takes, without its payload."""
 
 
 @dataclass(slots=True)
@@ -104,44 +92,23 @@ class DurableLog:
         self._head_file = HeadFile(folder.log)
         self._head = LogHead.now(every_push=writing, synced=sync)
         self._begin_head(end.segment if end else None)
+        #: Of records that were promised room: how many of each size. Held while that changes, and while files go.
         self._reserved: dict[int, int] = {}
+        self._promises = threading.Lock()
         self._largest = 0
+        #: Size of the segments made from now on.
+        self.segment_bytes = segment_bytes_for(0, bound_bytes)
         self._preparing: asyncio.Task[None] | None = None
-
-    @property
-    def segment_bytes(self) -> int:
-        """Size of the segments made from now on: room for at least two of the largest records."""
-        return self._segment_for(self._largest)
 
     @property
     def _is_full(self) -> bool:
         return self._bound_bytes is not None and self._segments.is_full(self._bound_bytes - self.segment_bytes)
 
-    def _segment_for(self, largest: int) -> int:
-        unit = SEGMENT_BYTES
-        if self._bound_bytes is not None:
-            unit = min(
-                unit,
-                max(
-                    _SMALLEST_SEGMENT_BYTES,
-                    (self._bound_bytes - HEAD_BYTES) // SEGMENTS // ALIGNMENT_BYTES * ALIGNMENT_BYTES,
-                ),
-            )
-        return max(unit, -(-2 * largest // unit) * unit)
-
     def check_bound(self, model: str, nbytes: int) -> None:
         """Raises ConfigError when updates of ``nbytes`` bytes need more disk space than the log was given."""
         if self._bound_bytes is None or not self._head.every_push:
             return
-        smallest = FEWEST_SEGMENTS * 2 * padded(HEADER_BYTES + MESSAGE_BYTES + nbytes)
-        if smallest > self._bound_bytes:
-            raise ConfigError(
-                f"updates of model '{model}' do not fit into the log of shard {self._shard}",
-                shard=str(self._shard),
-                expected=f"--log-mb {-(-smallest // (1 << 20))} or more: six updates of {nbytes / 1e6:.1f} MB",
-                actual=f"--log-mb {self._bound_bytes >> 20}",
-                remedy="raise --log-mb or leave it out; with more shards updates are smaller",
-            )
+        require_space(self._shard, model, nbytes, self._bound_bytes)
 
     async def space(self, nbytes: int) -> None:
         """Wait while the log has all the space it was given, and a snapshot would make some free.
@@ -150,7 +117,7 @@ class DurableLog:
         """
         if self._bound_bytes is None or not self._head.every_push:
             return
-        size = padded(HEADER_BYTES + MESSAGE_BYTES + nbytes)
+        size = record_bytes(nbytes)
         until = time.monotonic() + PRESSED_SECONDS
         while self._wanting(size) and self._is_full:
             self.pressed = True
@@ -166,21 +133,30 @@ class DurableLog:
 
     async def reserve(self, nbytes: int) -> None:
         """Have room for a record of ``nbytes`` bytes of payload. Raises StorageFull; then nothing is reserved."""
-        size = padded(HEADER_BYTES + MESSAGE_BYTES + nbytes)
-        self._largest = max(self._largest, size)
-        while self._wanting(size):
+        size = record_bytes(nbytes)
+        if size > self._largest:
+            self._largest, self.segment_bytes = size, segment_bytes_for(size, self._bound_bytes)
+        while not self._promise(size):
             await asyncio.shield(self._prepare_ahead())
         # Not before: a smaller record, which fits, does not wait for the room of a larger one.
-        self._reserved[size] = self._reserved.get(size, 0) + 1
         if self._writing and max(self._segments.spare_bytes, default=0) < self.segment_bytes and not self._is_full:
             self._prepare_ahead()
 
     def release(self, nbytes: int) -> None:
         """End a reservation, whether or not it was used."""
-        size = padded(HEADER_BYTES + MESSAGE_BYTES + nbytes)
-        self._reserved[size] -= 1
-        if not self._reserved[size]:
-            del self._reserved[size]
+        size = record_bytes(nbytes)
+        with self._promises:
+            self._reserved[size] -= 1
+            if not self._reserved[size]:
+                del self._reserved[size]
+
+    def _promise(self, size: int) -> bool:
+        """Reserve ``size`` bytes if they fit into what is prepared; whether they do."""
+        with self._promises:
+            if self._wanting(size):
+                return False
+            self._reserved[size] = self._reserved.get(size, 0) + 1
+            return True
 
     @property
     def keeps(self) -> bool:
@@ -275,7 +251,11 @@ class DurableLog:
         if self.read_from is not None and self._segments.bytes_from(self.read_from) <= kept_bytes:
             through = min(through, self.read_from - 1)
         # All there is room for: another would have to be filled with zeros while the next snapshot is made.
-        self._segments.cut(through + 1, max(FEWEST_SEGMENTS, keep_bytes // size), size)
+        self._segments.recycle(through + 1, keep := max(FEWEST_SEGMENTS, keep_bytes // size), size)
+        with self._promises:
+            unneeded = self._segments.take_unneeded(keep, size, self._fits)
+        for path in unneeded:
+            path.unlink()
 
     def close(self) -> None:
         """After the executor's last work. Repeatable."""
@@ -289,9 +269,13 @@ class DurableLog:
         """Whether what is reserved, and a record of ``size`` bytes, might not fit into what is prepared."""
         if not self._writing and self._open is None:
             return False
+        return not self._fits(self._segments.spare_bytes, size)
+
+    def _fits(self, spares: Collection[int], *more: int) -> bool:
+        """Whether ``spares`` and the open segment hold what is reserved, and ``more``."""
         records = [each for each, count in self._reserved.items() for _ in range(count)]
         left = (self._open.size_bytes - self._open.offset) if self._open else 0
-        return not fits([*records, size], left, self._segments.spare_bytes)
+        return fits([*records, *more], left, spares)
 
     async def ready(self) -> None:
         """Have a segment that ``resume`` can begin with. Raises StorageFull."""

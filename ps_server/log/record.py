@@ -12,6 +12,9 @@ import xxhash
 ALIGNMENT_BYTES = 64
 """Records begin at multiples of this."""
 
+MESSAGE_BYTES = 64 << 10
+"""More than the message of a record takes, without its payload."""
+
 _PIECES = 512
 """How many pieces one system call takes; Linux allows 1,024."""
 
@@ -93,6 +96,11 @@ def _end(number: int, life: int) -> bytes:
 def padded(size: int) -> int:
     """``size`` rounded up to where a record may begin."""
     return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def record_bytes(payload_bytes: int) -> int:
+    """What a record with so much payload takes, at most."""
+    return padded(HEADER_BYTES + MESSAGE_BYTES + payload_bytes)
 
 
 def encode_record(

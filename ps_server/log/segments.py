@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,11 @@ class LogSegment:
 def live_segments(folder: Path) -> list[LogSegment]:
     """The live segments in ``folder``, in the order of their records."""
     return [LogSegment(path, int(path.stem)) for path in sorted(folder.glob("[0-9]*.log"))]
+
+
+def _about(size_bytes: int) -> range:
+    """Sizes of segments that may wait where new ones have ``size_bytes``."""
+    return range(size_bytes // 2, 2 * size_bytes + 1)
 
 
 class SegmentFolder:
@@ -112,14 +118,12 @@ class SegmentFolder:
         sync_folder(self.folder)
         return os.open(path, os.O_RDWR), size
 
-    def cut(self, below: int, keep: int, size_bytes: int) -> None:
-        """Recycle the segments whose records are all numbered below ``below``. Raises OSError.
+    def recycle(self, below: int, keep: int, size_bytes: int) -> None:
+        """Free the segments whose records are all numbered below ``below``. Raises OSError.
 
         Files of about ``size_bytes`` wait to be overwritten; what is above ``keep`` files is deleted.
         """
-        segments = self.live()
-        # A smaller one may be promised to smaller records.
-        fitting = range(size_bytes // 2, 2 * size_bytes + 1)
+        segments, fitting = self.live(), _about(size_bytes)
         for number, (segment, following) in enumerate(itertools.pairwise(segments), 1):
             if following.first > below:
                 break
@@ -132,17 +136,26 @@ class SegmentFolder:
                     self._count_spare()
             if not wanted:
                 segment.path.unlink()
-        remaining = len(self.live())
+
+    def take_unneeded(self, keep: int, size_bytes: int, enough: Callable[[Collection[int]], bool]) -> list[Path]:
+        """Spare segments that no record is to use any more, for the caller to delete: of another size than about
+        ``size_bytes``, or above ``keep`` files.
+
+        None without which the sizes of the others are not ``enough``, nor the last of its size.
+        """
+        remaining, fitting = len(self.live()), _about(size_bytes)
         with self._lock:
-            unfit = [path for path, size in self._spare.items() if size not in fitting]
-            waiting = [path for path in self._spare if path not in unfit]
-            # One waits in any case: it may have been promised.
-            unfit += waiting[max(1, keep - remaining) :]
-            for path in unfit:
-                del self._spare[path]
+            unneeded = [path for path, size in self._spare.items() if size not in fitting]
+            unneeded += [path for path in self._spare if path not in unneeded][max(1, keep - remaining) :]
+            taken = []
+            for path in unneeded:
+                size = self._spare.pop(path)
+                if enough(self._spare.values()):
+                    taken.append(path)
+                else:
+                    self._spare[path] = size
             self._count_spare()
-        for path in unfit:
-            path.unlink()
+        return taken
 
     def _count_spare(self) -> None:
         self.spare_bytes = tuple(self._spare.values())

@@ -38,8 +38,8 @@ from tests.support.table_bits import bits_of
 def small() -> Any:
     """Several segments, blocks and files, also of some bytes."""
     with (
-        mock.patch("ps_server.log.durable.SEGMENT_BYTES", 1 << 13),
-        mock.patch("ps_server.log.durable.MESSAGE_BYTES", 1 << 11),
+        mock.patch("ps_server.log.segment_size.SEGMENT_BYTES", 1 << 13),
+        mock.patch("ps_server.log.record.MESSAGE_BYTES", 1 << 11),
         mock.patch("ps_server.state.blocks.BLOCK_BYTES", 40),
     ):
         yield

@@ -145,8 +145,8 @@ class Writer:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr("ps_server.log.durable.SEGMENT_BYTES", 1 << 13)
-    monkeypatch.setattr("ps_server.log.durable.MESSAGE_BYTES", 1 << 11)
+    monkeypatch.setattr("ps_server.log.segment_size.SEGMENT_BYTES", 1 << 13)
+    monkeypatch.setattr("ps_server.log.record.MESSAGE_BYTES", 1 << 11)
     monkeypatch.setattr("ps_server.state.blocks.BLOCK_BYTES", 40)
 
 

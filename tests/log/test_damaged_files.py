@@ -16,7 +16,7 @@ from ps_protocol.errors import DamagedData
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import PACKED_BYTES
 from ps_protocol.sealed import seal, unseal
-from ps_server.log import durable
+from ps_server.log import segment_size
 from ps_server.log.folder import DataFolder
 from ps_server.log.record import HEADER_BYTES, decode_header
 from tests.log.support import go_on, layout_of, opened, served_by_version, write_log, write_snapshot
@@ -29,7 +29,7 @@ FILES = ("shard.json", "snapshots/*/manifest.json")
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch):
-    monkeypatch.setattr(durable, "SEGMENT_BYTES", 1 << 14)
+    monkeypatch.setattr(segment_size, "SEGMENT_BYTES", 1 << 14)
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def newest_segment(shard: Path) -> Path:
 @pytest.fixture
 def longer(tmp_path, monkeypatch) -> Path:
     """A shard's folder with a snapshot at record 6, and records after it in several segments."""
-    monkeypatch.setattr(durable, "SEGMENT_BYTES", 4096)
+    monkeypatch.setattr(segment_size, "SEGMENT_BYTES", 4096)
     layout = layout_of((200,))
     write_log(tmp_path, layout, 4)
     write_snapshot(tmp_path)

@@ -11,14 +11,14 @@ from ps_server.checkpoint.folder.directory import begin
 from ps_server.checkpoint.folder.files import make_folder, write_file
 from ps_server.cli.launcher.job_folder import JobFolder
 from ps_server.coordinator.persistence.journal import Journal
-from ps_server.log import durable
+from ps_server.log import segment_size
 from ps_server.log.folder import DataFolder
 from tests.log.support import layout_of, write_log, write_snapshot
 
 
 @pytest.fixture(autouse=True)
 def open_umask(monkeypatch):
-    monkeypatch.setattr(durable, "SEGMENT_BYTES", 1 << 14)
+    monkeypatch.setattr(segment_size, "SEGMENT_BYTES", 1 << 14)
     before = os.umask(0o022)
     yield
     os.umask(before)

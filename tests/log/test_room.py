@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ps_protocol.errors import StorageFull
-from ps_server.log import durable
+from ps_server.log import segment_size
 from ps_server.log.durable import fits
 from tests.log.support import layout_of, opened, update
 from tests.support.loops import LoopThread
@@ -23,7 +23,7 @@ _ALLOCATE = os.posix_fallocate
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durable, "SEGMENT_BYTES", UNIT)
+    monkeypatch.setattr(segment_size, "SEGMENT_BYTES", UNIT)
 
 
 def always_fits(records: list[int], left: int, spares: list[int]) -> bool:
@@ -102,14 +102,35 @@ def test_a_full_disk_refuses_what_needs_a_larger_file_and_nothing_else(tmp_path:
         loop.run(log.reserve(100))
         log.release(100)
 
-        def full(*_: int) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
         with monkeypatch.context() as limited:
-            limited.setattr(os, "posix_fallocate", full)
+            limited.setattr(os, "posix_fallocate", _full)
             with pytest.raises(StorageFull, match="has no room for its log"):
                 loop.run(log.reserve(10 * UNIT))
             assert log._reserved == {}
             loop.run(log.reserve(100))
         log.append(update(layout_of((10,)), 1))
         loop.run(log.reserve(10 * UNIT))
+
+
+def test_a_file_that_was_promised_outlives_a_snapshot_while_larger_ones_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Segments get larger, for a larger record is to come; what a smaller one was promised is not deleted."""
+    with opened(tmp_path, gently=True) as (log, _), LoopThread() as loop:
+        loop.run(log.reserve(100))  # promised the only spare file, of one unit
+        with monkeypatch.context() as limited:
+            limited.setattr(os, "posix_fallocate", _full)
+            with pytest.raises(StorageFull):
+                loop.run(log.reserve(10 * UNIT))  # from now on files of 20 units are made
+            assert log.segment_bytes > 2 * UNIT
+            log.cut(0, 0)
+            log.append(update(layout_of((10,)), 1))  # needs no room on the disk
+        log.release(100)
+        spare = set(log.path.glob("spare-*"))
+        loop.run(log.reserve(10 * UNIT))
+        log.cut(0, 0)
+        assert all(path.stat().st_size > 2 * UNIT for path in log.path.glob("spare-*")), spare
+
+
+def _full(*_: int) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")

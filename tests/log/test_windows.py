@@ -58,7 +58,7 @@ class Shard:
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch):
-    monkeypatch.setattr("ps_server.log.durable.SEGMENT_BYTES", 1 << 14)
+    monkeypatch.setattr("ps_server.log.segment_size.SEGMENT_BYTES", 1 << 14)
 
 
 def test_a_shard_killed_in_its_first_snapshot_starts_over(tmp_path):

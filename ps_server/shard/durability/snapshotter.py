@@ -15,10 +15,11 @@ from ps_protocol.errors import ModelMoved, ModelReleased, PsError, Unavailable
 from ps_protocol.metrics.histogram import Histogram
 from ps_protocol.model.layout import Layout
 from ps_server.cli.options.storage import SnapshotRule
-from ps_server.log.durable import FEWEST_SEGMENTS, DurableLog
+from ps_server.log.durable import DurableLog
 from ps_server.log.folder import DataFolder
 from ps_server.log.manifest import ModelPart
 from ps_server.log.row_messages import describe_buckets
+from ps_server.log.segment_size import FEWEST_SEGMENTS
 from ps_server.log.snapshots import SnapshotWriter
 from ps_server.optimizers.state import StateEntry
 from ps_server.shard.execution.executor import ShardExecutor
