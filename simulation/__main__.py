@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 
+from simulation.folders import remove_left_behind
 from simulation.many import report, run_seeds, say
 from simulation.plan import Size
 from simulation.planning import make_plan
@@ -20,6 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
         say(f"unknown faults: {', '.join(sorted(unknown))}; there are {', '.join((*Size().faults, 'none'))}")
         return 2
     size = Size(options.shards, options.workers, options.steps, tuple(f for f in faults if f != "none"), options.swarms)
+    remove_left_behind()
     if options.seed is not None:
         outcome = World(make_plan(options.seed, size), loud=options.trace).run()
         report(outcome, size, told=options.trace)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import torch
 
 from simulation.faults import Faults
+from simulation.folders import new_folder
 from simulation.judge import Judge
 from simulation.observers.subjects import Subjects
 from simulation.observers.watching import Observers
@@ -20,8 +19,6 @@ from simulation.runtime.disk import Files
 from simulation.runtime.kernel import Kernel
 from simulation.runtime.network import Network
 from simulation.runtime.substitutes import installed
-
-_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +58,10 @@ class World:
     def run(self) -> Outcome:
         """Play the plan to its end and judge it."""
         began = time.process_time()
-        folder = Path(tempfile.mkdtemp(prefix="torch-ps-simulation-", dir=_MEMORY if _MEMORY.is_dir() else None))
         gradients = torch.is_grad_enabled()
         try:
             with (
+                new_folder() as folder,
                 installed(self._kernel, self._network, self._files),
                 Observers(self._subjects).watching(),
                 self._kernel.undisturbed(),
@@ -72,7 +69,6 @@ class World:
                 self._play(folder)
         finally:
             torch.set_grad_enabled(gradients)
-            shutil.rmtree(folder, ignore_errors=True)
         kernel = self._kernel
         return Outcome(
             self.plan.seed,

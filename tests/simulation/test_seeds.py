@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from simulation.__main__ import main
+from simulation.folders import new_folder, remove_left_behind
 from simulation.plan import ALL_FAULTS, Fault, Size
 from simulation.planning import make_plan
 from tests.simulation.runs import run
@@ -84,6 +85,20 @@ def test_a_run_of_many_seeds_counts_them_and_says_where_the_next_begins(capsys):
     told = capsys.readouterr().out
     assert "2 seeds from 5 (1 shards, 2 workers): 0 violations" in told
     assert told.endswith("to go on: --from 7\n")
+
+
+def test_folders_of_runs_that_were_killed_are_removed_and_no_others(tmp_path, monkeypatch):
+    monkeypatch.setattr("simulation.folders._MEMORY", tmp_path)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    names = [f"torch-ps-simulation-{ended.pid}_x", f"torch-ps-simulation-{os.getpid()}_x", "another", f"{ended.pid}_x"]
+    for name in names:
+        (tmp_path / name / "inside").mkdir(parents=True)
+    remove_left_behind()
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted(names[1:])
+    with new_folder() as folder:
+        assert folder.parent == tmp_path
+    assert not folder.exists()
 
 
 def test_a_fault_that_is_unknown_is_refused(capsys):
