@@ -4,7 +4,8 @@ A cluster and a worker of each tree run at the same time, and make blocks of ste
 machine. A row has the medians of both, the median of the ratios of the blocks (this tree / OTHER; below 1: this one is
 faster) with its quartiles, the same for the CPU time of worker and shard together, and the peak memory of each worker
 above what it had before its model, in sizes of the model. With ``--trace`` this tree also traces its steps:
-``paired . --trace`` shows the cost of tracing. CPU time can be compared on a machine that others use, too: other
+``paired . --trace`` shows the cost of tracing. With ``--overlap`` the time is what an overlapped step and the zeroing
+of its gradients take of the thread that computes. CPU time can be compared on a machine that others use, too: other
 programs lengthen a step, but add little to its CPU time.
 """
 
@@ -47,20 +48,23 @@ def main() -> int:
     parser.add_argument("--only", choices=SIZES, action="append", help="a size; may be repeated")
     parser.add_argument("--transport", choices=TRANSPORTS, action="append", help="a transport; may be repeated")
     parser.add_argument("--trace", action="store_true", help="this tree traces its steps, OTHER does not")
+    parser.add_argument("--overlap", action="store_true", help="overlapped steps: what they take of computing")
     options = parser.parse_args()
+    kinds = {"trace": options.trace, "overlap": options.overlap}
     for size in options.only or SIZES:
         for transport in options.transport or TRANSPORTS:
-            print(row(options.other.resolve(), size, transport, trace=options.trace), flush=True)
+            print(row(options.other.resolve(), size, transport, **kinds), flush=True)
     return 0
 
 
-def row(other: Path, size: str, transport: str, *, trace: bool = False) -> str:
+def row(other: Path, size: str, transport: str, *, trace: bool = False, overlap: bool = False) -> str:
     """Measure one size over one transport; ``trace``: this tree writes a trace file for each process."""
     nbytes, steps, blocks = SIZES[size]
+    arguments = [transport, str(nbytes), *(["overlap"] if overlap else [])]
     with ExitStack() as stack:
         traces = stack.enter_context(tempfile.TemporaryDirectory(prefix="ps-paired-")) if trace else ""
         pairs = [
-            stack.enter_context(running_pair(tree, {"PS_TRACE": folder}, _WORKER, [transport, str(nbytes)]))
+            stack.enter_context(running_pair(tree, {"PS_TRACE": folder}, _WORKER, arguments))
             for tree, folder in ((other, ""), (ROOT, traces))
         ]
         blocks_of: tuple[list[Block], list[Block]] = ([], [])

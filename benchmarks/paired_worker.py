@@ -14,24 +14,37 @@ from torch import nn
 import ps_worker
 
 
-def main(address: str, transport: str, nbytes: int) -> None:
-    """Train one tensor of ``nbytes`` bytes until the input ends."""
+def main(address: str, transport: str, nbytes: int, *, overlap: bool) -> None:
+    """Train one tensor of ``nbytes`` bytes until the input ends.
+
+    ``overlap``: after twice the time of an exchange, gradients are zeroed in place, as before a backward pass, and
+    pushed. That is what is timed: what the thread that computes spends, while no exchange is under way.
+    """
     torch.set_num_threads(1)
     with ps_worker.connect(address, rank=0, device="cpu", transport=transport) as cluster:
         before = memory("VmRSS")
         model = nn.Module()
         model.weight = nn.Parameter(torch.zeros(nbytes // 4))
-        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=1e-6)
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=1e-6, overlap=overlap)
         model.weight.grad = torch.ones_like(model.weight)
         optimizer.zero_grad(set_to_none=False)
         model.weight.grad.fill_(1.0)
+        exchanges = []
         for _ in range(5):
+            begin = time.perf_counter()
             optimizer.step()
+            optimizer.finish()
+            exchanges.append(time.perf_counter() - begin)
+        wait = 2 * statistics.median(exchanges) if overlap else 0.0
         print("ready", flush=True)
         for line in sys.stdin:
             seconds = []
             for _ in range(int(line)):
+                if overlap:
+                    time.sleep(wait)
                 begin = time.perf_counter()
+                if overlap:
+                    optimizer.zero_grad(set_to_none=False)
                 optimizer.step()
                 seconds.append(time.perf_counter() - begin)
             peak = memory("VmHWM") - before
@@ -45,4 +58,4 @@ def memory(field: str) -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), overlap=sys.argv[4:] == ["overlap"])

@@ -10,6 +10,7 @@ from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.layout import Range, aligned
 from ps_protocol.model.spec import Kind, ShardMap
 from ps_worker.memory.blocks import HOST, FlatMemory
+from ps_worker.memory.double_buffer import DoubleBuffer
 from ps_worker.memory.local_writes import WrittenValues
 from ps_worker.memory.plan import FlatPlan
 from ps_worker.model.bindings import Bindings
@@ -22,9 +23,12 @@ class FlatModel:
     own, values kept. A parameter whose memory is not contiguous (channels_last, transposed) keeps its own, and so does
     one that is given other memory later (``flatten_parameters``, ``param.data = …``): they are copied, as buffers are,
     which stay the user's own tensors. Flat memory is allocated once, here.
+
+    Where it is ``doubled``, parameters arrive in the other memory of a DoubleBuffer, and become views of that one.
     """
 
-    def __init__(self, bindings: Bindings, shard_map: ShardMap) -> None:
+    def __init__(self, bindings: Bindings, shard_map: ShardMap, *, doubled: bool = False) -> None:
+        """``doubled`` is without effect where a device has parameters: those are copied there."""
         self.plan = FlatPlan(shard_map)
         self._bindings = bindings
         devices = bindings.devices
@@ -45,6 +49,12 @@ class FlatModel:
         self._apart: list[int] = []
         self._bind()
         self._written = WrittenValues(bindings, self._views, self._apart)
+        #: None: what arrives is written to ``parameters``.
+        self.double: DoubleBuffer | None = None
+        if doubled and not self._mirrored:
+            self.double = DoubleBuffer(
+                self.plan, self.parameters, bindings.parameters, self._views, self._addresses, self._apart
+            )
 
     @torch.no_grad()
     def _bind(self) -> None:
@@ -60,6 +70,8 @@ class FlatModel:
     def lay_out(self, shard_map: ShardMap) -> None:
         """Slices have moved between shards; all values stay where they are."""
         self.plan = FlatPlan(shard_map, self.plan)
+        if self.double:
+            self.double.lay_out(self.plan)
 
     @property
     def has_buffers(self) -> bool:
@@ -97,6 +109,15 @@ class FlatModel:
             torch._foreach_copy_(self._buffer_views, self._bindings.buffer_values())
         self.parameters.to_host((0, self.plan.total_bytes))
 
+    def pieces(self, ranges: Sequence[Range]) -> list[memoryview]:
+        """Host memory of what the model uses at ``ranges``."""
+        return self.double.fronts(ranges) if self.double else self.parameters.pieces(ranges)
+
+    def forget_arrived(self, shard: int) -> None:
+        """Newer values of ``shard`` are written to ``pieces``: what has arrived and is not published is dropped."""
+        if self.double:
+            self.double.forget(shard)
+
     def host_tensors(self, ranges: Sequence[Range]) -> list[torch.Tensor]:
         """Host memory at ``ranges`` as flat tensors of bytes, to be written."""
         if self._mirrored:
@@ -107,6 +128,8 @@ class FlatModel:
         """Make received parameters the module's, and let autograd know that they changed in place."""
         if self._mirrored:
             self.parameters.to_devices(self._span(Kind.PARAMETER))
+        if self.double:
+            self.double.land()
         self._copy_apart(self._bindings.parameters, self._views)
         torch.autograd.graph.increment_version(self._bindings.parameters)
         self._written.parameters_published()

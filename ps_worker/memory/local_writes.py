@@ -32,14 +32,15 @@ class WrittenValues:
     """
 
     def __init__(self, bindings: Bindings, received: Sequence[torch.Tensor], apart: Sequence[int]) -> None:
-        """``received``: the memory that each parameter's values are received in: its own, but for those ``apart``."""
+        """``received``: the memory that each parameter's values are in as received: its own, but for those ``apart``.
+
+        The owner may put other memory in its place.
+        """
         self._bindings = bindings
         self._parameters = bindings.parameters
         self._received = received
         #: Shared with the owner, who adds to it.
         self._apart = apart
-        #: The received values as integers, of parameters on the CPU.
-        self._words = {n: _as_words(v).numpy() for n, v in enumerate(received) if v.device.type == "cpu"}
         self._versions: list[int] | None = None
         self._buffers: list[tuple[int, int]] = []
         self._published = 0
@@ -107,10 +108,10 @@ class WrittenValues:
         for number in numbers:
             if number in self._apart:
                 continue
-            if (words := self._words.get(number)) is None:
-                elsewhere.append(number)
+            if (values := self._received[number]).device.type == "cpu":
+                sums[number] = int(np.add.reduce(_as_words(values).numpy(), dtype=np.int64))
             else:
-                sums[number] = int(np.add.reduce(words, dtype=np.int64))
+                elsewhere.append(number)
         if elsewhere:
             # One wait for the devices, not one for each.
             totals = [_as_words(self._received[n]).sum(dtype=torch.int64) for n in elsewhere]

@@ -15,6 +15,7 @@ import torch
 from ps_protocol.model.spec import Buffers, NonFinite, Options
 from ps_protocol.model.tables import RowOptions
 from ps_protocol.tracing.tracer import Attributes, TraceSpan
+from ps_protocol.wire.formats import RAW
 from ps_worker.memory.flat import FlatModel
 from ps_worker.model.declare import Declaration
 from ps_worker.model.stray_buffers import StrayBuffers
@@ -71,7 +72,9 @@ class RemoteModel:
         #: Checked at the first step.
         self._strays: StrayBuffers | None = None
         shard_map = session.declare(self.spec)
-        self._flat = FlatModel(declaration.bindings, shard_map)
+        # Where a wire format decodes, it has memory of its own.
+        doubled = style.overlap and style.wire == RAW
+        self._flat = FlatModel(declaration.bindings, shard_map, doubled=doubled)
         self._gradients = GradientBuffers(self._flat.plan, declaration.bindings)
         self.pipeline = StepPipeline(
             session,

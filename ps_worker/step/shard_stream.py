@@ -16,6 +16,7 @@ from ps_protocol.model.spec import Options
 from ps_protocol.model.tables import RowOptions
 from ps_protocol.wire.formats import RAW
 from ps_protocol.wire.shared_memory import KeptMappings
+from ps_worker.memory.double_buffer import BackRegion
 from ps_worker.memory.flat import FlatModel
 from ps_worker.memory.payloads import Encoder, ReceiveBuffer
 from ps_worker.model.optimizer_state import StateEntry
@@ -68,7 +69,7 @@ class ShardStream:
         self._encoder = Encoder(self.layout, style.wire) if style.wire != RAW else None
         self._overlap = style.overlap
         #: Holds parameters until ``land``; None: they are received into the model's memory.
-        self._receive_buffer: ReceiveBuffer | None = None
+        self._receive_buffer: ReceiveBuffer | BackRegion | None = None
         self._transport: ClientTransport | None = None
         self.is_pushing = False  # a push has been sent whose answer has not come
         #: Of the push under way, and of the last that the shard said it had applied.
@@ -151,7 +152,8 @@ class ShardStream:
         if segment is not None or not self._gradients.has_place(self.shard):
             self._gradients.place(self.shard, segment)
         if self._receive_buffer is None and (self._overlap or (self._wire != RAW and segment is None)):
-            self._receive_buffer = ReceiveBuffer(self.layout, self._wire)
+            double = self._flat.double
+            self._receive_buffer = BackRegion(double, self.shard) if double else ReceiveBuffer(self.layout, self._wire)
         self._torch_versions.note(self.peer, opened.torch_version)
         self._opened_at = time.monotonic()
         self._options = ({},) * len(shard_map.spec.group_options)
@@ -282,16 +284,13 @@ class ShardStream:
         return self._receive_buffer.place(answer) if self._receive_buffer else self._place(answer)
 
     def _place(self, result: StepAnswer) -> list[memoryview]:
-        return self._flat.parameters.pieces(self._ranges_of(result))
-
-    def _ranges_of(self, result: StepAnswer) -> list[Range]:
-        """The places in flat memory of the slices in the payload of ``result``."""
-        return self._flat.plan.ranges(self.shard, result.absent, result.with_buffers)
+        return self._flat.pieces(self._flat.plan.ranges(self.shard, result.absent, result.with_buffers))
 
     def land(self) -> None:
-        """Make received parameters the model's, where ``receive`` has not."""
-        if self._receive_buffer and (arrived := self._receive_buffer.arrived) is not None:
-            self._receive_buffer.take(self._flat.host_tensors(self._ranges_of(arrived)))
+        """Make received parameters the model's, where neither ``receive`` nor ``publish_parameters`` does."""
+        buffer = self._receive_buffer
+        if isinstance(buffer, ReceiveBuffer) and (told := buffer.arrived) is not None:
+            buffer.take(self._flat.host_tensors(self._flat.plan.ranges(self.shard, told.absent, told.with_buffers)))
 
     def take_back(self) -> None:
         """The push under way will be encoded again for another layout: what it was to bring becomes its gradients."""
@@ -331,6 +330,7 @@ class ShardStream:
     def pull(self) -> None:
         """Receive the newest parameters and buffers into flat memory. Raises PsError."""
         if self._transport is None:
+            self._flat.forget_arrived(self.shard)
             self.version = self.values.pull(self._place)
             return
         self._transport.fetch()

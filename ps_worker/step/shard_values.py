@@ -42,7 +42,7 @@ class ShardValues:
 
     def load_region(self, state: Sequence[StateEntry] = ()) -> None:
         """Upload parameters and buffers from flat memory, and optimizer state; the first values of a model win."""
-        pieces = self._flat.parameters.pieces(self._flat.plan.ranges(self._shard))
+        pieces = self._flat.pieces(self._flat.plan.ranges(self._shard))
         self._calls().load_region(self._writer(), pieces, state)
 
     def load_rows(self, call: RowsCall) -> None:
@@ -70,7 +70,7 @@ class ShardValues:
         ``checksums``: the shard keeps checksums of the values for workers that ask later, after more training.
         """
         if slices := self._slices_of(variables):
-            pieces = self._flat.parameters.pieces(self._flat.plan.values(self._shard, slices))
+            pieces = self._flat.pieces(self._flat.plan.values(self._shard, slices))
             sums = [self._checksum(index) for index in slices] if checksums else []
             self._calls().assign(self._writer(), slices, pieces, sums)
 
@@ -91,13 +91,15 @@ class ShardValues:
         )
         for index in self._slices_of(variables):
             span, (own,) = self._layout.slices[index], self._flat.plan.values(self._shard, [index]) or [(0, 0)]
-            if region[span.begin : span.end] != self._flat.parameters.bytes[slice(*own)]:
+            if region[span.begin : span.end] != b"".join(self._flat.pieces([own])):
                 return span.slice.variable
         return None
 
     def _checksum(self, index: int) -> int:
-        (begin, end), *_ = self._flat.plan.values(self._shard, [index]) or [(0, 0)]
-        return zlib.crc32(self._flat.parameters.bytes[begin:end])
+        checksum = 0
+        for piece in self._flat.pieces(self._flat.plan.values(self._shard, [index])):
+            checksum = zlib.crc32(piece, checksum)
+        return checksum
 
     def _slices_of(self, variables: frozenset[int]) -> list[int]:
         return [i for i, span in enumerate(self._layout.slices) if span.slice.variable in variables]
