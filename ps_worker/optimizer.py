@@ -35,17 +35,18 @@ from ps_worker.tables.groups import TableGroups
 def _without_gradients(step: Callable[..., float | None]) -> Callable[..., float | None]:
     """``step`` without recording gradients. torch's wrapper, which takes long, is used where it has something to do."""
     hooked = torch.optim.Optimizer.profile_hook_step(step)
+    record_gradients = torch._C._set_grad_enabled
 
     @wraps(step)
     def wrapper(optimizer: PsOptimizer, *args: Any, **kwargs: Any) -> float | None:
         chosen = hooked if _has_hooks(optimizer) else step
         if not torch.is_grad_enabled():
             return chosen(optimizer, *args, **kwargs)
-        torch.set_grad_enabled(False)
+        record_gradients(False)
         try:
             return chosen(optimizer, *args, **kwargs)
         finally:
-            torch.set_grad_enabled(True)
+            record_gradients(True)
 
     wrapper.hooked = True  # type: ignore[attr-defined]
     return wrapper

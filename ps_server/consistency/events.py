@@ -69,6 +69,9 @@ class Verdict(enum.Enum):
     #: Moves the clock only.
     SKIP = "skipped"
 
+    #: By identity, as members compare: that of Enum is written in Python, and steps look members up.
+    __hash__ = object.__hash__
+
 
 OUTCOMES = {
     Verdict.APPLY: "APPLIED",

@@ -52,6 +52,9 @@ class WaitReason(enum.Enum):
     #: A shard that is away.
     RECONNECT = "reconnect"
 
+    #: By identity, as members compare: that of Enum is written in Python, and steps look members up.
+    __hash__ = object.__hash__
+
 
 @dataclass(slots=True)
 class WorkerCounters:
@@ -206,7 +209,7 @@ class StatsWindow:
 
     def __init__(self, window_seconds: float = 10.0) -> None:
         self._window_seconds = window_seconds
-        self._totals = _Totals(0.0)
+        self._steps = self._samples = self._bytes = 0
         #: Totals at past moments, oldest first; only the first may be older than the window.
         self._marks: deque[_Totals] = deque()
         self._staleness = 0
@@ -214,43 +217,47 @@ class StatsWindow:
     def record_step(self, now: float, nbytes: int, staleness: int) -> None:
         """One push and pull of ``nbytes`` together, whose push had this staleness."""
         self._staleness = staleness
-        totals = self._totals
-        self._add(now, _Totals(0.0, totals.steps + 1, totals.samples, totals.bytes + nbytes))
+        self._add(now, 1, 0, nbytes)
 
     def record_samples(self, now: float, samples: int) -> None:
         """Samples handed to the training loop."""
-        self._add(now, replace(self._totals, samples=self._totals.samples + samples))
+        self._add(now, 0, samples, 0)
 
     @property
     def totals(self) -> tuple[int, int, int]:
         """Steps, samples and bytes so far."""
-        totals = self._totals
-        return totals.steps, totals.samples, totals.bytes
+        return self._steps, self._samples, self._bytes
 
     def snapshot(self, now: float) -> MemberStats:
         """Totals, and rates per second; rates are 0 until there is a time to divide by."""
         self._forget(now)
-        first = self._marks[0] if self._marks else self._totals
+        first = self._marks[0] if self._marks else self._totals_at(0.0)
         # A mark from before a pause is older than the window; everything after it is within the window.
         elapsed = min(now - first.at_seconds, self._window_seconds)
         per_second = 1.0 / elapsed if elapsed > 0 else 0.0
         return MemberStats(
-            steps=self._totals.steps,
-            samples=self._totals.samples,
-            steps_per_second=(self._totals.steps - first.steps) * per_second,
-            bytes_per_second=(self._totals.bytes - first.bytes) * per_second,
-            samples_per_second=(self._totals.samples - first.samples) * per_second,
+            steps=self._steps,
+            samples=self._samples,
+            steps_per_second=(self._steps - first.steps) * per_second,
+            bytes_per_second=(self._bytes - first.bytes) * per_second,
+            samples_per_second=(self._samples - first.samples) * per_second,
             staleness=self._staleness,
         )
 
-    def _add(self, now: float, totals: _Totals) -> None:
-        # The first event only starts the window: there is no time before it.
-        if not self._marks:
-            self._marks.append(replace(totals, at_seconds=now))
-        elif now - self._marks[-1].at_seconds >= _MARK_SECONDS:
-            self._marks.append(replace(self._totals, at_seconds=now))
-        self._totals = totals
-        self._forget(now)
+    def _add(self, now: float, steps: int, samples: int, nbytes: int) -> None:
+        marks = self._marks
+        if marks and now - marks[-1].at_seconds >= _MARK_SECONDS:
+            marks.append(self._totals_at(now))
+            self._forget(now)
+        self._steps += steps
+        self._samples += samples
+        self._bytes += nbytes
+        if not marks:
+            # The first event only starts the window: there is no time before it.
+            marks.append(self._totals_at(now))
+
+    def _totals_at(self, now: float) -> _Totals:
+        return _Totals(now, self._steps, self._samples, self._bytes)
 
     def _forget(self, now: float) -> None:
         while len(self._marks) > 1 and now - self._marks[1].at_seconds >= self._window_seconds:

@@ -214,8 +214,9 @@ class GradientBuffers:
                 ],
             )
         arrays, tensors = self._arenas
-        if not all(np.logical_and.reduce(np.isfinite(values)) for values in arrays):
-            return False
+        for values in arrays:
+            if not np.logical_and.reduce(np.isfinite(values)):
+                return False
         sums = [part.sum(dtype=wide) for part, wide in tensors]
         return all(math.isfinite(total.item()) for total in sums)
 

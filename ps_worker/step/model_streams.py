@@ -7,10 +7,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
 
+from ps_protocol.cluster.view import ClusterView
 from ps_protocol.errors import ModelMoved, ModelReleased, NotReady, Retryable, StateLost
 from ps_protocol.model.spec import ShardMap
 from ps_protocol.wire.shared_memory import KeptMappings
@@ -63,6 +65,8 @@ class ModelStreams:
         self.all = self._new_streams()
         #: (phase, clock): where this worker stands after its last push.
         self.position: Position = (session.phase, 0)
+        #: The cluster's view that all streams were last looked at under; None: not since there are others.
+        self._seen: ClusterView | None = None
         #: Every shard has values; one that opens without them has lost its state.
         self.started = False
         session.on_shards(self.interrupt_outdated)
@@ -85,13 +89,19 @@ class ModelStreams:
                 found[number] = self.persistently(stream, partial(self.open, stream, self.position))
         return found
 
+    def are_ready(self) -> bool:
+        """Whether all streams are as ``ensure_open`` left them, and the cluster's view is the same."""
+        return self._session.view is self._seen and all(map(attrgetter("is_alive"), self.all))
+
     def ensure_open(self) -> None:
         """Open the streams that are not open. Raises ModelMoved, PsError."""
+        seen = self._session.view
         self.check_newest()
         for stream in self.all:
             if not stream.is_open:
                 self.open_first(stream)
                 self.report_transports()
+        self._seen = seen
 
     def open_first(self, stream: ShardStream) -> StreamPosition:
         """Open ``stream`` while no push is under way; the worker goes on from the highest position of any shard."""
@@ -261,7 +271,7 @@ class ModelStreams:
         self.shard_map, self.router = shard_map, RowRouter(shard_map)
         self._flat.lay_out(shard_map)
         self._gradients.lay_out(self._flat.plan)
-        self.all = self._new_streams()
+        self.all, self._seen = self._new_streams(), None
         self.load_residuals(residuals)
         for stream in self.all:
             stream.version = versions.get(stream.shard, min(versions.values()))

@@ -112,10 +112,11 @@ class StepPipeline:
         self._session.check()
         streams = self.streams
         try:
-            shard_map = streams.shard_map
-            streams.following_moves(streams.ensure_open)
-            if shard_map is not streams.shard_map:
-                push.staged = ()
+            if not streams.are_ready():
+                shard_map = streams.shard_map
+                streams.following_moves(streams.ensure_open)
+                if shard_map is not streams.shard_map:
+                    push.staged = ()
             self._number(push)
             for stream in streams.all:
                 stream.send(push)
@@ -129,8 +130,7 @@ class StepPipeline:
             raise
         if streams.kept_memory.kept:
             streams.kept_memory.clear()
-        streams.position = max(streams.position, (push.phase, max(answer.clock for answer in answers)))
-        return self._summary(answers)
+        return self._summary(push, answers)
 
     def may_stage(self) -> bool:
         """Whether parts of the next push may be sent ahead: not where whole exchanges run beside the computation."""
@@ -142,8 +142,7 @@ class StepPipeline:
 
     def _number(self, push: StepPush) -> None:
         push.phase, push.clock = self.streams.position = self.next_position
-        self._sequence += 1
-        push.sequence = self._sequence
+        push.sequence = self._sequence = self._sequence + 1
 
     def _answers(self, push: StepPush) -> list[StepSummary]:
         """The answers to ``push``, by shard; it is repeated on a new stream as often as one breaks."""
@@ -172,7 +171,7 @@ class StepPipeline:
         found = [answers[stream.shard] for stream in self.streams.all]
         counters.answered(
             time.perf_counter() - began,
-            max(answer.waited_seconds for answer in found),
+            max([answer.waited_seconds for answer in found]),
             counters.waits[WaitReason.RECONNECT] - reconnecting,
             _OTHERS[self._session.consistency.mode],
         )
@@ -200,21 +199,17 @@ class StepPipeline:
         self._session.wait_hint(f"waiting: {error.message}; {error.remedy}")
         time.sleep(_FULL_SECONDS)
 
-    def _summary(self, answers: list[StepSummary]) -> StepSummary:
-        """All ``answers`` together. Raises the first of their errors, with notes of the others."""
-        if errors := [error for answer in answers for error in answer.errors]:
+    def _summary(self, push: StepPush, answers: list[StepSummary]) -> StepSummary:
+        """All ``answers`` to ``push`` together. Raises the first of their errors, with notes of the others."""
+        summary = answers[0] if len(answers) == 1 else _joined(answers)
+        self.streams.position = max(self.streams.position, (push.phase, summary.clock))
+        if errors := summary.errors:
             for other in errors[1:]:
                 errors[0].add_note(f"and from another shard: {other}")
             raise errors[0]
-        summary = StepSummary(
-            versions=tuple(stream.version for stream in self.streams.all),
-            outcomes=tuple(outcome for answer in answers for outcome in answer.outcomes),
-            staleness=max(answer.staleness for answer in answers),
-            clock=self.streams.position[1],
-            transferred_bytes=sum(answer.transferred_bytes for answer in answers),
-            waited_seconds=max(answer.waited_seconds for answer in answers),
-        )
-        self._session.instruments.version = self.version
+        if summary.clock != self.streams.position[1]:
+            summary = replace(summary, clock=self.streams.position[1])
+        self._session.instruments.version = min(summary.versions)
         self._session.record_step(None, summary.staleness, summary.transferred_bytes, summary.clock)
         return summary
 
@@ -332,3 +327,16 @@ class StepPipeline:
         """End all streams. Safe to repeat; does nothing in a forked child."""
         if os.getpid() == self._owner:
             self.streams.close()
+
+
+def _joined(answers: list[StepSummary]) -> StepSummary:
+    """The answers of several shards to one push."""
+    return StepSummary(
+        versions=tuple(version for answer in answers for version in answer.versions),
+        outcomes=tuple(outcome for answer in answers for outcome in answer.outcomes),
+        staleness=max(answer.staleness for answer in answers),
+        clock=max(answer.clock for answer in answers),
+        transferred_bytes=sum(answer.transferred_bytes for answer in answers),
+        waited_seconds=max(answer.waited_seconds for answer in answers),
+        errors=tuple(error for answer in answers for error in answer.errors),
+    )

@@ -26,7 +26,7 @@ from ps_worker.step.gradients import GradientBuffers
 from ps_worker.step.pending_lookups import PendingLookups
 from ps_worker.step.push_trace import PushTrace
 from ps_worker.step.shard_values import ShardValues
-from ps_worker.step.summary import Outcome, StepPush, StepSummary, StreamPosition, Style
+from ps_worker.step.summary import OUTCOMES, Outcome, StepPush, StepSummary, StreamPosition, Style
 from ps_worker.step.torch_versions import TorchVersions
 from ps_worker.tables.lookup import Position, ShardLookup
 from ps_worker.tables.row_router import RowRouter
@@ -65,9 +65,8 @@ class ShardStream:
         self._options_lost = options_lost
         #: Positions of the slices on the shard.
         self.layout = flat.plan.layouts[shard]
-        self._wire = style.wire
+        self._style = style
         self._encoder = Encoder(self.layout, style.wire) if style.wire != RAW else None
-        self._overlap = style.overlap
         #: Holds parameters until ``land``; None: they are received into the model's memory.
         self._receive_buffer: ReceiveBuffer | BackRegion | None = None
         self._transport: ClientTransport | None = None
@@ -75,15 +74,13 @@ class ShardStream:
         #: Of the push under way, and of the last that the shard said it had applied.
         self._sequence = self._acknowledged = 0
         self._torch_versions = TorchVersions()
-        self._opened_at = 0.0
-        self._opened_to = 0  # the incarnation of the shard
+        self._opened_at, self._opened_to = 0.0, 0  # when, and to which incarnation of the shard
         #: Sent last on this stream.
         self._options: tuple[Options, ...] = ()
         self._table_options: tuple[RowOptions, ...] = ()
         self._sent_bytes = 0
         self._pending_lookups = PendingLookups()
-        #: Sent on this stream ahead of the next push.
-        self._staged: list[Range] = []
+        self._staged: list[Range] = []  # sent on this stream ahead of the next push
         self.version = 0  # of the parameters held
         #: Of the push under way, if it is traced.
         self._trace: PushTrace | None = None
@@ -103,7 +100,12 @@ class ShardStream:
     @property
     def is_open(self) -> bool:
         """Whether there is a stream, it has not ended as far as this side knows, and it goes to the present process."""
-        return self._transport is not None and self._transport.alive and not self.is_outdated
+        return self.is_alive and not self.is_outdated
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether there is a stream that has not ended as far as this side knows."""
+        return self._transport is not None and self._transport.alive
 
     @property
     def is_outdated(self) -> bool:
@@ -135,15 +137,14 @@ class ShardStream:
             self._session.revision,
             phase,
             clock,
-            self._wire,
+            self._style.wire,
             self._acknowledged,
             torch.__version__,
             keeps_slices=True,
             transports=self._session.transports,
         )
         self._opened_to = self._session.shard_incarnation(self.shard)
-        channel = self._session.shard_channel(self.shard)
-        opened, self._transport = open_stream(channel, link, request)
+        opened, self._transport = open_stream(self._session.shard_channel(self.shard), link, request)
         if self.is_outdated:
             # ``interrupt_outdated`` may have run before this stream was there.
             self.drop()
@@ -151,9 +152,9 @@ class ShardStream:
         segment = self._transport.gradients
         if segment is not None or not self._gradients.has_place(self.shard):
             self._gradients.place(self.shard, segment)
-        if self._receive_buffer is None and (self._overlap or (self._wire != RAW and segment is None)):
-            double = self._flat.double
-            self._receive_buffer = BackRegion(double, self.shard) if double else ReceiveBuffer(self.layout, self._wire)
+        if self._receive_buffer is None and (self._style.overlap or (self._style.wire != RAW and segment is None)):
+            double, wire = self._flat.double, self._style.wire
+            self._receive_buffer = BackRegion(double, self.shard) if double else ReceiveBuffer(self.layout, wire)
         self._torch_versions.note(self.peer, opened.torch_version)
         self._opened_at = time.monotonic()
         self._options = ({},) * len(shard_map.spec.group_options)
@@ -190,11 +191,9 @@ class ShardStream:
         trace = self._trace = PushTrace(push.trace, self.shard) if push.trace is not None else None
         contents = self._flat.plan.contents(self.shard, push.absent, push.with_buffers)
         absent, ranges, runs = ((), (), ()) if push.skipped else contents
-        staged: Sequence[Range] = ()
-        if push.staged:
-            # What was sent ahead on another stream than this one is lost.
-            staged = [span for span in push.staged[self.shard] if span in self._staged]
-            ranges = subtract(ranges, staged)
+        # What was sent ahead on another stream than this one is lost.
+        staged = [span for span in push.staged[self.shard] if span in self._staged] if push.staged else []
+        ranges = subtract(ranges, staged) if staged else ranges
         rows = push.rows.of(self._router, self.shard) if push.rows is not None and not push.skipped else NO_ROWS
         header = PushHeader(
             sequence=push.sequence,
@@ -227,7 +226,7 @@ class ShardStream:
             self.is_pushing = False
             raise
         self._options, self._table_options = push.options, push.table_options
-        self._sent_bytes = sum(map(len, (*pieces, *rows.pieces))) + sum(end - begin for begin, end in staged)
+        self._sent_bytes = sum(map(len, (*pieces, *rows.pieces))) + sum([end - begin for begin, end in staged])
         if trace is not None:
             trace.sent(self._sent_bytes)
 
@@ -240,7 +239,7 @@ class ShardStream:
         if result is None:
             return None
         self.is_pushing = False
-        if (outcome := Outcome.__members__.get(result.outcome)) is None:
+        if (outcome := OUTCOMES.get(result.outcome)) is None:
             raise InternalError(f"{self.peer} answered with an unknown outcome", actual=result.outcome)
         if outcome is not Outcome.REFUSED:
             self.version = result.version

@@ -34,6 +34,10 @@ class Outcome(enum.IntEnum):
     REFUSED = 7
 
 
+OUTCOMES = dict(Outcome.__members__)
+"""By name, as shards tell them."""
+
+
 class Writes(enum.Enum):
     """What ``cluster.optimizer`` does with values that the user sets between steps."""
 

@@ -65,7 +65,7 @@ class SocketClientTransport:
         self._sending: Future[None] | None = None
         #: Regions of the shard that are mapped here, by the number it gave them.
         self._regions: Recent[SharedRegion] = Recent()
-        #: Descriptors of the last message that have not been mapped.
+        #: Descriptors that came with the last message and what was read with it, and have not been mapped.
         self._descriptors: list[int] = []
         self._closed = False
 
@@ -181,11 +181,11 @@ class SocketClientTransport:
         return self._next(self._anchor.is_active)
 
     def _next(self, alive: Callable[[], bool]) -> StepReply:
-        self._drop_descriptors()
-        length, self._descriptors = self._carrier.receive_head(alive)
-        body = bytearray(length)
-        self._carrier.receive_into([memoryview(body)])
-        return parse_reply(body, self._link.peer)
+        message, descriptors = self._carrier.receive_message(alive)
+        if descriptors is not None:
+            self._drop_descriptors()
+            self._descriptors = descriptors
+        return parse_reply(message, self._link.peer)
 
     def payload(self, answer: Answer, pieces: Sequence[memoryview]) -> None:
         """Receive from the socket, from the region that a result names, or from the memory for rows."""

@@ -15,6 +15,9 @@ class Transport(enum.Enum):
     #: On a TCP socket beside the gRPC stream, with the messages.
     BULK = "bulk"
 
+    #: By identity, as members compare: that of Enum is written in Python, and steps look members up.
+    __hash__ = object.__hash__
+
 
 IN_CLEAR = " in clear"
 """Behind the name of a transport whose payloads are not encrypted although the process uses TLS."""

@@ -47,6 +47,9 @@ class DType(enum.Enum):
     UINT8 = "uint8"
     BOOL = "bool"
 
+    #: By identity, as members compare: that of Enum is written in Python, and steps look members up.
+    __hash__ = object.__hash__
+
     @property
     def itemsize(self) -> int:
         """Bytes of one element."""

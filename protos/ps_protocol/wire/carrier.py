@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ps_protocol.wire import socket_messages
-from ps_protocol.wire.socket_messages import STALL_SECONDS
+from ps_protocol.wire.socket_messages import LENGTH, MAX_MESSAGE_BYTES, STALL_SECONDS, checked_length
 
 
 class Carrier(Protocol):
@@ -35,8 +36,19 @@ class Carrier(Protocol):
         """
         ...
 
-    def receive_head(self, alive: Callable[[], bool]) -> tuple[int, list[int]]:
-        """As ``socket_messages.receive_head``."""
+    def message_now(self, most_bytes: int) -> bytes | None:
+        """The next message, where all of it has come; None: it has to be received in parts.
+
+        Raises as ``receive_now``, and InvalidRequest for a message above ``most_bytes``.
+        """
+        ...
+
+    def receive_message(self, alive: Callable[[], bool]) -> tuple[bytes | bytearray, list[int] | None]:
+        """The next message, and the descriptors that came with it and what is read ahead; None: with the one before.
+
+        Between two messages a peer may take its time, as long as it is ``alive``. Raises InvalidRequest for a message
+        that is too long.
+        """
         ...
 
     def receive_into(self, pieces: Sequence[memoryview]) -> None:
@@ -90,16 +102,19 @@ class PlainCarrier:
     def receive_now(self, view: memoryview) -> int:
         """See Carrier. Where the call before has given all, the system is not asked again: the caller waits for it."""
         if not self._ahead:
-            if self._drained:
-                self._drained = False
-                raise BlockingIOError
-            if len(view) >= READ_AHEAD_BYTES:
+            if len(view) >= READ_AHEAD_BYTES and not self._drained:
                 return self.socket.recv_into(view, 0, socket.MSG_DONTWAIT)
-            self._buffer = self._buffer or memoryview(bytearray(READ_AHEAD_BYTES))
-            got = self.socket.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)
-            self._drained = 0 < got < READ_AHEAD_BYTES
-            self._ahead = self._buffer[:got]
+            self._read_ahead()
         return self._from_ahead(view)
+
+    def _read_ahead(self) -> None:
+        if self._drained:
+            self._drained = False
+            raise BlockingIOError
+        self._buffer = self._buffer or memoryview(bytearray(READ_AHEAD_BYTES))
+        got = self.socket.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)
+        self._drained = 0 < got < READ_AHEAD_BYTES
+        self._ahead = self._buffer[:got]
 
     def _from_ahead(self, view: memoryview) -> int:
         taken = min(len(view), len(self._ahead))
@@ -107,9 +122,35 @@ class PlainCarrier:
         self._ahead = self._ahead[taken:]
         return taken
 
-    def receive_head(self, alive: Callable[[], bool]) -> tuple[int, list[int]]:
+    def message_now(self, most_bytes: int) -> bytes | None:
         """See Carrier."""
-        return socket_messages.receive_head(self.socket, alive)
+        if not self._ahead:
+            self._read_ahead()
+        return self._message_ahead(most_bytes)
+
+    def _message_ahead(self, most_bytes: int) -> bytes | None:
+        ahead, begin = self._ahead, LENGTH.size
+        if len(ahead) < begin or len(ahead) < (end := begin + checked_length(ahead[:begin], most_bytes)):
+            return None
+        self._ahead = ahead[end:]
+        return bytes(ahead[begin:end])
+
+    def receive_message(self, alive: Callable[[], bool]) -> tuple[bytes | bytearray, list[int] | None]:
+        """See Carrier."""
+        descriptors: list[int] | None = None
+        if not self._ahead:
+            self._buffer = self._buffer or memoryview(bytearray(READ_AHEAD_BYTES))
+            got, descriptors = socket_messages.receive_first(self.socket, self._buffer, alive)
+            self._ahead = self._buffer[:got]
+        try:
+            message: bytes | bytearray | None = self._message_ahead(MAX_MESSAGE_BYTES)
+            if message is None:
+                message = received_in_parts(self)
+        except BaseException:
+            for descriptor in descriptors or ():
+                os.close(descriptor)
+            raise
+        return message, descriptors
 
     def receive_into(self, pieces: Sequence[memoryview]) -> None:
         """See Carrier."""
@@ -133,6 +174,15 @@ class PlainCarrier:
     def close(self) -> None:
         """See Carrier."""
         self.socket.close()
+
+
+def received_in_parts(carrier: Carrier) -> bytearray:
+    """The next message, its length first. Raises as ``receive_into``, and InvalidRequest."""
+    head = bytearray(LENGTH.size)
+    carrier.receive_into([memoryview(head)])
+    message = bytearray(checked_length(head))
+    carrier.receive_into([memoryview(message)])
+    return message
 
 
 def shut_down(sock: socket.socket) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import struct
@@ -38,7 +37,7 @@ _RIGHTS = (socket.SOL_SOCKET, socket.SCM_RIGHTS)
 _MAX_PIECES = 512  # of one system call; Linux takes 1024
 
 
-def checked_length(header: bytes | bytearray, most_bytes: int = MAX_MESSAGE_BYTES) -> int:
+def checked_length(header: bytes | bytearray | memoryview, most_bytes: int = MAX_MESSAGE_BYTES) -> int:
     """The length that ``header`` announces. Raises InvalidRequest above ``most_bytes``."""
     (length,) = LENGTH.unpack(header)
     if length > most_bytes:
@@ -68,31 +67,24 @@ def prepare(sock: socket.socket, stall_seconds: float = STALL_SECONDS) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def receive_head(sock: socket.socket, alive: Callable[[], bool]) -> tuple[int, list[int]]:
-    """The length of the next message, and the descriptors that came with it.
+def receive_first(sock: socket.socket, view: memoryview, alive: Callable[[], bool]) -> tuple[int, list[int]]:
+    """Write what comes first, once something does, to ``view``: bytes written, and the descriptors that came with them.
 
-    Between two messages a peer may take its time, as long as it is ``alive``.
-    Raises as ``receive_into``, and InvalidRequest.
+    The peer may take its time, as long as it is ``alive``. Raises ConnectionError.
     """
     while True:
         try:
             # Not socket.recv_fds, which drops its flags (seen in Python 3.11): child processes would inherit them.
-            head, extras, _, _ = sock.recvmsg(LENGTH.size, _DESCRIPTORS_SIZE, socket.MSG_CMSG_CLOEXEC)
+            got, extras, _, _ = sock.recvmsg_into([view], _DESCRIPTORS_SIZE, socket.MSG_CMSG_CLOEXEC)
             break
         except BlockingIOError as error:
             if not alive():
                 raise ConnectionAbortedError("the peer is gone") from error
-    if not head:
+    if not got:
         raise ConnectionResetError("the peer closed the connection")
-    descriptors = [fd for level, kind, data in extras if (level, kind) == _RIGHTS for fd in array("i", data)]
-    try:
-        rest = bytearray(LENGTH.size - len(head))
-        receive_into(sock, [memoryview(rest)])
-        return checked_length(head + rest), descriptors
-    except BaseException:
-        for descriptor in descriptors:
-            os.close(descriptor)
-        raise
+    if not extras:
+        return got, []
+    return got, [fd for level, kind, data in extras if (level, kind) == _RIGHTS for fd in array("i", data)]
 
 
 def receive_into(sock: socket.socket, pieces: Sequence[memoryview]) -> None:

@@ -140,8 +140,17 @@ class TlsCarrier:
             if not self._take(self.socket.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)):
                 return 0
 
-    def receive_head(self, alive: Callable[[], bool]) -> tuple[int, list[int]]:
+    def message_now(self, most_bytes: int) -> bytes | None:
+        """See Carrier; messages are received in parts."""
+        return None
+
+    def receive_message(self, alive: Callable[[], bool]) -> tuple[bytes | bytearray, list[int] | None]:
         """See Carrier; no descriptors come under TLS."""
+        message = bytearray(self._receive_head(alive))
+        self.receive_into([memoryview(message)])
+        return message, []
+
+    def _receive_head(self, alive: Callable[[], bool]) -> int:
         head = memoryview(bytearray(LENGTH.size))
         at = 0
         while at < len(head):
@@ -156,7 +165,7 @@ class TlsCarrier:
             if got == 0:
                 raise ConnectionResetError("the peer closed the connection")
             at += max(0, got)
-        return checked_length(bytes(head)), []
+        return checked_length(bytes(head))
 
     def receive_into(self, pieces: Sequence[memoryview]) -> None:
         """See Carrier."""

@@ -102,6 +102,14 @@ class SocketServerTransport:
 
     async def receive(self) -> StepRequest | None:
         """The next message; None when the worker closed the connection between two."""
+        while True:
+            try:
+                message = self._carrier.message_now(self._most_bytes)
+                break
+            except BlockingIOError:
+                await self._until_readable(idle=True)
+        if message is not None:
+            return request_from_bytes(message)
         head = bytearray(LENGTH.size)
         if not await self._fill(memoryview(head), may_end=True):
             return None

@@ -9,12 +9,12 @@ import threading
 import pytest
 
 from ps_protocol.errors import InvalidRequest
+from ps_protocol.wire.carrier import PlainCarrier
 from ps_protocol.wire.socket_messages import (
     LENGTH,
     MAX_DESCRIPTORS,
     MAX_MESSAGE_BYTES,
     framed,
-    receive_head,
     receive_into,
     send_all,
     send_now,
@@ -22,18 +22,21 @@ from ps_protocol.wire.socket_messages import (
 from tests.protocol.wire.socket_pairs import fill, pair, targets
 
 
-def test_descriptors_come_with_the_first_byte_of_their_message():
+def test_descriptors_come_with_the_call_that_reads_the_first_byte_of_their_message():
     ends = os.pipe()
     with pair() as (one, other):
         assert send_now(one, [framed(b"first")]) == []
         send_all(one, [framed(b"second"), b"payload"], ends)
-        assert receive_head(other, lambda: True) == (5, [])
-        receive_into(other, [memoryview(bytearray(5))])
-        length, descriptors = receive_head(other, lambda: True)
-        assert (length, len(descriptors)) == (6, len(ends))
-        (buffer,), views = targets([13])
-        receive_into(other, views)
-        assert buffer == b"secondpayload"
+        carrier = PlainCarrier(other)
+        first, descriptors = carrier.receive_message(lambda: True)
+        second, behind = carrier.receive_message(lambda: True)
+        assert (first, second) == (b"first", b"second")
+        assert descriptors is not None
+        assert behind is None  # the system gives both messages in one call: the second one's come with the first
+        assert len(descriptors) == len(ends)
+        (buffer,), views = targets([7])
+        carrier.receive_into(views)
+        assert buffer == b"payload"
         assert not any(os.get_inheritable(fd) for fd in descriptors)
     os.write(descriptors[1], b"through the pipe")
     assert os.read(ends[0], 99) == b"through the pipe"
@@ -46,11 +49,11 @@ def test_a_head_that_comes_in_two_parts_brings_its_descriptors():
     with pair() as (one, other):
         head = LENGTH.pack(9)
         socket.send_fds(one, [head[:1]], [ends[0]])
-        late = threading.Thread(target=one.sendall, args=(head[1:],))
+        late = threading.Thread(target=one.sendall, args=(head[1:] + b"nine more",))
         late.start()
-        length, descriptors = receive_head(other, lambda: True)
+        message, descriptors = PlainCarrier(other).receive_message(lambda: True)
         late.join()
-    assert (length, len(descriptors)) == (9, 1)
+    assert (message, len(descriptors)) == (b"nine more", 1)
     for fd in (*ends, *descriptors):
         os.close(fd)
 
@@ -63,7 +66,7 @@ def test_descriptors_of_a_message_that_is_refused_are_closed(sent: bytes):
         socket.send_fds(one, [sent], list(ends))
         one.shutdown(socket.SHUT_WR)
         with pytest.raises((InvalidRequest, ConnectionResetError)):
-            receive_head(other, lambda: True)
+            PlainCarrier(other).receive_message(lambda: True)
         assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
     for fd in ends:
         os.close(fd)
@@ -73,8 +76,8 @@ def test_more_descriptors_than_a_message_may_have_are_not_kept():
     ends = [*os.pipe(), *os.pipe()]
     with pair() as (one, other):
         before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
-        socket.send_fds(one, [LENGTH.pack(3)], ends)
-        _, descriptors = receive_head(other, lambda: True)
+        socket.send_fds(one, [framed(b"few")], ends)
+        _, descriptors = PlainCarrier(other).receive_message(lambda: True)
         assert len(descriptors) == MAX_DESCRIPTORS
         for fd in descriptors:
             os.close(fd)
@@ -90,9 +93,9 @@ def test_descriptors_wait_for_room_in_a_socket_that_is_full():
         sending = threading.Thread(target=send_all, args=(one, [framed(b"late")], ends))
         sending.start()
         receive_into(other, [memoryview(bytearray(before))])
-        length, descriptors = receive_head(other, lambda: True)
+        message, descriptors = PlainCarrier(other).receive_message(lambda: True)
         sending.join()
-    assert (length, len(descriptors)) == (4, 2)
+    assert (message, len(descriptors)) == (b"late", 2)
     for fd in (*ends, *descriptors):
         os.close(fd)
 

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from ps_protocol.wire import socket_messages
+from ps_protocol.wire.carrier import PlainCarrier
 from ps_protocol.wire.socket_messages import (
     framed,
-    receive_head,
     receive_into,
     send_all,
     send_now,
@@ -65,7 +65,7 @@ def test_a_peer_that_stalls_in_the_middle_of_a_head_is_given_up():
     with pair(stall_seconds=0.05) as (one, other):
         one.sendall(b"\x01\x00")
         with pytest.raises(ConnectionAbortedError, match="stalled"):
-            receive_head(other, lambda: True)
+            PlainCarrier(other).receive_message(lambda: True)
 
 
 def test_a_peer_that_gives_a_little_now_and_then_is_waited_for(monkeypatch: pytest.MonkeyPatch):
@@ -97,13 +97,13 @@ def test_between_two_messages_a_peer_takes_its_time_as_long_as_it_is_alive():
         return True
 
     with pair(stall_seconds=0.03) as (one, other):
-        assert receive_head(other, alive) == (4, [])
+        assert PlainCarrier(other).receive_message(alive) == (b"late", [])
     assert len(asked) == 3
 
 
 def test_a_peer_that_is_dead_between_two_messages_is_given_up():
     with pair(stall_seconds=0.03) as (_, other), pytest.raises(ConnectionAbortedError, match="gone"):
-        receive_head(other, lambda: False)
+        PlainCarrier(other).receive_message(lambda: False)
 
 
 @both_kinds
@@ -125,7 +125,7 @@ def test_a_peer_that_closes_instead_of_a_head_is_noticed(sent: int, text: str):
         one.sendall(bytes(sent))
         one.close()
         with pytest.raises(ConnectionResetError, match=text):
-            receive_head(other, lambda: True)
+            PlainCarrier(other).receive_message(lambda: True)
 
 
 @both_kinds

@@ -13,7 +13,7 @@ import pytest
 
 from ps_protocol.errors import InvalidRequest, PsError, Unauthenticated
 from ps_protocol.security.security import Security
-from ps_protocol.wire.socket_messages import LENGTH, framed
+from ps_protocol.wire.socket_messages import framed
 from ps_protocol.wire.tls_carrier import CHUNK_BYTES, TlsCarrier
 from ps_server.certs.authority import Authority
 from tests.support.seeds import seeded
@@ -114,8 +114,7 @@ def test_messages_are_read_one_by_one_however_they_came(certificates):
     with pair(certificates) as (client, server):
         client.send_all([framed(b"one"), framed(b""), framed(b"three" * 9000)])
         for expected in (b"one", b"", b"three" * 9000):
-            length, descriptors = server.receive_head(lambda: True)
-            assert (receive(server, length), descriptors) == (expected, [])
+            assert server.receive_message(lambda: True) == (expected, [])
 
 
 def test_now_means_without_waiting(certificates):
@@ -148,12 +147,12 @@ def test_between_messages_a_peer_that_is_alive_may_take_its_time(certificates):
         def alive() -> bool:
             asked.append(True)
             if len(asked) == 3:
-                client.send_all([LENGTH.pack(7)])
+                client.send_all([framed(b"late")])
             return True
 
-        assert server.receive_head(alive) == (7, [])
+        assert server.receive_message(alive) == (b"late", [])
         with pytest.raises(ConnectionAbortedError, match="gone"):
-            server.receive_head(lambda: False)
+            server.receive_message(lambda: False)
 
 
 def test_the_end_of_a_connection_is_an_error_wherever_it_comes(certificates):
@@ -163,7 +162,7 @@ def test_the_end_of_a_connection_is_an_error_wherever_it_comes(certificates):
         with pytest.raises(ConnectionResetError, match="middle of a transfer"):
             receive(server, 4)
         with pytest.raises(ConnectionResetError, match="closed"):
-            server.receive_head(lambda: True)
+            server.receive_message(lambda: True)
 
 
 def test_a_peer_that_stalls_in_a_transfer_is_given_up(certificates):
@@ -198,7 +197,7 @@ def refused(certificates: SocketCertificates, shard: Security, worker: Security,
         if error is None:
             assert isinstance(second.exception(), Unauthenticated)
             with pytest.raises(Unauthenticated) as told:
-                client.receive_head(lambda: True)
+                client.receive_message(lambda: True)
             error = told.value
         assert isinstance(error, Unauthenticated)
         return error

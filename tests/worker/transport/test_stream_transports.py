@@ -142,23 +142,23 @@ def test_what_the_shard_ended_the_stream_with_is_raised_though_the_side_channel_
 @BOTH
 def test_a_shard_that_is_silent_between_messages_is_waited_for_as_long_as_it_lives(transport, monkeypatch):
     asked, go = [], threading.Event()
-    original = socket_messages.receive_head
+    original = socket_messages.receive_first
 
-    def receive_head(sock, alive):
+    def receive_first(sock, view, alive):
         def still_alive() -> bool:
             asked.append(alive())
             if len(asked) == 2:  # twice as long as what counts as a stall elsewhere
                 go.set()
             return asked[-1]
 
-        return original(sock, still_alive)
+        return original(sock, view, still_alive)
 
     def waits(_: socket.socket) -> None:
         go.wait(60)
 
     with opened(transport, then(waits, sends(result()), stays)) as (stream, _):
         memory = pushed(stream)
-        monkeypatch.setattr(socket_messages, "receive_head", receive_head)
+        monkeypatch.setattr(socket_messages, "receive_first", receive_first)
         stream.receive(lambda _: [memory])
         assert asked[:2] == [True, True]
         del stream
