@@ -1,8 +1,9 @@
 """What a table does, in two checkouts side by side: ``python -m benchmarks.tables.table_parts OTHER``.
 
 Without worker and wire. A process of each tree has a table of 10^6 rows of 16 numbers, and the two do blocks of
-operations in turn: 14,000 rows looked up, 14,000 rows updated that were just looked up, 20,000 rows inserted. A row has
-the CPU time of an operation, medians of blocks, of both trees and as ratio (this tree / OTHER) with its quartiles.
+operations in turn: 14,000 rows looked up, 14,000 rows updated that were just looked up, 20,000 rows inserted that were
+just looked up and for which the table was prepared, and the same with the lookup and what prepares it. A row has the
+CPU time of an operation, medians of blocks, of both trees and as ratio (this tree / OTHER) with its quartiles.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ps_worker.tables.table import Table
 
 ROWS, DIM, IDS, INSERTED = 1_000_000, 16, 14_000, 20_000
 OPTIMIZERS = {"sgd": rows.SGD, "rowwise": rows.RowWiseAdagrad, "adam": rows.Adam}
-OPERATIONS = ("look up", "update", "insert")
+OPERATIONS = ("look up", "update", "insert", "in all")
 _BATCHES, _IN_A_BLOCK = 20, 10
 #: Odd, so that multiples of it, modulo 2**64, are all different.
 _SCATTER = 0x9E3779B97F4A7C15
@@ -46,21 +47,30 @@ class Worked:
 
     def seconds(self, operation: str) -> float:
         """Of one operation."""
-        if operation == "insert":
+        if operation in ("insert", "in all"):
             ids = scattered(np.arange(self._rows, self._rows + INSERTED))
             self._rows += INSERTED
         else:
             self._turn += 1
             ids = self._batches[self._turn % _BATCHES]
         values = np.full((ids.size, DIM), 1e-3, np.float32)
-        if operation == "update":
-            self._table.look_up(ids, np.empty_like(values))
         begun = time.thread_time()
+        self._table.look_up(ids, np.empty_like(values))
         if operation == "look up":
-            self._table.look_up(ids, values)
-        else:
-            self._table.apply(RowStep(0, ids, values, self._table.updates + 1, self._options))
+            return time.thread_time() - begun
+        self._prepare(ids)
+        if operation != "in all":
+            begun = time.thread_time()
+        self._table.apply(RowStep(0, ids, values, self._table.updates + 1, self._options))
         return time.thread_time() - begun
+
+    def _prepare(self, ids: Ids) -> None:
+        if not hasattr(self._table, "prepare"):
+            return  # a tree from before there was something to prepare
+        if ahead := self._table.memory_ahead(ids):
+            ahead()
+        while self._table.prepare(ids):
+            pass
 
 
 def scattered(numbers: np.ndarray) -> Ids:

@@ -35,6 +35,7 @@ class ShardOptimizer:
         self._spec = spec
         self._declared = catalog.arguments_of(spec)
         self._options: Sequence[Options] = ()
+        self._slices = frozenset(range(layout.parameter_slices))
         whole = catalog.is_shaped(spec)
         self._arenas = [
             Arena(layout, number, region, whole=whole)
@@ -72,11 +73,14 @@ class ShardOptimizer:
         state are in range no step raises; only where they are not, or with ``careful``, is a copy kept.
         """
         self._set_options(options)
+        is_odd = self.careful or self._odd_options or self._odd_state
+        if absent >= self._slices and not is_odd:
+            return  # Rows alone: torch leaves variables without a gradient as they are.
         changed = [arena.arrange(self._torch, absent) for arena in self._arenas]
         if any(changed):
             self._regroup()
             self._fused_step = None
-        undo = Undo(self._torch) if self.careful or self._odd_options or self._odd_state else None
+        undo = Undo(self._torch) if is_odd else None
         try:
             for arena in self._arenas:
                 arena.attach(gradients, absent)

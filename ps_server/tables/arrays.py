@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.errors import TableFull
+from ps_server.tables.kernels.memory import take_pages
 
 #: From this size on, huge pages are requested; a smaller table stays small.
 _HUGE_FROM_BYTES = 8 << 20
@@ -35,6 +36,7 @@ class Reserved:
     def __init__(self, count: int, width: int, dtype: npt.DTypeLike) -> None:
         self._item_bytes = width * np.dtype(dtype).itemsize
         self._memory = _map(count * self._item_bytes)
+        self._bytes = np.frombuffer(self._memory, np.uint8)
         #: [count, width]; ``width`` may be 0.
         self.array: npt.NDArray[Any] = np.frombuffer(self._memory, dtype, count * width).reshape(count, width)
 
@@ -45,6 +47,14 @@ class Reserved:
         last = end * self._item_bytes // page * page
         if first < last:
             self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+    def populate(self, begin: int, end: int) -> None:
+        """Allocate the memory of rows [begin, end). From any thread, while others use the array.
+
+        By writing what is there: a page that is written stops nobody else, as ``madvise`` would, who maps memory.
+        """
+        if self._item_bytes:
+            take_pages(self._bytes, begin * self._item_bytes, end * self._item_bytes, mmap.PAGESIZE)
 
 
 def zeroed(size_bytes: int) -> npt.NDArray[np.uint8]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.errors import InternalError, TableFull
-from ps_protocol.model.ids import buckets_of
+from ps_protocol.model.ids import buckets_of, unique
 from ps_protocol.model.tables import Ids
 from ps_server.tables.arrays import Reserved, machine_bytes, zeroed
 from ps_server.tables.kernels import id_map, row_updates
@@ -29,6 +30,8 @@ _ALWAYS_KEPT = 64
 #: Its multiples, modulo 1, are evenly distributed in [0, 1).
 _GOLDEN = 0.6180339887498949
 _MAX_ROWS = (1 << 32) - 1
+#: Entries of maps that are moved in one piece of ``prepare``, and those of one map more: about a millisecond.
+_MOVED_AT_ONCE = 1 << 14
 _FEWEST_ROWS = 1 << 20
 _NO_VALUES = np.empty((0, 0), np.float32)
 _NO_ROWS = np.empty(0, np.int64)
@@ -57,6 +60,8 @@ class RowStore:
         row_bytes = 8 + 8 + 4 * width + 4 * with_uses
         self.count = 0
         self._most = 0
+        #: Rows below this number have memory, or soon will.
+        self._populated = 0
         self._reserved = _reserve(min(_MAX_ROWS, machine_bytes() // row_bytes), width, with_uses)
         ids, touched, values, uses = (column.array for column in self._reserved)
         #: int64 [capacity], of which [:count] live, as in all columns.
@@ -97,10 +102,8 @@ class RowStore:
         An ``insert`` of the same ids, which often comes next, does not search again.
         """
         found, missing = self._find(ids, out)
-        if missing:
-            return np.flatnonzero(found < 0)
-        self._recent.keep(ids, found)
-        return _NO_ROWS
+        self._recent.keep(ids, found, missing)
+        return np.flatnonzero(found < 0) if missing else _NO_ROWS
 
     def _find(self, ids: Ids, out: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int64], int]:
         found = np.empty(ids.size, np.int64)
@@ -113,7 +116,7 @@ class RowStore:
         Of new rows the last use is ``touched``, uses are 0, and the caller writes the values. Raises TableFull before
         anything changes, which it may when hardly any memory is left even if few ids are new.
         """
-        if (known := self._recent.rows_of(ids)) is not None:
+        if (known := self._recent.take(ids)) is not None:
             return known
         self.room_for(ids.size)
         self._make_room(ids)
@@ -165,8 +168,8 @@ class RowStore:
                 self._resize(int(bucket), int(self.counts[bucket]))
         if self._most - self.count > max(_KEPT_ROWS, self._most // 8):
             for column in self._reserved:
-                column.give_back(self.count, self._most)
-            self._most = self.count
+                column.give_back(self.count, max(self._most, self._populated))
+            self._most = self._populated = self.count
 
     def view(self) -> Columns:
         """All rows, not copied: valid until the next change."""
@@ -191,18 +194,62 @@ class RowStore:
             self.uses[rows] if self.uses.size else np.zeros(rows.size, np.uint32),
         )
 
+    def prepare(self, ids: Ids) -> bool:
+        """Do a part of what an ``insert`` of ``ids``, which were just looked up, would do; whether more is left.
+
+        Nobody notices but by the time that it takes.
+        """
+        if (known := self._recent.of(ids)) is None:
+            return False
+        if known.distinct is None:
+            known.distinct = bool(unique(ids)[0].size == ids.size)
+            return known.distinct and known.missing > 0
+        if known.growing is None:
+            known.growing = self._too_small(ids)
+        moved = 0
+        while known.growing and moved < _MOVED_AT_ONCE:
+            bucket, rows = known.growing.pop()
+            if rows > _FULLEST * self._capacities[bucket]:
+                self._resize(bucket, rows)
+                moved += 1 + int(self.counts[bucket])
+        return bool(known.growing)
+
+    def are_distinct(self, ids: Ids) -> bool:
+        """Whether it is known that no id comes twice, by ``prepare``."""
+        return (known := self._recent.of(ids)) is not None and bool(known.distinct)
+
+    def memory_ahead(self, ids: Ids) -> Callable[[], None] | None:
+        """What gets memory for the rows that an ``insert`` of ``ids``, which were just looked up, will add, and some
+        more; to be called in any thread. None: it is there.
+        """
+        coming = known.missing if (known := self._recent.of(ids)) else 0
+        if self.count + coming <= self._populated:
+            return None
+        begin = max(self.count, self._populated)
+        end = min(self.capacity, self.count + coming + min(2 * coming, self.count // 8))
+        self._populated, columns = end, self._reserved
+
+        def populate() -> None:
+            for column in columns:
+                column.populate(begin, end)
+
+        return populate
+
     def _make_room(self, ids: Ids) -> None:
-        """Enlarge the maps that are too small for the new ones among ``ids``."""
+        for bucket, rows in self._too_small(ids):
+            self._resize(bucket, rows)
+
+    def _too_small(self, ids: Ids) -> list[tuple[int, int]]:
+        """The buckets whose maps are too small for the new ones among ``ids``, and how many rows each will have."""
         buckets = buckets_of(ids, self.counts.size)
         full = _FULLEST * self._capacities
         tight = self.counts + np.bincount(buckets, minlength=full.size) > full
         if not tight.any():
-            return
+            return []
         of_tight = np.flatnonzero(tight[buckets])
         new = of_tight[self.find(ids[of_tight]) < 0]
         needed = self.counts + np.bincount(buckets[new], minlength=full.size)
-        for bucket in np.flatnonzero(needed > full):
-            self._resize(int(bucket), int(needed[bucket]))
+        return [(int(bucket), int(needed[bucket])) for bucket in np.flatnonzero(needed > full)]
 
     def _resize(self, bucket: int, rows: int) -> None:
         capacity = map_capacity(bucket, rows)

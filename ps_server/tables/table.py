@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from ps_protocol.model.tables import Eviction, Ids, TableSpec
 from ps_server.tables.bucket_contents import BucketContents
 from ps_server.tables.changes import Changes
 from ps_server.tables.initial import InitialRows
+from ps_server.tables.merge import has_duplicates
 from ps_server.tables.retention import Calendar, Sweep, admitted
 from ps_server.tables.row_optimizers import update
 from ps_server.tables.step import RowStep
@@ -125,6 +126,23 @@ class ShardTable:
         """The values of ``ids``, float32 [n, dim], into ``out``; initial values where there is no row."""
         if (missing := self._store.look_up(ids, out)).size:
             self._initial.values(ids[missing], missing, out)
+
+    # -- before a push
+
+    def prepare(self, ids: Ids) -> bool:
+        """Do a part of what a push of ``ids``, which were just looked up, would have to do; whether more is left."""
+        return self._store.prepare(ids) and self._admits_all
+
+    def memory_ahead(self, ids: Ids) -> Callable[[], None] | None:
+        """What gets memory for the rows of a push of ``ids``, which were just looked up, before it needs them.
+
+        To be called in any thread; None: nothing is to be done.
+        """
+        return self._store.memory_ahead(ids) if self._admits_all else None
+
+    def has_duplicates(self, ids: Ids) -> bool:
+        """Whether an id comes more than once."""
+        return not self._store.are_distinct(ids) and has_duplicates(ids)
 
     # -- changing
 

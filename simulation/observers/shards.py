@@ -132,10 +132,10 @@ class ShardObservers:
             self._judge.truth[place].row_loads.forget_behind(version, state)
 
     def _look_up(self, original: Any) -> Any:
-        async def look_up(rows: ModelRows, wanted: Any, room: Any = None) -> Any:
+        async def look_up(rows: ModelRows, wanted: Any, room: Any = None, **how: Any) -> Any:
             tracker = rows._applier.tracker
             place, shard_map = self._judged(tracker), self._models.get(tracker)
-            version, found = await original(rows, wanted, room)
+            version, found = await original(rows, wanted, room, **how)
             if place is not None and shard_map is not None and wanted.parts:
                 ((_, ids),) = wanted.parts
                 values = self._subjects.rows(ids, np.frombuffer(found, np.float32))

@@ -63,6 +63,23 @@ def test_a_step_in_which_all_is_absent_changes_nothing() -> None:
     assert (bytes(shard.region.bytes), shard.optimizer.state()) == (before, [])
 
 
+def test_between_others_a_step_in_which_all_is_absent_leaves_state_alone_and_asks_torch_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shard = Shard.of(whole_layout(SGD))
+    gradients = Region(shard.region.layout)
+    fill(gradients, torch.Generator().manual_seed(1))
+    shard.optimizer.apply(gradients)
+    before, state = bytes(shard.region.bytes), [tensor.clone() for _, tensor in shard.optimizer.state()]
+    with monkeypatch.context() as during:
+        during.setattr(shard.optimizer, "_step", lambda scale: pytest.fail("torch makes a step"))
+        shard.optimizer.apply(gradients, frozenset(range(7)), [{"lr": 0.5}])
+    assert bytes(shard.region.bytes) == before
+    assert all(torch.equal(a, b) for a, (_, b) in zip(state, shard.optimizer.state(), strict=True))
+    with pytest.raises(UnsupportedOptimizer, match="Invalid learning rate"):
+        shard.optimizer.apply(gradients, frozenset(range(7)), [{"lr": -1.0}])
+
+
 def test_options_hold_for_their_step_and_no_options_mean_as_declared() -> None:
     shard = Shard.of(whole_layout(spec_of("SGD", (DType.FLOAT64,), [{"lr": 1.0}])))
     gradients = Region(shard.region.layout)

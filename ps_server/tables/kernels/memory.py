@@ -9,6 +9,8 @@ from numba import types
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
+from ps_protocol.model.kernels import kernel
+
 IDS = types.Array(types.int64, 1, "C", readonly=True)
 ROWS = types.Array(types.float32, 2, "C", readonly=True)
 
@@ -33,6 +35,22 @@ def _view(item: Any) -> Any:
 
 
 @intrinsic
+def _write_zero(typing_context: Any, array: Any, index: Any) -> Any:
+    """Write 0 to an item of a C-contiguous array of bytes if it is 0, in one piece with comparing it.
+
+    Adding nothing would be compiled to a read.
+    """
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        item = builder.gep(context.make_array(signature.args[0])(context, builder, arguments[0]).data, [arguments[1]])
+        zero = ir.Constant(ir.IntType(8), 0)
+        builder.cmpxchg(item, zero, zero, "monotonic", "monotonic")
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), build
+
+
+@intrinsic
 def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
     """Ask for an item of a C-contiguous array, numbered from 0, soon to be read: latency is what finding rows costs."""
 
@@ -51,3 +69,11 @@ def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
 bytes_at: Any = _view(types.uint8)
 words_at: Any = _view(types.uint32)
 prefetch: Any = _prefetch
+write_zero: Any = _write_zero
+
+
+@kernel(types.void(types.uint8[::1], types.int64, types.int64, types.int64))
+def take_pages(memory: Any, begin: Any, end: Any, page_bytes: Any) -> None:
+    """Have the system allocate the pages of bytes [begin, end), which anybody may read and write meanwhile."""
+    for at in range(begin // page_bytes * page_bytes, end, page_bytes):
+        write_zero(memory, at)

@@ -60,7 +60,7 @@ class StreamLookups:
         # Not before the mode lets it be answered: a waiting worker would hold what the others need.
         async with self._answers.taken(self._worker, 0 if room is not None else asked.wanted.rows_bytes):
             try:
-                version, rows = await self._model.rows.look_up(asked.wanted, room)
+                version, rows = await self._model.rows.look_up(asked.wanted, room, for_push=asked.position is not None)
             except InvalidRequest as error:
                 await self._transport.send_payload(RowsAnswer(asked.number, error=error), [])
                 return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from ps_server.tables.table import ShardTable
 
 T = TypeVar("T")
+
+PREPARED_BYTES = 128 << 10
+"""A push of fewer bytes of rows takes less time than preparing it."""
 
 
 class ModelRows:
@@ -41,18 +45,52 @@ class ModelRows:
         rows = (push.rows for push in self._held.values() if push.rows)
         return [part.ids for pushed in rows for part in pushed.parts if part.table == table]
 
-    async def look_up(self, wanted: WantedRows, room: memoryview | None = None) -> tuple[int, memoryview]:
+    async def look_up(
+        self, wanted: WantedRows, room: memoryview | None = None, *, for_push: bool = False
+    ) -> tuple[int, memoryview]:
         """The version after everything decided so far, and of that the rows wanted, float32, table by table.
 
-        ``room``: where they are written; None: in memory of their own. Raises InvalidRequest for ids of another shard.
+        ``room``: where they are written; None: in memory of their own. ``for_push``: expect gradients of them.
+        Raises InvalidRequest for ids of another shard.
         """
         self._applier.gate.check()
         into = np.empty(wanted.rows_bytes // 4, np.float32) if room is None else np.frombuffer(room, np.float32)
         version, values = self._applier.tracker.version, self._applier.working.look_up(wanted.parts, into)
+        if for_push and wanted.rows_bytes >= PREPARED_BYTES:
+            self._prepare(wanted)
         rows = await values
         await self._applier.covered()
         self._applier.gate.check()
         return version, bytes_of(rows)
+
+    def _prepare(self, wanted: WantedRows) -> None:
+        """Queue what a push of the rows ``wanted`` would have to do first, to be done while its worker computes.
+
+        In pieces of about a millisecond, for other work waits for the end of one. What one of them fails at the push
+        fails at, too, and that is told.
+        """
+        loop, left = asyncio.get_running_loop(), list(wanted.parts)
+
+        def work(tables: Sequence[ShardTable]) -> Callable[[], None] | None:
+            number, ids = left[-1]
+            ahead = tables[number].memory_ahead(ids)
+            if not tables[number].prepare(ids):
+                left.pop()
+            return ahead
+
+        def go_on(done: asyncio.Future[Callable[[], None] | None]) -> None:
+            if done.cancelled() or done.exception() is not None:
+                return
+            if (ahead := done.result()) is not None:
+                loop.run_in_executor(None, ahead)
+            if left and not self._applier.gate.closed:
+                begin()
+
+        def begin() -> None:
+            with suppress(RuntimeError):  # the executor has been closed: the shard ends
+                self._applier.working.with_tables(work).add_done_callback(go_on)
+
+        begin()
 
     async def write(
         self, entry: RowsEntry, nbytes: int, *, at_cut: bool = False, check: Callable[[], None] | None = None

@@ -123,7 +123,7 @@ def inspect(pushed: PushedRows, tables: Sequence[row_tables.ShardTable], layout:
     """
     for part in pushed.parts:
         table = tables[part.table]
-        if row_tables.has_duplicates(part.ids):
+        if table.has_duplicates(part.ids):
             raise InvalidRequest(
                 "a push has an id twice",
                 variable=table.spec.name,
