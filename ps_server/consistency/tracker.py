@@ -24,6 +24,8 @@ from ps_server.consistency.rounds import PendingRounds
 from ps_server.consistency.tracker_state import STALENESS_BUCKETS, Counts, TrackerState
 from ps_server.consistency.vector import ClockVector
 
+_APPLIED = Verdict.APPLY.value
+
 LIMIT = 1 << 48
 """Phases, clocks and sequences are below: others may have to continue from the highest."""
 
@@ -278,7 +280,7 @@ class Tracker:
         return Round(self.applied, pushes, staleness, self.version)
 
     def _count_applied(self, staleness: int) -> None:
-        self.counts.outcomes[Verdict.APPLY.value] += 1
+        self.counts.outcomes[_APPLIED] += 1
         self.counts.staleness[min(staleness, STALENESS_BUCKETS - 1)] += 1
 
     def _is_due(self, lowest: Position, now: float) -> bool:

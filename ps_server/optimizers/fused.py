@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -11,6 +13,8 @@ from torch.optim import Optimizer
 
 #: One call for the parameters of a group: their gradients, and the factor on the learning rate.
 _Kernel = Callable[[list[Tensor], float], None]
+
+_GRADIENT = attrgetter("grad")
 
 
 class FusedStep:
@@ -44,12 +48,13 @@ class FusedStep:
 
     def step(self, scale: float) -> bool:
         """Update all parameters by their gradients; False, with nothing changed, where one has none."""
-        gradients = [[parameter.grad for parameter in parameters] for parameters, _ in self._groups]
-        if any(gradient is None for each in gradients for gradient in each):
-            return False
+        gradients = [list(map(_GRADIENT, parameters)) for parameters, _ in self._groups]
+        for each in gradients:
+            if any(map(is_, each, repeat(None))):
+                return False
         for (parameters, kernel), each in zip(self._groups, gradients, strict=True):
             if parameters:
-                kernel(each, scale)  # type: ignore[arg-type]
+                kernel(each, scale)
         return True
 
 

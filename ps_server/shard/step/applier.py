@@ -127,11 +127,11 @@ class Applier:
         model, since = self.layout.shard_map.spec.name, time.perf_counter()
         # A step is made with the options of its first push, and those of its first push with rows.
         self.options = pushes[0].options
-        if rows := next((push.rows for push in pushes if push.rows is not None), None):
-            self.row_options = rows.options
+        if rows := [push.rows for push in pushes if push.rows is not None]:
+            self.row_options = rows[0].options
 
         def work(replica: Replica) -> None:
-            infos = tuple(push.info for push in pushes)
+            infos = tuple([push.info for push in pushes])
             began = time.perf_counter()
             traces = [push.trace for push in pushes if push.trace is not None]
             began_ns = time.monotonic_ns() if traces else 0
@@ -157,8 +157,8 @@ class Applier:
             if self.skipped and (skipped := self.skipped.get(_name(pushes[0].info))):
                 self._note_skipped([push.info for push in pushes], skipped)
 
-        cost = sum(push.rows.cost for push in pushes if push.rows)
-        untouched = frozenset.intersection(*(push.absent for push in pushes))
+        cost = sum([each.cost for each in rows]) if rows else 0
+        untouched = frozenset.intersection(*[push.absent for push in pushes])
         queued = self.working.change(version, work, cost, untouched=untouched)
         if queued.done():
             done(queued)  # at once: another turn of the event loop costs more

@@ -82,7 +82,7 @@ class ShardModel(CopiedModel):
         self._applier = Applier(
             self._working, log, self.gate, replication, failpoints, self.tracker, self.stop, self.times
         )
-        self.pool = self._working.pool
+        self.pool, self.copies = self._working.pool, self._working.copies
         #: Regions that workers map and fill with gradients.
         self.lent = LentRegions(self.layout)
         #: Accepted pushes whose step is still open (sync).
@@ -343,7 +343,3 @@ class ShardModel(CopiedModel):
             published.give_back(quick=quick)
             raise
         return published
-
-    async def spare_memory(self) -> None:
-        """Before a region is taken for gradients: wait while the model itself takes one more than workers need."""
-        await self._working.spare_memory()

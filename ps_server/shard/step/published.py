@@ -84,16 +84,17 @@ class CopyInProgress:
     """Whether the executor is copying a region for its readers. Begun there, ended and waited for on the loop."""
 
     def __init__(self) -> None:
-        self._under_way = False
+        #: Read on the loop, before ``ended`` is waited for.
+        self.under_way = False
         self._waiting: list[asyncio.Future[None]] = []
 
     def begin(self) -> None:
         """The executor begins to copy."""
-        self._under_way = True
+        self.under_way = True
 
     def end(self) -> None:
         """The copy is made, and the region left to its readers."""
-        self._under_way = False
+        self.under_way = False
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_result(None)
@@ -101,7 +102,7 @@ class CopyInProgress:
 
     async def ended(self) -> None:
         """Returns when nothing is being copied."""
-        if self._under_way:
+        if self.under_way:
             self._waiting.append(waiting := asyncio.get_running_loop().create_future())
             await waiting
 

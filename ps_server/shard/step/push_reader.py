@@ -176,7 +176,8 @@ class PushReader:
         return rows
 
     async def _one_region(self) -> None:
-        """Before memory is taken: wait until the last reply is sent, so that a stream needs one region at a time.
+        """Before memory is taken: wait until the last reply is sent, so that a stream needs one region at a time, and
+        while the model itself takes one more than workers need.
 
         Not for long: a worker may send several pushes before it reads its replies.
         """
@@ -186,7 +187,8 @@ class PushReader:
                     await self._replied.wait()
             except TimeoutError:
                 logger.debug("%s pushes before it has read the last reply", self._worker)
-        await self._model.spare_memory()
+        if self._model.copies.under_way:
+            await self._model.copies.ended()
 
     async def _fill(
         self,

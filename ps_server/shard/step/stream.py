@@ -136,7 +136,7 @@ class StepStream:
             if isinstance(asked, IncomingPush):
                 await self._decide(asked)
                 if self._is_prompt(asked):
-                    await self._answer_push(asked)
+                    await self._answer_push(asked, waits=False)
                     asked = None
             if asked is not None:
                 self._unanswered += 1
@@ -218,8 +218,8 @@ class StepStream:
             self._unanswered -= 1
             del asked
 
-    async def _answer_push(self, push: IncomingPush) -> None:
-        """In the task that answers now: the writing one, or the reading one while the other has nothing to do."""
+    async def _answer_push(self, push: IncomingPush, *, waits: bool = True) -> None:
+        """In the writing task, or the reading one while that has nothing to do. ``waits``: it may have to wait."""
         if push.decision is None or push.push_only:
             await self._model.settled()
             settled = settled_answer(push, self._model)
@@ -230,7 +230,7 @@ class StepStream:
             return
         if push.trace is not None:
             push.trace.has_turn()
-        waited_seconds, reason = await self._wait_for_mode(push.info.position, push.ahead)
+        waited_seconds, reason = await self._wait_for_mode(push.info.position, push.ahead) if waits else (0.0, "")
         result = self._with_differences(answer_to(push, self._model))
         result.waited_seconds = waited_seconds
         if push.trace is not None:

@@ -57,7 +57,7 @@ class WorkingCopy:
         self._replica: Replica | None = replica
         self._executor = executor
         self._log = log
-        self._copies = CopyInProgress()
+        self.copies = CopyInProgress()
         #: What the last change took; written in the executor.
         self._change_seconds = math.inf
         #: Of the values: recorded when a change is decided, before it is done.
@@ -142,12 +142,12 @@ class WorkingCopy:
         def change() -> Region:
             # Nobody takes ``before`` any more: its takers only become fewer.
             if before.still_read(patient=not quick and nbytes >= INLINE_BYTES):
-                self._copies.begin()
+                self.copies.begin()
                 try:
                     replica.move(self.pool.take())
                     loop.call_soon_threadsafe(before.leave_to_readers)
                 finally:
-                    loop.call_soon_threadsafe(self._copies.end)
+                    loop.call_soon_threadsafe(self.copies.end)
             began = time.perf_counter()
             work(replica)
             self._change_seconds = time.perf_counter() - began
@@ -156,13 +156,6 @@ class WorkingCopy:
         made = self._executor.submit(change, nbytes, quick=quick)
         self._newest = Published(version, made, self.pool)
         return made
-
-    async def spare_memory(self) -> None:
-        """Wait while the region is being copied: then there is one more than workers need.
-
-        Called before a region is taken for gradients.
-        """
-        await self._copies.ended()
 
     def state(self, slices: Collection[int] | None = None) -> asyncio.Future[list[StateEntry]]:
         """A copy of the optimizer state, whole or of these slices, after everything decided so far."""

@@ -208,7 +208,7 @@ class SocketServerTransport:
         if shared is not None and answer.payload_bytes > INLINE_BYTES:
             await self._lend(answer, region, shared)
         else:
-            await self.send_payload(answer, pieces)
+            await self._send(answer, pieces)
 
     async def send_payload(self, answer: Answer, payload: Sequence[memoryview]) -> None:
         """The result with its payload in it or behind it."""
@@ -250,16 +250,16 @@ class SocketServerTransport:
         await self._release
 
     async def _send(self, reply: StepReply, pieces: Sequence[memoryview] = (), descriptors: Sequence[int] = ()) -> None:
-        small = sum(map(len, pieces)) <= INLINE_BYTES
+        size = sum(map(len, pieces))
+        small = size <= INLINE_BYTES
         parts = framed_pieces(reply_to_pieces(reply, pieces if small else ())) + ([] if small else [*pieces])
         if descriptors:
             # New memory is rarely shared; what goes with it may have to wait.
             await self._in_thread(lambda: self._carrier.send_all(parts, descriptors))
             return
         # A large payload would keep the loop busy even where the socket takes it at once.
-        now = len(parts) if sum(map(len, parts)) <= INLINE_TRANSFER_BYTES else 1
-        rest = self._carrier.send_now(parts[:now]) + parts[now:]
-        if rest:
+        now = len(parts) if size <= INLINE_TRANSFER_BYTES else 1
+        if rest := self._carrier.send_now(parts[:now]) + parts[now:]:
             await self._in_thread(lambda: self._carrier.send_all(rest))
 
     async def _in_thread(self, work: Callable[[], None]) -> None:
