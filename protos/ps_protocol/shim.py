@@ -17,13 +17,18 @@ PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Request SIGKILL at the parent's death, then exec; the request survives exec (prctl(2))."""
     parent, program, *arguments = sys.argv[1:]
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):  # it died before the request
+    if not dies_with(int(parent)):
         sys.exit(1)
     try:
         os.execvp(program, [program, *arguments])
     except OSError as error:
         sys.exit(f"cannot run {program}: {error.strerror}")
+
+
+def dies_with(parent: int) -> bool:
+    """Request SIGKILL at the death of the parent; whether ``parent`` is, and with that still lives."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent
 
 
 def command(program: Sequence[str]) -> list[str]:

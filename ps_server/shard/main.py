@@ -225,13 +225,13 @@ def main(
             upload_bytes=upload_mb << 20,
             security=security,
         )
-        serve = _serving()
+        serve = serving()
         load_modules(named_modules(optimizers))
         load_entry_points()
         grpc_server.run(lambda stop: serve(config, stop))
 
 
-def _serving() -> Callable[[ShardConfig, asyncio.Event], Coroutine[Any, Any, None]]:
+def serving() -> Callable[[ShardConfig, asyncio.Event], Coroutine[Any, Any, None]]:
     """What runs a shard; imported only now, because torch takes seconds to import. Raises ConfigError without torch."""
     # Modules stay: to look for garbage among them takes a fifth of the time, and later pushes would wait for it.
     looked = gc.isenabled()

@@ -43,6 +43,8 @@ def ps_run(arguments: Sequence[str]) -> None:
     os.chdir(folder)
     # To tell where they are, ps-run calls the coordinator, and gRPC does not survive the forks that follow.
     os.environ.setdefault("PS_RUN_METRICS_PORT", "off")
+    # All of its processes are forked here.
+    os.environ["PS_RUN_FORK_SHARDS"] = "0"
     runner.WorkerRequests = Nobody  # type: ignore[assignment, misc]
     child.subprocess = SimpleNamespace(Popen=Popen, DEVNULL=None)  # type: ignore[assignment, misc]
     entry.main(flags)

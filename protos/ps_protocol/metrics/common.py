@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import resource
 import time
@@ -30,13 +31,22 @@ CERTIFICATE_EXPIRY = COMMON.gauge(
     "certificate_expiry_timestamp_seconds", "Unix time at which the certificate of the process expires."
 )
 
-_STARTED = time.time()
+_started = time.time()
+
+
+def _begin() -> None:
+    global _started
+    _started = time.time()
+
+
+# A forked process begins then.
+os.register_at_fork(after_in_child=_begin)
 
 
 def read_common() -> Iterator[Sample]:
     """The numbers of this process."""
     yield BUILD_INFO.of(1, _version(), str(PROTOCOL_VERSION), platform.python_version())
-    yield START_TIME.of(_STARTED)
+    yield START_TIME.of(_started)
     yield PROCESS_CPU.of(time.process_time())
     yield PROCESS_MEMORY.of(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 

@@ -34,42 +34,61 @@ class Child(OutputPipe):
         #: Its peak memory; known when it has ended.
         self.peak_bytes = 0
         self.why = ""
+        #: None: it is not started yet.
+        self.pid: int | None = None
+        self._command, self._environment, self._inherited = command, environment, inherited
+        self._popen: subprocess.Popen[bytes] | None = None
         try:
-            self._popen = subprocess.Popen(
-                shim.command(command),
-                stdin=subprocess.DEVNULL,
-                stdout=self._write_end,
-                stderr=self._write_end,
-                env=environment,
-                process_group=0,
-                pass_fds=inherited,
-            )
+            self._begin()
         except BaseException:
             os.close(self.output)
-            raise
-        finally:
             os.close(self._write_end)
+            raise
 
     def send(self, signum: signal.Signals) -> None:
         """SIGTERM goes to the process, which ends its own helpers; SIGINT and SIGKILL go to its whole group."""
+        if self.pid is None:
+            return
         target = os.kill if signum is signal.SIGTERM else os.killpg
         with suppress(ProcessLookupError, PermissionError):
-            target(self._popen.pid, signum)
+            target(self.pid, signum)
 
     def poll(self) -> int | None:
         """Its exit code once it has ended, minus the signal that killed it. The rest of its group is killed."""
-        if os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if self.pid is None or os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return None
         # Before it is reaped: until then its number cannot be reused.
         self.send(signal.SIGKILL)
-        _, status, usage = os.wait4(self._popen.pid, 0)
-        self._popen.returncode = os.waitstatus_to_exitcode(status)
+        _, status, usage = os.wait4(self.pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        if self._popen is not None:
+            self._popen.returncode = code
         # Linux counts it in units of 1,024 bytes (getrusage(2)).
         self.peak_bytes = usage.ru_maxrss * 1024
-        return self._popen.returncode
+        return code
 
     def kill(self) -> None:
         """Kill it and wait for its end."""
         self.send(signal.SIGKILL)
-        self._popen.wait()
+        if self.pid is not None:
+            _, status = os.waitpid(self.pid, 0)
+            if self._popen is not None:
+                self._popen.returncode = os.waitstatus_to_exitcode(status)
         os.close(self.output)
+
+    def _begin(self) -> None:
+        """Start it as a program."""
+        self._popen = subprocess.Popen(
+            shim.command(self._command),
+            stdin=subprocess.DEVNULL,
+            stdout=self._write_end,
+            stderr=self._write_end,
+            env=self._environment,
+            process_group=0,
+            pass_fds=self._inherited,
+        )
+        self._begun(self._popen.pid)
+
+    def _begun(self, pid: int) -> None:
+        self.pid = pid
+        os.close(self._write_end)

@@ -25,6 +25,7 @@ from ps_server.cli.launcher.output.screen import Screen
 from ps_server.cli.launcher.programs import Programs, Script
 from ps_server.cli.launcher.replicas import ReplicaPrograms, check_strategy, given_values, gpus, has_servers
 from ps_server.cli.launcher.runner import Runner
+from ps_server.cli.launcher.shard_options import shard_options
 from ps_server.cli.launcher.slurm.job import run_in_slurm
 from ps_server.cli.launcher.slurm.options import SlurmOptions, slurm_options
 from ps_server.cli.launcher.slurm.tasks import SlurmTask
@@ -164,11 +165,7 @@ def run_replicas(programs: Programs, form: LogFormat, log_dir: Path | None) -> i
     help="Restart a coordinator or shards that ended too early, up to N times in total.  "
     f"[default: {SERVER_RESTARTS} if they keep their state on disk, else 0]",
 )
-@click.option(
-    "--threads",
-    type=click.IntRange(1),
-    help="Number of torch threads of each shard. OMP_NUM_THREADS sets that of workers.",
-)
+@shard_options
 @click.option(
     "--log-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -236,6 +233,7 @@ def main(
     restart_workers: int,
     restart_servers: int | None,
     threads: int | None,
+    fork_shards: bool,
     log_dir: Path | None,
     trace: Path | None,
     tensorboard: Path | None,
@@ -310,6 +308,7 @@ def main(
         tensorboard=tensorboard.absolute() if tensorboard else None,
         strategy=strategy or "",
         optimizers=optimizers,
+        forks_shards=fork_shards and hosts is None and slurm is None,
     )
     if not has_servers(strategy):
         sys.exit(run_replicas(programs, form, log_dir))

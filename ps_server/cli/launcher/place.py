@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from ps_server.cli.launcher.child import Child
-from ps_server.cli.launcher.events import SERVERS, ProcessName
+from ps_server.cli.launcher.events import SERVERS, ProcessName, ProcessRole
+from ps_server.cli.launcher.forks.fork_server import ForkServer, ForkState
+from ps_server.cli.launcher.forks.forked_child import ForkedChild
 from ps_server.cli.launcher.job_folder import JobFolder
 
 
@@ -64,18 +66,32 @@ class Place(Protocol):
     ) -> JobProcess:
         """Start ``process``. ``secured``: variables of its own certificate and token, which name files of ps-run."""
 
+    def look(self) -> bool:
+        """Notice what has happened; whether a process that was started waits, and begins with a later ``poll``."""
+
 
 class ThisMachine:
-    """Children of ps-run."""
+    """Children of ps-run. With ``forks``, shards are forked from one process, which begins with the coordinator."""
 
     names: Sequence[str] = ()
 
-    def __init__(self, folder: Path, job_folder: JobFolder | None = None) -> None:
-        """``folder``: of this start of ps-run."""
+    def __init__(
+        self,
+        folder: Path,
+        job_folder: JobFolder | None = None,
+        *,
+        forks: bool = False,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """``folder``: of this start of ps-run. ``say`` is told when the process that shards are forked from is lost."""
         self._ready_file = folder / "coordinator"
         #: Inherited by every server, so that the next ps-run sees that one is still alive.
         self._server_descriptors = () if job_folder is None else (job_folder.lock,)
         self.goes_on = job_folder is not None and job_folder.used_before
+        self._forking = forks
+        self._forks: ForkServer | None = None
+        self._forked: dict[ProcessName, ForkedChild] = {}
+        self._say = say
 
     def ready_file(self) -> str:
         """Its path."""
@@ -95,4 +111,29 @@ class ThisMachine:
     ) -> Child:
         """As in ``Place``."""
         inherited = self._server_descriptors if process.part in SERVERS else ()
+        if self._forking and process.part in SERVERS:
+            forks = self._living_forks(environment)
+            if process.part is ProcessRole.SHARD:
+                self._forked[process] = ForkedChild(process, command, {**environment, **secured}, log, inherited, forks)
+                return self._forked[process]
         return Child(process, command, {**environment, **secured}, log, inherited)
+
+    def look(self) -> bool:
+        """As in ``Place``."""
+        if self._forks is not None:
+            self._forks.look()
+        return any(child.waits for child in self._forked.values())
+
+    def close(self) -> None:
+        """End what it has started beside the processes, which have ended."""
+        if self._forks is not None:
+            self._forks.close()
+
+    def _living_forks(self, environment: Mapping[str, str]) -> ForkServer:
+        """The process that shards are forked from: a new one in the place of one that is lost."""
+        if self._forks is not None and self._forks.look() is ForkState.LOST:
+            self._forks.close()
+            self._forks = None
+        if self._forks is None:
+            self._forks = ForkServer(environment, self._say)
+        return self._forks

@@ -85,6 +85,8 @@ class Programs:
     addresses: Mapping[ProcessName, str] = field(default_factory=dict)
     #: Commands of ps-coordinator and ps-server.
     servers: tuple[tuple[str, ...], tuple[str, ...]] = SERVER_PROGRAMS
+    #: Shards of this machine are forked from one process, if they are those of ``SERVER_PROGRAMS``.
+    forks_shards: bool = False
 
     def command(self, process: ProcessName, coordinator: str, ready_file: str) -> list[str]:
         """The argument vector of ``process``. ``coordinator`` is host:port, empty until it is known: a coordinator that

@@ -41,7 +41,7 @@ from ps_server.cli.launcher.output.progress import ProgressPoller
 from ps_server.cli.launcher.output.screen import Screen
 from ps_server.cli.launcher.output.summary import Folders, silent_workers, summary
 from ps_server.cli.launcher.place import JobProcess, Place, ThisMachine
-from ps_server.cli.launcher.programs import ASKS_LAUNCHER, Programs
+from ps_server.cli.launcher.programs import ASKS_LAUNCHER, SERVER_PROGRAMS, Programs
 from ps_server.cli.launcher.signals import SignalPipe
 from ps_server.cli.launcher.slurm.task_supervisor import TaskSupervisor
 from ps_server.cli.launcher.supervisor import ENDING, Stage, Supervisor
@@ -88,7 +88,9 @@ class Runner:
         if isinstance(supervisor, Supervisor) and supervisor.restarts_workers:
             programs = replace(programs, coordinator_flags=(*programs.coordinator_flags, *ASKS_LAUNCHER))
         self._programs = programs
-        self._place: Place = place or ThisMachine(Path(self._folder.name), job_folder)
+        forks = programs.forks_shards and programs.servers == SERVER_PROGRAMS
+        self._machine = ThisMachine(Path(self._folder.name), job_folder, forks=forks, say=screen.say)
+        self._place: Place = place or self._machine
         self._progress_seconds = (LIVE_SECONDS if screen.interactive else LINE_SECONDS) if show_progress else None
         self._children: dict[ProcessName, JobProcess] = {}
         self._logs: dict[ProcessName, BinaryIO] = {}
@@ -174,7 +176,7 @@ class Runner:
         """Seconds until the next timeout."""
         now = time.monotonic()
         due = [WATCH_SECONDS]
-        if self._supervisor.stage is Stage.STARTING:
+        if self._place.look() or self._supervisor.stage is Stage.STARTING:
             due.append(READY_POLL_SECONDS)
         if self._supervisor.deadline is not None:
             due.append(self._supervisor.deadline - now)
@@ -304,6 +306,7 @@ class Runner:
     def _close(self) -> None:
         for child in self._children.values():
             child.kill()
+        self._machine.close()
         if self._poller is not None:
             self._poller.close()
         if self._requests is not None:

@@ -73,7 +73,7 @@ def test_flags_and_environment_reach_the_coordinator(configured):
 
 def test_flags_and_environment_reach_the_shard(monkeypatch):
     found = []
-    monkeypatch.setattr(shard, "_serving", lambda: lambda config, stop: found.append(config))
+    monkeypatch.setattr(shard, "serving", lambda: lambda config, stop: found.append(config))
     monkeypatch.setattr("ps_server.serving.grpc_server.run", lambda main: main(None))
     flags = ["--shard", "0", "--coordinator", "127.0.0.1:1", "--max-feeds", "4", "--token-seconds", "2.5"]
     result = CliRunner().invoke(shard.main, flags, env={"PS_SERVER_MAX_SIDE_HANDSHAKES": "9"})

@@ -120,6 +120,10 @@ class Fleet:
         """host:port of the coordinator, once it serves."""
         return self._links[self._job.hosts[0].name].coordinator or None
 
+    def look(self) -> bool:
+        """As in ``Place``: no process waits."""
+        return False
+
     def start(
         self,
         process: ProcessName,

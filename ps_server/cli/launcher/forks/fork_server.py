@@ -1,0 +1,126 @@
+"""The process that shards are forked from, as ps-run sees it (``ps_server/shard/forks/server.py``)."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from ps_protocol import shim
+from ps_server.shard.forks.title import ROOM_BYTES
+
+MODULE = "ps_server.shard.forks.server"
+
+ANSWER_SECONDS = 10.0
+"""A process that has imported all it needs forks within some tens of milliseconds."""
+
+_PR_SET_CHILD_SUBREAPER = 36
+_MAX_SAID_BYTES = 1 << 16
+
+
+class ForkState(enum.Enum):
+    """What can be asked of it."""
+
+    IMPORTING = "imports modules"
+    READY = "forks"
+    LOST = "has ended, or did not answer"
+
+
+class ForkServer:
+    """Used by the main thread of ps-run, with which it ends. A lost one stays lost."""
+
+    def __init__(self, environment: Mapping[str, str], say: Callable[[str], None]) -> None:
+        """Start it. ``environment``: what an interpreter and libraries read as they start. ``say`` is told its end."""
+        self._say = say
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        #: What it writes; nobody waits for that.
+        self._said = os.memfd_create("ps-servers")
+        program = [sys.executable, "-P", "-m", MODULE, str(theirs.fileno()), " " * ROOM_BYTES]
+        with theirs:
+            self._popen = subprocess.Popen(
+                shim.command(program),
+                stdin=subprocess.DEVNULL,
+                stdout=self._said,
+                stderr=self._said,
+                env=environment,
+                process_group=0,
+                pass_fds=[theirs.fileno()],
+            )
+        self._state = ForkState.IMPORTING
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self._popen.pid
+
+    def look(self) -> ForkState:
+        """What it is now."""
+        if self._state is ForkState.LOST:
+            return self._state
+        try:
+            if self._socket.recv(16):
+                self._state = ForkState.READY
+            else:
+                self._lose("")
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._lose(str(error))
+        return self._state
+
+    def fork(
+        self, program: Sequence[str], arguments: Sequence[str], environment: Mapping[str, str], files: Sequence[int]
+    ) -> int | None:
+        """The number of a new child of this process: a shard that is told ``arguments``, with ``environment``.
+
+        ``program``: what it shows before its arguments. ``files``: its output, and what else it keeps open. None where
+        there is none: then this is lost. Waits for the fork.
+        """
+        ours, theirs = socket.socketpair()
+        with ours, _adopting():
+            ours.settimeout(ANSWER_SECONDS)
+            try:
+                with theirs:
+                    socket.send_fds(self._socket, [b"1"], [theirs.fileno(), *files])
+                if pid := int.from_bytes(ours.recv(8), "big"):
+                    ours.sendall(json.dumps([list(program), list(arguments), dict(environment)]).encode())
+                    return pid
+                self._lose("")
+            except OSError as error:
+                self._lose(str(error) or f"no answer within {ANSWER_SECONDS:.0f} s")
+        return None
+
+    def close(self) -> None:
+        """End it."""
+        self._state = ForkState.LOST
+        self._socket.close()
+        self._popen.kill()
+        self._popen.wait()
+        os.close(self._said)
+
+    def _lose(self, why: str) -> None:
+        self._state = ForkState.LOST
+        self._popen.kill()
+        said = os.pread(self._said, _MAX_SAID_BYTES, 0).decode(errors="replace").splitlines()
+        why = why or (said[-1] if said else "")
+        self._say(
+            f"the process that shards are forked from is lost{f' ({why})' if why else ''}; shards go on without it"
+        )
+
+
+@contextmanager
+def _adopting() -> Iterator[None]:
+    """Processes whose parent ends become children of this one meanwhile, if they descend from it."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)

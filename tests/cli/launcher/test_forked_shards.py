@@ -1,0 +1,327 @@
+"""Shards of ps-run that are forked: what they are told, how they end, and what is lost with what they are forked from.
+
+Whoever runs the tests stands for ps-run. The process that forks has not imported torch: 0.4 s of CPU each time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ps_server.cli.launcher.events import ProcessName, ProcessRole
+from ps_server.cli.launcher.forks import fork_server
+from ps_server.cli.launcher.forks.fork_server import ForkServer, ForkState
+from ps_server.cli.launcher.forks.forked_child import PROGRAM, ForkedChild
+from ps_server.cli.launcher.place import ThisMachine
+from tests.cli.launcher.jobs import ROOT, alive, wait_until
+from tests.cli.launcher.training import UNDISTURBED, Training
+
+LIGHT = "tests.cli.launcher.scripts.light_fork_server"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}", "PYTHONUNBUFFERED": "1"}
+FLAGS = ("--log-level", "warning")
+SHARDS = [ProcessName(ProcessRole.SHARD, index) for index in range(3)]
+
+
+class Machine:
+    """A place, and what it says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.said: list[str] = []
+        self.place = ThisMachine(folder, forks=True, say=self.said.append)
+        self.children: list[ForkedChild] = []
+        self.lines: dict[int, list[str]] = {}
+
+    def start(self, index: int = 0, *flags: str, **environment: str) -> ForkedChild:
+        command = [*PROGRAM, "--shard", str(index), "--coordinator", "127.0.0.1:9", *FLAGS, *flags]
+        child = self.place.start(SHARDS[index], command, ENVIRONMENT | environment, {}, None)
+        assert isinstance(child, ForkedChild)
+        self.children.append(child)
+        self.lines[child.output] = []
+        return child
+
+    def begun(self, index: int = 0, *flags: str, **environment: str) -> tuple[ForkedChild, dict]:
+        """A shard that runs, and what it tells."""
+        child = self.start(index, *flags, **environment)
+        return child, json.loads(self.line_of(child, "{"))
+
+    def line_of(self, child: ForkedChild, begin: str) -> str:
+        """The first line of what ``child`` writes that begins so."""
+        found = self.lines[child.output]
+        output = select.poll()
+        output.register(child.output, select.POLLIN)
+
+        def read() -> bool:
+            if child.waits:
+                child.poll()
+            elif output.poll(0):
+                found.extend(child.read() or ())
+            return any(line.startswith(begin) for line in found)
+
+        wait_until(read, f"'{begin}' is written")
+        return next(line for line in found if line.startswith(begin))
+
+    def end_of(self, child: ForkedChild) -> tuple[int, list[str]]:
+        """Its exit code and all lines that it has written, but for what it tells."""
+        codes: list[int | None] = []
+        wait_until(lambda: codes.append(child.poll()) or codes[-1] is not None, "it has ended")
+        self.children.remove(child)
+        lines = self.lines.pop(child.output) + child.read_rest()
+        assert codes[-1] is not None
+        return codes[-1], [line for line in lines if not line.startswith("{")]
+
+    @property
+    def forks(self) -> ForkServer:
+        assert self.place._forks is not None
+        return self.place._forks
+
+    def close(self) -> None:
+        for child in self.children:
+            child.kill()
+        self.place.close()
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    monkeypatch.setattr(fork_server, "MODULE", LIGHT)
+    made = Machine(tmp_path)
+    yield made
+    made.close()
+
+
+def opened(pid: int) -> list[str]:
+    """What the descriptors of a process are."""
+    found = []
+    for descriptor in list(Path(f"/proc/{pid}/fd").iterdir()):
+        with suppress(FileNotFoundError):
+            found.append(str(descriptor.readlink()))
+    return found
+
+
+def test_a_forked_shard_is_a_child_of_its_own_and_is_told_what_a_program_is_told(machine):
+    before = time.time()
+    child, told = machine.begun(1, "--threads", "3", MINE="1", PS_JOB="j")
+    assert (told["pid"], told["parent"], told["group"]) == (child.pid, os.getpid(), child.pid)
+    assert (told["shard"], told["coordinator"], told["folder"]) == (1, "127.0.0.1:9", str(Path.cwd()))
+    assert told["argv"] == ["--shard", "1", "--coordinator", "127.0.0.1:9", *FLAGS, "--threads", "3"]
+    assert told["threads"] == 1
+    assert told["started"] >= before
+    expected = ENVIRONMENT | {"MINE": "1", "PS_JOB": "j", "SET_BY_AN_IMPORT": "1"}
+    assert told["environment"] | expected == told["environment"]
+    # Nothing of a neighbour, and nothing that only the process it was forked from had.
+    other, told = machine.begun(2, OTHER="1")
+    assert {"MINE", "PS_JOB"}.isdisjoint(told["environment"])
+    assert told["environment"]["OTHER"] == "1"
+    assert other.pid != child.pid
+
+
+def test_a_forked_shard_has_no_descriptor_of_its_neighbours_or_of_what_it_is_forked_from(machine):
+    first, told = machine.begun(0)
+    here = opened(machine.forks.pid)
+    assert any(name.startswith("socket:") for name in here)
+    output = f"pipe:[{os.fstat(first.output).st_ino}]"
+    assert told["descriptors"].count(output) == 2
+    _, told = machine.begun(1)
+    assert output not in told["descriptors"]
+    assert {name for name in here if name.startswith(("socket:", "/memfd:"))}.isdisjoint(told["descriptors"])
+    wait_until(
+        lambda: not any(name.startswith("pipe:") for name in opened(machine.forks.pid)), "it closes what it sent"
+    )
+    assert len(opened(machine.forks.pid)) == 4  # standard input, output and error; the connection
+
+
+def test_it_is_listed_as_the_program_that_it_would_be(machine):
+    child, _ = machine.begun(1)
+    assert child.pid is not None
+    listed = psutil.Process(child.pid)
+    assert listed.name() == "ps-server 1"
+    shown = [word for word in listed.cmdline() if word]
+    told = ("--shard", "1", "--coordinator", "127.0.0.1:9", *FLAGS)
+    assert shown == [sys.executable, "-P", "-m", "ps_server.shard.main", *told]
+    parent = [word for word in psutil.Process(machine.forks.pid).cmdline() if word]
+    assert parent[:4] == [sys.executable, "-P", "-m", LIGHT]
+    long = "x" * 10_000
+    child, told = machine.begun(2, "--optimizers", "", "--advertise", f"{long}:1")
+    assert told["argv"][-1] == f"{long}:1"
+    assert child.pid is not None
+    assert psutil.Process(child.pid).cmdline()[-1].startswith("xxx")
+
+
+@pytest.mark.parametrize(("asked", "code"), [("0", 0), ("7", 7), ("raises", 1)])
+def test_its_exit_code_is_seen(machine, asked, code):
+    child, _ = machine.begun(ENDS=asked)
+    ended, lines = machine.end_of(child)
+    assert ended == code
+    assert child.peak_bytes > 1 << 20
+    assert (lines[-1:] == ["RuntimeError: as asked"]) == (asked == "raises")
+
+
+def test_a_usage_error_is_that_of_the_program(machine):
+    child = machine.start(0, "--no-such-flag")
+    code, lines = machine.end_of(child)
+    assert (code, child._popen) == (2, None)
+    assert lines[0].startswith("Usage: python -m ps_server.shard.main")
+
+
+def test_signals_reach_it_and_are_seen_as_its_end(machine):
+    stopped, _ = machine.begun(0)
+    killed, _ = machine.begun(1)
+    stopped.send(signal.SIGTERM)
+    killed.send(signal.SIGKILL)
+    assert machine.end_of(stopped) == (0, ["stopped"])
+    assert machine.end_of(killed) == (-signal.SIGKILL, [])
+
+
+def test_what_imports_write_is_in_the_output_of_every_shard(machine):
+    for index in range(2):
+        child = machine.start(index, SAYS="a library warns")
+        assert machine.line_of(child, "a library") == "a library warns"
+
+
+def test_descriptors_that_it_inherits_stay_open_in_it(machine, tmp_path):
+    lock = tmp_path / "lock"
+    with lock.open("w") as file:
+        machine.place._server_descriptors = (file.fileno(),)
+        _, told = machine.begun()
+    assert str(lock) in told["descriptors"]
+
+
+def test_it_waits_until_it_can_be_forked_and_a_signal_before_that_is_its_end(machine):
+    child = machine.start(0)
+    os.kill(machine.forks.pid, signal.SIGSTOP)
+    assert child.waits
+    assert machine.place.look()
+    assert child.poll() is None
+    child.send(signal.SIGTERM)
+    assert machine.place.look()
+    assert machine.end_of(child) == (-signal.SIGTERM, [])
+    assert not machine.place.look()
+    assert machine.said == []
+
+
+def test_shards_outlive_what_they_were_forked_from_and_the_next_one_has_a_new_one(machine):
+    first, _ = machine.begun(0)
+    lost = machine.forks
+    os.kill(lost.pid, signal.SIGKILL)
+    wait_until(lambda: machine.place.look() or machine.said, "that is noticed")
+    assert machine.said == ["the process that shards are forked from is lost; shards go on without it"]
+    _, told = machine.begun(1)
+    assert machine.forks is not lost
+    assert not alive(lost.pid)
+    assert told["parent"] == os.getpid()
+    assert first.poll() is None
+    first.send(signal.SIGTERM)
+    assert machine.end_of(first)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "why"),
+    [
+        ("THREAD", "1", " (imports have started 1 thread(s), which no fork takes along)"),
+        ("FAILS", "1", " (ImportError: as asked)"),
+        # The first one is that of a test.
+        ("NO_FORK", "2", ""),
+        ("NO_FORK", "3", ""),
+    ],
+)
+def test_where_none_can_be_forked_shards_are_started_as_programs(machine, variable, value, why):
+    child = machine.start(0, "--no-such-flag", **{variable: value})
+    assert machine.end_of(child)[0] == 2
+    assert child._popen is not None
+    assert machine.said == [f"the process that shards are forked from is lost{why}; shards go on without it"]
+
+
+def test_one_that_does_not_answer_is_killed_and_the_shard_is_started_as_a_program(machine, monkeypatch):
+    machine.begun(0)
+    monkeypatch.setattr(fork_server, "ANSWER_SECONDS", 0.2)
+    os.kill(machine.forks.pid, signal.SIGSTOP)
+    child = machine.start(1, "--no-such-flag")
+    assert child._popen is not None
+    assert machine.said == [
+        "the process that shards are forked from is lost (timed out); shards go on without it",
+    ]
+    assert machine.forks.look() is ForkState.LOST
+    wait_until(lambda: not alive(machine.forks.pid), "it is killed")
+    assert machine.end_of(child)[0] == 2
+
+
+def test_what_was_forked_for_nobody_ends(machine):
+    machine.begun(0)
+    ours, theirs = socket.socketpair()
+    with fork_server._adopting(), ours, theirs, Path(os.devnull).open("w") as nothing:
+        socket.send_fds(machine.forks._socket, [b"1"], [theirs.fileno(), nothing.fileno()])
+        theirs.close()
+        pid = int.from_bytes(ours.recv(8), "big")
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 1
+    assert machine.forks.look() is ForkState.READY
+    machine.begun(1)
+
+
+def test_a_limit_of_resources_is_that_of_ps_run(machine):
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    asked = 1 << 22
+    resource.setrlimit(resource.RLIMIT_STACK, (asked, hard))
+    try:
+        _, told = machine.begun()
+    finally:
+        resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
+    assert told["stack"] == asked
+
+
+def forked_shards(job: Training) -> list[int]:
+    """The numbers of its processes that are listed as a shard."""
+    found = []
+    for each in psutil.Process(job._process.pid).children():
+        with suppress(psutil.NoSuchProcess):
+            if each.name() == "ps-server 0" and each.status() != psutil.STATUS_ZOMBIE:
+                found.append(each.pid)
+    return found
+
+
+@pytest.mark.long
+def test_a_whole_job_whatever_is_killed_of_it(training):
+    """Interpreters of their own: 12 s of CPU."""
+    flags = ("--data-dir", "kept")
+    job = training(*flags, own_interpreters=True)
+    job.says("half-way")
+    processes = psutil.Process(job._process.pid).children(recursive=True)
+    (forks,) = [each for each in processes if each.name() == "ps-servers"]
+    (first,) = forked_shards(job)
+    assert not forks.children()
+    job.kill("shard")
+    wait_until(lambda: forked_shards(job) not in ([], [first]), "it is there again")
+    forks.kill()
+    job.says("the process that shards are forked from is lost; shards go on without it")
+    job.kill("shard")
+    job.says("(restart 2 of 10)")
+    processes += psutil.Process(job._process.pid).children(recursive=True)
+    job.send(signal.SIGKILL)
+    job.ends()
+    wait_until(lambda: not any(alive(each.pid) for each in processes), "all of its processes have ended")
+    again = training(*flags, own_interpreters=True)
+    again.go_on()
+    assert again.ends() == 0, again.output
+    assert UNDISTURBED in again.output
+
+
+@pytest.mark.long
+def test_an_interrupted_job_ends_as_ever(training):
+    """Interpreters of their own: 6 s of CPU."""
+    job = training("--shards", "2", own_interpreters=True)
+    job.says("half-way")
+    processes = psutil.Process(job._process.pid).children(recursive=True)
+    job.send(signal.SIGINT)
+    assert job.ends() == 128 + signal.SIGINT, job.output
+    assert "shard" not in job.output.partition("interrupted")[2], job.output
+    assert not any(alive(each.pid) for each in processes)
