@@ -343,8 +343,8 @@ class Tracker:
         return participant
 
     def _check_rises(self, push: PushInfo) -> None:
-        own = self._clocks[push.worker.rank]
-        if max(*push.position, push.sequence) >= LIMIT:
+        own, position = self._clocks[push.worker.rank], push.position
+        if max(position.phase, position.clock, push.sequence) >= LIMIT:
             raise refusals.out_of_range(push, LIMIT)
-        if push.position <= own or push.position.clock < 1:
+        if position <= own or position.clock < 1:
             raise refusals.does_not_rise(push, own)

@@ -72,7 +72,8 @@ class ShardOptimizer:
         StepSkipped for a step that raised and was undone; any other error may leave half of it. Where arguments and
         state are in range no step raises; only where they are not, or with ``careful``, is a copy kept.
         """
-        self._set_options(options)
+        if options is not self._options:
+            self._set_options(options)
         is_odd = self.careful or self._odd_options or self._odd_state
         if absent >= self._slices and not is_odd:
             return  # Rows alone: torch leaves variables without a gradient as they are.

@@ -70,14 +70,16 @@ class Replica:
 
         Raises StepSkipped for a step that raised, with nothing changed; any other error may leave half of it.
         """
-        self._check_rows(step)
+        if step.tables:
+            self._check_rows(step)
         try:
             self._optimizer.apply(step.gradients, step.absent | without, step.options, step.scale)
         except StepSkipped:
             raise
         except (UnsupportedOptimizer, InvalidRequest) as error:  # before anything was changed
             raise skipped_step(error, self.layout.shard_map.spec.optimizer) from error
-        self.apply_rows(step, skipped)
+        if step.tables:
+            self.apply_rows(step, skipped)
         if not step.buffer_weight or not buffers:
             return
         if step.buffer_weight == 1.0:

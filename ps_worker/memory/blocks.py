@@ -10,7 +10,6 @@ import torch
 
 from ps_protocol.model.layout import Range, aligned, merge
 from ps_protocol.model.spec import ALIGNMENT_BYTES, DType
-from ps_protocol.wire.frames import pieces_of
 from ps_protocol.wire.shared_memory import SharedMemory
 from ps_worker.model.optimizer_state import tensor_bytes
 
@@ -77,7 +76,8 @@ class FlatMemory:
         """Host memory at ``ranges``, to be sent or received into."""
         if self._mirrors:
             self.wait()
-        return pieces_of(self.bytes, ranges)
+        host = self.bytes
+        return [host[begin:end] for begin, end in ranges]
 
     def wait(self) -> None:
         """Until no copy from or to a device is under way."""

@@ -130,7 +130,8 @@ class FlatModel:
             self.parameters.to_devices(self._span(Kind.PARAMETER))
         if self.double:
             self.double.land()
-        self._copy_apart(self._bindings.parameters, self._views)
+        if self._apart:
+            self._copy_apart(self._bindings.parameters, self._views)
         torch.autograd.graph.increment_version(self._bindings.parameters)
         self._written.parameters_published()
 

@@ -114,7 +114,8 @@ class GradientBuffers:
 
         Called where torch records no gradients. Raises InvalidRequest for a sparse gradient.
         """
-        self._place_all()
+        if None in self._blocks:
+            self._place_all()
         absent = () if self._all_in_place() else self._copy_in(done)
         for shard, layout in enumerate(self._plan.layouts if self._mirrored else ()):
             self._block(shard).to_host((0, layout.parameter_bytes))
@@ -217,6 +218,8 @@ class GradientBuffers:
         for values in arrays:
             if not np.logical_and.reduce(np.isfinite(values)):
                 return False
+        if not tensors:
+            return True
         sums = [part.sum(dtype=wide) for part, wide in tensors]
         return all(math.isfinite(total.item()) for total in sums)
 

@@ -61,7 +61,7 @@ class StepPipeline:
         self.reconnect_timeout_seconds = reconnect_timeout_seconds
         #: The model had been trained before this worker came.
         self.joined_running = False
-        self._session = session
+        self._session, self._counters = session, session.counters
         self._flat = flat
         self._first_values = FirstValues(session, flat, initial_rows, initial_state, initial_timeout_seconds)
         #: The model's streams to its shards.
@@ -165,7 +165,7 @@ class StepPipeline:
             answers[stream.shard] = answer
             return True
 
-        counters, began = self._session.counters, time.perf_counter()
+        counters, began = self._counters, time.perf_counter()
         reconnecting = counters.waits[WaitReason.RECONNECT]
         self.streams.in_turns(self.streams.all, receive, (push.phase, push.clock))
         found = [answers[stream.shard] for stream in self.streams.all]

@@ -14,7 +14,7 @@ import torch
 
 from ps_protocol.model.spec import Buffers, NonFinite, Options
 from ps_protocol.model.tables import RowOptions
-from ps_protocol.tracing.tracer import Attributes, TraceSpan
+from ps_protocol.tracing.tracer import Attributes, Tracer, TraceSpan
 from ps_protocol.wire.formats import RAW
 from ps_worker.memory.flat import FlatModel
 from ps_worker.model.declare import Declaration
@@ -62,7 +62,7 @@ class RemoteModel:
         ``options`` gives those of the next step. Raises PsError: ModelMismatch when another worker declared this model
         differently, Unavailable, Fenced.
         """
-        self._session = session
+        self._session, self._counters = session, session.counters
         #: As this worker declared it.
         self.spec = declaration.spec
         self._bindings = declaration.bindings
@@ -141,18 +141,17 @@ class RemoteModel:
 
         ``weight``: see StepPush. Raises as the optimizer's ``step``.
         """
-        counters, began = self._session.counters, perf_counter()
+        counters, began = self._counters, perf_counter()
         counters.begins(began)
         try:
-            self._step_traced(weight, skip)
+            if (tracer := self._session.instruments.tracer) is None:
+                self._step(None, weight, skip)
+            else:
+                self._step_traced(tracer, weight, skip)
         finally:
             counters.ends(began, perf_counter())
 
-    def _step_traced(self, weight: float, skip: bool) -> None:
-        tracer = self._session.instruments.tracer
-        if tracer is None:
-            self._step(None, weight, skip)
-            return
+    def _step_traced(self, tracer: Tracer, weight: float, skip: bool) -> None:
         said: Attributes = {"model": self.name, "rank": self._session.rank, "step": self._session.steps + 1}
         trace = tracer.begin("step", f"model {self.name}", monotonic_ns(), said)
         handed_on = False
@@ -172,7 +171,8 @@ class RemoteModel:
             self._strays = None
         # The gradient memory is free when the last exchange is finished.
         begin_ns = monotonic_ns() if trace is not None else 0
-        self.finish()
+        if self._overlap is not None:
+            self.finish()
         if trace is not None and self._overlap:
             waited_ns, begin_ns = begin_ns, monotonic_ns()
             trace.part("wait", waited_ns, begin_ns, {"reason": "the exchange of the last step"})

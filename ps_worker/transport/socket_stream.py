@@ -183,7 +183,8 @@ class SocketClientTransport:
     def _next(self, alive: Callable[[], bool]) -> StepReply:
         message, descriptors = self._carrier.receive_message(alive)
         if descriptors is not None:
-            self._drop_descriptors()
+            if self._descriptors:
+                self._drop_descriptors()
             self._descriptors = descriptors
         return parse_reply(message, self._link.peer)
 

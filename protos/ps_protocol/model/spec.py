@@ -199,6 +199,9 @@ class Mode(enum.Enum):
     SSP = "ssp"
     SYNC = "sync"
 
+    #: By identity, as members compare: that of Enum is written in Python, and steps look members up.
+    __hash__ = object.__hash__
+
     @property
     def default_staleness(self) -> int:
         """The default staleness bound; 0 in modes without one."""

@@ -59,7 +59,7 @@ class Published:
         A copy of the region takes as long as reading it from shared memory: ``patient`` waits some time for takers
         that are quick.
         """
-        return not self.unread(_PATIENCE_SECONDS if patient and not self._slow else 0.0)
+        return self.takers > 0 and not self.unread(_PATIENCE_SECONDS if patient and not self._slow else 0.0)
 
     def unread(self, patience_seconds: float) -> bool:
         """In the executor, when it is not taken any more: whether nobody reads it, now or after some patience."""

@@ -61,8 +61,9 @@ def request_from_bytes(data: bytes) -> requests.StepRequest:
             expected="chunks behind the header of a payload, and on the gRPC stream alone",
             remedy="send the header first; on a side channel send the payload as it is, without chunks",
         )
-    convert = _REQUESTS_FROM_PB.get(name)
-    return _with(payload, convert(body)) if convert is not None else requests.UnknownRequest(str(name))
+    if (convert := _REQUESTS_FROM_PB.get(name)) is None:
+        return requests.UnknownRequest(str(name))
+    return convert(body) if payload is None else _with(payload, convert(body))
 
 
 def reply_to_bytes(reply: answers.StepReply) -> bytes:
@@ -82,8 +83,9 @@ def reply_from_bytes(data: bytes) -> answers.StepReply | str:
     Raises DecodeError; InvalidRequest for options without values.
     """
     name, body, payload = _parsed(pb.StepReply, data)
-    convert = _REPLIES_FROM_PB.get(name)
-    return _with(payload, convert(body)) if convert is not None else str(name)
+    if (convert := _REPLIES_FROM_PB.get(name)) is None:
+        return str(name)
+    return convert(body) if payload is None else _with(payload, convert(body))
 
 
 def step_answer_to_bytes(answer: answers.StepAnswer) -> bytes:
@@ -110,9 +112,8 @@ def _parsed(kind: type[pb.StepRequest | pb.StepReply], data: bytes) -> tuple[str
     return name, name and getattr(message, name), None
 
 
-def _with(payload: memoryview | None, message: Any) -> Any:
-    if payload is not None:
-        message.payload = payload
+def _with(payload: memoryview, message: Any) -> Any:
+    message.payload = payload
     return message
 
 
