@@ -20,8 +20,8 @@ class RecentLookup:
     """Ids that were looked up, and what is known of them."""
 
     ids: Ids
-    #: The row of each; -1 where it had none.
-    found: npt.NDArray[np.int64]
+    #: The row of each; None where some had none.
+    found: npt.NDArray[np.int64] | None
     missing: int
     #: No id comes twice; None: not known yet.
     distinct: bool | None = None
@@ -38,7 +38,7 @@ class RecentLookups:
     def keep(self, ids: Ids, found: npt.NDArray[np.int64], missing: int) -> None:
         """``found``: the row of each of ``ids``, -1 for so many ``missing`` ones; not written from now on."""
         if 0 < ids.size <= _MOST_IDS:
-            self._kept.append(RecentLookup(ids.copy(), found, missing))
+            self._kept.append(RecentLookup(ids.copy(), None if missing else found, missing))
 
     def take(self, ids: Ids) -> npt.NDArray[np.int64] | None:
         """The row of each id, to be read only, where these very ids were looked up and had one.
@@ -48,7 +48,7 @@ class RecentLookups:
         if (known := self.of(ids)) is None:
             return None
         self._kept.remove(known)
-        return None if known.missing else known.found
+        return known.found
 
     def forget(self) -> None:
         """Rows are removed: others get their numbers."""

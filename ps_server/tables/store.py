@@ -226,7 +226,7 @@ class RowStore:
         if self.count + coming <= self._populated:
             return None
         begin = max(self.count, self._populated)
-        end = min(self.capacity, self.count + coming + min(2 * coming, self.count // 8))
+        end = min(self.capacity, self.count + coming + min(coming, self.count // 8))
         self._populated, columns = end, self._reserved
 
         def populate() -> None:

@@ -132,7 +132,7 @@ def test_memory_comes_before_the_rows_and_some_more() -> None:
     beyond = store.memory_ahead(more)
     assert beyond is not None
     beyond()
-    assert _resident(store.rows[:23_000]) == 1.0, "twice as many more"
+    assert _resident(store.rows[:22_000]) == 1.0, "as many more"
     known = np.arange(100)
     store.look_up(known, np.empty((known.size, 16), np.float32))
     assert store.memory_ahead(known) is None
