@@ -67,7 +67,11 @@ def _tables(held: int, inserted: int, *, rounds: int, count: int) -> list[Group]
     trained += [
         training.subject(transport, optimizer) for optimizer in training.OPTIMIZERS for transport in ours.transports()
     ]
-    grown = (growth.memory_subject(inserted), *(growth.subject(each, inserted) for each in ours.transports()))
+    grown = (
+        growth.memory_subject(inserted),
+        *(growth.subject(each, inserted) for each in ours.transports()),
+        growth.subject(ours.BULK, inserted, growth.MANY_AT_ONCE),
+    )
     return [
         Group("rows of a table", rated, rounds, count, warm_up=3),
         Group("a training step with tables", tuple(trained), rounds, count // 2, warm_up=2),

@@ -211,6 +211,11 @@ def _growth(transport: str, rows: int) -> Iterator[Target]:
     wait, allowed = Term(key, "longest_wait_seconds"), Term(key, "asked_wait_seconds")
     title = f"longest wait of another worker meanwhile, with {transport}: against 50 ms, {rows:,} rows"
     yield _cost(title, wait, allowed, 1.0 if asked else None)
+    if transport == ours.BULK:
+        many = growth.key(transport, rows, growth.MANY_AT_ONCE)
+        wait, allowed = Term(many, "longest_wait_seconds"), Term(many, "asked_wait_seconds")
+        title = f"the same with {growth.MANY_AT_ONCE:,} rows a push, with {transport}, {rows:,} rows"
+        yield _cost(title, wait, allowed, 1.0 if asked else None)
     taken, bound = Term(key, "rows_bytes"), Term(key, "bound_bytes")
     title = f"memory of rows, with {transport}: against 95 bytes a row, {rows:,} rows"
     yield _cost(title, taken, bound, 1.0 if asked else None)

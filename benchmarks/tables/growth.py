@@ -32,19 +32,20 @@ ASKED_WAIT_SECONDS = 0.05
 ASKED_ROW_BYTES = 1.25 * (4 * DIM + 4 + 8)
 """What a row may take: values, state and id, and a quarter more."""
 
-_INSERTED_AT_ONCE = 20_000
-"""Ids of one push. Others wait for a push: for one with five times as many, about five times as long."""
+AT_ONCE, MANY_AT_ONCE = 20_000, 100_000
+"""Ids of one push. Others wait for a push."""
 
 _WATCHED = 1_000
 _PAUSE_SECONDS = 0.005
 
 
-def key(transport: str, inserted: int) -> Key:
+def key(transport: str, inserted: int, at_once: int = AT_ONCE) -> Key:
     """The row of so many insertions."""
-    return Key(ours.system(transport), OPERATION, 0, workers=2, rows=inserted)
+    operation = OPERATION if at_once == AT_ONCE else f"{OPERATION}, {at_once:,} a push"
+    return Key(ours.system(transport), operation, 0, workers=2, rows=inserted)
 
 
-def subject(transport: str, inserted: int) -> Subject:
+def subject(transport: str, inserted: int, at_once: int = AT_ONCE) -> Subject:
     """Seconds of the pushes that insert rows, another worker's waits meanwhile, and the memory the shard took."""
 
     @contextmanager
@@ -55,9 +56,9 @@ def subject(transport: str, inserted: int) -> Subject:
             watcher = stack.enter_context(Child(worker, 1, cluster.address, transport))
             grower.ready()
             watcher.ready()
-            yield Growing(grower, watcher, psutil.Process(cluster.shards[0]), inserted)
+            yield Growing(grower, watcher, psutil.Process(cluster.shards[0]), inserted, at_once)
 
-    return Subject((key(transport, inserted),), opened)
+    return Subject((key(transport, inserted, at_once),), opened)
 
 
 def memory_key(inserted: int) -> Key:
@@ -92,18 +93,21 @@ def memory_user(size_bytes: int) -> Iterator[Loop]:
 class Growing:
     """A ``Running``: one worker inserts, another looks rows up every few milliseconds."""
 
-    def __init__(self, grower: Child, watcher: Child, shard: psutil.Process, inserted: int) -> None:
+    def __init__(
+        self, grower: Child, watcher: Child, shard: psutil.Process, inserted: int, at_once: int = AT_ONCE
+    ) -> None:
         self._grower = grower
         self._watcher = watcher
         self._shard = shard
         self._inserted = inserted
+        self._at_once = at_once
 
     def run(self, operation: str, count: int, warm_up: int) -> dict[str, list[float]]:
         """See ``Running``. Once: a table that is full already has no rows to be inserted."""
-        self._grower.call("insert", 0, _WATCHED)
+        self._grower.call("insert", 0, _WATCHED, self._at_once)
         self._watcher.call("watch")
         before = self._shard.memory_info().rss
-        in_steps, in_all = self._grower.call("insert", _WATCHED, _WATCHED + self._inserted)
+        in_steps, in_all = self._grower.call("insert", _WATCHED, _WATCHED + self._inserted, self._at_once)
         waits = self._watcher.call("waits")
         taken = self._shard.memory_info().rss - before
         return {
@@ -134,11 +138,11 @@ class TableUser:
         self._ended = threading.Event()
         self._waits: list[float] = []
 
-    def insert(self, begin: int, end: int) -> tuple[float, float]:
+    def insert(self, begin: int, end: int, at_once: int) -> tuple[float, float]:
         """Give the ids of these numbers rows: seconds of the steps alone, and with the look-ups before them."""
         in_steps, began = 0.0, time.perf_counter()
-        for first in range(begin, end, _INSERTED_AT_ONCE):
-            ids = torch.from_numpy(scattered(first, min(end, first + _INSERTED_AT_ONCE)))
+        for first in range(begin, end, at_once):
+            ids = torch.from_numpy(scattered(first, min(end, first + at_once)))
             give_gradients(self._module, self._optimizer, ids)
             stepped = time.perf_counter()
             self._optimizer.step()

@@ -51,8 +51,8 @@ def test_a_table_is_timed_and_holds_what_was_inserted(monkeypatch) -> None:
         monkeypatch.setattr(table_parts, name, value)
     table = table_parts.Worked("adam")
     assert all(table.seconds(operation) > 0 for operation in table_parts.OPERATIONS)
-    assert table._table.rows == 4_000
-    assert table._table.updates == 5
+    assert table._table.rows == 5_000
+    assert table._table.updates == 6
 
 
 def test_jobs_are_shown_with_their_extremes() -> None:
