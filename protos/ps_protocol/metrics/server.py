@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import selectors
 import socket
 import ssl
 import threading
@@ -79,9 +80,9 @@ class MetricsServer:
         self._server.read, self._server.constant, self._server.targets = read, dict(constant), targets
         self._server.component = component
         self._server.security, self._server.context = security, security.server_context()
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, name="metrics", daemon=True
-        )
+        #: Closed here, readable there.
+        self._closing, told = socket.socketpair()
+        self._thread = threading.Thread(target=self._server.serve_until, args=(told,), name="metrics", daemon=True)
         self._thread.start()
 
     @property
@@ -90,10 +91,9 @@ class MetricsServer:
         return f"{'https' if self._server.context else 'http'}://{self.address}/metrics"
 
     def close(self) -> None:
-        """Accept nothing more; takes a fraction of a second. Repeatable."""
-        if self._thread.is_alive():
-            self._server.shutdown()
-            self._thread.join()
+        """Accept nothing more. Repeatable."""
+        self._closing.close()
+        self._thread.join()
         self._server.server_close()
 
 
@@ -102,6 +102,8 @@ class _Server(ThreadingHTTPServer):
     #: Closing does not wait for slow clients.
     block_on_close = False
     request_queue_size = 16
+    #: Of ``handle_request``: there is one.
+    timeout = 0
 
     read: Read
     constant: Mapping[str, str]
@@ -115,6 +117,14 @@ class _Server(ThreadingHTTPServer):
         self.address_family = family
         self._places = threading.BoundedSemaphore(CONNECTIONS)
         super().__init__(address, _Handler)
+
+    def serve_until(self, told: socket.socket) -> None:
+        """Serve until the other end of ``told`` is closed: at once, where ``serve_forever`` looks from time to time."""
+        with told, selectors.DefaultSelector() as selector:
+            selector.register(self, selectors.EVENT_READ)
+            selector.register(told, selectors.EVENT_READ)
+            while not any(key.fileobj is told for key, _ in selector.select()):
+                self.handle_request()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve one connection on a thread, where there is a place for it."""

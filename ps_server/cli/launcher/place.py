@@ -124,6 +124,11 @@ class ThisMachine:
             self._forks.look()
         return any(child.waits for child in self._forked.values())
 
+    def end_forks(self) -> None:
+        """Fork no more shards; does not wait for the end of what they were forked from. Repeatable."""
+        if self._forks is not None:
+            self._forks.end()
+
     def close(self) -> None:
         """End what it has started beside the processes, which have ended."""
         if self._forks is not None:

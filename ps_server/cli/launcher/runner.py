@@ -31,6 +31,7 @@ from ps_server.cli.launcher.events import (
     Finish,
     Interrupted,
     ProcessName,
+    ProcessRole,
     Say,
     Send,
     StartProcess,
@@ -144,6 +145,8 @@ class Runner:
                 case Send(process, signum):
                     if process.part in SERVERS:
                         self._look_last()
+                    if process.part is ProcessRole.SHARD:  # none is started any more
+                        self._machine.end_forks()
                     # It may have ended in the same moment as the process this answers.
                     if (child := self._children.get(process)) is not None:
                         child.send(signum)

@@ -268,6 +268,18 @@ def test_what_was_forked_for_nobody_ends(machine):
     machine.begun(1)
 
 
+def test_one_that_was_ended_is_not_lost(machine):
+    child, _ = machine.begun(0)
+    forks = machine.forks
+    for _ in range(2):
+        machine.place.end_forks()
+    assert forks.look() is ForkState.LOST
+    wait_until(lambda: not alive(forks.pid), "it has ended")
+    assert not machine.place.look()
+    assert machine.said == []
+    assert child.poll() is None
+
+
 def test_a_limit_of_resources_is_that_of_ps_run(machine):
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     asked = 1 << 22

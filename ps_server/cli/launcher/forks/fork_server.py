@@ -97,12 +97,16 @@ class ForkServer:
                 self._lose(str(error) or f"no answer within {ANSWER_SECONDS:.0f} s")
         return None
 
-    def close(self) -> None:
-        """End it."""
+    def end(self) -> None:
+        """Kill it, and do not wait. Repeatable."""
         self._state = ForkState.LOST
-        self._socket.close()
         self._popen.kill()
+
+    def close(self) -> None:
+        """End it, and wait for that."""
+        self.end()
         self._popen.wait()
+        self._socket.close()
         os.close(self._said)
 
     def _lose(self, why: str) -> None:
