@@ -40,12 +40,13 @@ class ClusterState:
     def restore(cls, settings: ClusterSettings, records: ClusterRecords, now: float) -> ClusterState:
         """The cluster as it was; see ``MembershipState.restore`` for its members.
 
-        The mode is that of ``records``. A finished job begins a new run: models and phase stay. Raises ConfigError when
-        ``settings`` are of another job.
+        The mode is that of ``records``. A job that is finished, and has written all it writes then, begins a new run:
+        models and phase stay. Raises ConfigError when ``settings`` are of another job.
         """
         check_same_job(settings, records.identity)
         state = cls(replace(settings, consistency=records.consistency), records.membership.phase)
-        state.membership.restore(records.membership, now, finished=records.finished)
+        is_over = records.finished and records.released
+        state.membership.restore(records.membership, now, finished=is_over)
         state.placement.restore(records.maps)
         state._view.now = replace(
             state.view,
@@ -60,7 +61,7 @@ class ClusterState:
         )
         live = state.view.live(Role.WORKER)
         state.placement.uses.restore(used_by_all(records.maps, live) if records.uses is None else records.uses)
-        if records.finished:
+        if is_over:
             state._view.change(started=False, finished=False)
         if records.moving:
             # Shards that are paused for this move have seen the last revision, and wait for a newer one.
@@ -82,6 +83,7 @@ class ClusterState:
             moving=self.view.moving,
             released_models=self.view.released_models,
             uses=self.placement.uses.records,
+            released=self.view.released,
         )
 
     @property

@@ -57,6 +57,8 @@ class ClusterRecords:
     released_models: Mapping[str, int] = field(default_factory=dict)
     #: Who uses which model; None: it is not known.
     uses: Uses | None = None
+    #: Of a finished job: everything that is written at its end is on disk.
+    released: bool = False
 
 
 def changed_rows(before: ClusterRecords | None, after: ClusterRecords) -> dict[str, bytes | None]:
@@ -177,6 +179,7 @@ def _cluster_to(records: ClusterRecords) -> dict[str, Any]:
         "phase": membership.phase,
         "started": records.started,
         "finished": records.finished,
+        "released": records.released,
         "consistency": fields_of(mode) | {"mode": mode.mode.value, "stale_policy": mode.stale_policy.value},
         "seen": sorted((role.value, index) for role, index in membership.seen),
         "newest_state": {str(shard): incarnation for shard, incarnation in membership.newest_state.items()},
@@ -202,6 +205,7 @@ def _cluster_from(
         revision=plain["revision"],
         started=plain["started"],
         finished=plain["finished"],
+        released=plain.get("released", plain["finished"]),
         consistency=Consistency(
             **mode | {"mode": Mode(mode["mode"]), "stale_policy": StalePolicy(mode["stale_policy"])}
         ),

@@ -1,5 +1,6 @@
 """What a coordinator that is started again knows."""
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -146,7 +147,7 @@ def test_after_the_end_of_a_job_a_new_run_waits_for_all_again_and_keeps_models_p
     c, shard, worker = running(expected_workers=1)
     c.arrive(worker)
     c.leave(worker)
-    assert c.state.view.finished
+    c.state.release()
     again = restarted(c)
     view = again.state.view
     assert (view.started, view.finished, view.models) == (False, False, {"net": 1})
@@ -157,6 +158,32 @@ def test_after_the_end_of_a_job_a_new_run_waits_for_all_again_and_keeps_models_p
     assert newcomer.phase == 1
     assert newcomer.member.incarnation > worker.member.incarnation
     assert again.declare(newcomer) == c.state.placement.shard_map("net")
+
+
+def test_a_finished_job_whose_last_checkpoint_is_not_written_is_finished_after_the_restart_too() -> None:
+    c, _, worker = running(expected_workers=2)
+    lost = c.worker()
+    c.leave(lost, "killed")
+    c.leave(worker)
+    assert c.state.view.finished
+    again = restarted(c)
+    assert again.state.view == c.state.view
+    # One that is started again, for it was lost before the end, does its work without the others.
+    again.worker()
+    assert (again.state.view.started, again.state.view.finished) == (True, False)
+
+
+def test_a_journal_that_does_not_tell_whether_a_finished_job_has_written_all_begins_a_new_run() -> None:
+    c, _, worker = running(expected_workers=1)
+    c.leave(worker)
+    kept = Kept()
+    kept.keep(c.state.persisted_state())
+    cluster = json.loads(kept.rows["cluster"])
+    del cluster["released"]
+    kept.rows["cluster"] = json.dumps(cluster).encode()
+    records = from_rows(kept.rows, "here")
+    assert records is not None
+    assert not ClusterState.restore(c.settings, records, c.now).view.finished
 
 
 @pytest.mark.parametrize(
@@ -310,8 +337,9 @@ def test_after_any_history_a_restarted_coordinator_answers_as_the_one_that_was_n
     joined: list[Joined] = []
     arrived: list[tuple[Joined, int]] = []
     for _ in range(120):
-        if one.state.view.finished:
-            # A restart here begins a new run: the two would differ on purpose.
+        if one.state.view.finished and chance.random() < 0.5:
+            # A restart from here on begins a new run: the two would differ on purpose.
+            one.state.release()
             one = restarted(one, kept)
         again = restarted(one, kept)
         for who, phase in arrived:
