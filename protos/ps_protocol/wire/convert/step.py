@@ -135,18 +135,28 @@ def _push_to_pb(header: requests.PushHeader) -> pb.PushHeader:
         phase=header.phase,
         clock=header.clock,
         pulled_version=header.pulled_version,
-        with_buffers=header.with_buffers,
-        skipped=header.skipped,
-        push_only=header.push_only,
         finite=header.finite,
-        ahead=header.ahead,
-        weight=header.weight,
-        squared_norm=header.squared_norm,
-        traceparent=header.traceparent,
-        payload=bytes(header.payload),
-        segment=header.segment,
-        rows_in_room=header.rows_in_room,
     )
+    if header.with_buffers:
+        message.with_buffers = True
+    if header.skipped:
+        message.skipped = True
+    if header.push_only:
+        message.push_only = True
+    if header.ahead:
+        message.ahead = header.ahead
+    if header.weight:
+        message.weight = header.weight
+    if header.squared_norm is not None:
+        message.squared_norm = header.squared_norm
+    if header.traceparent:
+        message.traceparent = header.traceparent
+    if header.payload:
+        message.payload = bytes(header.payload)
+    if header.segment:
+        message.segment = header.segment
+    if header.rows_in_room:
+        message.rows_in_room = True
     if header.absent:
         message.absent.extend(header.absent)
     if header.options:
@@ -199,15 +209,22 @@ def _step_answer_to_pb(answer: answers.StepAnswer) -> pb.StepResult:
         version=answer.version,
         staleness=answer.staleness,
         clock=answer.clock,
-        with_buffers=answer.with_buffers,
-        encoded=answer.encoded,
-        error=to_detail(answer.error) if answer.error else None,
-        waited_for=answer.waited_for,
-        waited_micros=int(answer.waited_seconds * 1e6),
         payload_bytes=answer.payload_bytes,
-        payload=bytes(answer.payload),
-        segment=answer.segment,
     )
+    if answer.with_buffers:
+        message.with_buffers = True
+    if answer.encoded:
+        message.encoded = True
+    if answer.error:
+        message.error.CopyFrom(to_detail(answer.error))
+    if answer.waited_for:
+        message.waited_for = answer.waited_for
+    if answer.waited_seconds:
+        message.waited_micros = int(answer.waited_seconds * 1e6)
+    if answer.payload:
+        message.payload = bytes(answer.payload)
+    if answer.segment:
+        message.segment = answer.segment
     if answer.absent:
         message.absent.extend(answer.absent)
     if answer.differences:
