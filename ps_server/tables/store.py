@@ -223,7 +223,7 @@ class RowStore:
         more; to be called in any thread. None: it is there.
         """
         coming = known.missing if (known := self._recent.of(ids)) else 0
-        if self.count + coming <= self._populated:
+        if not coming or self.count + coming <= self._populated:
             return None
         begin = max(self.count, self._populated)
         end = min(self.capacity, self.count + coming + min(coming, self.count // 8))

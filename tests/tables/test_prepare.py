@@ -141,6 +141,14 @@ def test_memory_comes_before_the_rows_and_some_more() -> None:
     assert _resident(store.rows[512:22_000]) == 0.0, "it is given back with the rows"
 
 
+def test_rows_that_are_there_need_no_memory() -> None:
+    store, ids = RowStore(4, 1, with_uses=False), np.arange(100)
+    store.insert(ids, 1)
+    assert store.memory_ahead(ids) is None, "nobody has looked them up"
+    store.look_up(ids, np.empty((ids.size, 1), np.float32))
+    assert store.memory_ahead(ids) is None
+
+
 def test_memory_in_use_keeps_its_values_while_it_is_taken() -> None:
     column, count = Reserved(1 << 16, 1, np.int64), 1 << 16
     begun = threading.Event()
