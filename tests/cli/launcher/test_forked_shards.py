@@ -1,6 +1,7 @@
 """Shards of ps-run that are forked: what they are told, how they end, and what is lost with what they are forked from.
 
-Whoever runs the tests stands for ps-run. The process that forks has not imported torch: 0.4 s of CPU each time.
+Whoever runs the tests stands for ps-run. The process that forks has not imported torch: 0.4 s of CPU for each, and most
+tests share one.
 """
 
 from __future__ import annotations
@@ -85,10 +86,32 @@ class Machine:
         assert self.place._forks is not None
         return self.place._forks
 
-    def close(self) -> None:
+    def end_shards(self) -> None:
         for child in self.children:
             child.kill()
+        self.children.clear()
+
+    def close(self) -> None:
+        self.end_shards()
         self.place.close()
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A place whose shards are all forked from one process."""
+    made = Machine(tmp_path_factory.mktemp("kept"))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(fork_server, "MODULE", LIGHT)
+        made.begun(0)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def shared(kept):
+    """``kept``, without the shards of other tests."""
+    kept.end_shards()
+    return kept
 
 
 @pytest.fixture
@@ -108,9 +131,9 @@ def opened(pid: int) -> list[str]:
     return found
 
 
-def test_a_forked_shard_is_a_child_of_its_own_and_is_told_what_a_program_is_told(machine):
+def test_a_forked_shard_is_a_child_of_its_own_and_is_told_what_a_program_is_told(shared):
     before = time.time()
-    child, told = machine.begun(1, "--threads", "3", MINE="1", PS_JOB="j")
+    child, told = shared.begun(1, "--threads", "3", MINE="1", PS_JOB="j")
     assert (told["pid"], told["parent"], told["group"]) == (child.pid, os.getpid(), child.pid)
     assert (told["shard"], told["coordinator"], told["folder"]) == (1, "127.0.0.1:9", str(Path.cwd()))
     assert told["argv"] == ["--shard", "1", "--coordinator", "127.0.0.1:9", *FLAGS, "--threads", "3"]
@@ -119,67 +142,65 @@ def test_a_forked_shard_is_a_child_of_its_own_and_is_told_what_a_program_is_told
     expected = ENVIRONMENT | {"MINE": "1", "PS_JOB": "j", "SET_BY_AN_IMPORT": "1"}
     assert told["environment"] | expected == told["environment"]
     # Nothing of a neighbour, and nothing that only the process it was forked from had.
-    other, told = machine.begun(2, OTHER="1")
+    other, told = shared.begun(2, OTHER="1")
     assert {"MINE", "PS_JOB"}.isdisjoint(told["environment"])
     assert told["environment"]["OTHER"] == "1"
     assert other.pid != child.pid
 
 
-def test_a_forked_shard_has_no_descriptor_of_its_neighbours_or_of_what_it_is_forked_from(machine):
-    first, told = machine.begun(0)
-    here = opened(machine.forks.pid)
+def test_a_forked_shard_has_no_descriptor_of_its_neighbours_or_of_what_it_is_forked_from(shared):
+    first, told = shared.begun(0)
+    here = opened(shared.forks.pid)
     assert any(name.startswith("socket:") for name in here)
     output = f"pipe:[{os.fstat(first.output).st_ino}]"
     assert told["descriptors"].count(output) == 2
-    _, told = machine.begun(1)
+    _, told = shared.begun(1)
     assert output not in told["descriptors"]
     assert {name for name in here if name.startswith(("socket:", "/memfd:"))}.isdisjoint(told["descriptors"])
-    wait_until(
-        lambda: not any(name.startswith("pipe:") for name in opened(machine.forks.pid)), "it closes what it sent"
-    )
-    assert len(opened(machine.forks.pid)) == 4  # standard input, output and error; the connection
+    wait_until(lambda: not any(name.startswith("pipe:") for name in opened(shared.forks.pid)), "it closes what it sent")
+    assert len(opened(shared.forks.pid)) == 4  # standard input, output and error; the connection
 
 
-def test_it_is_listed_as_the_program_that_it_would_be(machine):
-    child, _ = machine.begun(1)
+def test_it_is_listed_as_the_program_that_it_would_be(shared):
+    child, _ = shared.begun(1)
     assert child.pid is not None
     listed = psutil.Process(child.pid)
     assert listed.name() == "ps-server 1"
     shown = [word for word in listed.cmdline() if word]
     told = ("--shard", "1", "--coordinator", "127.0.0.1:9", *FLAGS)
     assert shown == [sys.executable, "-P", "-m", "ps_server.shard.main", *told]
-    parent = [word for word in psutil.Process(machine.forks.pid).cmdline() if word]
+    parent = [word for word in psutil.Process(shared.forks.pid).cmdline() if word]
     assert parent[:4] == [sys.executable, "-P", "-m", LIGHT]
     long = "x" * 10_000
-    child, told = machine.begun(2, "--optimizers", "", "--advertise", f"{long}:1")
+    child, told = shared.begun(2, "--optimizers", "", "--advertise", f"{long}:1")
     assert told["argv"][-1] == f"{long}:1"
     assert child.pid is not None
     assert psutil.Process(child.pid).cmdline()[-1].startswith("xxx")
 
 
 @pytest.mark.parametrize(("asked", "code"), [("0", 0), ("7", 7), ("raises", 1)])
-def test_its_exit_code_is_seen(machine, asked, code):
-    child, _ = machine.begun(ENDS=asked)
-    ended, lines = machine.end_of(child)
+def test_its_exit_code_is_seen(shared, asked, code):
+    child, _ = shared.begun(ENDS=asked)
+    ended, lines = shared.end_of(child)
     assert ended == code
     assert child.peak_bytes > 1 << 20
     assert (lines[-1:] == ["RuntimeError: as asked"]) == (asked == "raises")
 
 
-def test_a_usage_error_is_that_of_the_program(machine):
-    child = machine.start(0, "--no-such-flag")
-    code, lines = machine.end_of(child)
+def test_a_usage_error_is_that_of_the_program(shared):
+    child = shared.start(0, "--no-such-flag")
+    code, lines = shared.end_of(child)
     assert (code, child._popen) == (2, None)
     assert lines[0].startswith("Usage: python -m ps_server.shard.main")
 
 
-def test_signals_reach_it_and_are_seen_as_its_end(machine):
-    stopped, _ = machine.begun(0)
-    killed, _ = machine.begun(1)
+def test_signals_reach_it_and_are_seen_as_its_end(shared):
+    stopped, _ = shared.begun(0)
+    killed, _ = shared.begun(1)
     stopped.send(signal.SIGTERM)
     killed.send(signal.SIGKILL)
-    assert machine.end_of(stopped) == (0, ["stopped"])
-    assert machine.end_of(killed) == (-signal.SIGKILL, [])
+    assert shared.end_of(stopped) == (0, ["stopped"])
+    assert shared.end_of(killed) == (-signal.SIGKILL, [])
 
 
 def test_what_imports_write_is_in_the_output_of_every_shard(machine):
@@ -188,11 +209,11 @@ def test_what_imports_write_is_in_the_output_of_every_shard(machine):
         assert machine.line_of(child, "a library") == "a library warns"
 
 
-def test_descriptors_that_it_inherits_stay_open_in_it(machine, tmp_path):
+def test_descriptors_that_it_inherits_stay_open_in_it(shared, tmp_path, monkeypatch):
     lock = tmp_path / "lock"
     with lock.open("w") as file:
-        machine.place._server_descriptors = (file.fileno(),)
-        _, told = machine.begun()
+        monkeypatch.setattr(shared.place, "_server_descriptors", (file.fileno(),))
+        _, told = shared.begun()
     assert str(lock) in told["descriptors"]
 
 
@@ -255,17 +276,17 @@ def test_one_that_does_not_answer_is_killed_and_the_shard_is_started_as_a_progra
     assert machine.end_of(child)[0] == 2
 
 
-def test_what_was_forked_for_nobody_ends(machine):
-    machine.begun(0)
+def test_what_was_forked_for_nobody_ends(shared):
+    shared.begun(0)
     ours, theirs = socket.socketpair()
     with fork_server._adopting(), ours, theirs, Path(os.devnull).open("w") as nothing:
-        socket.send_fds(machine.forks._socket, [b"1"], [theirs.fileno(), nothing.fileno()])
+        socket.send_fds(shared.forks._socket, [b"1"], [theirs.fileno(), nothing.fileno()])
         theirs.close()
         pid = int.from_bytes(ours.recv(8), "big")
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 1
-    assert machine.forks.look() is ForkState.READY
-    machine.begun(1)
+    assert shared.forks.look() is ForkState.READY
+    shared.begun(1)
 
 
 def test_one_that_was_ended_is_not_lost(machine):
