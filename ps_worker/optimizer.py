@@ -206,7 +206,9 @@ class PsOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch; gradients of rows are dropped.
 
-        With ``set_to_none=False`` gradients stay in the memory that pushes are sent from, which saves a copy.
+        With ``set_to_none=False`` gradients stay in the memory that pushes are sent from, which saves a copy. With
+        ``overlap`` they are other tensors after it, and after ``step``, unless somebody else holds them: what is
+        written to them while a push is under way does not change it.
         """
         for model in self._models():
             model.drop_gradients(in_place=not set_to_none)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ import torch
 
 from ps_protocol.model.layout import Range, aligned, merge
 from ps_protocol.model.spec import ALIGNMENT_BYTES, DType
-from ps_protocol.wire.shared_memory import SharedMemory
+from ps_protocol.wire.shared_memory import PrivateMapping, SharedMemory
 from ps_worker.model.optimizer_state import tensor_bytes
 
 HOST = torch.device("cpu")
@@ -62,9 +63,7 @@ class FlatMemory:
         """
         end = begin + math.prod(shape) * dtype.itemsize
         data = self._mirrors[device].part(begin, end) if device in self._mirrors else self.host[begin:end]
-        # A capsule gives a storage over the same memory that keeps it alive, on any device.
-        alone = torch.from_dlpack(torch.utils.dlpack.to_dlpack(data))  # type: ignore[attr-defined]
-        return alone.view(getattr(torch, dtype.value)).view(shape)
+        return alone(data).view(getattr(torch, dtype.value)).view(shape)
 
     def parts(self, span: Range) -> Iterator[torch.Tensor]:
         """The bytes of ``span`` that a device uses, as one tensor for each run on one device."""
@@ -99,6 +98,17 @@ class FlatMemory:
         for device, mirror in self._mirrors.items():
             mirror.take_over(old._mirrors[device])
         self.host.copy_(old.host)
+
+    @property
+    def is_mappable(self) -> bool:
+        """Whether all its bytes are in a segment."""
+        return self._segment is not None or not len(self.host)
+
+    def private(self) -> PrivateMapping:
+        """A mapping of its bytes, which are in a segment, that may be written without changing them. Raises OSError."""
+        if self._segment is None:
+            raise OSError(errno.ENOTSUP, "this memory is in no segment")
+        return PrivateMapping(self._segment, len(self.host))
 
     def trim(self) -> None:
         """Give back what its segment holds behind its bytes."""
@@ -161,6 +171,11 @@ class Mirror:
         with torch.cuda.stream(self._stream):
             for target, source in pairs:
                 target.copy_(source, non_blocking=True)
+
+
+def alone(data: torch.Tensor) -> torch.Tensor:
+    """The same memory as a tensor in a storage of its own, which keeps it alive, on any device."""
+    return torch.from_dlpack(torch.utils.dlpack.to_dlpack(data))  # type: ignore[attr-defined]
 
 
 def overlap(ranges: Sequence[Range], span: Range) -> Iterator[Range]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +15,7 @@ from ps_protocol.model.layout import Range, aligned, merge
 from ps_protocol.model.spec import Kind
 from ps_worker.memory.blocks import HOST, FlatMemory, overlap
 from ps_worker.memory.plan import FlatPlan
+from ps_worker.memory.users import storage_users
 
 LARGE_BYTES = 64 << 10
 """From this size on it costs less to give a parameter its other memory than to copy it."""
@@ -57,7 +57,7 @@ class DoubleBuffer:
         self._turned: set[int] = set()
         #: Their places.
         self._turned_ranges: list[Range] = []
-        self._users = {n: _users(parameters[n]) for n in self._large}
+        self._users = {n: storage_users(parameters[n]) for n in self._large}
         #: By shard, indexes of slices: what has arrived, and the payload that memory was given for last.
         self._arrived: dict[int, frozenset[int]] = {}
         self._expected: dict[int, frozenset[int]] = {}
@@ -118,7 +118,7 @@ class DoubleBuffer:
         self._turned_ranges = merge(sorted(ends))
 
     def _may_turn(self, number: int, *, whole: bool) -> bool:
-        return whole and (number in self._apart or _users(self._parameters[number]) == self._users[number])
+        return whole and (number in self._apart or storage_users(self._parameters[number]) == self._users[number])
 
     def _turn(self, number: int) -> None:
         """Exchange front and back of a parameter."""
@@ -176,9 +176,3 @@ class BackRegion:
         """The payload of ``result`` is in its place."""
         if result.payload_bytes:
             self._memory.complete(self._shard)
-
-
-def _users(parameter: torch.Tensor) -> tuple[int, int]:
-    """Counts that rise when a tensor, or a Python object, uses the parameter's memory too."""
-    storage = parameter.untyped_storage()
-    return torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)

@@ -13,7 +13,7 @@ import torch
 from ps_protocol.model.layout import Range
 from ps_protocol.model.spec import Kind
 from ps_worker.memory.plan import FlatPlan
-from ps_worker.step.gradients import GradientBuffers
+from ps_worker.step.alternating import Gradients
 from ps_worker.step.pipeline import StepPipeline
 
 logger = logging.getLogger("ps_worker")
@@ -45,7 +45,7 @@ class GradientBuckets:
     """
 
     def __init__(
-        self, plan: FlatPlan, parameters: Sequence[torch.Tensor], gradients: GradientBuffers, pipeline: StepPipeline
+        self, plan: FlatPlan, parameters: Sequence[torch.Tensor], gradients: Gradients, pipeline: StepPipeline
     ) -> None:
         self._parameters = parameters
         self._gradients = gradients

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,12 @@ import torch
 from ps_protocol.errors import InternalError, InvalidRequest
 from ps_protocol.model.layout import Range
 from ps_protocol.model.spec import Kind
-from ps_protocol.wire.shared_memory import SharedMemory
+from ps_protocol.wire.shared_memory import SharedMemory, can_map_privately
 from ps_worker.memory.blocks import HOST, FlatMemory, Homes
 from ps_worker.memory.moved_slices import MovedSlices
+from ps_worker.memory.parked import ParkedGradients
 from ps_worker.memory.plan import FlatPlan
+from ps_worker.memory.users import expected_users, users
 from ps_worker.model.bindings import Bindings
 from ps_worker.tables.update import RowUpdate
 
@@ -33,8 +36,14 @@ class GradientBuffers:
     (``keep_in_place``).
     """
 
-    def __init__(self, plan: FlatPlan, bindings: Bindings) -> None:
+    #: Segments of a shard for this memory, and the number of the one that a push is in.
+    segments = segment = 1
+
+    def __init__(self, plan: FlatPlan, bindings: Bindings, *, mappable: bool = False) -> None:
+        """``mappable``: its memory is in segments, where the system has them, so that gradients can be ``parked``."""
         self._plan = plan
+        self._mappable = mappable
+        self._parked: ParkedGradients | None = None
         self._bindings = bindings
         self._devices = bindings.devices
         self._mirrored = any(device != HOST for device in self._devices)
@@ -56,7 +65,11 @@ class GradientBuffers:
     @torch.no_grad()
     def place(self, shard: int, segment: SharedMemory | None = None) -> None:
         """Use ``segment`` for this shard from now on; None: memory of this worker."""
+        self._part()
         old, layout = self._blocks[shard], self._plan.layouts[shard]
+        if segment is None and self._mappable and layout.region_bytes:
+            with suppress(OSError):
+                segment = SharedMemory.create(layout.region_bytes)
         own = self._moved.own_memory(shard) if segment is None else None
         block = self._blocks[shard] = FlatMemory(layout.region_bytes, self._homes(shard), segment, own)
         if old is not None:
@@ -72,6 +85,7 @@ class GradientBuffers:
 
     def lay_out(self, plan: FlatPlan) -> None:
         """Slices have moved between shards: what was collected last is in its place when their shards have blocks."""
+        self._part()
         self._moved.begin(self._views, self._rows, self._blocks)
         parameters = self._bindings.parameters
         in_place = (n for n, whole in enumerate(self._whole) if whole is not None and parameters[n].grad is whole)
@@ -116,6 +130,7 @@ class GradientBuffers:
         """
         if None in self._blocks:
             self._place_all()
+        self._part_kept()
         absent = () if self._all_in_place() else self._copy_in(done)
         for shard, layout in enumerate(self._plan.layouts if self._mirrored else ()):
             self._block(shard).to_host((0, layout.parameter_bytes))
@@ -166,14 +181,68 @@ class GradientBuffers:
         for shard, layout in enumerate(self._plan.layouts if self._mirrored else ()):
             self._block(shard).to_host((layout.parameter_bytes, layout.region_bytes))
 
-    def keep_in_place(self) -> None:
+    def keep_in_place(self, *, pushing: bool = False) -> None:
         """Make every ``param.grad`` a view of this memory where possible, with unspecified values.
 
-        Gradients that backward accumulates there are pushed without a copy.
+        Gradients that backward accumulates there are pushed without a copy. ``pushing``: does nothing.
         """
-        for parameter, whole in zip(self._bindings.parameters, self._whole, strict=True):
+        for parameter, whole in zip(self._bindings.parameters, () if pushing else self._whole, strict=not pushing):
             if parameter.grad is not None and whole is not None and not parameter.grad.is_sparse:
                 parameter.grad = whole
+
+    # -- where pushes overlap with the computation of the next gradients
+
+    @property
+    def may_park(self) -> bool:
+        """Whether gradients in this memory can be parked."""
+        self._place_all()
+        return can_map_privately() and all(block.is_mappable for block in self._blocks if block is not None)
+
+    def keep_unheld_in_place(self, other: GradientBuffers) -> None:
+        """As ``keep_in_place``, without gradients that somebody else holds; they may be in or parked from ``other``."""
+        self._part_kept()
+        for number, parameter in enumerate(self._bindings.parameters):
+            grad, whole = parameter.grad, self._whole[number]
+            if grad is None or whole is None or grad is whole or grad.is_sparse:
+                continue
+            containers = max(self._containers_of(number, grad), other._containers_of(number, grad))
+            if users(grad) == expected_users(containers, is_gradient=True):
+                parameter.grad = whole
+
+    def _containers_of(self, number: int, gradient: torch.Tensor) -> int:
+        """How many containers here hold the gradient of a parameter."""
+        if self._whole and gradient is self._whole[number]:
+            return 2
+        return int(self._parked is not None and self._parked.has(number, gradient))
+
+    def are_held(self) -> bool:
+        """Whether somebody else holds a gradient in this memory, so that it cannot be parked."""
+        expected = expected_users(2, is_gradient=True)
+        for number, parameter in enumerate(self._bindings.parameters):
+            whole = self._whole[number] if self._whole else None
+            if whole is not None and parameter.grad is whole and users(whole) != expected:
+                return True
+        return False
+
+    def park(self) -> None:
+        """Before a push: make every gradient in this memory a tensor of its values that may be written meanwhile."""
+        parameters = self._bindings.parameters
+        inside = [n for n, whole in enumerate(self._whole) if whole is not None and parameters[n].grad is whole]
+        if inside:
+            self._parked = self._parked or ParkedGradients(self._plan, self._blocks)
+            for number, gradient in zip(inside, self._parked.take(inside), strict=True):
+                parameters[number].grad = gradient
+
+    def _part_kept(self) -> None:
+        """Before it is written: tensors that were parked, and that somebody keeps who has other gradients now, stay."""
+        if self._parked and self._parked.are_kept(self._bindings.parameters):
+            self._part()
+
+    def _part(self) -> None:
+        """Before it is replaced: what is parked keeps its values."""
+        if self._parked:
+            self._parked.part()
+        self._parked = None
 
     def first_nonfinite(self, absent: tuple[int, ...]) -> str | None:
         """Name of the first present variable whose gradient, as collected last, holds NaN or infinity; else None.
@@ -275,5 +344,6 @@ class GradientBuffers:
         for number, (before, after) in enumerate(zip(old, self._whole, strict=True)):
             if before is not None and after is not None and parameters[number].grad is before:
                 parameters[number].grad = after
+                self._in_place.pop(number, None)
         if not self._moved:
             self._in_place.clear()

@@ -23,7 +23,7 @@ from ps_worker.model.unused_options import UnusedOptions
 from ps_worker.session.backoff import Backoff
 from ps_worker.session.reporting import WaitReason
 from ps_worker.session.session import Session
-from ps_worker.step.gradients import GradientBuffers
+from ps_worker.step.alternating import Gradients
 from ps_worker.step.shard_stream import ShardStream
 from ps_worker.step.summary import StreamPosition, Style
 from ps_worker.tables.lookup import Position
@@ -45,7 +45,7 @@ class ModelStreams:
         session: Session,
         shard_map: ShardMap,
         flat: FlatModel,
-        gradients: GradientBuffers,
+        gradients: Gradients,
         style: Style,
         timeout_seconds: float,
     ) -> None:

@@ -17,8 +17,8 @@ from ps_worker.memory.flat import FlatModel
 from ps_worker.model.optimizer_state import StateByNumber, join_state, split_state
 from ps_worker.session.reporting import WaitReason
 from ps_worker.session.session import Session
+from ps_worker.step.alternating import Gradients
 from ps_worker.step.first_values import INITIAL_TIMEOUT_SECONDS, FirstValues
-from ps_worker.step.gradients import GradientBuffers
 from ps_worker.step.model_streams import ModelStreams, State
 from ps_worker.step.shard_stream import ShardStream
 from ps_worker.step.summary import PLAIN, StepPush, StepSummary, Style
@@ -49,7 +49,7 @@ class StepPipeline:
         session: Session,
         shard_map: ShardMap,
         flat: FlatModel,
-        gradients: GradientBuffers,
+        gradients: Gradients,
         style: Style = PLAIN,
         *,
         initial_rows: InitialRows = MappingProxyType({}),

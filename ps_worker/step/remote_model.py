@@ -20,9 +20,9 @@ from ps_worker.memory.flat import FlatModel
 from ps_worker.model.declare import Declaration
 from ps_worker.model.stray_buffers import StrayBuffers
 from ps_worker.session.session import Session
+from ps_worker.step.alternating import gradients_of
 from ps_worker.step.assigned_values import AssignedValues
 from ps_worker.step.gradient_buckets import GradientBuckets
-from ps_worker.step.gradients import GradientBuffers
 from ps_worker.step.overlap import Overlap
 from ps_worker.step.pipeline import StepPipeline
 from ps_worker.step.summary import StepPush, StepSummary, Style, nonfinite_gradient
@@ -72,10 +72,9 @@ class RemoteModel:
         #: Checked at the first step.
         self._strays: StrayBuffers | None = None
         shard_map = session.declare(self.spec)
-        # Where a wire format decodes, it has memory of its own.
         doubled = style.overlap and style.wire == RAW
         self._flat = FlatModel(declaration.bindings, shard_map, doubled=doubled)
-        self._gradients = GradientBuffers(self._flat.plan, declaration.bindings)
+        self._gradients = gradients_of(self._flat, declaration.bindings, changed=bool(self.spec.clip_grad_norm))
         self.pipeline = StepPipeline(
             session,
             shard_map,
@@ -199,6 +198,7 @@ class RemoteModel:
             trace.part("collect", begin_ns, monotonic_ns())
         self._assigning.has_stepped = True
         if self._overlap and ahead:
+            self._gradients.park()
             self._overlap.begin(partial(self._traced_exchange if trace is not None else self._exchange, push))
             return True
         try:
@@ -226,9 +226,8 @@ class RemoteModel:
 
     def drop_gradients(self, *, in_place: bool) -> None:
         """Drop gradients of rows. ``in_place``: gradients of variables stay in the memory that pushes are sent from."""
-        # With overlap the last push may still be sent from there.
-        if in_place and self._overlap is None:
-            self._gradients.keep_in_place()
+        if in_place:
+            self._gradients.keep_in_place(pushing=self._overlap is not None)
         if self._has_tables:
             self._tables.clear()
 

@@ -22,7 +22,7 @@ from ps_worker.memory.payloads import Encoder, ReceiveBuffer
 from ps_worker.model.optimizer_state import StateEntry
 from ps_worker.model.unused_options import UnusedOptions
 from ps_worker.session.session import Session
-from ps_worker.step.gradients import GradientBuffers
+from ps_worker.step.alternating import Gradients
 from ps_worker.step.pending_lookups import PendingLookups
 from ps_worker.step.push_trace import PushTrace
 from ps_worker.step.shard_values import ShardValues
@@ -48,7 +48,7 @@ class ShardStream:
         router: RowRouter,
         shard: int,
         flat: FlatModel,
-        gradients: GradientBuffers,
+        gradients: Gradients,
         style: Style,
         options_lost: UnusedOptions,
         memory: KeptMappings,
@@ -128,31 +128,31 @@ class ShardStream:
         ``clock``: this worker's clock on every shard, in ``phase``; None: it has just begun.
         """
         self.drop()
-        link = Link(self.peer, self.layout, self._session.wait_hint, self._session.security, self._memory)
+        session, wanted = self._session, self._gradients.segments
+        link = Link(self.peer, self.layout, session.wait_hint, session.security, self._memory, wanted)
         shard_map = self._router.shard_map
         request = OpenRequest(
             shard_map.spec.name,
             shard_map.epoch,
-            (self._session.rank, self._session.incarnation),
-            self._session.revision,
+            (session.rank, session.incarnation),
+            session.revision,
             phase,
             clock,
             self._style.wire,
             self._acknowledged,
             torch.__version__,
             keeps_slices=True,
-            transports=self._session.transports,
+            transports=session.transports,
         )
-        self._opened_to = self._session.shard_incarnation(self.shard)
-        opened, self._transport = open_stream(self._session.shard_channel(self.shard), link, request)
+        self._opened_to = session.shard_incarnation(self.shard)
+        opened, self._transport = open_stream(session.shard_channel(self.shard), link, request)
         if self.is_outdated:
             # ``interrupt_outdated`` may have run before this stream was there.
             self.drop()
             raise Unavailable(f"{link.peer} has been replaced by another process", shard=str(self.shard))
-        segment = self._transport.gradients
-        if segment is not None or not self._gradients.has_place(self.shard):
-            self._gradients.place(self.shard, segment)
-        if self._receive_buffer is None and (self._style.overlap or (self._style.wire != RAW and segment is None)):
+        if (lent := self._transport.gradients) or not self._gradients.has_place(self.shard):
+            self._gradients.place(self.shard, *lent)
+        if self._receive_buffer is None and (self._style.overlap or (self._style.wire != RAW and not lent)):
             double, wire = self._flat.double, self._style.wire
             self._receive_buffer = BackRegion(double, self.shard) if double else ReceiveBuffer(self.layout, wire)
         self._torch_versions.note(self.peer, opened.torch_version)
@@ -167,7 +167,7 @@ class ShardStream:
             if for_good:
                 self._transport.keep_memory()
             self._transport.close()
-            if self.is_pushing and self._transport.gradients is not None and not for_good:
+            if self.is_pushing and self._transport.gradients and not for_good:
                 # The shard may hold the push and read it later: what the user's backward writes must not reach it.
                 self._gradients.place(self.shard)
         self._transport, self._opened_at, self.is_pushing, self._staged = None, 0.0, False, []
@@ -179,7 +179,7 @@ class ShardStream:
         """Send bytes ``span`` of the region ahead of the next push; whether that was possible."""
         ready = self._gradients.bring(self.shard, span)
         transport = self._transport
-        if transport is None or transport.gradients is not None or self._encoder:
+        if transport is None or transport.gradients or self._encoder:
             return False
         transport.stage(span, self._gradients.memory(self.shard)[span[0] : span[1]], ready)
         self._staged.append(span)
@@ -212,9 +212,10 @@ class ShardStream:
             traceparent=push.trace.traceparent if push.trace is not None else "",
             weight=push.weight,
             squared_norm=push.squared_norm,
+            segment=self._gradients.segment,
         )
         self.is_pushing, self._staged, self._sequence = True, [], push.sequence
-        if self._encoder and ranges and transport.gradients is None:
+        if self._encoder and ranges and not transport.gradients:
             pieces = [self._encoder.encode(push.sequence, self._gradients.region(self.shard), runs)]
             if trace is not None:
                 trace.encoded()

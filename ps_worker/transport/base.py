@@ -27,6 +27,8 @@ class Link:
     security: Security = OFF
     #: Memory of streams that have ended, which the shard may give this one again.
     memory: KeptMappings = field(default_factory=KeptMappings)
+    #: How many memories for gradients to ask for, where the shard shares them.
+    segments: int = 1
 
 
 class ClientTransport(Protocol):
@@ -48,8 +50,8 @@ class ClientTransport(Protocol):
         ...
 
     @property
-    def gradients(self) -> SharedMemory | None:
-        """Memory that the shard applies gradients from; None where a push carries them."""
+    def gradients(self) -> Sequence[SharedMemory]:
+        """Memories that the shard applies gradients from, ``segments`` of ``Link``; none where a push carries them."""
         ...
 
     def keep_memory(self) -> None:
@@ -59,7 +61,8 @@ class ClientTransport(Protocol):
     def push(self, header: PushHeader, payload: Sequence[memoryview], rows: Sequence[memoryview] = ()) -> None:
         """Begin one push; ``payload`` and ``rows`` must not change until its result has been received.
 
-        ``rows`` are sent also where the shard maps ``gradients``.
+        ``rows`` are sent also where the shard maps ``gradients``; the number in ``header``, from 1, says in which the
+        gradients are.
         """
         ...
 

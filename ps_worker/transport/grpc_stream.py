@@ -44,7 +44,7 @@ class GrpcClientTransport:
     """
 
     transport = Transport.GRPC
-    gradients = None
+    gradients = ()
     in_clear = False
 
     def __init__(self, channel: grpc.Channel, link: Link) -> None:
@@ -79,6 +79,7 @@ class GrpcClientTransport:
 
     def push(self, header: PushHeader, payload: Sequence[memoryview], rows: Sequence[memoryview] = ()) -> None:
         """Queue one push."""
+        header.segment = 0
         self._send(header, [*payload, *rows])
 
     def look_up(self, header: LookupHeader, ids: Sequence[memoryview]) -> None:

@@ -53,8 +53,8 @@ class SocketClientTransport:
     def __init__(self, carrier: Carrier, anchor: GrpcClientTransport, link: Link) -> None:
         """``carrier`` is connected."""
         self.transport = Transport.BULK
-        #: shm: memory that the shard applies gradients from.
-        self.gradients: SharedMemory | None = None
+        #: shm: memories that the shard applies gradients from.
+        self.gradients: Sequence[SharedMemory] = ()
         #: shm: memory for the rows of pushes, and for the rows of lookups.
         self._pushed_room: SharedMemory | None = None
         self._rows_room: SharedMemory | None = None
@@ -72,7 +72,7 @@ class SocketClientTransport:
     def attach(self, channel: SideChannel, patience_seconds: float) -> None:
         """Present the token and begin to use the channel. Raises PsError, OSError, ValueError where that fails."""
         self._carrier.prepare(patience_seconds)
-        self._carrier.send_all([framed(request_to_bytes(AttachRequest(channel.token)))])
+        self._carrier.send_all([framed(request_to_bytes(AttachRequest(channel.token, self._link.segments)))])
         reply = self._next(lambda: False)  # a shard answers at once
         if isinstance(reply, RefusedChannel):
             raise reply.error
@@ -89,7 +89,8 @@ class SocketClientTransport:
         """Take over the memory that came with ``attached``. Raises OSError, ValueError, InternalError."""
         if self._link.layout.region_bytes:
             size_bytes = self._link.layout.region_bytes
-            self.gradients = self._link.memory.map(self._descriptor(), size_bytes, writable=True)
+            descriptors = [self._descriptor() for _ in range(self._link.segments)]
+            self.gradients = [self._link.memory.map(each, size_bytes, writable=True) for each in descriptors]
         if size := attached.room_bytes:
             self._pushed_room = SharedMemory.attach(self._descriptor(), size, writable=True, whole=False)
             self._rows_room = SharedMemory.attach(self._descriptor(), size, writable=False, whole=False)
@@ -108,13 +109,15 @@ class SocketClientTransport:
     def keep_memory(self) -> None:
         """Keep the gradients' memory and the shard's regions mapped for the next stream."""
         mapped = [region.memory for region in self._regions.values()]
-        for memory in [*mapped, *([self.gradients] if self.gradients is not None else [])]:
+        for memory in [*mapped, *self.gradients]:
             self._link.memory.keep(memory)
 
     def push(self, header: PushHeader, payload: Sequence[memoryview], rows: Sequence[memoryview] = ()) -> None:
         """Send one push, its payload in or behind its header; gradients in shared memory are not sent."""
-        if self.gradients is not None and not header.skipped:
-            header.segment, payload = 1, ()
+        if self.gradients and not header.skipped:
+            header.segment, payload = header.segment or 1, ()
+        else:
+            header.segment = 0
         if self._pushed_room is not None and INLINE_BYTES < total_len(rows) <= len(self._pushed_room.bytes):
             gather(rows, self._pushed_room.bytes)
             header.rows_in_room, rows = True, ()
@@ -126,7 +129,7 @@ class SocketClientTransport:
 
     def stage(self, span: Range, piece: memoryview, ready: Callable[[], None]) -> None:
         """Let the sending thread send one range; nothing is sent where gradients are in shared memory."""
-        if self.gradients is None:
+        if not self.gradients:
             message = framed(request_to_bytes(StageRequest(*span)))
             self._sending = self._sender.submit(_send_rest, self._carrier, [message, piece], ready)
 

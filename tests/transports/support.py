@@ -140,7 +140,7 @@ class Line:
         self.sequence = self.opened.last_sequence
         self.phase, self.clock, self.version = self.opened.phase, self.opened.clock, self.opened.version
         gradients = self.carrier.gradients
-        self._gradients = memoryview(bytearray(self.layout.region_bytes)) if gradients is None else gradients.bytes
+        self._gradients = gradients[0].bytes if gradients else memoryview(bytearray(self.layout.region_bytes))
         self._received = memoryview(bytearray(self.layout.region_bytes))
 
     @property

@@ -13,6 +13,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -122,6 +123,37 @@ class SharedMemory:
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
         except OSError:
             pass
+
+
+class PrivateMapping:
+    """The pages of a segment, mapped once more: a page that is written here is copied first, and the segment stays."""
+
+    def __init__(self, segment: SharedMemory, size_bytes: int) -> None:
+        """Raises OSError."""
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        self._mapping = mmap.mmap(segment.fd, size_bytes, flags=mmap.MAP_PRIVATE, prot=protection)
+        self.bytes = memoryview(self._mapping)
+
+    def renew(self) -> None:
+        """Drop the copies: these are the bytes of the segment again."""
+        self._mapping.madvise(mmap.MADV_DONTNEED)
+
+    def part(self) -> None:
+        """Copy all pages: what is written to the segment from now on is not seen here.
+
+        Another thread may write here meanwhile. Raises OSError before Linux 5.14.
+        """
+        self._mapping.madvise(_POPULATE_WRITE)
+
+
+@cache
+def can_map_privately() -> bool:
+    """Whether the system has all that PrivateMapping needs."""
+    try:
+        PrivateMapping(SharedMemory.create(mmap.PAGESIZE), mmap.PAGESIZE).part()
+    except (AttributeError, OSError):
+        return False
+    return True
 
 
 class KeptMappings:

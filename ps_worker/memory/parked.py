@@ -1,0 +1,66 @@
+"""Gradients whose memory is being pushed: the user has them in private mappings meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from ps_worker.memory.blocks import FlatMemory, alone
+from ps_worker.memory.plan import FlatPlan
+from ps_worker.memory.users import expected_users, users
+
+
+class ParkedGradients:
+    """Used by GradientBuffers. Of blocks in segments: tensors of the same bytes that can be written alone.
+
+    A page is copied when it is written; the others are those of the block, which does not change during a push.
+    """
+
+    def __init__(self, plan: FlatPlan, blocks: Sequence[FlatMemory | None]) -> None:
+        """Raises OSError."""
+        self._mappings = [None if block is None or not len(block.host) else block.private() for block in blocks]
+        #: Shard and place of the variables that one shard has all of.
+        self._places = {
+            span.slice.variable: (layout.shard, span)
+            for layout in plan.layouts
+            for span in layout.slices
+            if (span.slice.row_begin, span.slice.row_end) == (0, span.variable.rows)
+        }
+        self._tensors: dict[int, torch.Tensor] = {}
+
+    def take(self, numbers: Iterable[int]) -> list[torch.Tensor]:
+        """The present values of these variables."""
+        for mapping in self._mappings:
+            if mapping is not None:
+                mapping.renew()
+        return [self._tensor(number) for number in numbers]
+
+    def has(self, number: int, gradient: torch.Tensor) -> bool:
+        """Whether ``gradient`` is that of this variable here."""
+        return self._tensors.get(number) is gradient
+
+    def are_kept(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """Whether a tensor from here that is not a gradient any more is used by somebody."""
+        free = expected_users(1, is_gradient=False)
+        for number in self._tensors:
+            tensor = self._tensors[number]
+            if parameters[number].grad is not tensor and users(tensor) != free:
+                return True
+        return False
+
+    def part(self) -> None:
+        """Make all tensors keep their values whatever becomes of the blocks. Raises OSError."""
+        for mapping in self._mappings:
+            if mapping is not None:
+                mapping.part()
+
+    def _tensor(self, number: int) -> torch.Tensor:
+        if number not in self._tensors:
+            shard, span = self._places[number]
+            mapping = self._mappings[shard]
+            memory = mapping.bytes if mapping is not None else memoryview(bytearray())
+            data = torch.frombuffer(memory[span.begin : span.end], dtype=torch.uint8)
+            shaped = alone(data).view(getattr(torch, span.variable.dtype.value)).view(span.shape)
+            self._tensors[number] = shaped
+        return self._tensors[number]

@@ -1,0 +1,185 @@
+"""Gradients in two memories: what is pushed is what was there at the step, whatever happens to them and to the memory.
+
+Costs about 3 s.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from ps_protocol.model.spec import ShardMap
+from ps_protocol.wire.shared_memory import SharedMemory
+from ps_worker.memory.flat import FlatModel
+from ps_worker.memory.parked import ParkedGradients
+from ps_worker.model.declare import build_spec
+from ps_worker.step import gradients as gradients_module
+from ps_worker.step.alternating import AlternatingGradients
+from ps_worker.step.gradients import GradientBuffers
+from tests.worker.fakes import place
+
+SHARDS = 3
+
+
+class Trainer:
+    """A worker without shards: each gradient is one number everywhere."""
+
+    def __init__(self, rows: list[int], *, shared: bool) -> None:
+        self.module = nn.ParameterList([nn.Parameter(torch.zeros(count, 3)) for count in rows])
+        declaration = build_spec(torch.optim.SGD, self.module, {"lr": 0.1}, name="model")
+        self.map: ShardMap = place(declaration.spec, SHARDS)
+        self.flat = FlatModel(declaration.bindings, self.map, doubled=True)
+        self.gradients = AlternatingGradients(self.flat.plan, declaration.bindings)
+        self.shared = shared
+        #: What a shard lends: the same to streams that are opened again after a move.
+        self.lent: list[list[SharedMemory]] = []
+        self.open(anew=True)
+        self.pushed: list[float | None] = []
+        self.expected: list[float | None] = [None] * len(rows)
+
+    def open(self, *, anew: bool) -> None:
+        """Streams are opened; ``anew``: with other memory of the shards than before."""
+        if anew:
+            most = self.flat.plan.total_bytes + 64 * (len(self.map.slices) + 1)
+            self.lent = [[SharedMemory.create(most) for _ in range(2)] for _ in range(SHARDS)] if self.shared else []
+        for shard, layout in enumerate(self.flat.plan.layouts):
+            if self.shared and layout.region_bytes:
+                self.gradients.place(shard, *self.lent[shard])
+            elif not self.gradients.has_place(shard):
+                self.gradients.place(shard)
+
+    def move(self, chosen: random.Random) -> None:
+        slices = [replace(s, shard=chosen.choice([s.shard, chosen.randrange(SHARDS)])) for s in self.map.slices]
+        self.map = replace(self.map, epoch=self.map.epoch + 1, slices=tuple(slices))
+        self.flat.lay_out(self.map)
+        self.gradients.lay_out(self.flat.plan)
+        self.open(anew=False)
+
+    def backward(self, value: float) -> None:
+        for number, parameter in enumerate(self.module):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            parameter.grad.add_(value + number)
+            self.expected[number] = (self.expected[number] or 0.0) + value + number
+
+    def step(self) -> None:
+        self.gradients.collect()
+        self.pushed = list(self.expected)
+        self.gradients.park()
+
+    def zero(self) -> None:
+        self.gradients.keep_in_place(pushing=True)
+        for parameter in self.module:
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+        self.expected = [None if value is None else 0.0 for value in self.expected]
+
+    def set_to_none(self) -> None:
+        for parameter in self.module:
+            parameter.grad = None
+        self.expected = [None] * len(self.expected)
+
+    def check(self) -> None:
+        for parameter, value in zip(self.module, self.expected, strict=True):
+            assert (parameter.grad is None) == (value is None)
+            assert parameter.grad is None or set(parameter.grad.view(-1).tolist()) == {value}
+        for shard, layout in enumerate(self.flat.plan.layouts if self.pushed else ()):
+            for span in layout.slices:
+                if (value := self.pushed[span.slice.variable]) is not None:
+                    region = self.gradients.region(shard)[span.begin : span.end].view(torch.float32)
+                    assert set(region.tolist()) == {value}
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_gradients_that_stay_in_place_are_never_copied(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Trainer([1] * 6, shared=shared)
+    job.backward(1.0)
+    job.step()
+    job.check()
+
+    def copied(*_: object) -> None:
+        raise AssertionError("copied")
+
+    monkeypatch.setattr(GradientBuffers, "_copy_in", copied)
+    monkeypatch.setattr(ParkedGradients, "part", copied)
+    places = []
+    for value in range(2, 8):
+        job.zero()
+        job.backward(float(value))
+        places.append([p.grad.data_ptr() for p in job.module])
+        job.check()
+        job.step()
+        job.check()
+    assert places[0] != places[1]
+    assert places[0::2] == [places[0]] * 3
+    assert places[1::2] == [places[1]] * 3
+
+
+def test_a_gradient_that_somebody_holds_stays_the_same_tensor() -> None:
+    job = Trainer([4, 900], shared=True)
+    job.backward(1.0)
+    job.zero()
+    job.backward(2.0)
+    held = [parameter.grad for parameter in job.module]
+    for value in range(3, 7):
+        job.step()
+        job.check()
+        job.zero()
+        job.backward(float(value))
+        assert all(parameter.grad is gradient for parameter, gradient in zip(job.module, held, strict=True))
+    held.clear()
+    job.step()
+    job.check()
+
+
+def test_without_private_mappings_gradients_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients_module, "can_map_privately", lambda: False)
+    job = Trainer([4, 900], shared=True)
+    for value in range(4):
+        job.backward(float(value))
+        job.step()
+        job.zero()
+        job.check()
+    own = [parameter.grad for parameter in job.module]
+    job.zero()
+    assert all(parameter.grad is gradient for parameter, gradient in zip(job.module, own, strict=True))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("seed", range(12))
+def test_in_any_order_pushes_are_what_the_step_found_and_gradients_the_users(seed: int, shared: bool) -> None:
+    chosen = random.Random(seed)
+    print(f"seed {seed}")
+    job = Trainer([chosen.choice([1, 20, 400]) for _ in range(7)], shared=shared)
+    kept: list[tuple[torch.Tensor, float]] = []
+    for value in range(1, 60):
+        match chosen.choice(["backward", "step", "zero", "zero", "none", "open", "move", "hold", "drop"]):
+            case "backward":
+                job.backward(float(value))
+            case "step":
+                job.backward(float(value))
+                job.step()
+            case "zero":
+                job.zero()
+            case "none":
+                job.set_to_none()
+            case "open":
+                job.open(anew=True)
+            case "move":
+                job.move(chosen)
+            case "hold":
+                # What a user takes after a step, and goes on with others, keeps its values.
+                job.backward(float(value))
+                job.step()
+                gradients = [(p.grad, number) for p, number in zip(job.module, job.expected, strict=True)]
+                kept = [(gradient, number) for gradient, number in gradients if gradient is not None]
+                del gradients
+                job.set_to_none()
+            case "drop":
+                kept = []
+        job.check()
+        assert all(set(gradient.view(-1).tolist()) == {number} for gradient, number in kept)
