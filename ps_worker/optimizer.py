@@ -207,8 +207,7 @@ class PsOptimizer(torch.optim.Optimizer):
         """As in torch; gradients of rows are dropped.
 
         With ``set_to_none=False`` gradients stay in the memory that pushes are sent from, which saves a copy. With
-        ``overlap`` they are other tensors after it, and after ``step``, unless somebody else holds them: what is
-        written to them while a push is under way does not change it.
+        ``overlap`` they are other tensors then, and after ``step``, unless somebody else holds them.
         """
         for model in self._models():
             model.drop_gradients(in_place=not set_to_none)
