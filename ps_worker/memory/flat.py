@@ -13,6 +13,7 @@ from ps_worker.memory.blocks import HOST, FlatMemory
 from ps_worker.memory.double_buffer import DoubleBuffer
 from ps_worker.memory.local_writes import WrittenValues
 from ps_worker.memory.plan import FlatPlan
+from ps_worker.memory.users import can_count_users
 from ps_worker.model.bindings import Bindings
 
 
@@ -28,7 +29,9 @@ class FlatModel:
     """
 
     def __init__(self, bindings: Bindings, shard_map: ShardMap, *, doubled: bool = False) -> None:
-        """``doubled`` is without effect where a device has parameters: those are copied there."""
+        """``doubled`` is without effect where a device has parameters, which are copied there, and where it cannot be
+        seen who uses a tensor.
+        """
         self.plan = FlatPlan(shard_map)
         self._bindings = bindings
         devices = bindings.devices
@@ -51,7 +54,7 @@ class FlatModel:
         self._written = WrittenValues(bindings, self._views, self._apart)
         #: None: what arrives is written to ``parameters``.
         self.double: DoubleBuffer | None = None
-        if doubled and not self._mirrored:
+        if doubled and not self._mirrored and can_count_users():
             self.double = DoubleBuffer(
                 self.plan, self.parameters, bindings.parameters, self._views, self._addresses, self._apart
             )

@@ -13,6 +13,11 @@ Users = tuple[int, int, int]
 """References to the tensor, tensors and others with its memory, references to its storage. All depend on the torch."""
 
 
+def can_count_users() -> bool:
+    """Whether this torch tells how often a storage is used; the call is private to torch."""
+    return hasattr(torch._C, "_storage_Use_Count")
+
+
 def storage_users(tensor: torch.Tensor) -> tuple[int, int]:
     """Counts that rise when another tensor, or a Python object, uses the memory of ``tensor`` too."""
     storage = tensor.untyped_storage()

@@ -5,6 +5,7 @@ Costs about 6 s.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from ps_worker.memory import double_buffer
+from ps_worker.memory import double_buffer, flat
 from tests.worker.jobs import running_job
 
 STEPS = 7
@@ -211,18 +212,23 @@ def values(parameters: list[torch.Tensor]) -> list[torch.Tensor]:
     return [p.detach().clone() for p in parameters]
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-@pytest.mark.parametrize("transport", ["shm", "bulk", "grpc"])
+@pytest.mark.parametrize(
+    ("transport", "shards", "counts"),
+    [*itertools.product(["shm", "bulk", "grpc"], [1, 2], [True]), ("shm", 2, False)],
+)
 def test_whatever_is_done_to_gradients_the_numbers_are_those_of_torch(
-    transport: str, shards: int, monkeypatch: pytest.MonkeyPatch
+    transport: str, shards: int, counts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """``counts``: this torch tells who uses a tensor; where it does not, everything is copied."""
     monkeypatch.setattr(double_buffer, "LARGE_BYTES", 64)
+    monkeypatch.setattr(flat, "can_count_users", lambda: counts)
     with running_job(shards, 1) as job, job.cluster(transport=transport) as cluster:
         for way in WAYS:
             module = model()
             optimizer = cluster.optimizer(
                 torch.optim.SGD, module, lr=0.05, momentum=0.5, overlap=True, name=way.__name__
             )
+            assert (optimizer._model._flat.double is not None) == counts
             go = hold_back(optimizer, monkeypatch)
             plain = Plain(model())
             ours, theirs = way(module, optimizer), way(plain.module, plain)

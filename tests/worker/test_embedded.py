@@ -97,7 +97,8 @@ def test_a_script_without_an_address_trains_with_servers_of_its_own(alone, capfd
                 its.step()
         assert torch.equal(model.weight, reference.weight)
     wait_until_gone([each.pid for each in servers])
-    said = capfd.readouterr().err.splitlines()
+    # On a busy machine a server may also say that it had to wait for a core.
+    said = [line for line in capfd.readouterr().err.splitlines() if "stood still for" not in line]
     assert said == ["torch-ps: no coordinator is named; this script runs with a cluster of its own"]
 
 
