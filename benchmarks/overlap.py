@@ -6,7 +6,7 @@ import inspect
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,20 +20,24 @@ from benchmarks.processes import Child
 from benchmarks.rows import Key, Subject
 from benchmarks.timing import Loop
 
-OPERATION = "wait and step, overlapped"
-"""Computing is stood in for by a wait: it takes no core, as computing on an accelerator would not."""
+OPERATION, COPYING = "wait and step, overlapped", "wait and step, overlapped, gradients copied"
+"""Computing is stood in for by a wait: it takes no core, as computing on an accelerator would not.
+
+Zeroing the gradients, which training without shards has, too, is part of it; "gradients copied" has new ones.
+"""
 
 
 def subject(transport: str, nbytes: int) -> Subject:
     """Seconds of wait and step; beside it "compute_seconds", the wait: a plain step's time in the same round."""
-    key = Key(ours.system(transport), OPERATION, nbytes)
+    keys = tuple(Key(ours.system(transport), operation, nbytes) for operation in (OPERATION, COPYING))
 
     @contextmanager
     def opened() -> Iterator[_Overlapped]:
+        key = keys[0]
         with ours.job(transport, key) as (plain, _), _overlapping_job(transport, key) as overlapping:
             yield _Overlapped(Crew(plain), overlapping)
 
-    return Subject((key,), opened)
+    return Subject(keys, opened)
 
 
 def exists() -> bool:
@@ -62,10 +66,13 @@ class _Overlapped:
 
 
 class WaitingLoop(Loop):
-    """A ``Loop`` of one operation: wait, then step. Used from one thread."""
+    """A ``Loop``: wait, then step. Used from one thread."""
 
-    def __init__(self, step: Callable[[], object]) -> None:
-        super().__init__({OPERATION: self._wait_and_step})
+    def __init__(
+        self, step: Callable[[], object], zero: Callable[[], object], before: Mapping[str, Callable[[], object]]
+    ) -> None:
+        """``zero`` is part of the wait, but not where gradients are copied; ``before``: see ``Loop``."""
+        super().__init__({OPERATION: lambda: self._wait_and_step(zero), COPYING: self._wait_and_step}, before)
         self._step = step
         self._seconds = 0.0
 
@@ -73,8 +80,10 @@ class WaitingLoop(Loop):
         """How long the wait is from now on."""
         self._seconds = seconds
 
-    def _wait_and_step(self) -> None:
-        time.sleep(self._seconds)
+    def _wait_and_step(self, zero: Callable[[], object] = lambda: None) -> None:
+        ends = time.perf_counter() + self._seconds
+        zero()
+        time.sleep(max(0.0, ends - time.perf_counter()))
         self._step()
 
 
@@ -87,13 +96,19 @@ def worker(address: str, transport: str, nbytes: int) -> Iterator[Loop]:
         model = ours.Flat(nbytes, 1)
         overlap: dict[str, Any] = {"overlap": True}
         optimizer = connection.optimizer(torch.optim.SGD, model, lr=1e-6, **overlap)
-        model.set_gradients()
+        own = [torch.ones_like(weight) for weight in model.weights]
 
         def step() -> None:
             optimizer.step()
             check()
 
-        yield WaitingLoop(step)
+        def keep() -> None:
+            if model.weights[0].grad is None or model.weights[0].grad is own[0]:
+                model.use([None] * len(own))
+                model.set_gradients()
+
+        before = {OPERATION: keep, COPYING: lambda: model.use(own)}
+        yield WaitingLoop(step, lambda: optimizer.zero_grad(set_to_none=False), before)
 
 
 @contextmanager

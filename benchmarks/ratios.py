@@ -144,9 +144,10 @@ def _costs(nbytes: int) -> Iterator[Target]:
             Term(Key(system, ours.STEP, nbytes, workers=n), "server_cpu_seconds") for n in (1, catalog.WORKERS[-1])
         )
         yield _cost(f"shard's CPU per push with {transport}: 8 workers against 1, {at}", eight, alone, 1.1)
-        hidden = Key(system, overlap.OPERATION, nbytes)
-        waited = Term(hidden, "compute_seconds")
-        yield _cost(f"overlapped step with {transport}: against computing alone, {at}", Term(hidden), waited, 1.1)
+        for operation, how in ((overlap.OPERATION, ""), (overlap.COPYING, ", gradients copied")):
+            hidden = Key(system, operation, nbytes)
+            title = f"overlapped step with {transport}{how}: against computing alone, {at}"
+            yield _cost(title, Term(hidden), Term(hidden, "compute_seconds"), 1.1)
         for pushers in (1, 2):
             held = Key(system, memory.OPERATION, nbytes, workers=pushers)
             peak, allowed = Term(held, "peak_bytes"), Term(held, "bound_bytes")

@@ -20,13 +20,7 @@ class ParkedGradients:
     def __init__(self, plan: FlatPlan, blocks: Sequence[FlatMemory | None]) -> None:
         """Raises OSError."""
         self._mappings = [None if block is None or not len(block.host) else block.private() for block in blocks]
-        #: Shard and place of the variables that one shard has all of.
-        self._places = {
-            span.slice.variable: (layout.shard, span)
-            for layout in plan.layouts
-            for span in layout.slices
-            if (span.slice.row_begin, span.slice.row_end) == (0, span.variable.rows)
-        }
+        self._plan = plan
         self._tensors: dict[int, torch.Tensor] = {}
 
     def take(self, numbers: Iterable[int]) -> list[torch.Tensor]:
@@ -57,10 +51,10 @@ class ParkedGradients:
 
     def _tensor(self, number: int) -> torch.Tensor:
         if number not in self._tensors:
-            shard, span = self._places[number]
+            (shard, (begin, end)), variable = self._plan.unparted[number], self._plan.variables[number]
             mapping = self._mappings[shard]
             memory = mapping.bytes if mapping is not None else memoryview(bytearray())
-            data = torch.frombuffer(memory[span.begin : span.end], dtype=torch.uint8)
-            shaped = alone(data).view(getattr(torch, span.variable.dtype.value)).view(span.shape)
+            data = torch.frombuffer(memory[begin:end], dtype=torch.uint8)
+            shaped = alone(data).view(getattr(torch, variable.dtype.value)).view(variable.shape)
             self._tensors[number] = shaped
         return self._tensors[number]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import groupby, pairwise
 
 from ps_protocol.model.layout import ArenaKey, Layout, Range, SliceSpan, aligned, arena_keys, merge
 from ps_protocol.model.spec import ALIGNMENT_BYTES, Kind, ShardMap
@@ -39,6 +40,10 @@ class FlatPlan:
         else:
             self.offsets, self.arenas, self.values_bytes = before.offsets, before.arenas, before.values_bytes
         self.total_bytes = self.values_bytes + ALIGNMENT_BYTES
+        #: The variables that are in one run of bytes of one shard's region: the shard, and the run.
+        self.unparted: dict[int, tuple[int, Range]] = {}
+        for layout in self.layouts:
+            self._find_unparted(layout)
         self._slices = [[self._places(span) for span in layout.slices] for layout in self.layouts]
         # A model's steps show few patterns of absent variables, mostly one: the frozen and unused ones.
         #: See ``_ranges`` and ``_contents``.
@@ -74,6 +79,16 @@ class FlatPlan:
             position = aligned(position + self.variables[number].nbytes)
         self.arenas.append((key, (begin, position)))
         self.values_bytes = position
+
+    def _find_unparted(self, layout: Layout) -> None:
+        for number, spans in groupby(layout.slices, lambda span: span.slice.variable):
+            parts = list(spans)
+            first, last = parts[0], parts[-1]
+            meet = all(
+                (one.end, one.slice.row_end) == (other.begin, other.slice.row_begin) for one, other in pairwise(parts)
+            )
+            if meet and (first.slice.row_begin, last.slice.row_end) == (0, first.variable.rows):
+                self.unparted[number] = layout.shard, (first.begin, last.end)
 
     def _places(self, span: SliceSpan) -> tuple[Range, ...]:
         """The places in flat memory of a slice and its padding, in the order of the region."""

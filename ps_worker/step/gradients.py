@@ -22,6 +22,7 @@ from ps_worker.memory.parked import ParkedGradients
 from ps_worker.memory.plan import FlatPlan
 from ps_worker.memory.users import expected_users, users
 from ps_worker.model.bindings import Bindings
+from ps_worker.step.gradient_views import Views, slice_views, whole_views
 from ps_worker.tables.update import RowUpdate
 
 _SMALL_BYTES = 64 << 10
@@ -48,10 +49,10 @@ class GradientBuffers:
         self._devices = bindings.devices
         self._mirrored = any(device != HOST for device in self._devices)
         self._blocks: list[FlatMemory | None] = [None] * len(plan.layouts)
-        #: For each variable, views of its slices, in the order of its rows.
-        self._views: list[list[torch.Tensor]] = [[] for _ in plan.variables]
+        #: For each variable, its slices here and the rows of each.
+        self._views: Views = [[] for _ in plan.variables]
         self._rows: list[list[Range]] = [[] for _ in plan.variables]
-        #: For each parameter, its view where one shard has all of it.
+        #: For each parameter, its view where it is in one run of bytes.
         self._whole: list[torch.Tensor | None] = []
         #: Whether every parameter has one.
         self._no_split = False
@@ -88,8 +89,12 @@ class GradientBuffers:
         self._part()
         self._moved.begin(self._views, self._rows, self._blocks)
         parameters = self._bindings.parameters
-        in_place = (n for n, whole in enumerate(self._whole) if whole is not None and parameters[n].grad is whole)
-        self._in_place |= {number: self._whole[number] for number in in_place}
+        for number, whole in enumerate(self._whole):
+            if whole is not None and parameters[number].grad is whole:
+                if number in plan.unparted:
+                    self._in_place[number] = whole
+                else:  # others use its memory from here on
+                    parameters[number].grad = whole.clone()
         self._plan = plan
         self._blocks = [None] * len(plan.layouts)
         self._bind()
@@ -114,10 +119,14 @@ class GradientBuffers:
     def gather(self, number: int) -> None:
         """Take the gradient of one variable early; the caller copies it to the host."""
         self._place_all()
-        grad = self._bindings.parameters[number].grad
-        if grad is not None:
-            for view, (begin, end) in zip(self._views[number], self._rows[number], strict=True):
-                view.copy_(grad if self._whole[number] is not None else grad[begin:end])
+        grad, whole = self._bindings.parameters[number].grad, self._whole[number]
+        if grad is None or grad is whole:
+            return
+        if whole is not None:
+            whole.copy_(grad)
+            return
+        for view, (begin, end) in zip(self._views[number], self._rows[number], strict=True):
+            view.copy_(grad[begin:end])
 
     def bring(self, shard: int, span: Range) -> Callable[[], None]:
         """Queue the copies of bytes ``span`` from devices to the host; returns a function that waits for them."""
@@ -212,15 +221,20 @@ class GradientBuffers:
     def _containers_of(self, number: int, gradient: torch.Tensor) -> int:
         """How many containers here hold the gradient of a parameter."""
         if self._whole and gradient is self._whole[number]:
-            return 2
+            return self._containers(number)
         return int(self._parked is not None and self._parked.has(number, gradient))
+
+    def _containers(self, number: int) -> int:
+        """How many containers hold the view of a whole variable: one with several slices is not that of a slice."""
+        return 2 if len(self._views[number]) == 1 else 1
 
     def are_held(self) -> bool:
         """Whether somebody else holds a gradient in this memory, so that it cannot be parked."""
-        expected = expected_users(2, is_gradient=True)
         for number, parameter in enumerate(self._bindings.parameters):
             whole = self._whole[number] if self._whole else None
-            if whole is not None and parameter.grad is whole and users(whole) != expected:
+            if whole is None or parameter.grad is not whole:
+                continue
+            if users(whole) != expected_users(self._containers(number), is_gradient=True):
                 return True
         return False
 
@@ -320,26 +334,11 @@ class GradientBuffers:
 
     def _bind(self) -> None:
         """Make all views of the present memory; gradients that were views become views of it too."""
-        self._arenas = None
-        variables, parameters = self._plan.variables, self._bindings.parameters
-        found: list[list[tuple[Range, torch.Tensor]]] = [[] for _ in variables]
-        for layout, block in zip(self._plan.layouts, self._blocks, strict=True):
-            if block is None:
-                continue
-            for span in layout.slices:
-                number = span.slice.variable
-                view = block.view(self._devices[number], span.begin, span.variable.dtype, span.shape)
-                found[number].append(((span.slice.row_begin, span.slice.row_end), view))
-        for number, slices in enumerate(found):
-            slices.sort(key=lambda pair: pair[0])
-            self._rows[number] = [rows for rows, _ in slices]
-            self._views[number] = [view for _, view in slices]
+        self._arenas, parameters = None, self._bindings.parameters
+        self._views, self._rows = slice_views(self._plan, self._blocks, self._devices)
         old = self._whole or [None] * len(parameters)
         old = [self._in_place.get(number, before) for number, before in enumerate(old)]
-        self._whole = [
-            views[0] if rows == [(0, variable.rows)] else None
-            for views, rows, variable in zip(self._views, self._rows, variables[: len(parameters)], strict=False)
-        ]
+        self._whole = whole_views(self._plan, self._blocks, self._devices[: len(parameters)], self._views)
         self._no_split = all(view is not None for view in self._whole)
         for number, (before, after) in enumerate(zip(old, self._whole, strict=True)):
             if before is not None and after is not None and parameters[number].grad is before:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from ps_server.coordinator.placement import variables
 from ps_worker.memory import double_buffer, flat
 from tests.worker.jobs import running_job
 
@@ -213,13 +214,14 @@ def values(parameters: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("transport", "shards", "counts"),
-    [*itertools.product(["shm", "bulk", "grpc"], [1, 2], [True]), ("shm", 2, False)],
+    ("transport", "shards", "counts", "slice_bytes"),
+    [*itertools.product(["shm", "bulk", "grpc"], [1, 2], [True], [4096]), ("shm", 2, False, 1 << 25)],
 )
 def test_whatever_is_done_to_gradients_the_numbers_are_those_of_torch(
-    transport: str, shards: int, counts: bool, monkeypatch: pytest.MonkeyPatch
+    transport: str, shards: int, counts: bool, slice_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``counts``: this torch tells who uses a tensor; where it does not, everything is copied."""
+    monkeypatch.setattr(variables, "_SLICE_BYTES", slice_bytes)
     monkeypatch.setattr(double_buffer, "LARGE_BYTES", 64)
     monkeypatch.setattr(flat, "can_count_users", lambda: counts)
     with running_job(shards, 1) as job, job.cluster(transport=transport) as cluster:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ps_protocol.model.spec import ModelSpec, ShardMap, Slice
+from ps_protocol.model.spec import ALIGNMENT_BYTES, ModelSpec, ShardMap, Slice
 from ps_server.coordinator.placement.tables import place_tables
 
 LIMIT_PERCENT = 105
@@ -91,7 +91,8 @@ def most_slices(spec: ModelSpec, shards: int, rule: PartitionRule) -> int:
     total = sum(v.nbytes for v in spec.variables)
     # Each variable one; the cuts that fill a shard, or part rows above the slack; those at the size of slices.
     cuts = shards * (1 + 100 // (LIMIT_PERCENT - 100))
-    return len(spec.variables) + cuts + total // _SLICE_BYTES
+    # Those are smaller than the limit by less than one alignment unit.
+    return len(spec.variables) + cuts + total // (_SLICE_BYTES - _SLICE_BYTES // 16)
 
 
 def in_arena_order(spec: ModelSpec, slices: Iterable[Slice]) -> tuple[Slice, ...]:
@@ -166,12 +167,26 @@ def _joined(placed: list[Slice]) -> list[Slice]:
 
 
 def _cut_to_size(piece: Slice, spec: ModelSpec) -> Iterator[Slice]:
-    """``piece``, or nearly equal parts of it on the same shard, none above the size limit of slices."""
+    """``piece``, or nearly equal parts of it on the same shard, none above the size limit of slices.
+
+    All parts but the last are of whole alignment units where rows are small: neighbours in a region have no padding
+    between them, so that a worker's gradient can be one tensor there.
+    """
     rows, row_bytes = piece.row_end - piece.row_begin, spec.variables[piece.variable].row_bytes
-    parts = 1 if spec.unsplit else max(1, min(rows, -(-rows * row_bytes // _SLICE_BYTES)))
-    borders = [piece.row_begin + rows * part // parts for part in range(parts + 1)]
+    unit = _aligned_rows(row_bytes)
+    units = -(-rows // unit)
+    # In units, a part may be no larger than the whole units in the limit.
+    limit = _SLICE_BYTES // (unit * row_bytes) * unit * row_bytes if unit > 1 else _SLICE_BYTES
+    parts = 1 if spec.unsplit else max(1, min(units, -(-rows * row_bytes // limit)))
+    borders = [piece.row_begin + min(rows, unit * (units * part // parts)) for part in range(parts + 1)]
     for begin, end in itertools.pairwise(borders):
         yield Slice(piece.variable, begin, end, piece.shard)
+
+
+def _aligned_rows(row_bytes: int) -> int:
+    """The fewest rows whose bytes are a multiple of the alignment; 1 where these are a large part of a slice."""
+    rows = ALIGNMENT_BYTES // math.gcd(ALIGNMENT_BYTES, row_bytes or ALIGNMENT_BYTES)
+    return rows if rows * row_bytes <= _SLICE_BYTES // 16 else 1
 
 
 def _cut_by_rule(spec: ModelSpec, shards: int, rule: FixedShards | MinSize | MaxSize) -> list[Slice]:

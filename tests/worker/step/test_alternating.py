@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from ps_protocol.model.spec import ShardMap
+from ps_protocol.model.spec import ModelSpec, ShardMap, Slice
 from ps_protocol.wire.shared_memory import SharedMemory
 from ps_worker.memory.flat import FlatModel
 from ps_worker.memory.parked import ParkedGradients
@@ -28,10 +28,11 @@ SHARDS = 3
 class Trainer:
     """A worker without shards: each gradient is one number everywhere."""
 
-    def __init__(self, rows: list[int], *, shared: bool) -> None:
+    def __init__(self, rows: list[int], *, shared: bool, parts: bool = False) -> None:
+        """``parts``: a shard has a variable in several slices, which are neighbours."""
         self.module = nn.ParameterList([nn.Parameter(torch.zeros(count, 3)) for count in rows])
         declaration = build_spec(torch.optim.SGD, self.module, {"lr": 0.1}, name="model")
-        self.map: ShardMap = place(declaration.spec, SHARDS)
+        self.map: ShardMap = in_parts(declaration.spec) if parts else place(declaration.spec, SHARDS)
         self.flat = FlatModel(declaration.bindings, self.map, doubled=True)
         self.gradients = AlternatingGradients(self.flat.plan, declaration.bindings)
         self.shared = shared
@@ -53,7 +54,13 @@ class Trainer:
                 self.gradients.place(shard)
 
     def move(self, chosen: random.Random) -> None:
-        slices = [replace(s, shard=chosen.choice([s.shard, chosen.randrange(SHARDS)])) for s in self.map.slices]
+        to = [chosen.randrange(SHARDS) for _ in self.module]
+        # Of some variables all slices go to one shard.
+        together = [chosen.random() < 0.5 for _ in self.module]
+        slices = [
+            replace(s, shard=to[s.variable] if together[s.variable] else chosen.choice([s.shard, to[s.variable]]))
+            for s in self.map.slices
+        ]
         self.map = replace(self.map, epoch=self.map.epoch + 1, slices=tuple(slices))
         self.flat.lay_out(self.map)
         self.gradients.lay_out(self.flat.plan)
@@ -94,9 +101,22 @@ class Trainer:
                     assert set(region.tolist()) == {value}
 
 
+def in_parts(spec: ModelSpec) -> ShardMap:
+    """Each variable on one shard, in slices of 16 rows, so that the next one needs no padding."""
+    slices = [
+        Slice(number, begin, min(begin + 16, variable.rows), number % SHARDS)
+        for number, variable in enumerate(spec.variables)
+        for begin in range(0, variable.rows, 16)
+    ]
+    return ShardMap(1, spec, SHARDS, tuple(slices))
+
+
 @pytest.mark.parametrize("shared", [True, False])
-def test_gradients_that_stay_in_place_are_never_copied(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Trainer([1] * 6, shared=shared)
+@pytest.mark.parametrize("rows", [1, 40], ids=["one slice each", "three slices each"])
+def test_gradients_that_stay_in_place_are_never_copied(
+    rows: int, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Trainer([rows] * 6, shared=shared, parts=True)
     job.backward(1.0)
     job.step()
     job.check()
@@ -149,12 +169,30 @@ def test_without_private_mappings_gradients_are_copied(monkeypatch: pytest.Monke
     assert all(parameter.grad is gradient for parameter, gradient in zip(job.module, own, strict=True))
 
 
+def test_a_gradient_in_place_becomes_the_users_own_where_its_variable_is_parted() -> None:
+    job = Trainer([40, 40, 40], shared=True, parts=True)
+    job.backward(1.0)
+    job.zero()
+    job.backward(2.0)
+    job.step()
+    job.zero()
+    job.backward(3.0)
+    moved = [replace(s, shard=2) if s.row_begin == 16 else s for s in job.map.slices]
+    job.map = replace(job.map, epoch=2, slices=tuple(moved))
+    job.flat.lay_out(job.map)
+    job.gradients.lay_out(job.flat.plan)
+    job.open(anew=False)
+    job.check()
+    job.step()
+    job.check()
+
+
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("seed", range(12))
 def test_in_any_order_pushes_are_what_the_step_found_and_gradients_the_users(seed: int, shared: bool) -> None:
     chosen = random.Random(seed)
     print(f"seed {seed}")
-    job = Trainer([chosen.choice([1, 20, 400]) for _ in range(7)], shared=shared)
+    job = Trainer([chosen.choice([1, 20, 400]) for _ in range(7)], shared=shared, parts=seed % 2 == 0)
     kept: list[tuple[torch.Tensor, float]] = []
     for value in range(1, 60):
         match chosen.choice(["backward", "step", "zero", "zero", "none", "open", "move", "hold", "drop"]):
