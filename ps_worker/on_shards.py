@@ -100,7 +100,7 @@ def let_grow(
             module=module,
             held=models.held if models is not None else {},
         )
-        if models is not None and not session.epoch(name):
+        if models is not None and not session.is_declared(name):
             # A worker that added it and steps would wait for those that have not, and they for its other steps.
             models.meet()
         added = on_shards(torch_class)(session, declaration, style, first.pipeline.reconnect_timeout_seconds)

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import grpc
@@ -19,7 +20,7 @@ from ps_protocol.cluster.exchange import ExchangeKey, ExchangeState
 from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.cluster.view import ClusterView, Member, Role
-from ps_protocol.errors import NotReady, Retryable, Unavailable
+from ps_protocol.errors import ModelReleased, NotReady, Retryable, Unavailable, UnknownModel
 from ps_protocol.logs import describe_process
 from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
 from ps_protocol.security.security import Security
@@ -239,6 +240,12 @@ class Session:
     def shard_map(self, model: str) -> ShardMap:
         """The shards of the model's slices. Raises UnknownModel when no worker has declared it."""
         return self._persist(lambda seconds: self._client.get_shard_map(model, seconds))
+
+    def is_declared(self, model: str) -> bool:
+        """Whether a worker has declared it, as the coordinator knows: a view that tells of it may be on its way."""
+        with suppress(ModelReleased, UnknownModel):
+            return self.shard_map(model).epoch > 0
+        return False
 
     def set_consistency(self, consistency: Consistency) -> None:
         """Change the mode of the whole job. Raises InvalidRequest when it does not fit the job."""

@@ -17,6 +17,7 @@ from ps_server.checkpoint.folder.directory import committed
 from ps_server.checkpoint.read.checkpoint import Checkpoint
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_worker import Outcome, rows
+from ps_worker.session.session import Session
 from tests.end_to_end.training import assert_close, batches, concatenated, loss_of, net, run_workers, values
 from tests.worker.jobs import running_job
 
@@ -127,7 +128,12 @@ def test_a_gradient_that_is_not_finite_stops_the_step_of_all_groups(policy, plac
         assert optimizer.last.outcome is Outcome.APPLIED
 
 
-def test_workers_that_add_other_parameters_get_an_error_and_train_on():
+@pytest.mark.parametrize("late", [False, True], ids=["", "views come late"])
+def test_workers_that_add_other_parameters_get_an_error_and_train_on(late, monkeypatch):
+    if late:
+        # The one that is refused tries again before its view has the model of the other.
+        monkeypatch.setattr(Session, "epoch", lambda self, model: 0)
+
     def work(cluster):
         model = net()
         optimizer = cluster.adopt(head_only(model), model)
