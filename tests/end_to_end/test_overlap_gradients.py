@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import pytest
@@ -40,7 +41,7 @@ class Plain:
         self.module.zero_grad(set_to_none)
 
 
-class Way:
+class Way(ABC):
     """One way in which a user treats gradients; the same calls for the cluster's optimizer and for ``Plain``."""
 
     def __init__(self, module: nn.Module, optimizer: object) -> None:
@@ -59,8 +60,9 @@ class Way:
     def before(self, step: int) -> None:
         self.backward(step)
 
+    @abstractmethod
     def after(self, step: int) -> None:
-        raise NotImplementedError
+        """What the user does behind ``optimizer.step()``."""
 
     def each(self, change: Callable[[torch.Tensor], object]) -> None:
         with torch.no_grad():

@@ -31,7 +31,7 @@ def layouts(spec: ModelSpec, epoch: int, places: list[int], order: list[int]) ->
 
 @dataclass
 class Job:
-    """A model on two shards, whose state stays in its memory, or is loaded anew."""
+    """A model on two shards, whose state stays in its memory, or is loaded again."""
 
     stays: bool
     shards: list[Shard] = field(default_factory=list)

@@ -54,7 +54,7 @@ class WorkerRequests:
         self._thread.join()
 
     def _ask(self) -> None:
-        #: The last number, which another coordinator process begins anew.
+        #: The last number; it starts over with another coordinator process.
         seen, unanswered, told = 0, 0, False
         while not self._closed.wait(self._interval_seconds):
             try:

@@ -34,7 +34,7 @@ class LogRoom:
         return found
 
     def release(self) -> None:
-        """Let it be taken by whoever reserves next."""
+        """Let the next that reserves take it."""
         held, self._held = self._held, []
         for nbytes in held:
             self._log.release(nbytes)

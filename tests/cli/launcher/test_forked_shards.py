@@ -1,6 +1,6 @@
 """Shards of ps-run that are forked: what they are told, how they end, and what is lost with what they are forked from.
 
-Whoever runs the tests stands for ps-run. The process that forks has not imported torch: 0.4 s of CPU for each, and most
+The test process stands for ps-run. The process that forks has not imported torch: 0.4 s of CPU for each, and most
 tests share one.
 """
 

@@ -38,13 +38,13 @@ class Trainer:
         self.shared = shared
         #: What a shard lends: the same to streams that are opened again after a move.
         self.lent: list[list[SharedMemory]] = []
-        self.open(anew=True)
+        self.open(others=True)
         self.pushed: list[float | None] = []
         self.expected: list[float | None] = [None] * len(rows)
 
-    def open(self, *, anew: bool) -> None:
-        """Streams are opened; ``anew``: with other memory of the shards than before."""
-        if anew:
+    def open(self, *, others: bool) -> None:
+        """Streams are opened; ``others``: with other memory of the shards than before."""
+        if others:
             most = self.flat.plan.total_bytes + 64 * (len(self.map.slices) + 1)
             self.lent = [[SharedMemory.create(most) for _ in range(2)] for _ in range(SHARDS)] if self.shared else []
         for shard, layout in enumerate(self.flat.plan.layouts):
@@ -64,7 +64,7 @@ class Trainer:
         self.map = replace(self.map, epoch=self.map.epoch + 1, slices=tuple(slices))
         self.flat.lay_out(self.map)
         self.gradients.lay_out(self.flat.plan)
-        self.open(anew=False)
+        self.open(others=False)
 
     def backward(self, value: float) -> None:
         for number, parameter in enumerate(self.module):
@@ -181,7 +181,7 @@ def test_a_gradient_in_place_becomes_the_users_own_where_its_variable_is_parted(
     job.map = replace(job.map, epoch=2, slices=tuple(moved))
     job.flat.lay_out(job.map)
     job.gradients.lay_out(job.flat.plan)
-    job.open(anew=False)
+    job.open(others=False)
     job.check()
     job.step()
     job.check()
@@ -206,7 +206,7 @@ def test_in_any_order_pushes_are_what_the_step_found_and_gradients_the_users(see
             case "none":
                 job.set_to_none()
             case "open":
-                job.open(anew=True)
+                job.open(others=True)
             case "move":
                 job.move(chosen)
             case "hold":

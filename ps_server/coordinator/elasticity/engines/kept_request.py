@@ -32,5 +32,5 @@ class KeptRequest:
         return f"request {self.last.number}, of the program that starts them"
 
     def describe(self) -> str:
-        """Whoever started the workers."""
+        """What started the workers."""
         return "the program that starts them"
