@@ -107,14 +107,14 @@ class SegmentFolder:
         Where there is none, one of ``size_bytes`` is made. Returns its open descriptor and its size. Raises OSError.
         """
         with self._lock:
-            fitting = [path for path, size in self._spare.items() if size >= at_least_bytes]
-        if not fitting:
+            spare = next((path for path, size in self._spare.items() if size >= at_least_bytes), None)
+            if spare is not None:
+                size = self._spare.pop(spare)
+                self._count_spare()
+        if spare is None:
             self.prepare(max(at_least_bytes, size_bytes))
             return self.begin(first, at_least_bytes, size_bytes)
-        with self._lock:
-            size = self._spare.pop(fitting[0])
-            self._count_spare()
-        path = fitting[0].rename(self.folder / f"{first:020}.log")
+        path = spare.rename(self.folder / f"{first:020}.log")
         sync_folder(self.folder)
         return os.open(path, os.O_RDWR), size
 

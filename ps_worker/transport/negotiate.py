@@ -12,6 +12,7 @@ import grpc
 from ps_protocol.cluster.answers import OpenedStream, SideChannel
 from ps_protocol.cluster.requests import OpenRequest
 from ps_protocol.errors import PermissionDenied, PsError, Unauthenticated
+from ps_protocol.security.security import CredentialsReplaced
 from ps_protocol.security.settings import BulkSecurity
 from ps_protocol.wire.carrier import Carrier, PlainCarrier
 from ps_protocol.wire.tls_carrier import TlsCarrier
@@ -28,6 +29,7 @@ CONNECT_SECONDS = 3.0
 
 def open_stream(channel: grpc.Channel, link: Link, request: OpenRequest) -> tuple[OpenedStream, ClientTransport]:
     """Open a stream over the first transport of ``request`` that works, or over gRPC when none does. Raises PsError."""
+    shown = link.security.show()
     anchor = GrpcClientTransport(channel, link)
     try:
         opened = anchor.open(request)
@@ -35,6 +37,10 @@ def open_stream(channel: grpc.Channel, link: Link, request: OpenRequest) -> tupl
             try:
                 return opened, _attached(anchor, link, offered)
             except (OSError, ValueError, PsError) as error:
+                if isinstance(error, PsError):
+                    error = link.security.explain(error, shown)
+                if isinstance(error, CredentialsReplaced):
+                    raise error
                 _explain(link, offered, error)
         return opened, anchor
     except BaseException:

@@ -4,7 +4,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import permutations
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from ps_protocol.client.membership import Membership
 from ps_protocol.cluster.view import Role
 from ps_protocol.errors import PermissionDenied, Unauthenticated, Unavailable
 from ps_protocol.model.spec import Consistency, Mode
-from ps_protocol.security import callers
+from ps_protocol.security import callers, tls
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import OFF, Security
 from ps_protocol.security.settings import SecuritySettings
@@ -25,6 +27,7 @@ from ps_server.cli.options.storage import Durability, StorageConfig
 from ps_server.serving import open_streams
 from ps_worker.session.session import Session
 from tests.support.certificates import made_folder, security_of, write_pair
+from tests.support.length import choose
 from tests.support.shards import wait_until
 from tests.worker.jobs import Job, running_job
 
@@ -173,9 +176,16 @@ class Steps:
         self._thread.shutdown()
 
 
-def test_certificates_and_tokens_rotate_under_load_in_every_mode_and_the_old_ones_are_refused(lab, monkeypatch):
-    """Streams of the old certificates are ended in the middle of steps; two workers open them again. No step fails."""
-    late_by_days, endings = [0.0], []
+@pytest.mark.parametrize("load_seconds", [0.0, 0.3])
+def test_certificates_and_tokens_rotate_under_load_in_every_mode_and_the_old_ones_are_refused(
+    lab, monkeypatch, load_seconds
+):
+    """Streams of the old certificates are ended in the middle of steps; two workers open them again. No step fails.
+
+    Where files take a while to load, the calls of several threads meet while one of them loads.
+    """
+    late_by_days, endings, load = [0.0], [], tls._load
+    monkeypatch.setattr(tls, "_load", lambda settings: time.sleep(load_seconds) or load(settings))
     monkeypatch.setattr(callers, "now", lambda: time.time() + 86400 * late_by_days[0])
     monkeypatch.setattr(open_streams, "LOOK_SECONDS", 0.05)
     original = open_streams.ended
@@ -223,6 +233,104 @@ def test_certificates_and_tokens_rotate_under_load_in_every_mode_and_the_old_one
         with_old = Security(replace(old, token_file=kept), AccessRole.WORKER)
         with CoordinatorClient(job.address, with_old) as client:
             assert f"{kept}" in refusal(client)
+
+
+class Rotation:
+    """New files for every process of a job, put in place one kind after the other, each half written at first."""
+
+    KINDS = ("key", "certificate", "authorities", "tokens")
+
+    def __init__(self, lab: CertificateFolder, days: float) -> None:
+        """The certificates are of a new authority, which is put beside the one before, and valid for ``days``."""
+        self._lab = lab
+        with TemporaryDirectory() as name:
+            made = CertificateFolder(Path(name))
+            made.make(2, [], days)
+            self._new = {path.name: path.read_bytes() for path in Path(name).iterdir()}
+        self._new["tokens"] += lab.token_file.read_bytes()
+        self._new["ca.pem"] += _first_certificate(lab.authority_file.read_bytes())
+        self._new.pop("ca.key")
+
+    def replace(self, kind: str) -> None:
+        """Put the files of ``kind`` in place."""
+        suffixes = {
+            "key": (".key",),
+            "certificate": (".pem",),
+            "authorities": ("ca.pem",),
+            "tokens": ("token", "tokens"),
+        }
+        names = [
+            name
+            for name in self._new
+            if name.endswith(suffixes[kind]) and (name == "ca.pem") == (kind == "authorities")
+        ]
+        for half in (True, False):
+            for name in names:
+                path, data = self._lab.path / name, self._new[name]
+                if half:
+                    path.write_bytes(data[: len(data) // 2])
+                else:
+                    self._lab._write(name, data)
+            time.sleep(0.05)
+
+
+def _first_certificate(pem: bytes) -> bytes:
+    end = b"-----END CERTIFICATE-----\n"
+    return pem.partition(end)[0] + end
+
+
+ORDERS = list(permutations(Rotation.KINDS))
+
+
+def test_files_replaced_in_every_order_while_the_ones_before_expire_fail_no_step(lab, monkeypatch):
+    """Half-written files, keys without their certificate, certificates of an authority that is not known yet."""
+    late_by_days = [0.0]
+    monkeypatch.setattr(callers, "now", lambda: time.time() + 86400 * late_by_days[0])
+    monkeypatch.setattr(open_streams, "LOOK_SECONDS", 0.05)
+    lab.renew(2, [], 1.0)
+    with running_job(shards=2, workers=4, lab=lab, lease_seconds=60) as job:
+        workers = [Steps(job, rank, transport) for rank, transport in enumerate(("grpc", "bulk", "shm", "bulk"))]
+        for worker in workers:
+            worker.moved()
+        before = [job.member(Role.WORKER, rank).member.incarnation for rank in range(4)]
+        for turn, order in enumerate(choose(ORDERS, ORDERS[::5])):
+            rotation = Rotation(lab, 10.0 * (turn + 1))
+            # From when the new certificate has begun to come: before, a client has no reason to try again.
+            expires = max(turn % len(order), min(order.index("key"), order.index("certificate")))
+            for number, kind in enumerate(order):
+                rotation.replace(kind)
+                if number == expires:
+                    late_by_days[0] = 10.0 * turn + 2
+            for worker in workers:
+                worker.moved()
+        for worker in workers:
+            worker.target = 0
+            worker.end()
+        after = [job.member(Role.WORKER, rank) for rank in range(4)]
+        assert [each.member.incarnation for each in after] == before
+        assert [each.gone for each in after] == [""] * 4
+
+
+def test_a_worker_waits_for_a_shard_whose_certificate_it_does_not_accept(lab, monkeypatch):
+    """The shard's files were replaced by wrong ones while a worker was connecting; the right ones come later."""
+    late_by_days, hints = [0.0], []
+    monkeypatch.setattr(callers, "now", lambda: time.time() + 86400 * late_by_days[0])
+    monkeypatch.setattr(open_streams, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(Session, "wait_hint", lambda session, text: hints.append(text))
+    lab.renew(1, [], 1.0)
+    with running_job(shards=1, workers=1, lab=lab, lease_seconds=60) as job:
+        worker = Steps(job, 0, "grpc")
+        worker.moved()
+        lab.renew(1, [], 10.0)
+        right = {path: path.read_bytes() for path in lab.pair("shard-0")}
+        write_pair(lab.path, "shard-0", Authority.make("other").issue("shard/job/0", ["127.0.0.1"]))
+        late_by_days[0] = 2.0
+        wait_until(lambda: any("is not accepted here" in hint for hint in hints))
+        for path, data in right.items():
+            lab._write(path.name, data)
+        worker.moved()
+        worker.target = 0
+        worker.end()
 
 
 def test_a_member_whose_token_is_withdrawn_loses_its_place(lab):

@@ -13,6 +13,7 @@ import pytest
 from ps_protocol.errors import StorageFull
 from ps_server.log import segment_size
 from ps_server.log.durable import fits
+from ps_server.log.segments import SegmentFolder
 from tests.log.support import layout_of, opened, update
 from tests.support.loops import LoopThread
 from tests.support.seeds import seeded
@@ -134,3 +135,29 @@ def test_a_file_that_was_promised_outlives_a_snapshot_while_larger_ones_are_made
 
 def _full(*_: int) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class LockThenTaken:
+    """A lock; after it was given back the first time, the helper that makes room takes every spare segment."""
+
+    def __init__(self, segments: SegmentFolder) -> None:
+        self._lock, self._segments, self._taken = segments._lock, segments, False
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        if not self._taken:
+            self._taken = True
+            self._segments.take_unneeded(0, 1, lambda sizes: True)
+
+
+def test_a_segment_that_the_writer_begins_is_not_taken_away_by_the_helper_at_the_same_time(tmp_path: Path) -> None:
+    segments = SegmentFolder(tmp_path / "log", sync=False)
+    segments.prepare(UNIT)
+    segments._lock = LockThenTaken(segments)  # type: ignore[assignment]
+    descriptor, size = segments.begin(1, UNIT, UNIT)
+    os.close(descriptor)
+    assert size == UNIT
+    assert [segment.first for segment in segments.live()] == [1]

@@ -16,6 +16,7 @@ import pytest
 
 from ps_protocol.cluster.view import Role
 from ps_protocol.errors import ConfigError
+from ps_protocol.security.credentials import bearer
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
@@ -184,7 +185,7 @@ def test_under_tls_the_page_takes_a_token(tmp_path: Path) -> None:
     folder = made_folder(tmp_path / "certs")
     security = security_of(folder, "coordinator", require_client=False)
     context = ssl.create_default_context(cafile=str(folder.authority_file))
-    token = security_of(folder, "viewer").call_credential()
+    token = bearer(security_of(folder, "viewer").own_token.secret)
     with running_page(security) as job:
         assert job.url.startswith("https://")
         assert httpx.get(job.url, verify=context).status_code == 401

@@ -15,7 +15,7 @@ from ps_protocol.errors import PsError, Unauthenticated, Unavailable
 from ps_protocol.rpc.channel import open_channel
 from ps_protocol.rpc.client_errors import translate
 from ps_protocol.rpc.reach import why_unreachable
-from ps_protocol.security.security import OFF, Security
+from ps_protocol.security.security import OFF, CredentialsReplaced, Security
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
 
@@ -101,15 +101,26 @@ class CoordinatorConnection:
         wait_for_ready: bool = False,
         metadata: Sequence[tuple[str, str | bytes]] = (),
     ) -> Any:
-        """One try of ``timeout_seconds``. ``wait_for_ready``: it waits that long also while no coordinator is there."""
+        """One try of ``timeout_seconds``. ``wait_for_ready``: it waits that long also while no coordinator is there.
+
+        A call that is refused for a certificate or token that was replaced meanwhile is repeated with the new ones.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            try:
+                left = deadline - time.monotonic()
+                return self._once(method, request, left, wait_for_ready=wait_for_ready, metadata=metadata)
+            except CredentialsReplaced:
+                if time.monotonic() + _FIRST_PAUSE_SECONDS >= deadline or self._closed.wait(_FIRST_PAUSE_SECONDS):
+                    raise
+
+    def _once(self, method: str, request: Any, timeout_seconds: float, **options: Any) -> Any:
         if self._closed.is_set():
             raise Unavailable(f"the connection to {self.peer} was closed")
         try:
-            return getattr(self.stub, method)(
-                request, timeout=max(timeout_seconds, 0.001), wait_for_ready=wait_for_ready, metadata=metadata
-            )
+            return getattr(self.stub, method)(request, timeout=max(timeout_seconds, 0.001), **options)
         except grpc.RpcError as error:
-            raise self._security.explain(translate(error, self.peer)) from error
+            raise translate(error, self.peer) from error
         except ValueError as error:
             # gRPC raises this for a call on a channel that another thread closes at the same time.
             if not self._closed.is_set():

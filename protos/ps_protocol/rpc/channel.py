@@ -8,7 +8,7 @@ from types import MappingProxyType
 import grpc
 
 from ps_protocol.rpc.secure_channel import CallCredentials, SecureAsyncChannel, SecureChannel
-from ps_protocol.security.credentials import SessionCredential
+from ps_protocol.security.credentials import SessionCredential, ShownCredentials
 from ps_protocol.security.security import OFF, Security
 
 KEEPALIVE_SECONDS = 10.0
@@ -70,11 +70,10 @@ def open_channel(
     if security.sends_nothing:
         return grpc.insecure_channel(address, CLIENT_OPTIONS)
 
-    def open_one() -> grpc.Channel:
-        credentials = security.channel_credentials()
-        if credentials is None:
+    def open_one(shown: ShownCredentials) -> grpc.Channel:
+        if shown.files is None:
             return grpc.insecure_channel(address, CLIENT_OPTIONS)
-        return grpc.secure_channel(address, credentials, CLIENT_OPTIONS)
+        return grpc.secure_channel(address, shown.files.value.channel_credentials(), CLIENT_OPTIONS)
 
     return SecureChannel(open_one, CallCredentials(security, session, to_shard))
 
@@ -87,14 +86,15 @@ def open_async_channel(
     address: str, security: Security = OFF, session: SessionCredential | None = None, *, to_shard: bool = True
 ) -> grpc.aio.Channel:
     """As ``open_channel``, for use on the running event loop; most of these are from server to shard."""
-    credentials = security.channel_credentials()
-    if credentials is None:
-        channel = grpc.aio.insecure_channel(address, CLIENT_OPTIONS)
-    else:
-        channel = grpc.aio.secure_channel(address, credentials, CLIENT_OPTIONS)
     if security.sends_nothing:
-        return channel
-    return SecureAsyncChannel(channel, CallCredentials(security, session, to_shard))
+        return grpc.aio.insecure_channel(address, CLIENT_OPTIONS)
+
+    def open_one(shown: ShownCredentials) -> grpc.aio.Channel:
+        if shown.files is None:
+            return grpc.aio.insecure_channel(address, CLIENT_OPTIONS)
+        return grpc.aio.secure_channel(address, shown.files.value.channel_credentials(), CLIENT_OPTIONS)
+
+    return SecureAsyncChannel(open_one, CallCredentials(security, session, to_shard))
 
 
 def new_server(

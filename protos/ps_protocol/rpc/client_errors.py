@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -13,7 +14,6 @@ from ps_protocol.errors import (
     InvalidRequest,
     ProtocolVersionMismatch,
     PsError,
-    Unauthenticated,
     Unavailable,
 )
 from ps_protocol.text import printable
@@ -36,8 +36,15 @@ _UNKNOWN_NAME = (
 def translate(error: grpc.RpcError, peer: str = "the server") -> PsError:
     """The typed error behind ``error``. ``peer`` names the other side, for messages about the connection.
 
-    A call that failed on the way, without a trailer, becomes Unavailable.
+    A call that failed on the way, without a trailer, becomes Unavailable. So does one whose credentials were refused
+    where the process has newer ones by now (``Security.explain``).
     """
+    found = _meaning(error, peer)
+    explain: Callable[[PsError], PsError] | None = getattr(error, "explain", None)
+    return explain(found) if explain else found
+
+
+def _meaning(error: grpc.RpcError, peer: str) -> PsError:
     if not hasattr(error, "code"):
         return InternalError(f"call to {peer} failed: {error}")
     # grpc's failures are RpcError and Call in one, which its types cannot say.
@@ -46,7 +53,8 @@ def translate(error: grpc.RpcError, peer: str = "the server") -> PsError:
         return from_detail(detail)
     status, text = call.code(), printable(call.details() or "")
     if _NOT_ACCEPTED in text:
-        return Unauthenticated(
+        # It may be replaced while this process tries again. Where a person waits, ``why_unreachable`` finds out more.
+        return Unavailable(
             f"the certificate of {peer} is not accepted here ({text})",
             remedy="correct --tls-ca or PS_TLS_CA here, or the certificate there",
         )

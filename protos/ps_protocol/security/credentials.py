@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ps_protocol.errors import ConfigError
+from ps_protocol.security.files import LoadedFiles
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.settings import SecuritySettings
 from ps_protocol.security.tokens import AccessToken, TokenFile, parse_tokens
+
+if TYPE_CHECKING:
+    from ps_protocol.security.tls import TlsMaterial
 
 AUTHORIZATION = "authorization"
 """Metadata of a call: Bearer, and the secret of a token."""
@@ -34,6 +40,25 @@ class SessionCredential:
         self.token = token or self.token
 
 
+@dataclass(frozen=True, slots=True)
+class ShownCredentials:
+    """What one call shows, and the files that its connection was made from. Made by ``Security.show``."""
+
+    #: None: without TLS.
+    files: LoadedFiles[TlsMaterial] | None = None
+    token: AccessToken | None = None
+    session: bytes = b""
+
+    def metadata(self, *, to_shard: bool) -> tuple[tuple[str, str | bytes], ...]:
+        """What the call carries. A member's calls to shards carry its session alone."""
+        shown: list[tuple[str, str | bytes]] = []
+        if self.session:
+            shown.append((SESSION, self.session))
+        if not (shown and to_shard) and self.token:
+            shown.append((AUTHORIZATION, bearer(self.token.secret)))
+        return tuple(shown)
+
+
 class OwnTokens:
     """The token that this process sends: from the environment, else from its file, read again when that changes."""
 
@@ -51,6 +76,11 @@ class OwnTokens:
         tokens = self._file.tokens
         ranked = (token for role in self._preferred for token in tokens if token.role is role)
         return next(ranked, tokens[0])
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the file has changed to something that is not taken: it is being replaced, or is wrong."""
+        return self._given is None and self._file is not None and self._file.current().outdated
 
 
 def _given(text: str, role: AccessRole) -> AccessToken:

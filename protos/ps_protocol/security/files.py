@@ -7,6 +7,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -24,8 +25,7 @@ def read_secret(path: Path, what: str) -> bytes:
 
     Raises ConfigError, which names the file, its mode and the remedy.
     """
-    data = read_public(path, what)
-    status = path.stat()
+    data, status = _read(path, what)
     allowed = 0o640 if status.st_uid == 0 else 0o600
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o777 & ~allowed:
@@ -40,19 +40,38 @@ def read_secret(path: Path, what: str) -> bytes:
 
 def read_public(path: Path, what: str) -> bytes:
     """The contents of a file. Raises ConfigError, which names it and the reason."""
+    return _read(path, what)[0]
+
+
+def _read(path: Path, what: str) -> tuple[bytes, os.stat_result]:
+    """The contents and the status of one file, also when another one takes its name meanwhile."""
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            return file.read(), os.fstat(file.fileno())
     except OSError as error:
         raise ConfigError(
             f"{what} {path} cannot be read: {error.strerror or error}", remedy="correct the name, or make the file"
         ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedFiles(Generic[T]):
+    """What some files held when they were read."""
+
+    value: T
+    #: Rises with every replacement that was taken.
+    generation: int
+    #: Of the files, taken before they were read.
+    stamp: _Stamp
+    #: The files have changed since, to something that is not taken: they are being replaced, or are wrong.
+    outdated: bool = False
+
+
 class WatchedFiles(Generic[T]):
     """What ``load`` makes of some files, made again when one of them was replaced. Any thread may ask.
 
     A replacement that ``load`` refuses is logged once, and what was loaded last stays: files are often replaced one
-    after the other.
+    after the other. A thread that asks while another one loads waits for it, so none gets what was replaced.
     """
 
     def __init__(self, paths: Sequence[Path], load: Callable[[], T]) -> None:
@@ -60,30 +79,30 @@ class WatchedFiles(Generic[T]):
         self._paths = tuple(paths)
         self._load = load
         self._lock = threading.Lock()
-        self._stamp = self._read_stamp()
-        self._value = load()
-        #: Rises with every replacement that was taken.
-        self.generation = 1
-
-    def current(self) -> T:
-        """What the files hold now. Costs one ``stat`` of each."""
         stamp = self._read_stamp()
-        if stamp != self._stamp:
-            with self._lock:
-                if stamp != self._stamp:
-                    self._replace(stamp)
-        return self._value
+        self._loaded = LoadedFiles(load(), 1, stamp)
 
-    def _replace(self, stamp: _Stamp) -> None:
-        self._stamp = stamp
-        names = ", ".join(map(str, self._paths))
+    def current(self) -> LoadedFiles[T]:
+        """What the files hold now. Costs one ``stat`` of each."""
+        loaded = self._loaded
+        if self._read_stamp() == loaded.stamp:
+            return loaded
+        with self._lock:
+            # Taken here: the files may have been replaced, and read by another thread, while this one waited.
+            stamp = self._read_stamp()
+            if stamp != self._loaded.stamp:
+                self._loaded = self._load_again(stamp)
+            return self._loaded
+
+    def _load_again(self, stamp: _Stamp) -> LoadedFiles[T]:
+        before, names = self._loaded, ", ".join(map(str, self._paths))
         try:
-            self._value = self._load()
+            value = self._load()
         except PsError as error:
             logger.error("the change of %s is not taken, what was read before stays in use: %s", names, error)
-        else:
-            self.generation += 1
-            logger.info("read again: %s", names)
+            return replace(before, stamp=stamp, outdated=True)
+        logger.info("read again: %s", names)
+        return LoadedFiles(value, before.generation + 1, stamp)
 
     def _read_stamp(self) -> _Stamp:
         return tuple(map(_stamp, self._paths))

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from ps_protocol.errors import PermissionDenied, PsError, Unauthenticated
+from ps_protocol.errors import PermissionDenied, PsError, Unauthenticated, Unavailable
 from ps_protocol.security.binding import check_bind
-from ps_protocol.security.credentials import AUTHORIZATION, OwnTokens, SessionCredential, bearer
-from ps_protocol.security.credentials import SESSION as SESSION_KEY
+from ps_protocol.security.credentials import OwnTokens, SessionCredential, ShownCredentials
 from ps_protocol.security.identity import Caller
 from ps_protocol.security.roles import AccessRole, listed
 from ps_protocol.security.settings import SecuritySettings
@@ -25,6 +24,10 @@ if TYPE_CHECKING:
 
 EVERYBODY = Caller(frozenset(AccessRole), "anybody", frozenset(AccessRole))
 """The caller where nobody is authenticated."""
+
+
+class CredentialsReplaced(Unavailable):
+    """A call was refused for what it had shown, and there is something newer to show: it may be repeated."""
 
 
 class RefusedCalls:
@@ -94,14 +97,9 @@ class Security:
         return self._files is None and self._own.token is None
 
     @property
-    def generation(self) -> int:
-        """Rises when certificate files were replaced: connections opened before may be opened again."""
-        return self._files.generation if self._files else 0
-
-    @property
     def certificate_expiry(self) -> float | None:
         """When this process's certificate ends to be valid, in seconds since 1970; None without one."""
-        facts = self._files.material.facts if self._files else ()
+        facts = self._files.current().value.facts if self._files else ()
         return min((each.not_after.timestamp() for each in facts), default=None)
 
     # TLS
@@ -109,10 +107,6 @@ class Security:
     def server_credentials(self) -> grpc.ServerCredentials | None:
         """Of a gRPC server; None without TLS. Files that change are used from the next connection on."""
         return self._files.server_credentials() if self._files else None
-
-    def channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """Of a gRPC channel that is opened now; None without TLS."""
-        return self._files.channel_credentials() if self._files else None
 
     def server_context(self, *, asks: bool = False) -> ssl.SSLContext | None:
         """Of a listener, TLS 1.3; None without TLS. Each handshake uses the files as they are then.
@@ -139,36 +133,43 @@ class Security:
         """The token that this process sends; None: it has none."""
         return self._own.token
 
-    def call_credential(self) -> str:
-        """The value of the header ``authorization`` of a call; empty: none is sent."""
-        token = self._own.token
-        return bearer(token.secret) if token else ""
+    def show(self, session: SessionCredential | None = None) -> ShownCredentials:
+        """What a call that begins now shows."""
+        files = self._files.current() if self._files else None
+        return ShownCredentials(files, self._own.token, session.token if session else b"")
 
-    def metadata(
-        self, session: SessionCredential | None = None, *, to_shard: bool = False
-    ) -> tuple[tuple[str, str | bytes], ...]:
-        """What a call carries. A member's calls to shards carry its session alone."""
-        shown: list[tuple[str, str | bytes]] = []
-        if session and session.token:
-            shown.append((SESSION_KEY, session.token))
-        if not (shown and to_shard) and (authorization := self.call_credential()):
-            shown.append((AUTHORIZATION, authorization))
-        return tuple(shown)
+    def explain(self, error: PsError, shown: ShownCredentials, session: SessionCredential | None = None) -> PsError:
+        """``error`` of a call that had ``shown``, with what it was that the server refused.
 
-    def explain(self, error: PsError) -> PsError:
-        """``error`` of a server, with what this process had shown, where that is what it refused."""
-        if isinstance(error, Unauthenticated | PermissionDenied) and not error.actual:
-            error.actual = self._shown()
+        CredentialsReplaced in place of Unauthenticated where this process has something newer to show, or its files
+        are being replaced.
+        """
+        if not isinstance(error, Unauthenticated | PermissionDenied):
+            return error
+        if isinstance(error, Unauthenticated) and self._is_outdated(shown, self.show(session)):
+            return CredentialsReplaced(
+                f"{error.message}; certificates or tokens of this process are being replaced",
+                shard=error.shard,
+                remedy="try again; if this goes on, see in the log which file is not taken",
+            )
+        error.actual = error.actual or self._described(shown)
         return error
 
-    def _shown(self) -> str:
-        token, settings, shown = self._own.token, self.settings, []
-        if token:
+    def _is_outdated(self, shown: ShownCredentials, now: ShownCredentials) -> bool:
+        if self._own.outdated or (now.token, now.session) != (shown.token, shown.session):
+            return True
+        if now.files is None or shown.files is None:
+            return False
+        return now.files.outdated or now.files.generation != shown.files.generation
+
+    def _described(self, shown: ShownCredentials) -> str:
+        settings, named = self.settings, []
+        if token := shown.token:
             where = "PS_TOKEN" if settings.token else f"{settings.token_file}"
-            shown.append(f"the token '{token.name}' of role {token.role.value} in {where}")
+            named.append(f"the token '{token.name}' of role {token.role.value} in {where}")
         if settings.tls_cert:
-            shown.append(f"the certificate {settings.tls_cert}")
-        return " and ".join(shown) or "no token and no certificate: give --token-file or PS_TOKEN_FILE"
+            named.append(f"the certificate {settings.tls_cert}")
+        return " and ".join(named) or "no token and no certificate: give --token-file or PS_TOKEN_FILE"
 
     # What others show
 

@@ -14,7 +14,7 @@ import grpc
 
 from ps_protocol.errors import ConfigError
 from ps_protocol.security.certificates import CertificateFacts, check_pair, read_certificates
-from ps_protocol.security.files import WatchedFiles, read_public, read_secret
+from ps_protocol.security.files import LoadedFiles, WatchedFiles, read_public, read_secret
 from ps_protocol.security.settings import SecuritySettings
 
 _SUITES = "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
@@ -30,6 +30,28 @@ class TlsMaterial:
     #: Of ``certificate``, with those it is chained to.
     facts: tuple[CertificateFacts, ...] = ()
 
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """For ``secure_channel``."""
+        return grpc.ssl_channel_credentials(self.authorities, self.key, self.certificate)
+
+    def server_configuration(self) -> Any:
+        """For the connections that a server of gRPC takes from now on."""
+        pair = self.key or b"", self.certificate or b""
+        return grpc.ssl_server_certificate_configuration([pair], self.authorities)
+
+    def context(self, *, server: bool, require_client: bool = False) -> ssl.SSLContext:
+        """TLS 1.3. Raises ssl.SSLError, ValueError for files that OpenSSL does not take."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        if hasattr(context, "set_ciphersuites"):  # Python 3.15
+            context.set_ciphersuites(_SUITES)
+        context.load_verify_locations(cadata=self.authorities.decode("ascii"))
+        if server and require_client:
+            context.verify_mode = ssl.CERT_REQUIRED
+        if self.certificate and self.key:
+            _load_chain(context, self.certificate, self.key)
+        return context
+
 
 class TlsFiles:
     """The certificate, key and authorities of one process. Any thread may ask."""
@@ -40,43 +62,33 @@ class TlsFiles:
         named = [path for path in (settings.tls_ca, settings.tls_cert, settings.tls_key) if path]
         self._files = WatchedFiles(named, lambda: _load(settings))
         self._lock = threading.Lock()
-        self._contexts: dict[bool, tuple[int, ssl.SSLContext]] = {}
+        #: For servers and for clients: the newest context, and the files that it was made from.
+        self._contexts: dict[bool, tuple[LoadedFiles[TlsMaterial], ssl.SSLContext]] = {}
 
-    @property
-    def material(self) -> TlsMaterial:
+    def current(self) -> LoadedFiles[TlsMaterial]:
         """What the files hold now."""
         return self._files.current()
 
-    @property
-    def generation(self) -> int:
-        """Rises when the files were replaced."""
-        self._files.current()
-        return self._files.generation
-
     def server_credentials(self) -> grpc.ServerCredentials:
         """For ``add_secure_port``; each new connection gets the newest certificate."""
-        known = [self._files.generation]
+        served = self.current()
 
         def fetch() -> Any:
-            material, generation = self.material, self._files.generation
-            if generation == known[0]:
+            nonlocal served
+            newest = self.current()
+            if newest.generation <= served.generation:
                 return None
-            known[0] = generation
-            return _configuration(material)
+            served = newest
+            return newest.value.server_configuration()
 
-        require = self._settings.require_client
-        return grpc.dynamic_ssl_server_credentials(_configuration(self.material), fetch, require)
-
-    def channel_credentials(self) -> grpc.ChannelCredentials:
-        """For ``secure_channel``, from the files as they are now."""
-        material = self.material
-        return grpc.ssl_channel_credentials(material.authorities, material.key, material.certificate)
+        first = served.value.server_configuration()
+        return grpc.dynamic_ssl_server_credentials(first, fetch, self._settings.require_client)
 
     def client_context(self, protocols: Sequence[str] = ()) -> ssl.SSLContext:
         """For a connection that is opened now: TLS 1.3, the server's name and authority are checked."""
         if not protocols:
             return self._context(server=False)
-        context = self._fresh(server=False)
+        context = self.current().value.context(server=False)
         context.set_alpn_protocols(list(protocols))
         return context
 
@@ -85,7 +97,7 @@ class TlsFiles:
 
         ``asks``: a client may do without the certificate that others have to show.
         """
-        context = self._fresh(server=True)
+        context = self.current().value.context(server=True, require_client=self._settings.require_client)
         if asks and context.verify_mode is ssl.CERT_REQUIRED:
             context.verify_mode = ssl.CERT_OPTIONAL
 
@@ -96,25 +108,12 @@ class TlsFiles:
         return context
 
     def _context(self, server: bool) -> ssl.SSLContext:
-        generation = self.generation
         with self._lock:
-            known = self._contexts.get(server)
-            if known is None or known[0] != generation:
-                known = self._contexts[server] = generation, self._fresh(server)
+            files, known = self.current(), self._contexts.get(server)
+            if known is None or known[0].generation != files.generation:
+                context = files.value.context(server=server, require_client=self._settings.require_client)
+                known = self._contexts[server] = files, context
             return known[1]
-
-    def _fresh(self, server: bool) -> ssl.SSLContext:
-        material = self.material
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        if hasattr(context, "set_ciphersuites"):  # Python 3.15
-            context.set_ciphersuites(_SUITES)
-        context.load_verify_locations(cadata=material.authorities.decode("ascii"))
-        if server and self._settings.require_client:
-            context.verify_mode = ssl.CERT_REQUIRED
-        if material.certificate and material.key:
-            _load_chain(context, material.certificate, material.key)
-        return context
 
 
 def _load_chain(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
@@ -123,11 +122,6 @@ def _load_chain(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None
         both.write(key + b"\n" + certificate)
         both.flush()
         context.load_cert_chain(f"/proc/self/fd/{both.fileno()}")
-
-
-def _configuration(material: TlsMaterial) -> grpc.ServerCertificateConfiguration:
-    pair = material.key or b"", material.certificate or b""
-    return grpc.ssl_server_certificate_configuration([pair], material.authorities)
 
 
 def _load(settings: SecuritySettings) -> TlsMaterial:
@@ -144,13 +138,25 @@ def _load(settings: SecuritySettings) -> TlsMaterial:
     if len(known) == 1:
         known[0].check_time(f"the authority in {settings.tls_ca}")
     if settings.tls_cert is None or settings.tls_key is None:
-        return TlsMaterial(authorities, None, None)
+        return _checked(TlsMaterial(authorities, None, None), settings)
     certificate = read_public(settings.tls_cert, "the certificate")
     key = read_secret(settings.tls_key, "the key")
     facts = read_certificates(certificate, str(settings.tls_cert))
     facts[0].check_time(f"the certificate in {settings.tls_cert}")
     check_pair(facts[0], key, Path(settings.tls_cert), Path(settings.tls_key))
-    return TlsMaterial(authorities, certificate, key, tuple(facts))
+    return _checked(TlsMaterial(authorities, certificate, key, tuple(facts)), settings)
+
+
+def _checked(material: TlsMaterial, settings: SecuritySettings) -> TlsMaterial:
+    """``material``, which OpenSSL takes. Raises ConfigError."""
+    try:
+        material.context(server=False)
+    except (ssl.SSLError, ValueError) as error:
+        named = ", ".join(str(path) for path in (settings.tls_ca, settings.tls_cert, settings.tls_key) if path)
+        raise ConfigError(
+            f"OpenSSL does not take {named}: {error}", remedy="replace them: psctl certs init --renew"
+        ) from error
+    return material
 
 
 def check_server(settings: SecuritySettings) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ps_protocol.errors import ConfigError
-from ps_protocol.security.files import WatchedFiles, read_secret
+from ps_protocol.security.files import LoadedFiles, WatchedFiles, read_secret
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.text import printable
 
@@ -40,12 +40,28 @@ class TokenFile:
     def __init__(self, path: Path) -> None:
         """Raises ConfigError for a file that is missing, open to others, or has a line that is no token."""
         self.path = path
-        self._tokens = WatchedFiles([path], lambda: parse_tokens(_decoded(path), str(path)))
+        self._in_use = False
+        self._tokens = WatchedFiles([path], self._load)
+        self._in_use = True
 
     @property
     def tokens(self) -> tuple[AccessToken, ...]:
         """All lines, in order."""
+        return self.current().value
+
+    def current(self) -> LoadedFiles[tuple[AccessToken, ...]]:
+        """The tokens as the file is now."""
         return self._tokens.current()
+
+    def _load(self) -> tuple[AccessToken, ...]:
+        text = _decoded(self.path)
+        if self._in_use and not text.endswith("\n"):
+            # Half of a secret may look like a whole one.
+            raise ConfigError(
+                f"the last line of {self.path} has no end: the file may be half written",
+                expected="a line break at the end of a file that is replaced while it is in use",
+            )
+        return parse_tokens(text, str(self.path))
 
     def has(self, digest: bytes) -> bool:
         """Whether one of the tokens has this digest."""

@@ -3,11 +3,13 @@
 import logging
 import ssl
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
 
 from ps_protocol.errors import ConfigError
+from ps_protocol.security import tls
 from ps_protocol.security.credentials import OwnTokens
 from ps_protocol.security.files import WatchedFiles, read_secret
 from ps_protocol.security.roles import AccessRole
@@ -215,11 +217,11 @@ def test_files_that_change_between_two_looks_are_loaded_once_more(tmp_path):
     path, loads = tmp_path / "file", []
     path.write_text("1")
     watched = WatchedFiles([path], lambda: loads.append(path.read_text()) or loads[-1])
-    assert [watched.current() for _ in range(3)] == ["1"] * 3
+    assert [watched.current().value for _ in range(3)] == ["1"] * 3
     path.write_text("22")
-    assert [watched.current() for _ in range(3)] == ["22"] * 3
+    assert [watched.current().value for _ in range(3)] == ["22"] * 3
     assert loads == ["1", "22"]
-    assert watched.generation == 2
+    assert watched.current().generation == 2
 
 
 def test_a_secret_of_root_may_be_read_by_its_group(tmp_path):
@@ -290,10 +292,10 @@ def test_the_folder_of_a_laboratory_has_what_every_process_needs(tmp_path):
 def test_a_folder_is_renewed_from_its_own_authority(tmp_path):
     folder = made_folder(tmp_path)
     security = security_of(folder, "shard-1")
-    before, generation = (tmp_path / "shard-1.pem").read_bytes(), security.generation
+    before, shown = (tmp_path / "shard-1.pem").read_bytes(), security.show()
     folder.renew(2, ["example.org"])
     assert (tmp_path / "shard-1.pem").read_bytes() != before
-    assert security.generation > generation
+    assert security.show().files.generation > shown.files.generation
     with pytest.raises(ConfigError, match="cannot be read or written"):
         CertificateFolder(tmp_path / "other").renew(1, [])
 
@@ -320,6 +322,79 @@ def test_a_file_is_taken_once_by_many_threads(tmp_path):
     for thread in threads:
         thread.join()
     assert len(loads) == 2
+
+
+def test_a_thread_that_asks_while_another_one_loads_gets_what_is_loaded(tmp_path):
+    path, loading, may_go_on = tmp_path / "file", threading.Event(), threading.Event()
+    path.write_text("1")
+
+    def load() -> str:
+        text = path.read_text()
+        if text != "1":
+            loading.set()
+            assert may_go_on.wait(60)
+        return text
+
+    watched = WatchedFiles([path], load)
+    path.write_text("22")
+    with ThreadPoolExecutor(2) as threads:
+        one = threads.submit(watched.current)
+        assert loading.wait(60)
+        two = threads.submit(watched.current)
+        # Where it does not wait, it is done soon, with what was replaced.
+        assert not wait([two], timeout=0.3).done
+        may_go_on.set()
+        assert [each.result(60).value for each in (one, two)] == ["22", "22"]
+    assert watched.current().generation == 2
+
+
+def test_a_replacement_that_is_not_taken_is_logged_once_and_known_until_one_is(tmp_path, caplog):
+    tokens = TokenFile(token_file(tmp_path / "tokens", f"admin:a:{SECRET}\n"))
+    before = tokens.current()
+    token_file(tokens.path, "admin:")
+    for _ in range(3):
+        assert tokens.current().value is before.value
+        assert tokens.current().outdated
+    assert [record.levelname for record in caplog.records].count("ERROR") == 1
+    tokens.path.unlink()
+    assert tokens.current().outdated
+    token_file(tokens.path, f"admin:b:{SECRET}\n")
+    after = tokens.current()
+    assert (after.value[0].name, after.generation, after.outdated) == ("b", 2, False)
+
+
+def test_files_that_openssl_does_not_take_are_refused_when_they_are_read(tmp_path):
+    settings = server_settings(tmp_path)
+    security = Security(settings, AccessRole.SERVER, listens=True)
+    with_comment = "# \N{LATIN SMALL LETTER E WITH ACUTE}\n".encode() + settings.tls_ca.read_bytes()
+    settings.tls_ca.write_bytes(with_comment)
+    assert security.show().files.outdated
+    with pytest.raises(ConfigError, match="OpenSSL does not take"):
+        Security(settings, AccessRole.SERVER, listens=True)
+
+
+def test_a_server_that_looks_while_its_files_are_replaced_shows_the_new_certificate_next(tmp_path, monkeypatch):
+    """Another thread takes new files between two looks of one that asks what to show."""
+    settings = server_settings(tmp_path)
+    fetches, shown = [], []
+    monkeypatch.setattr(tls.grpc, "dynamic_ssl_server_credentials", lambda first, fetch, require: fetches.append(fetch))
+    monkeypatch.setattr(tls.grpc, "ssl_server_certificate_configuration", lambda pairs, roots: pairs[0][1])
+    Security(settings, AccessRole.SERVER, listens=True).server_credentials()
+    original, replaced = WatchedFiles.current, []
+
+    def current(files: WatchedFiles) -> object:
+        found = original(files)
+        if not replaced:
+            write_pair(tmp_path, "server", authority().issue("coordinator/job", ["localhost"]))
+            replaced.append(original(files))
+        return found
+
+    monkeypatch.setattr(WatchedFiles, "current", current)
+    for _ in range(3):
+        if (configuration := fetches[0]()) is not None:
+            shown.append(configuration)
+    assert replaced
+    assert shown == [settings.tls_cert.read_bytes()]
 
 
 def test_tokens_are_told_apart_from_text_around_them():
