@@ -45,6 +45,13 @@ CUSTOM = {
 
 SERVERS = ("coordinator", "shard", "standby")
 
+#: What a JobSet controller of 0.11 to 0.12 with its default feature gates does with a Job that has failed, and what it
+#: refuses: the enum of FailurePolicyRule.action in api/jobset/v1alpha2/jobset_types.go and the gates in
+#: pkg/features/features.go of kubernetes-sigs/jobset, tags v0.11.1 and v0.12.0. 0.11 does not know the second two; 0.12
+#: has them behind the gate RestartJob, which is alpha and off, also on its main branch in August 2026.
+ENABLED_ACTIONS = {"FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"}
+GATED_ACTIONS = {"RestartJob", "RestartJobAndIgnoreMaxRestarts"}
+
 
 def each_pod() -> list[Any]:
     return [pytest.param(pod, id=f"{name}-{pod.name}") for name in ALL for pod in pods(name)]
@@ -307,6 +314,39 @@ def without_order(document: Any) -> Any:
     return document
 
 
+def failure_rules(document: Any) -> Iterator[Document]:
+    """Every rule of a failure policy in ``document``, wherever it stands."""
+    if isinstance(document, dict):
+        if "failurePolicy" in document:
+            yield from document["failurePolicy"].get("rules", ())
+        for value in document.values():
+            yield from failure_rules(value)
+    elif isinstance(document, list):
+        for value in document:
+            yield from failure_rules(value)
+
+
+def refused_actions(manifests: Any) -> set[str]:
+    """Actions in ``manifests`` that a controller with default gates refuses."""
+    return {rule["action"] for rule in failure_rules(manifests)} - ENABLED_ACTIONS
+
+
+def test_no_manifest_has_a_failure_action_that_a_job_set_controller_refuses_by_default():
+    every = [documents(name) for name in ALL]
+    assert refused_actions(every) == set()
+    assert len(list(failure_rules(every))) >= 4
+    # What other manifests may have, too: sources that are not rendered.
+    for path in SOURCES.rglob("*.yaml"):
+        assert not any(re.search(rf"action:\s*\"?{each}\b(?!Set)", path.read_text()) for each in GATED_ACTIONS), path
+
+
+@pytest.mark.parametrize("action", sorted(GATED_ACTIONS))
+def test_a_failure_action_behind_a_feature_gate_is_noticed(action):
+    document = found("jobset", "JobSet", "torch-ps")
+    document["spec"]["failurePolicy"]["rules"][1]["action"] = action
+    assert refused_actions([document]) == {action}
+
+
 @pytest.mark.parametrize("name", ["jobset", "kubeflow"])
 def test_in_a_job_set_the_end_of_a_worker_restarts_no_shard(name):
     _, spec = job_set(name)
@@ -320,11 +360,11 @@ def test_in_a_job_set_the_end_of_a_worker_restarts_no_shard(name):
         )
         for job in jobs
     }
-    assert actions == {
-        worker: "FailJobSet",
-        "coordinator": "RestartJobAndIgnoreMaxRestarts",
-        "shard": "RestartJobAndIgnoreMaxRestarts",
-    }
+    assert actions == {worker: "FailJobSet", "coordinator": "RestartJobSet", "shard": "RestartJobSet"}
+    # A server that ends fails no Job: its Job starts it again, alone.
+    for server in ("coordinator", "shard"):
+        assert jobs[server]["template"]["spec"]["restartPolicy"] == "OnFailure"
+        assert jobs[server]["backoffLimit"] == 1000
     assert jobs[worker]["backoffLimitPerIndex"] == 10
     assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": [worker]}
     if name == "kubeflow":
