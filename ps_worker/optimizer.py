@@ -133,6 +133,11 @@ class PsOptimizer(torch.optim.Optimizer):
         return self._model.pipeline.version
 
     @property
+    def clip_grad_norm(self) -> float | None:
+        """The norm to which shards clip gradients; None: they do not."""
+        return self._model.spec.clip_grad_norm or None
+
+    @property
     def last(self) -> StepSummary | None:
         """The result of the last step; None before the first."""
         return summary_of(self._models()) if self._added else self._model.last

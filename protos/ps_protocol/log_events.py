@@ -182,6 +182,7 @@ _BEGINNINGS = {
         "model '%s': '%s' was set after the last step: this",
         "training changes the buffers %s%s, which belong to",
         "gradients change after backward: they are not sent",
+        "clip_grad_norm_ clips the gradients of each worker",
         "'%s' stays as it is: its weight is also used by a",
     ),
     "step.skipped": ("shard %d, model '%s': %s (%d so far)",),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +24,8 @@ from ps_worker.cluster import Cluster
 from ps_worker.huggingface.place import check_precision, connected, take_place
 from ps_worker.huggingface.weighed import WeighedOptimizer
 from ps_worker.optimizer import PsOptimizer
+
+logger = logging.getLogger("ps_worker")
 
 _NAME = "accelerate"
 """Name of the collective calls."""
@@ -54,6 +58,9 @@ class PsAccelerator(Accelerator):
 
     #: Rank 0 is in accelerate's own ``save_state``.
     _saves_alone = False
+
+    #: Nothing was said yet of gradients that are clipped before their mean.
+    _clips_unsaid = True
 
     #: Whether loaders that are prepared are split among the workers. Where not, a worker has all there is to gather.
     splits_data = True
@@ -130,6 +137,33 @@ class PsAccelerator(Accelerator):
             return self.cluster.all_reduce(each, reduction, name=_NAME) * scale
 
         return recursively_apply(reduced, tensor, error_on_other_type=True)
+
+    def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
+        """Clip this worker's gradients, before their mean over the workers; returns their norm before that.
+
+        Where the shards clip to this norm (``optimizer_options={"clip_grad_norm": …}``), which in sync is that of the
+        mean as in one process, nothing is left to do here but to find the norm. Raises ConfigError where they clip to
+        another one. Says once that gradients are clipped before their mean, where that differs.
+        """
+        norms = {each.optimizer.clip_grad_norm for each in self._optimizers if isinstance(each.optimizer, PsOptimizer)}
+        on_shards = {norm for norm in norms if norm is not None}
+        if on_shards and not math.isinf(max_norm):
+            if norms != {max_norm} or norm_type != 2:
+                raise ConfigError(
+                    "the shards clip gradients already, and not to this norm",
+                    expected=", ".join(f"max_norm={norm:g}" for norm in sorted(on_shards)) + " and norm_type=2",
+                    actual=f"max_norm={max_norm:g}, norm_type={norm_type:g}",
+                    remedy="leave clip_grad_norm_ out, or clip_grad_norm of the optimizer",
+                )
+            max_norm = math.inf
+        elif norms and not math.isinf(max_norm) and self.cluster.world_size > 1 and self._clips_unsaid:
+            self._clips_unsaid = False
+            logger.warning(
+                "clip_grad_norm_ clips the gradients of each worker, before their mean; "
+                'PsAccelerator(optimizer_options={"clip_grad_norm": %g}) clips the mean, as one process does',
+                max_norm,
+            )
+        return super().clip_grad_norm_(parameters, max_norm, norm_type)
 
     def wait_for_everyone(self) -> None:
         """Wait until every live worker has called this."""

@@ -60,6 +60,8 @@ class PsTrainer(Trainer):
         args = TrainingArguments(output_dir="tmp_trainer") if args is None else copy.copy(args)
         self.cluster = connected() if cluster is None else cluster
         self._optimizer_options = dict(optimizer_options)
+        #: The one that this trainer has made the cluster's.
+        self._adopted: PsOptimizer | None = None
         _check(args)
         check_precision(self.cluster, getattr(args, "mixed_precision", None))
         take_place(self.cluster)
@@ -83,10 +85,12 @@ class PsTrainer(Trainer):
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """The optimizer of the arguments, or the one given to the constructor, adopted by the cluster.
 
-        Raises what ``Cluster.adopt`` raises: UnsupportedOptimizer for ``optim="adafactor"`` and other classes that are
-        not torch's.
+        One that is the cluster's already is taken as it is. Raises what ``Cluster.adopt`` raises: UnsupportedOptimizer
+        for ``optim="adafactor"`` and other classes that are not torch's. Raises ConfigError where the cluster's
+        optimizer does not do what the arguments ask for: clip to ``max_grad_norm``, or ``optimizer_options``.
         """
         given = self.optimizer
+        self._check_given(given)
         if isinstance(given, AcceleratedOptimizer):
             return given
         schedulers = [self.lr_scheduler] if given is not None and self.lr_scheduler is not None else []
@@ -95,11 +99,38 @@ class PsTrainer(Trainer):
             whole = self.accelerator.unwrap_model(self.model)
             clip = {"clip_grad_norm": self.args.max_grad_norm} if self.args.max_grad_norm > 0 else {}
             optimizer = self.cluster.adopt(optimizer, whole, schedulers, **clip | self._optimizer_options)
+            self._adopted = optimizer
         self.optimizer = self.accelerator.prepare_optimizer(optimizer)
         self.optimizer._is_accelerate_prepared = True
         return self.optimizer
 
+    def _check_given(self, optimizer: Any) -> None:
+        """Raises ConfigError where the cluster has an optimizer without what the arguments ask for."""
+        inner = optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
+        if not isinstance(inner, PsOptimizer):
+            return
+        if inner is not self._adopted and self._optimizer_options:
+            raise ConfigError(
+                "optimizer_options are of no effect on an optimizer that is the cluster's already",
+                expected="a torch optimizer, or none, beside optimizer_options",
+                actual=", ".join(self._optimizer_options),
+                remedy="give these options to cluster.optimizer(...) or cluster.adopt(...) itself",
+            )
+        asked = self.args.max_grad_norm
+        clips = inner.clip_grad_norm
+        if "clip_grad_norm" in self._optimizer_options or not asked or asked <= 0 or clips == asked:
+            return
+        raise ConfigError(
+            "the optimizer does not clip gradients as TrainingArguments say",
+            expected=f"clip_grad_norm={asked:g}, which is max_grad_norm",
+            actual=f"clip_grad_norm={clips}",
+            remedy=f"make it with clip_grad_norm={asked:g}, let the trainer adopt a torch optimizer, or set "
+            "TrainingArguments(max_grad_norm=0)",
+        )
+
     def _clip_grad_norm(self, model: Any) -> Any:
+        # A subclass may have made the optimizer.
+        self._check_given(self.optimizer)
         # The shards clip, after the mean over the workers; here the norm is found for the log.
         return self.accelerator.clip_grad_norm_(model.parameters(), math.inf)
 

@@ -145,3 +145,103 @@ def test_an_optimizer_that_shards_do_not_run_is_refused_by_its_name(cluster: Clu
     trainer = PsTrainer(model=made()[0], args=arguments, cluster=cluster)
     with pytest.raises(UnsupportedOptimizer, match="Adafactor"):
         trainer.create_optimizer()
+
+
+def scored(tmp_path: Path, cluster: Cluster, given: Any, *, options: Any = None, **arguments: Any) -> Any:
+    """A trainer of one step with a gradient of about 100, and the optimizer ``given`` for its model."""
+    from transformers import TrainingArguments
+
+    from ps_worker.huggingface import PsTrainer
+    from tests.huggingface.test_mixed_precision import Scores
+
+    model = Scores()
+    data = [{"x": torch.full((3,), 100.0), "labels": n % 2} for n in range(8)]
+    optimizer = given(model)
+    return PsTrainer(
+        model=model,
+        args=TrainingArguments(
+            output_dir=str(tmp_path),
+            max_steps=1,
+            report_to="none",
+            use_cpu=True,
+            save_strategy="no",
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+            **arguments,
+        ),
+        train_dataset=data,
+        cluster=cluster,
+        optimizers=(optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)),
+        optimizer_options=options or {},
+    )
+
+
+def moved(trainer: Any) -> float:
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    trainer.train()
+    return torch.cat([(p - b).flatten() for p, b in zip(trainer.model.parameters(), before, strict=True)]).norm().item()
+
+
+def test_an_optimizer_of_the_cluster_clips_as_the_arguments_say_or_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    def declared(**options: Any) -> Any:
+        return lambda model: cluster.optimizer(torch.optim.SGD, model, lr=1.0, **options)
+
+    def adopted(model: torch.nn.Module) -> Any:
+        return cluster.adopt(torch.optim.SGD(model.parameters(), lr=1.0), model)
+
+    for given in (declared(), adopted, declared(clip_grad_norm=5.0)):
+        trainer = scored(tmp_path, cluster, given, max_grad_norm=0.001)
+        with pytest.raises(ConfigError, match=r"does not clip.*expected: clip_grad_norm=0\.001.*max_grad_norm=0"):
+            trainer.train()
+    with pytest.raises(ConfigError, match=r"no effect.*wire"):
+        scored(tmp_path, cluster, adopted, max_grad_norm=0, options={"wire": "bf16"}).train()
+    assert moved(scored(tmp_path, cluster, declared(clip_grad_norm=0.001), max_grad_norm=0.001)) < 0.0011
+    assert moved(scored(tmp_path, cluster, adopted, max_grad_norm=0)) > 1
+    # A torch optimizer is adopted with what the arguments say.
+    trainer = scored(tmp_path, cluster, lambda model: torch.optim.SGD(model.parameters(), lr=1.0), max_grad_norm=0.001)
+    assert moved(trainer) < 0.0011
+    trainer.args.max_grad_norm = 0.1
+    with pytest.raises(ConfigError, match="does not clip"):
+        trainer.train()
+
+
+def test_an_optimizer_that_a_subclass_makes_is_held_to_the_arguments(cluster: Cluster, tmp_path: Path) -> None:
+    from ps_worker.huggingface import PsTrainer
+
+    trainer = scored(tmp_path, cluster, lambda model: torch.optim.SGD(model.parameters(), lr=1.0), max_grad_norm=0.001)
+
+    class Own(PsTrainer):
+        def create_optimizer(self, model: Any = None) -> Any:
+            if self.optimizer is None or type(self.optimizer) is torch.optim.SGD:
+                made = self.cluster.adopt(torch.optim.SGD(self.model.parameters(), lr=1.0), self.model)
+                self.optimizer = self.accelerator.prepare_optimizer(made)
+                self.optimizer._is_accelerate_prepared = True
+            return self.optimizer
+
+    trainer.__class__ = Own
+    with pytest.raises(ConfigError, match="does not clip"):
+        trainer.train()
+
+
+def test_accelerate_leaves_clipping_to_the_shards_or_says_what_it_clips(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accelerator = PsAccelerator(cluster, optimizer_options={"clip_grad_norm": 0.5})
+    model, optimizer = accelerator.prepare(*made())
+    before = model.weight.detach().clone(), model.bias.detach().clone()
+    accelerator.backward(100 * model(torch.ones(2, 3)).sum())
+    assert accelerator.clip_grad_norm_(model.parameters(), 0.5).item() == pytest.approx(400)
+    for wrong in ({"max_norm": 0.25}, {"max_norm": 0.5, "norm_type": 1}):
+        with pytest.raises(ConfigError, match="shards clip gradients already"):
+            accelerator.clip_grad_norm_(model.parameters(), **wrong)
+    optimizer.step()
+    after = torch.cat([model.weight.flatten() - before[0].flatten(), model.bias - before[1]])
+    assert after.norm().item() == pytest.approx(0.1 * 0.5, rel=1e-5)
+    alone = PsAccelerator(cluster)
+    model, _ = alone.prepare(*made())
+    alone.backward(100 * model(torch.ones(2, 3)).sum())
+    monkeypatch.setattr(Cluster, "world_size", 2)
+    for _ in range(2):
+        alone.clip_grad_norm_(model.parameters(), 0.5)
+        assert torch.cat([p.grad.flatten() for p in model.parameters()]).norm().item() == pytest.approx(0.5, rel=1e-4)
+    assert caplog.text.count("clips the gradients of each worker, before their mean") == 1
