@@ -110,7 +110,7 @@ class Pages:
             return PlainTextResponse(f"{error}\n", _status(error))
         if self._broadcast.is_full:
             return PlainTextResponse(f"{VIEWERS} browsers look at this page already\n", 503)
-        return StreamingResponse(self._stream(), media_type="text/event-stream")
+        return StreamingResponse(self._stream(request), media_type="text/event-stream")
 
     async def check(self, request: Request) -> Response:
         """Whether this browser may follow the events; for a page whose stream was refused."""
@@ -120,10 +120,14 @@ class Pages:
             return PlainTextResponse(f"{error}\n", _status(error))
         return Response(status_code=204)
 
-    async def _stream(self) -> AsyncIterator[str]:
+    async def _stream(self, request: Request) -> AsyncIterator[str]:
         yield f"retry: {_RETRY_MS}\n\n"
         async with aclosing(self._broadcast.messages()) as messages:  # type: ignore[type-var]
             async for message in messages:
+                try:
+                    self._access.check(request)
+                except (Unauthenticated, PermissionDenied):
+                    return  # its token was removed: the browser asks again, and gets the reason
                 yield f"data: {message}\n\n"
 
     def _admitted(self, token: str, request: Request) -> Response:

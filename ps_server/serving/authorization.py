@@ -6,16 +6,16 @@ import inspect
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from ps_protocol.cluster.view import Role
-from ps_protocol.errors import PermissionDenied, Unauthenticated
+from ps_protocol.errors import PermissionDenied, Unauthenticated, Unavailable
 from ps_protocol.security.credentials import AUTHORIZATION, SESSION
-from ps_protocol.security.identity import Caller
+from ps_protocol.security.identity import Caller, SessionEnded
 from ps_protocol.security.roles import METHODS
 from ps_protocol.security.security import EVERYBODY, OFF, Security
 from ps_protocol.text import printable
@@ -121,7 +121,7 @@ class Authorization(grpc.aio.ServerInterceptor):
         return _guarded(handler, check, self.streams)
 
     def _admitted(self, context: Context, method: str, roles: frozenset[Any]) -> Caller:
-        """The caller. Raises Unauthenticated, PermissionDenied."""
+        """The caller. Raises Unauthenticated, PermissionDenied; Unavailable for a session whose token is not here."""
         try:
             caller = self._caller_of(context)
             self.security.authorize(caller, roles, method.rpartition("/")[2])
@@ -130,6 +130,9 @@ class Authorization(grpc.aio.ServerInterceptor):
             peer = context.peer()
             if self._log_limit.allows(peer):
                 logger.warning("refused %s of %s: %s", printable(method), printable(peer), error)
+            if isinstance(error, SessionEnded):
+                # The coordinator decides whether it is a member still: this file may be older than the one there.
+                raise Unavailable(error.message, remedy=error.remedy) from error
             raise
         return caller
 
@@ -178,10 +181,14 @@ def _checked(
             caller = check(context)
         replies: AsyncGenerator[Any, None] = behavior(parsed(request), context)
         async with aclosing(replies):
-            async for reply in replies:
-                if streams is not None:
-                    # A generator is suspended outside of any block of its own: it is looked at with each reply.
-                    async with translated(context):
+            while True:
+                # A generator is suspended outside of any block of its own: it is held while it waits for a reply, and
+                # looked at with each.
+                async with translated(context), streams.held(caller) if streams else nullcontext():
+                    reply = await anext(replies, None)
+                    if reply is None:
+                        return
+                    if streams is not None:
                         streams.check(caller)
                 yield reply
 

@@ -9,14 +9,17 @@ from typing import Any
 import grpc
 import pytest
 
+from ps_protocol.cluster.view import Member, Role
 from ps_protocol.errors import Unauthenticated, Unavailable
 from ps_protocol.rpc.channel import open_channel
 from ps_protocol.rpc.client_errors import translate
 from ps_protocol.security import callers
-from ps_protocol.security.credentials import AUTHORIZATION, bearer
+from ps_protocol.security.credentials import AUTHORIZATION, SESSION, bearer
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
+from ps_protocol.security.session import SessionSigner
 from ps_protocol.security.settings import SecuritySettings
+from ps_protocol.security.tokens import parse_tokens
 from ps_server.serving import grpc_server, open_streams
 from ps_server.serving.authorization import Authorization
 from tests.support.loops import LoopThread
@@ -24,10 +27,11 @@ from tests.support.shards import wait_until
 
 SECRETS = {name: f"{name}-secret-0123456789" for name in ("ann", "bob")}
 FEED, WATCH = "/ps_protocol.v1.Shard/Feed", "/ps_protocol.v1.Coordinator/Watch"
+RESHARD = "/ps_protocol.v1.Coordinator/Reshard"
 
 
 class Streaming(grpc.GenericRpcHandler):
-    """A stream that writes whatever happens, and one that yields."""
+    """A stream that writes whatever happens, one that yields, and one that yields once and waits."""
 
     def __init__(self) -> None:
         self.cancelled = 0
@@ -46,11 +50,20 @@ class Streaming(grpc.GenericRpcHandler):
                 yield b"begun"
                 await asyncio.sleep(0.01)
 
-        return grpc.unary_stream_rpc_method_handler(writes if details.method == FEED else yields)
+        async def waits(_: bytes, context: Any) -> AsyncIterator[bytes]:
+            yield b"begun"
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.cancelled += 1
+
+        return grpc.unary_stream_rpc_method_handler({FEED: writes, WATCH: yields, RESHARD: waits}[details.method])
 
 
-@pytest.mark.parametrize("method", [FEED, WATCH])
-def test_a_stream_ends_when_its_token_is_removed_and_those_of_others_go_on(method, tmp_path, monkeypatch):
+@pytest.mark.parametrize("shows", ["token", "session"])
+@pytest.mark.parametrize("method", [FEED, WATCH, RESHARD])
+def test_a_stream_ends_when_its_token_is_removed_and_those_of_others_go_on(method, shows, tmp_path, monkeypatch):
+    """Also one that shows the session alone that was made with the token."""
     monkeypatch.setattr(open_streams, "LOOK_SECONDS", 0.02)
     tokens = tmp_path / "tokens"
     tokens.touch(0o600)
@@ -58,20 +71,24 @@ def test_a_stream_ends_when_its_token_is_removed_and_those_of_others_go_on(metho
     def allow(*names: str) -> None:
         partial = tmp_path / "part"
         partial.touch(0o600)
-        partial.write_text("".join(f"reader:{name}:{SECRETS[name]}\n" for name in names))
+        partial.write_text("".join(f"admin:{name}:{SECRETS[name]}\n" for name in names))
         partial.replace(tokens)
 
     allow("ann", "bob")
     security = Security(SecuritySettings(token_file=tokens), AccessRole.SERVER)
-    handler = Streaming()
+    handler, signer, authorization = Streaming(), SessionSigner(), Authorization(security)
+    authorization.trust(signer.public_key)
     services = [("test.Streaming", lambda server: server.add_generic_rpc_handlers((handler,)))]
     with LoopThread() as loop:
-        start = grpc_server.start("127.0.0.1", 0, services, authorization=Authorization(security))
+        start = grpc_server.start("127.0.0.1", 0, services, authorization=authorization)
         running = loop.run(start)
         with open_channel(running.address) as channel:
 
             def opened(name: str) -> Any:
-                stream = channel.unary_stream(method)(b"", metadata=((AUTHORIZATION, bearer(SECRETS[name])),))
+                token = parse_tokens(f"admin:{name}:{SECRETS[name]}", "here")[0]
+                session = signer.sign(Member(Role.EVALUATOR, 0, 1), frozenset({AccessRole.ADMIN}), token.digest)
+                shown = (SESSION, session) if shows == "session" else (AUTHORIZATION, bearer(token.secret))
+                stream = channel.unary_stream(method)(b"", metadata=(shown,))
                 assert next(stream) == b"begun"
                 return stream
 
@@ -84,11 +101,12 @@ def test_a_stream_ends_when_its_token_is_removed_and_those_of_others_go_on(metho
             assert isinstance(error, Unavailable)
             assert "the token of the caller was removed" in error.message
             assert bob.is_active()
-            if method == FEED:
+            if method != WATCH:
                 wait_until(lambda: handler.cancelled == 1)
             with pytest.raises(grpc.RpcError) as caught:
                 opened("ann")
-            assert isinstance(translate(caught.value, "the server"), Unauthenticated)
+            refused = translate(caught.value, "the server")
+            assert isinstance(refused, Unavailable if shows == "session" else Unauthenticated)
             bob.cancel()
         loop.run(running.stop(0))
 

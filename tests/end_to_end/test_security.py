@@ -13,10 +13,12 @@ import torch
 
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.client.membership import Membership
-from ps_protocol.cluster.view import Role
-from ps_protocol.errors import PermissionDenied, Unauthenticated, Unavailable
+from ps_protocol.cluster.view import Member, Role
+from ps_protocol.errors import Fenced, PermissionDenied, Unauthenticated, Unavailable
 from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.security import callers, tls
+from ps_protocol.security.credentials import bearer
+from ps_protocol.security.identity import SessionEnded
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import OFF, Security
 from ps_protocol.security.settings import SecuritySettings
@@ -24,7 +26,9 @@ from ps_server.certs.authority import Authority
 from ps_server.certs.folder import CertificateFolder
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.cli.options.storage import Durability, StorageConfig
+from ps_server.coordinator.access import CoordinatorAccess
 from ps_server.serving import open_streams
+from ps_worker import Cluster
 from ps_worker.session.session import Session
 from tests.support.certificates import made_folder, security_of, write_pair
 from tests.support.length import choose
@@ -180,7 +184,7 @@ class Steps:
 def test_certificates_and_tokens_rotate_under_load_in_every_mode_and_the_old_ones_are_refused(
     lab, monkeypatch, load_seconds
 ):
-    """Streams of the old certificates are ended in the middle of steps; two workers open them again. No step fails.
+    """Streams of the old tokens are ended in the middle of steps; two workers open them again. No step fails.
 
     Where files take a while to load, the calls of several threads meet while one of them loads.
     """
@@ -212,11 +216,11 @@ def test_certificates_and_tokens_rotate_under_load_in_every_mode_and_the_old_one
             lab.replace_tokens(keep=True)
             for worker in workers:
                 worker.moved()
-            lab.replace_tokens()
             endings.clear()
-            late_by_days[0] = 10.0 * turn + 2
+            lab.replace_tokens()
             # Two streams of each worker: one to each shard.
-            wait_until(lambda: sum("has expired on" in each for each in endings) >= 4)
+            wait_until(lambda: sum("token of the caller was removed" in each for each in endings) >= 4)
+            late_by_days[0] = 10.0 * turn + 2
             for worker in workers:
                 worker.moved()
         target = max(worker.taken for worker in workers) + 3
@@ -343,6 +347,56 @@ def test_a_member_whose_token_is_withdrawn_loses_its_place(lab):
         (lab.path / "tokens").write_text((lab.path / "tokens").read_text().replace(kept, ""))
         wait_until(lambda: member.fenced is not None)
         assert "does not know the token" in str(member.fenced)
+
+
+def remove_line(tokens: Path, line: str) -> None:
+    partial = tokens.with_suffix(".part")
+    partial.touch(0o600)
+    partial.write_text(tokens.read_text().replace(line, ""))
+    partial.replace(tokens)
+
+
+def test_a_worker_that_shows_its_session_alone_ends_with_its_token(lab, monkeypatch):
+    """Its heartbeats leave the token out: no push is applied after its streams have ended, and its lease ends."""
+    endings, original = [], open_streams.ended
+    monkeypatch.setattr(open_streams, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(open_streams, "ended", lambda why: endings.append(why.message) or original(why))
+    with running_job(shards=1, workers=1, lab=WithoutTls(lab.path), lease_seconds=3.0) as job:
+        cluster = Cluster(Session.join(job.config(seconds=1.0, transport="grpc")))
+        job.exits.callback(cluster.close)
+        model = torch.nn.Linear(3, 2)
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.01)
+
+        def step() -> None:
+            model(torch.ones(4, 3)).sum().backward()
+            optimizer.step()
+
+        step()
+        monkeypatch.setattr(cluster._session._client.security._own, "_file", None)
+        for _ in range(3):
+            step()
+        remove_line(lab.path / "tokens", (lab.path / "worker.token").read_text())
+        wait_until(lambda: any("token of the caller was removed" in each for each in endings))
+        with pytest.raises((Unavailable, Fenced)):
+            step()
+        wait_until(lambda: job.gone(0) != "")
+        assert job.member(Role.SHARD, 0).stats.versions["model"] == 4
+
+
+def test_a_coordinator_that_is_started_again_ends_sessions_with_their_tokens_too(lab, tmp_path):
+    security = security_of(WithoutTls(lab.path), "coordinator")
+    line = (lab.path / "worker.token").read_text()
+    authorization, member = bearer(line.rpartition(":")[2].strip()), Member(Role.WORKER, 0, 5)
+    joined = security.authenticate(authorization=authorization)
+    session = CoordinatorAccess.of(security, tmp_path).sessions.issue(joined, member)
+    # As with each heartbeat that leaves the token out: what is issued then ends with the first one.
+    again = CoordinatorAccess.of(security, tmp_path)
+    verifier = again.authorization.verifier
+    caller = security.authenticate(session=session, verifier=verifier)
+    assert (caller.token_digest, caller.session.incarnation) == (joined.token_digest, 5)
+    remove_line(lab.path / "tokens", line)
+    with pytest.raises(SessionEnded, match="session of worker 0 was made with is not in the token file"):
+        security.authenticate(session=session, verifier=verifier)
 
 
 def test_a_member_speaks_for_itself_alone(lab):

@@ -172,6 +172,22 @@ def test_other_tokens_are_refused_with_the_reason(guarded: Security, token: str,
             assert "set-cookie" not in answer.headers
 
 
+def test_events_end_when_the_token_of_their_viewer_is_removed(guarded: Security) -> None:
+    file = guarded.settings.token_file
+    assert file is not None
+    with running_page(guarded) as job, httpx.Client(base_url=job.url) as client:
+        client.headers["authorization"] = bearer(VIEWER)
+        with messages(client) as told:
+            next(told)
+            partial = file.with_suffix(".part")
+            partial.touch(0o600)
+            partial.write_text(f"worker:wes:{WORKER}\n")
+            partial.replace(file)
+            for _ in told:
+                pass
+        assert client.get("/check").status_code == 401
+
+
 def test_nonsense_in_cookie_and_form_is_refused(guarded: Security) -> None:
     with running_page(guarded) as job:
         name = f"torch_ps_{job.url.rstrip('/').rpartition(':')[2]}"

@@ -9,7 +9,7 @@ import time
 from ps_protocol.errors import Unauthenticated, Unavailable
 from ps_protocol.security.certificates import facts_in, shown
 from ps_protocol.security.credentials import secret_of
-from ps_protocol.security.identity import Caller, CertificateIdentity, SessionClaims
+from ps_protocol.security.identity import Caller, CertificateIdentity, SessionClaims, SessionEnded
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.session import SessionVerifier
 from ps_protocol.security.tokens import TokenFile
@@ -29,7 +29,7 @@ def caller_of(
     job: str,
 ) -> Caller:
     """The caller, with the roles of everything it shows. Raises Unauthenticated where something of it is wrong, or
-    nothing is there; Unavailable for a session that cannot be verified yet.
+    nothing is there; SessionEnded for a session whose token is gone; Unavailable for one that cannot be verified yet.
     """
     roles: set[AccessRole] = set()
     names: list[str] = []
@@ -61,10 +61,26 @@ def caller_of(
         claims = verifier.verify(session)
         roles |= claims.access
         names.append(f"{claims.role.value} {claims.index}" if claims.role else "the coordinator")
+    digests = _digests(digest, proven, claims)
+    if tokens and not all(map(tokens.has, digests)):
+        raise SessionEnded(
+            f"the token that the session of {names[-1]} was made with is not in the token file of this server",
+            remedy="it was removed, or is not there yet: join with another one, or give all servers the same tokens",
+        )
     if not roles:
         seen = "its certificate names no role" if certificate else "the call has no token"
         raise Unauthenticated(f"this server answers callers with a role alone, and {seen}", remedy=_REMEDY)
-    return Caller(frozenset(roles), ", ".join(names), proven, identity, claims, expires, digest)
+    made_with = claims.token_digest if claims and claims.token_digest in digests else digest
+    return Caller(frozenset(roles), ", ".join(names), proven, identity, claims, expires, made_with, digests)
+
+
+def _digests(own: bytes, proven: frozenset[AccessRole], claims: SessionClaims | None) -> frozenset[bytes]:
+    """Of the tokens that a call depends on. A token of its own that allows all that its session does stands for the
+    one that the session was made with: a member whose token was replaced shows both.
+    """
+    replaced = own and claims and claims.access <= proven
+    made_with = claims.token_digest if claims and not replaced else b""
+    return frozenset({own, made_with} - {b""})
 
 
 def check_expiry(seconds: float) -> None:
@@ -82,5 +98,5 @@ def check_proof(caller: Caller, tokens: TokenFile | None) -> None:
     removed. A session ends with the membership.
     """
     check_expiry(caller.expires)
-    if caller.token_digest and tokens and not tokens.has(caller.token_digest):
+    if tokens and not all(map(tokens.has, caller.token_digests)):
         raise Unauthenticated("the token of the caller was removed", remedy=_REMEDY)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ps_protocol.errors import ConfigError
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 
 AUTHORIZATION = "authorization"
 """Metadata of a call: Bearer, and the secret of a token."""
+
+SIGNATURE_BYTES = 64
+"""A session token begins with its signature; JSON follows."""
 
 SESSION = "ps-session-bin"
 """Metadata of a call by a member: its session token."""
@@ -50,13 +55,19 @@ class ShownCredentials:
     session: bytes = b""
 
     def metadata(self, *, to_shard: bool) -> tuple[tuple[str, str | bytes], ...]:
-        """What the call carries. A member's calls to shards carry its session alone."""
+        """What the call carries. A member's calls to shards carry its session alone, and the token, too, when that is
+        another one than the session was made with: it was replaced since the last heartbeat.
+        """
         shown: list[tuple[str, str | bytes]] = []
         if self.session:
             shown.append((SESSION, self.session))
-        if not (shown and to_shard) and self.token:
+        if self.token and not (self.session and to_shard and self._made_with_this_token()):
             shown.append((AUTHORIZATION, bearer(self.token.secret)))
         return tuple(shown)
+
+    def _made_with_this_token(self) -> bool:
+        made_with = made_with_token(self.session)
+        return not made_with or not self.token or made_with == self.token.digest
 
 
 class OwnTokens:
@@ -89,6 +100,17 @@ def _given(text: str, role: AccessRole) -> AccessToken:
     if len(tokens) > 1:
         raise ConfigError("PS_TOKEN is one token", remedy="use PS_TOKEN_FILE for several")
     return tokens[0]
+
+
+@lru_cache(maxsize=64)
+def made_with_token(session: bytes) -> bytes:
+    """The digest of the token that a session token was made with, as it says; empty where it names none. Its signature
+    is not looked at.
+    """
+    try:
+        return bytes.fromhex(json.loads(session[SIGNATURE_BYTES:])["token"])
+    except (ValueError, KeyError, TypeError):
+        return b""
 
 
 def bearer(secret: str) -> str:

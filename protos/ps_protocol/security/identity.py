@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ps_protocol.cluster.view import Role
+from ps_protocol.errors import Unauthenticated
 from ps_protocol.security.roles import AccessRole
 
 SCHEME = "torch-ps:"
@@ -56,6 +57,10 @@ class CertificateIdentity:
         return next((found for uri in uris if (found := cls.parse(uri)) is not None), None)
 
 
+class SessionEnded(Unauthenticated):
+    """The token that a session was made with is none of this server's."""
+
+
 @dataclass(frozen=True, slots=True)
 class SessionClaims:
     """What a session token says: one membership of one process, and what its credential allowed when it joined."""
@@ -69,6 +74,8 @@ class SessionClaims:
     access: frozenset[AccessRole]
     #: Seconds since 1970.
     expires: float
+    #: Digest of the access token that it was made with; empty: it was made with a certificate alone.
+    token_digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,5 +91,7 @@ class Caller:
     session: SessionClaims | None = None
     #: When its certificate ends to be valid, in seconds since 1970.
     expires: float = math.inf
-    #: Of its token; empty: it has shown none.
+    #: Of the token that a session made for this call ends with; empty: none.
     token_digest: bytes = b""
+    #: Of every token that has to stay valid for what the call may do: its own, and the one of its session.
+    token_digests: frozenset[bytes] = frozenset()

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from ps_protocol.cluster.view import Member, Role
 from ps_protocol.errors import DamagedData, Unauthenticated
+from ps_protocol.security.credentials import SIGNATURE_BYTES
 from ps_protocol.security.files import read_secret
 from ps_protocol.security.identity import SessionClaims
 from ps_protocol.security.roles import AccessRole
@@ -24,7 +25,6 @@ CLOCK_SECONDS = 60.0
 """By how much the clocks of two hosts may differ."""
 
 _CONTEXT = b"torch-ps session 1\0"
-_SIGNATURE_BYTES = 64
 _KEY_BYTES = 32
 _LONGEST = 4096
 
@@ -57,14 +57,17 @@ class SessionSigner:
             )
         return cls(Ed25519PrivateKey.from_private_bytes(data))
 
-    def sign(self, member: Member | None, access: frozenset[AccessRole]) -> bytes:
-        """A token for ``member``; None: for the coordinator itself."""
+    def sign(self, member: Member | None, access: frozenset[AccessRole], token_digest: bytes = b"") -> bytes:
+        """A token for ``member``; None: for the coordinator itself. ``token_digest``: of the access token that it was
+        made with, and ends with; empty: a certificate alone.
+        """
         claims = {
             "job": self._job,
             "role": member.role.value if member else "",
             "index": member.index if member else 0,
             "incarnation": member.incarnation if member else 0,
             "access": sorted(role.value for role in access),
+            "token": token_digest.hex(),
             "expires": self._clock() + SESSION_SECONDS,
         }
         payload = json.dumps(claims, separators=(",", ":")).encode()
@@ -85,7 +88,7 @@ class SessionVerifier:
 
     def verify(self, token: bytes) -> SessionClaims:
         """What ``token`` says. Raises Unauthenticated for one of another job, a forged or an expired one."""
-        signature, payload = token[:_SIGNATURE_BYTES], token[_SIGNATURE_BYTES:_LONGEST]
+        signature, payload = token[:SIGNATURE_BYTES], token[SIGNATURE_BYTES:_LONGEST]
         try:
             self._key.verify(signature, _CONTEXT + payload)
         except InvalidSignature:
@@ -115,6 +118,7 @@ def _claims(payload: bytes) -> SessionClaims:
             int(said["incarnation"]),
             frozenset(AccessRole(role) for role in said["access"]),
             float(said["expires"]),
+            bytes.fromhex(said["token"]),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise Unauthenticated(

@@ -69,7 +69,8 @@ class SessionIssuer:
     def issue(self, caller: Caller, member: Member) -> bytes:
         """A token for ``member``, at its Join and with each heartbeat; empty without a signer.
 
-        It allows what the lasting credential of this very call does: one that was withdrawn is not renewed.
+        It allows what the lasting credential of this very call does: one that was withdrawn is not renewed. It ends
+        with the token of the call; where the call shows none, with that of its session.
         """
         access = caller.proven & JOINING[member.role]
-        return self._signer.sign(member, access) if self._signer and access else b""
+        return self._signer.sign(member, access, caller.token_digest) if self._signer and access else b""

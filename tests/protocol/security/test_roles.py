@@ -13,11 +13,12 @@ from ps_protocol.cluster.view import Member, Role
 from ps_protocol.errors import PermissionDenied, PsError, Unauthenticated, Unavailable
 from ps_protocol.rpc.channel import listen, new_server, open_channel
 from ps_protocol.rpc.client_errors import translate
-from ps_protocol.security.credentials import AUTHORIZATION, SESSION, bearer
+from ps_protocol.security.credentials import AUTHORIZATION, SESSION, ShownCredentials, bearer
 from ps_protocol.security.roles import JOINING, METHODS, AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.session import SessionSigner
 from ps_protocol.security.settings import SecuritySettings
+from ps_protocol.security.tokens import AccessToken, parse_tokens
 from ps_protocol.v1 import coordinator_pb2, shard_pb2
 from ps_server.serving.authorization import Authorization, PeerLogLimit
 from tests.support.loops import LoopThread
@@ -182,6 +183,54 @@ def test_sessions_are_unavailable_until_the_server_has_joined_then_verified(serv
         # A session allows what the credential of its Join did.
         denied = call(channel, "/ps_protocol.v1.Coordinator/Checkpoint", ((SESSION, token),))
         assert isinstance(denied, PermissionDenied)
+
+
+HEARTBEAT = "/ps_protocol.v1.Coordinator/Heartbeat"
+
+
+def test_a_session_ends_with_the_token_that_it_was_made_with_whatever_the_call_omits(served):
+    address, _, authorization, signer = served
+    authorization.trust(signer.public_key)
+    file, before = authorization.security.settings.token_file, sum(authorization.security.refused.counts.values())
+    whole, member, worker = file.read_text(), Member(Role.WORKER, 3, 7), frozenset({AccessRole.WORKER})
+    first, second = (parse_tokens(f"worker:{name}:{name}-0123456789012", "here")[0] for name in ("first", "second"))
+
+    def allow(*tokens: AccessToken) -> None:
+        partial = file.with_suffix(".part")
+        partial.touch(0o600)
+        partial.write_text(whole + "".join(f"{each.role.value}:{each.name}:{each.secret}\n" for each in tokens))
+        partial.replace(file)
+
+    session = (SESSION, signer.sign(member, worker, first.digest))
+    with_second = session, (AUTHORIZATION, bearer(second.secret))
+    with_viewer = session, (AUTHORIZATION, bearer(SECRETS[AccessRole.VIEWER]))
+    with open_channel(address) as channel:
+        allow(first, second)
+        for shown in ((session,), with_second, with_viewer):
+            assert call(channel, HEARTBEAT, shown) is None
+        allow(second)
+        # A token of the same role stands for the one that it replaces; one of another role does not.
+        assert call(channel, HEARTBEAT, with_second) is None
+        for number, shown in enumerate(((session,), with_viewer), 1):
+            refused = call(channel, HEARTBEAT, shown)
+            assert isinstance(refused, Unavailable)
+            assert "the token that the session of worker 3 was made with is not in the token file" in refused.message
+            assert sum(authorization.security.refused.counts.values()) == before + number
+        # Of a certificate alone: no token ends it.
+        assert call(channel, HEARTBEAT, ((SESSION, signer.sign(member, worker)),)) is None
+
+
+def test_a_call_to_a_shard_shows_its_token_beside_a_session_that_was_made_with_another():
+    old, new = (parse_tokens(f"worker:{name}:{name}-0123456789012", "here")[0] for name in ("old", "new"))
+    signer, member, worker = SessionSigner(), Member(Role.WORKER, 3, 7), frozenset({AccessRole.WORKER})
+    session = signer.sign(member, worker, old.digest)
+    alone, both = ((SESSION, session),), ((SESSION, session), (AUTHORIZATION, bearer(new.secret)))
+    assert ShownCredentials(None, old, session).metadata(to_shard=True) == alone
+    assert ShownCredentials(None, new, session).metadata(to_shard=True) == both
+    assert ShownCredentials(None, None, session).metadata(to_shard=True) == alone
+    of_certificate = signer.sign(member, worker)
+    assert ShownCredentials(None, new, of_certificate).metadata(to_shard=True) == ((SESSION, of_certificate),)
+    assert ShownCredentials(None, new, b"nonsense").metadata(to_shard=True) == ((SESSION, b"nonsense"),)
 
 
 def test_refusals_of_one_peer_are_logged_once_a_second_whatever_its_port():
