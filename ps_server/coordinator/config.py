@@ -111,6 +111,7 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
         seed=secrets.randbits(32) if options["seed"] is None else options["seed"],
         # Above all incarnations of earlier coordinators: none admits a thousand members a second.
         first_incarnation=time.time_ns() // 1_000_000,
+        clock_began=time.time() - time.monotonic(),
         limits=job_limits if most is None else replace(job_limits, max_model_bytes=most),
     )
     if kept is not None:

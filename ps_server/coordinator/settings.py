@@ -27,6 +27,8 @@ class ClusterSettings:
     #: Incarnations count up from here; above all that an earlier coordinator handed out.
     first_incarnation: int = 1
     limits: JobLimits = field(default_factory=JobLimits)
+    #: When the steady clock that times come from read 0, in seconds since 1970.
+    clock_began: float = 0.0
 
     @property
     def identity(self) -> JobIdentity:

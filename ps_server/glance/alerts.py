@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ps_protocol.cluster.history import JobHistory
+from ps_protocol.cluster.view import Role
 from ps_server.glance.shards import ShardGlance
 from ps_server.glance.workers import WorkerGlance
 
@@ -68,3 +69,5 @@ def _of_workers(history: JobHistory, workers: Sequence[WorkerGlance]) -> Iterato
     named = sum(worker.state in ("lost", "failed") for worker in ranks)
     if view.expected_workers > there + named:
         yield Alert("workers missing", f"{there} of {view.expected_workers} workers are there")
+    elif not view.expected_workers and ranks and not named and not view.live(Role.WORKER):
+        yield Alert("no worker", "no worker is there")

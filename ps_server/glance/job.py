@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.history import CheckpointFacts, JobHistory, PlacedVariable
 from ps_protocol.cluster.view import Role
-from ps_server.cli.status.text import headline
 from ps_server.glance.alerts import Alert, alerts_of
 from ps_server.glance.shards import ShardGlance, TableGlance, shards_of, tables_of
+from ps_server.glance.state import headline, job_state
 from ps_server.glance.workers import WorkerGlance, workers_of
 
 _INCARNATION = re.compile(r" as incarnation \d+|; incarnation \d+ is fenced")
@@ -26,7 +26,7 @@ class JobGlance:
     elapsed_seconds: float
     headline: str
     mode: str
-    #: "waiting for members", "training" or "finished".
+    #: As ``job_state``; of a stalled job with what it waits for, and since when.
     state: str
     models: tuple[str, ...]
     moving: bool
@@ -61,7 +61,7 @@ def glance_of(history: JobHistory) -> JobGlance:
         elapsed_seconds=max(0.0, history.at_seconds - history.began_seconds),
         headline=headline(history.status),
         mode=str(view.consistency),
-        state="finished" if view.finished else "training" if view.started else "waiting for members",
+        state=str(job_state(history.status)),
         models=tuple(sorted(view.models)),
         moving=bool(view.moving),
         steps_per_second=sum(worker.steps_per_second for worker in live),

@@ -10,8 +10,7 @@ from statistics import median
 from ps_protocol.cluster.history import JobHistory
 from ps_protocol.cluster.view import MemberStatus, Role
 from ps_protocol.model.spec import Consistency, Mode
-from ps_server.cli.status.columns import note_of, state_of
-from ps_server.cli.status.text import current_members
+from ps_server.glance.state import TRAINING, current_members, job_state, note_of, state_of
 
 SILENT_BEATS = 3.0
 SILENT_LEASES = 0.25
@@ -64,8 +63,10 @@ def workers_of(history: JobHistory) -> tuple[WorkerGlance, ...]:
     live = [entry for entry in entries if not entry.gone]
     front = max(((entry.stats.phase, clock_now(entry)) for entry in live), default=(0, 0.0))
     found = [_glance(entry, history, front) for entry in entries]
-    running = [worker for worker in found if worker.state == "live"]
-    straggler = straggler_of(running, status.view.consistency, history.wait_shares)
+    # Nobody waits for a worker that waits for a shard itself.
+    running = [worker for worker in found if worker.state == "live" and not _is_cut_off(worker.index, history)]
+    trains = job_state(status).name == TRAINING
+    straggler = straggler_of(running, status.view.consistency, history.wait_shares) if trains else None
     name = f"worker {straggler}" if straggler is not None else ""
     scripts = tuple(
         replace(
@@ -83,6 +84,11 @@ def is_silent(entry: MemberStatus, history: JobHistory) -> bool:
     """Whether a live member has not been heard of for long."""
     limit = max(SILENT_BEATS * history.heartbeat_seconds, SILENT_LEASES * history.lease_seconds)
     return not entry.gone and entry.seconds_since_heartbeat > limit
+
+
+def _is_cut_off(rank: int, history: JobHistory) -> bool:
+    """Whether a worker has spent its last seconds waiting for a connection to a shard."""
+    return history.wait_shares.get(rank, {}).get("reconnect", 0.0) >= WAITS
 
 
 def clock_now(entry: MemberStatus) -> float:

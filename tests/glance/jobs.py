@@ -11,10 +11,17 @@ from ps_protocol.model.spec import Consistency
 
 
 def entry(
-    role: Role, index: int, gone: str = "", heard: float = 0.1, incarnation: int = 1, **stats: Any
+    role: Role,
+    index: int,
+    gone: str = "",
+    heard: float = 0.1,
+    incarnation: int = 1,
+    ended_at: float = 0.0,
+    **stats: Any,
 ) -> MemberStatus:
     address = f"127.0.0.1:{7000 + index}" if role is Role.SHARD else ""
-    return MemberStatus(Member(role, index, incarnation, address), heard, MemberStats(**stats), "host", 7, gone)
+    member = Member(role, index, incarnation, address)
+    return MemberStatus(member, heard, MemberStats(**stats), "host", 7, gone, ended_at)
 
 
 def worker(rank: int, **more: Any) -> MemberStatus:
@@ -36,4 +43,4 @@ def history(*members: MemberStatus, consistency: Consistency | None = None, **mo
     )
     names = {name for name in more if hasattr(view, name)}
     view = replace(view, **{name: more.pop(name) for name in names})
-    return JobHistory(ClusterStatus(view, members), 1010.0, 1000.0, **more)
+    return JobHistory(ClusterStatus(view, members, at_seconds=1010.0), 1010.0, 1000.0, **more)

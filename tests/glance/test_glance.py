@@ -133,6 +133,8 @@ def test_a_worker_says_what_it_waits_for_and_for_whom() -> None:
         ((worker(0, heard=99.0),), {"finished": True}, []),
         ((worker(0, heard=99.0),), {"started": False}, []),
         ((worker(0, gone="left"), shard(0)), {"expected_workers": 1}, []),
+        ((worker(0, gone="left: stopped"), shard(0)), {}, ["no worker is there"]),
+        ((shard(0),), {}, []),
     ],
 )
 def test_alerts(members: tuple[Any, ...], more: dict[str, Any], expected: list[str]) -> None:

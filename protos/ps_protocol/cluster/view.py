@@ -10,6 +10,9 @@ from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.held import LogCounts, TableCounts
 from ps_protocol.model.spec import Consistency
 
+TOOK_OVER = "it took the place of the shard"
+"""Why a standby leaves that has become the shard."""
+
 
 class Role(enum.Enum):
     """What a member does. The coordinator itself is not a member."""
@@ -185,6 +188,8 @@ class MemberStatus:
     pid: int = 0
     #: Empty for a live member; else how it ended.
     gone: str = ""
+    #: When it ended, in seconds since 1970; 0: it lives.
+    ended_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,3 +202,5 @@ class ClusterStatus:
     metrics_url: str = ""
     #: The last things that the coordinator has decided by itself, oldest first.
     decisions: tuple[JobEvent, ...] = ()
+    #: When the coordinator told this, in seconds since 1970.
+    at_seconds: float = 0.0

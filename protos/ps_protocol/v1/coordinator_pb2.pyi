@@ -508,32 +508,36 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class MemberStatus(_message.Message):
-    __slots__ = ("member", "seconds_since_heartbeat", "stats", "host", "pid", "gone")
+    __slots__ = ("member", "seconds_since_heartbeat", "stats", "host", "pid", "gone", "ended_at")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     SECONDS_SINCE_HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AT_FIELD_NUMBER: _ClassVar[int]
     member: Member
     seconds_since_heartbeat: float
     stats: MemberStats
     host: str
     pid: int
     gone: str
-    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., seconds_since_heartbeat: _Optional[float] = ..., stats: _Optional[_Union[MemberStats, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., gone: _Optional[str] = ...) -> None: ...
+    ended_at: float
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., seconds_since_heartbeat: _Optional[float] = ..., stats: _Optional[_Union[MemberStats, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., gone: _Optional[str] = ..., ended_at: _Optional[float] = ...) -> None: ...
 
 class ClusterStatus(_message.Message):
-    __slots__ = ("view", "members", "metrics_url", "decisions")
+    __slots__ = ("view", "members", "metrics_url", "decisions", "at_seconds")
     VIEW_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     METRICS_URL_FIELD_NUMBER: _ClassVar[int]
     DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     view: ClusterView
     members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
     metrics_url: str
     decisions: _containers.RepeatedCompositeFieldContainer[JobEvent]
-    def __init__(self, view: _Optional[_Union[ClusterView, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., metrics_url: _Optional[str] = ..., decisions: _Optional[_Iterable[_Union[JobEvent, _Mapping]]] = ...) -> None: ...
+    at_seconds: float
+    def __init__(self, view: _Optional[_Union[ClusterView, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., metrics_url: _Optional[str] = ..., decisions: _Optional[_Iterable[_Union[JobEvent, _Mapping]]] = ..., at_seconds: _Optional[float] = ...) -> None: ...
 
 class GetHistoryRequest(_message.Message):
     __slots__ = ("last_points",)

@@ -38,8 +38,9 @@ from ps_server.cli.psctl.rows import import_rows
 from ps_server.cli.psctl.tables import table_totals
 from ps_server.cli.psctl.top.command import report, top
 from ps_server.cli.psctl.trace import trace
-from ps_server.cli.psctl.wait import UNHEALTHY, ailments, wait
-from ps_server.cli.status.text import TableTotals, status_line, status_tables, time_text
+from ps_server.cli.psctl.wait import UNHEALTHY, wait
+from ps_server.cli.status.text import TableTotals, status_line, status_tables
+from ps_server.glance.state import ailments, time_text
 
 CALL_SECONDS = 5.0
 WATCH_SECONDS = 1.0
@@ -96,7 +97,11 @@ main.add_command(report)
 @coordinator_option
 @click.option("--watch", is_flag=True, help="Repeat until Ctrl-C or the end of the job.")
 @output_option("one JSON object (docs/psctl.md); with --watch, one per line")
-@click.option("--check", is_flag=True, help=f"Exit with code {UNHEALTHY} if members are missing, failed or lost.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help=f"Exit with code {UNHEALTHY} if the job is stalled, or members are missing, failed or lost.",
+)
 def status(coordinator: str, watch: bool, as_json: bool, check: bool) -> None:
     """Show members, their speed, models and mode, and the rows and bytes of tables."""
     console = Console(highlight=False, markup=False, emoji=False)

@@ -1,4 +1,4 @@
-"""The command psctl wait, and the health of a job: whether its members are present."""
+"""The command psctl wait."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from collections.abc import Callable
 
 import click
 
-from ps_protocol.cluster.view import ClusterStatus, ClusterView, Role
+from ps_protocol.cluster.view import ClusterStatus, Role
 from ps_server.cli.psctl.connection import connected, coordinator_option
 from ps_server.cli.psctl.output.notes import note
-from ps_server.cli.status.columns import note_of
-from ps_server.cli.status.text import current_members, headline
+from ps_server.glance.state import FINISHED, TRAINING, headline, job_state
 
 LOOK_SECONDS = 0.5
 CALL_SECONDS = 5.0
@@ -26,7 +25,7 @@ UNHEALTHY = 3
 _HELP = """Wait until the job is in a given state. For scripts.
 
 \b
-    psctl wait --for training             every expected member has joined
+    psctl wait --for training             every expected member has joined, and none that training needs is lost
     psctl wait --for 4-workers            at least 4 live workers
     psctl wait --for finished --timeout 3600
 
@@ -35,22 +34,20 @@ The exit code is 0 in that state; 1 after --timeout, or when the job has finishe
 
 _WORKERS = re.compile(r"(\d+)-workers?")
 
-Awaited = Callable[[ClusterView], bool]
+Awaited = Callable[[ClusterStatus], bool]
 
 
 def _awaited(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, Awaited]:
-    """The name of a state, and whether a view is in it."""
-    if text == "finished":
-        return text, lambda view: view.finished
-    if text == "training":
-        return text, lambda view: view.started and not view.finished
+    """The name of a state, and whether a job is in it."""
+    if text in (FINISHED, TRAINING):
+        return text, lambda status: job_state(status).name == text
     found = _WORKERS.fullmatch(text)
     if not found:
         raise click.BadParameter(
             f"{text!r} is not a state: use finished, training, or a number of workers such as 4-workers"
         )
     wanted = int(found[1])
-    return text, lambda view: len(view.live(Role.WORKER)) >= wanted
+    return text, lambda status: len(status.view.live(Role.WORKER)) >= wanted
 
 
 @click.command("wait", help=_HELP)
@@ -66,7 +63,7 @@ def wait(coordinator: str, state: tuple[str, Awaited], timeout: float | None) ->
     with connected(coordinator) as client:
         while True:
             seen = client.get_status(CALL_SECONDS)
-            if reached(seen.view):
+            if reached(seen):
                 return
             over = timeout is not None and time.monotonic() - begin >= timeout
             if over or seen.view.finished:
@@ -74,19 +71,3 @@ def wait(coordinator: str, state: tuple[str, Awaited], timeout: float | None) ->
                 note(f"not '{name}' {why}: {headline(seen)}", logging.WARNING)
                 sys.exit(TIMED_OUT)
             time.sleep(LOOK_SECONDS)
-
-
-def ailments(status: ClusterStatus) -> list[str]:
-    """The missing, failed and lost members of a job that is not finished. Empty for a healthy job."""
-    view = status.view
-    if view.finished:
-        return []
-    missing = [f"shard {number} is missing" for number in view.used_shards if number not in view.live(Role.SHARD)]
-    workers = len(view.live(Role.WORKER))
-    left = {each.member.index for each in current_members(status, Role.WORKER) if each.gone == "left"}
-    if view.expected_workers > workers + len(left):
-        missing.append(f"{workers} of {view.expected_workers} workers live")
-    notes = [
-        f"{entry.member} {note}" for role in Role for entry in current_members(status, role) if (note := note_of(entry))
-    ]
-    return missing + notes

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 
 from ps_protocol.cluster.view import MemberStats, MemberStatus, Role
+from ps_server.glance.state import state_of
 
 #: Between two columns.
 GAP = 2
@@ -30,27 +31,6 @@ class Column:
     spare: int = 0
     #: Left out when it is empty for all members.
     optional: bool = False
-
-
-def state_of(entry: MemberStatus, spare: bool = False) -> str:
-    """One of "live", "busy" while it cannot do its usual work yet, "spare", "left" after a clean end, "stopped" after a
-    request to stop, "failed", "lost".
-    """
-    how, _, why = entry.gone.partition(": ")
-    if not how:
-        return "busy" if entry.stats.activity else "spare" if spare else "live"
-    if how != "left":
-        return "lost"
-    return {"": "left", "stopped": "stopped"}.get(why, "failed")
-
-
-def note_of(entry: MemberStatus) -> str:
-    """How a member failed or was lost, or what it is busy with; empty for others."""
-    if not entry.gone and entry.stats.activity:
-        return f"busy: {entry.stats.activity}"
-    if state_of(entry) not in ("failed", "lost"):
-        return ""
-    return f"{state_of(entry)}: {entry.gone.removeprefix('left: ')}"
 
 
 def metrics_text(entry: MemberStatus) -> str:

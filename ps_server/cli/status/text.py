@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,11 +19,11 @@ from ps_server.cli.status.columns import (
     Column,
     fitting,
     metrics_text,
-    note_of,
     queue_text,
     shard_columns,
     versions_of,
 )
+from ps_server.glance.state import current_members, headline, job_state, note_of, time_text
 
 SHOWN_DECISIONS = 3
 """How many of the coordinator's last decisions are shown below the tables."""
@@ -56,38 +55,6 @@ class TableTotals:
     def __str__(self) -> str:
         unheard = "" if self.answered == self.shards else f" ({self.answered} of {self.shards} shards)"
         return f"table {self.table}{unheard}"
-
-
-def current_members(status: ClusterStatus, role: Role) -> list[MemberStatus]:
-    """One entry per place, by index: the live member, else the last one."""
-    places: dict[int, MemberStatus] = {}
-    for entry in status.members:
-        known = places.get(entry.member.index)
-        if entry.member.role is role and (known is None or known.member.incarnation < entry.member.incarnation):
-            places[entry.member.index] = entry
-    return [places[index] for index in sorted(places)]
-
-
-def headline(status: ClusterStatus) -> str:
-    """Mode, state of the job, members, models."""
-    view = status.view
-    live, used = view.live(Role.SHARD).keys(), view.used_shards
-    workers, shards, spare = len(view.live(Role.WORKER)), len(live & set(used)), len(live & view.spare)
-    expected = f" of {view.expected_workers}" if view.expected_workers else ""
-    state = "finished" if view.finished else "training" if view.started else "waiting for members"
-    beside = f" and {spare} spare" if spare else ""
-    parts = [str(view.consistency), state, f"{shards} of {len(used)} shards{beside}", f"{workers}{expected} workers"]
-    if view.moving:
-        parts.append("moving slices")
-    if names := sorted(view.models):
-        # The default name says nothing.
-        parts.append("1 model" if names == ["model"] else f"model{'s' if len(names) > 1 else ''} {', '.join(names)}")
-    return printable(" · ".join(parts))
-
-
-def time_text(seconds: float) -> str:
-    """Local date and time of day of ``seconds`` since the epoch."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def elapsed_text(seconds: float) -> str:
@@ -183,7 +150,7 @@ def _versions(stats: MemberStats) -> str:
 
 def status_line(status: ClusterStatus, tables: Sequence[TableTotals] = ()) -> str:
     """The status in one line, without the time."""
-    parts = [str(status.view.consistency)]
+    parts = [str(status.view.consistency), str(job_state(status))]
     for entry in current_members(status, Role.WORKER):
         stats = entry.stats
         rates = "" if entry.gone else f" {stats.steps_per_second:.1f} steps/s"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ps_protocol.cluster.view import ClusterStatus, Role
-from ps_server.cli.status.columns import state_of
-from ps_server.cli.status.text import current_members
 from ps_server.coordinator.elasticity.decisions import JobLook
+from ps_server.glance.state import current_members, state_of
 
 
 def look_of(status: ClusterStatus) -> JobLook:

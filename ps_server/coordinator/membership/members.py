@@ -83,8 +83,8 @@ class MemberRecord:
             "unless it is heard of again"
         )
 
-    def status(self, now: float, gone: str = "") -> MemberStatus:
-        """The status of the member."""
+    def status(self, now: float, gone: str = "", ended_at: float = 0.0) -> MemberStatus:
+        """The status of the member; of one that ended, ``ended_at``, in seconds since 1970."""
         who = self.place.application
         # Never below 0: a lease may have been extended.
         heard = max(0.0, now - self.last_heartbeat)
@@ -94,13 +94,15 @@ class MemberRecord:
             stats = replace(stats, steps_per_second=0.0, bytes_per_second=0.0, samples_per_second=0.0)
             stats = replace(stats, queued_pushes=0.0, queued_bytes=0.0)
             stats = replace(stats, streams={}, held_bytes=0, log=None, tables=())
-        return MemberStatus(self.member, heard, stats, who.host, who.pid, gone)
+        return MemberStatus(self.member, heard, stats, who.host, who.pid, gone, ended_at)
 
 
 class Members:
     """Part of MembershipState, which changes the view. Times are seconds of any steady clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock_began: float = 0.0) -> None:
+        """``clock_began``: when the clock read 0, in seconds since 1970."""
+        self._clock_began = clock_began
         self._records: dict[Key, MemberRecord] = {}
         self._by_token: dict[str, MemberRecord] = {}
         #: The places in the order of the view, and their members.
@@ -159,7 +161,7 @@ class Members:
         del self._records[member.role, member.index], self._by_token[record.place.application.token]
         at = bisect_left(self._order, (member.role.value, member.index))
         del self._order[at], self._in_order[at]
-        self._gone.append(record.status(now, how))
+        self._gone.append(record.status(now, how, self._clock_began + now))
         self._keep_fate(member, how)
 
     def heard(self, record: MemberRecord, now: float) -> None:

@@ -61,7 +61,7 @@ class MembershipState:
     def __init__(self, settings: ClusterSettings, view: CurrentView, phase: int = 0) -> None:
         self._settings = settings
         self._view = view
-        self._members = Members()
+        self._members = Members(settings.clock_began)
         self._next_incarnation = settings.first_incarnation
         self._journalled = False
         #: Between the last incarnation of the journal and the first of this process: no member has such an incarnation.

@@ -172,7 +172,7 @@ window.ps = window.ps || {};
   ps.drawTiles = function (list, head, elapsed) {
     const of = (there, expected) => (expected ? `${there} of ${expected}` : String(there));
     const tiles = [
-      ["state", head.state + (head.moving ? ", moving slices" : ""), true], ["mode", head.mode, true], ["running for", ps.duration(elapsed), true],
+      ["state", head.state + (head.moving ? ", moving slices" : ""), head.state.startsWith("stalled") ? "bad" : true], ["mode", head.mode, true], ["running for", ps.duration(elapsed), true],
       ["workers", of(head.live_workers, head.expected_workers)], ["shards", of(head.live_shards, head.expected_shards)],
       ["steps/s", ps.number(head.steps_per_second)], ["samples/s", ps.number(head.samples_per_second)], ["data/s", ps.bytes(head.bytes_per_second)],
       ...(head.straggler ? [["straggler", head.straggler, true]] : []),
@@ -181,7 +181,7 @@ window.ps = window.ps || {};
     if (list.childNodes.length !== tiles.length) list.replaceChildren(...tiles.map(() => { const tile = node("div"); tile.append(node("dt"), node("dd")); return tile; }));
     tiles.forEach(([title, value, word], at) => {
       const tile = list.childNodes[at];
-      tile.className = word ? "word" : "";
+      tile.className = word ? `word ${word === "bad" ? "bad" : ""}` : "";
       words(tile.firstChild, title);
       tile.firstChild.title = title;
       words(tile.lastChild, value);

@@ -9,7 +9,7 @@ from typing import Any
 
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.client.membership import Membership, OnFenced, OnView, log_waiting
-from ps_protocol.cluster.view import ClusterView, Member, Role
+from ps_protocol.cluster.view import TOOK_OVER, ClusterView, Member, Role
 from ps_protocol.errors import Fenced, InternalError, NotReady, StorageFull, Unavailable
 from ps_server.shard.standby.follower import LogFollower, StandbyPlace
 
@@ -70,7 +70,7 @@ class Standby:
                 if holder := self._holder():
                     await self._follow_while_it_holds(standby.member, holder)
                 elif membership := await self._try():
-                    reason = "it took the place of the shard"
+                    reason = TOOK_OVER
                     return membership
                 else:
                     await self._news(_AGAIN_SECONDS)

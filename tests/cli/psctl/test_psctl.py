@@ -117,7 +117,7 @@ def test_watching_ends_with_the_job():
     assert done.exit_code == 0
     stamp, line = done.output[:19], done.output[20:]
     assert time.strptime(stamp, "%Y-%m-%d %H:%M:%S")
-    assert line == "async | worker 0 step 0 stale 0 left | shard 0 version 0 0 pushes/s 0.0 MB/s\n"
+    assert line == "async | finished | worker 0 step 0 stale 0 left | shard 0 version 0 0 pushes/s 0.0 MB/s\n"
 
 
 @pytest.mark.parametrize("name", ["[/red]x", "[link=http://x]y", "loss\x1b[2J"])

@@ -108,11 +108,12 @@ def test_alerts_stragglers_and_waits_are_named() -> None:
         history(
             worker(0, steps_per_second=9.0),
             worker(1, steps_per_second=1.0, metrics={"loss": 0.5}),
-            shard(0, gone="lease ended"),
+            worker(2, gone="lease ended"),
+            shard(0),
             wait_shares={0: {"bound": 0.5}},
         )
     )
-    assert "! shard 0 is lost: lease ended" in found
+    assert "! worker 2 is lost: lease ended" in found
     assert "live, straggler" in found
     assert "50% the staleness bound: worker 1" in found
 

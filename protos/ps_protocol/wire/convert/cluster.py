@@ -295,6 +295,7 @@ def status_to_pb(status: ClusterStatus) -> pb.ClusterStatus:
             host=m.host,
             pid=m.pid,
             gone=m.gone,
+            ended_at=m.ended_at,
         )
         for m in status.members
     ]
@@ -303,6 +304,7 @@ def status_to_pb(status: ClusterStatus) -> pb.ClusterStatus:
         members=members,
         metrics_url=status.metrics_url,
         decisions=map(event_to_pb, status.decisions),
+        at_seconds=status.at_seconds,
     )
 
 
@@ -316,8 +318,14 @@ def status_from_pb(message: pb.ClusterStatus) -> ClusterStatus:
             host=printable(m.host),
             pid=m.pid,
             gone=printable(m.gone),
+            ended_at=m.ended_at,
         )
         for m in message.members
     )
-    decisions = tuple(map(event_from_pb, message.decisions))
-    return ClusterStatus(view_from_pb(message.view), tuple(members), printable(message.metrics_url), decisions)
+    return ClusterStatus(
+        view_from_pb(message.view),
+        tuple(members),
+        printable(message.metrics_url),
+        tuple(map(event_from_pb, message.decisions)),
+        message.at_seconds,
+    )

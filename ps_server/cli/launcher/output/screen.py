@@ -16,7 +16,8 @@ from ps_protocol.cluster.view import ClusterStatus
 from ps_protocol.logs import LogFormat
 from ps_server.cli.launcher.events import SERVERS, ProcessName, ProcessRole
 from ps_server.cli.launcher.output.json_lines import own_record, record_of
-from ps_server.cli.status.text import status_line, status_tables, time_text
+from ps_server.cli.status.text import status_line, status_tables
+from ps_server.glance.state import time_text
 
 WORKER_STYLES = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
 SELF = "ps-run"

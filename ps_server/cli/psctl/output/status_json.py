@@ -13,6 +13,7 @@ from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.view import ClusterStatus, ClusterView, MemberStatus
 from ps_server.cli.psctl.output.facts import to_json
 from ps_server.cli.status.text import TableTotals
+from ps_server.glance.state import job_state
 
 SCHEMA = 1
 """Rises when a field goes away or changes its meaning. Fields are added within one number."""
@@ -29,8 +30,12 @@ _SIMPLE = {int: "number", float: "number", str: "string", bool: "boolean"}
 
 def status_json(status: ClusterStatus, tables: Sequence[TableTotals]) -> str:
     """The status as one JSON object, as ``schema_fields`` describes it."""
+    state = job_state(status)
     facts = {
         "schema": SCHEMA,
+        "at_seconds": status.at_seconds,
+        "state": state.name,
+        "stalled_by": state.text,
         "metrics_url": status.metrics_url,
         "view": status.view,
         "members": status.members,
@@ -42,7 +47,8 @@ def status_json(status: ClusterStatus, tables: Sequence[TableTotals]) -> str:
 
 def schema_fields() -> dict[str, str]:
     """The type of each field by its path: ``members[].stats.steps`` is a number, ``view.models.*`` too."""
-    found = {"schema": "number", "metrics_url": "string"}
+    found = {"schema": "number", "at_seconds": "number"}
+    found |= dict.fromkeys(("state", "stalled_by", "metrics_url"), "string")
     for path, part in _PARTS.items():
         found.update(_fields_of(part, path))
     return found

@@ -19,8 +19,8 @@ from ps_server.cli.psctl.connection import connected, coordinator_option
 from ps_server.cli.psctl.output.notes import note
 from ps_server.cli.psctl.top.glance_view import glance_view
 from ps_server.cli.psctl.top.keys import keys
-from ps_server.cli.status.text import time_text
 from ps_server.glance.job import glance_of
+from ps_server.glance.state import time_text
 from ps_server.page.needs import check_libraries
 
 CALL_SECONDS = 5.0

@@ -15,7 +15,8 @@ from ps_protocol.model.spec import Consistency, Mode
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.launcher.output.lines import MAX_LINE_BYTES, LineSplitter
 from ps_server.cli.launcher.output.screen import Screen
-from ps_server.cli.status.text import TableTotals, elapsed_text, status_line, status_tables, time_text
+from ps_server.cli.status.text import TableTotals, elapsed_text, status_line, status_tables
+from ps_server.glance.state import time_text
 
 
 def member(role: Role, index: int, incarnation: int = 1, gone: str = "", **stats) -> MemberStatus:
@@ -205,7 +206,7 @@ def test_tables_stand_last_and_whether_all_their_shards_have_told():
 def test_the_log_line_holds_the_same_numbers():
     assert status_line(STATUS, [EMB]).endswith(" MB/s | table emb 1000 rows 0.1 MB")
     assert status_line(STATUS) == (
-        "ssp(4) | worker 0 step 120 4.2 steps/s 2310 samples/s stale 2 loss 0.21 | "
+        "ssp(4) | training | worker 0 step 120 4.2 steps/s 2310 samples/s stale 2 loss 0.21 | "
         "shard 0 version 240 20 pushes/s 4.3 MB/s"
     )
 

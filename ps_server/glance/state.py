@@ -1,0 +1,160 @@
+"""Decides in what state each member and the whole job are, in words: the one place where every view takes it from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ps_protocol.cluster.view import TOOK_OVER, ClusterStatus, MemberStatus, Role
+from ps_protocol.text import printable
+
+WAITING, TRAINING, STALLED, FINISHED = "waiting for members", "training", "stalled", "finished"
+"""The states of a job."""
+
+NAMED = 3
+"""Of more shards than this that training waits for, only the first are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """What a job does now."""
+
+    #: One of WAITING, TRAINING, STALLED, FINISHED.
+    name: str
+    #: What a stalled job waits for, without times: the same for as long as it holds.
+    why: str = ""
+    #: The same with times.
+    text: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.text}" if self.text else self.name
+
+
+def current_members(status: ClusterStatus, role: Role) -> list[MemberStatus]:
+    """One entry per place, by index: the live member, else the last one."""
+    places: dict[int, MemberStatus] = {}
+    for entry in status.members:
+        known = places.get(entry.member.index)
+        if entry.member.role is role and (known is None or known.member.incarnation < entry.member.incarnation):
+            places[entry.member.index] = entry
+    return [places[index] for index in sorted(places)]
+
+
+def state_of(entry: MemberStatus, spare: bool = False) -> str:
+    """One of "live", "busy" while it cannot do its usual work yet, "spare", "left" after a clean end, "stopped" after a
+    request to stop, "took over" of a standby that has become the shard, "failed", "lost".
+    """
+    how, _, why = entry.gone.partition(": ")
+    if not how:
+        return "busy" if entry.stats.activity else "spare" if spare else "live"
+    if how != "left":
+        return "lost"
+    if entry.member.role is Role.STANDBY and why == TOOK_OVER:
+        return "took over"
+    return {"": "left", "stopped": "stopped"}.get(why, "failed")
+
+
+def note_of(entry: MemberStatus) -> str:
+    """How a member failed or was lost, when it took over, or what it is busy with; empty for others."""
+    if not entry.gone and entry.stats.activity:
+        return f"busy: {entry.stats.activity}"
+    if (state := state_of(entry)) == "took over":
+        return f"took over at {time_text(entry.ended_at)}; no standby now"
+    if state not in ("failed", "lost"):
+        return ""
+    return f"{state}: {entry.gone.removeprefix('left: ')}"
+
+
+def job_state(status: ClusterStatus) -> JobState:
+    """The state of the job. A job is stalled while a shard that holds slices is not there, or no worker is.
+
+    A job of any number of workers waits for members until its first worker has come.
+    """
+    view = status.view
+    if view.finished:
+        return JobState(FINISHED)
+    if not view.started:
+        return JobState(WAITING)
+    causes = list(_absent_shards(status))
+    if not view.live(Role.WORKER):
+        if not causes and not current_members(status, Role.WORKER):
+            return JobState(WAITING)
+        causes.append(("no worker", "no worker"))
+    if not causes:
+        return JobState(TRAINING)
+    why, text = zip(*causes, strict=True)
+    return JobState(STALLED, "; ".join(why), "; ".join(text))
+
+
+def _absent_shards(status: ClusterStatus) -> Iterator[tuple[str, str]]:
+    """Of each shard that training waits for, how it went, without and with the time."""
+    live, known = (
+        status.view.live(Role.SHARD),
+        {each.member.index: each for each in current_members(status, Role.SHARD)},
+    )
+    absent = [number for number in status.view.used_shards if number not in live]
+    for number in absent[:NAMED]:
+        entry = known.get(number)
+        if entry is None or not entry.gone:
+            yield f"shard {number} missing", f"shard {number} missing"
+            continue
+        state = state_of(entry)
+        words = f"{entry.member} {'gone' if state == 'left' else state}"
+        yield words, f"{words} for {duration_text(status.at_seconds - entry.ended_at)}"
+    if (more := len(absent) - NAMED) > 0:
+        words = f"{more} more shard{'s' if more > 1 else ''}"
+        yield words, words
+
+
+def ailments(status: ClusterStatus) -> list[str]:
+    """What keeps a job from training, and the missing, failed and lost members of one that is not finished.
+
+    Empty for a healthy job.
+    """
+    view = status.view
+    if view.finished:
+        return []
+    state = job_state(status)
+    found = [str(state)] if state.name == STALLED else []
+    found += [f"shard {number} is missing" for number in view.used_shards if number not in view.live(Role.SHARD)]
+    workers = len(view.live(Role.WORKER))
+    left = {each.member.index for each in current_members(status, Role.WORKER) if each.gone == "left"}
+    if view.expected_workers > workers + len(left):
+        found.append(f"{workers} of {view.expected_workers} workers live")
+    entries = (entry for role in Role for entry in current_members(status, role))
+    return found + [f"{entry.member} {note_of(entry)}" for entry in entries if state_of(entry) in ("failed", "lost")]
+
+
+def headline(status: ClusterStatus) -> str:
+    """Mode, state of the job, members, models."""
+    view = status.view
+    live, used = view.live(Role.SHARD).keys(), view.used_shards
+    workers, shards, spare = len(view.live(Role.WORKER)), len(live & set(used)), len(live & view.spare)
+    expected = f" of {view.expected_workers}" if view.expected_workers else ""
+    beside = f" and {spare} spare" if spare else ""
+    parts = [
+        str(view.consistency),
+        str(job_state(status)),
+        f"{shards} of {len(used)} shards{beside}",
+        f"{workers}{expected} workers",
+    ]
+    if view.moving:
+        parts.append("moving slices")
+    if names := sorted(view.models):
+        # The default name says nothing.
+        parts.append("1 model" if names == ["model"] else f"model{'s' if len(names) > 1 else ''} {', '.join(names)}")
+    return printable(" · ".join(parts))
+
+
+def time_text(seconds: float) -> str:
+    """Local date and time of day of ``seconds`` since the epoch."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def duration_text(seconds: float) -> str:
+    """About how long: in seconds up to two minutes, in minutes up to two hours, else in hours."""
+    whole = max(0, int(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    return f"{whole // 60} min" if whole < 7200 else f"{whole // 3600} h"

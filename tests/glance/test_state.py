@@ -1,0 +1,140 @@
+"""In what state a job is: it trains, or it is stalled, and what it waits for; whether it is healthy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.cluster.history import JobHistory
+from ps_protocol.cluster.view import MemberStatus, Role
+from ps_protocol.model.spec import Consistency, Mode
+from ps_server.cli.psctl import main
+from ps_server.cli.status.text import status_line
+from ps_server.coordinator.settings import ClusterSettings
+from ps_server.glance.job import glance_of
+from ps_server.glance.state import ailments, duration_text, headline, job_state
+from ps_server.page.messages import parts_of
+from tests.glance.jobs import history, shard, worker
+from tests.support.coordinators import TestCoordinator, running_coordinator
+
+LOST = {"gone": "its lease of 20 s ended", "ended_at": 998.0}
+
+
+@pytest.mark.parametrize(
+    ("members", "more", "expected"),
+    [
+        ((worker(0), shard(0)), {}, "training"),
+        ((worker(0), shard(0)), {"started": False}, "waiting for members"),
+        ((worker(0, gone="left"), shard(0, **LOST)), {"finished": True}, "finished"),
+        ((worker(0), shard(0, **LOST)), {}, "stalled: shard 0 lost for 12 s"),
+        ((worker(0), shard(0, gone="left: stopped", ended_at=1000.0)), {}, "stalled: shard 0 stopped for 10 s"),
+        ((worker(0), shard(0, gone="left: OSError: x", ended_at=1000.0)), {}, "stalled: shard 0 failed for 10 s"),
+        ((worker(0), shard(0), shard(1, **LOST)), {"spare": frozenset({1})}, "training"),
+        ((worker(0), shard(0)), {"expected_shards": 2}, "stalled: shard 1 missing"),
+        ((worker(0, **LOST), shard(0)), {}, "stalled: no worker"),
+        ((worker(0, **LOST), shard(0, **LOST)), {}, "stalled: shard 0 lost for 12 s; no worker"),
+        ((shard(0),), {}, "waiting for members"),
+        (
+            (worker(0), *(shard(number, **LOST) for number in range(5))),
+            {},
+            "stalled: shard 0 lost for 12 s; shard 1 lost for 12 s; shard 2 lost for 12 s; 2 more shards",
+        ),
+        ((worker(0), shard(0, **LOST), shard(0, incarnation=2)), {}, "training"),
+    ],
+)
+def test_a_job_is_stalled_while_a_shard_it_needs_or_every_worker_is_gone(
+    members: tuple[MemberStatus, ...], more: dict[str, Any], expected: str
+) -> None:
+    job = history(*members, **{"expected_shards": len({m.member.index for m in members if is_shard(m)}) or 1, **more})
+    assert str(job_state(job.status)) == expected
+
+
+def is_shard(entry: MemberStatus) -> bool:
+    return entry.member.role is Role.SHARD
+
+
+def stalled() -> JobHistory:
+    """Two workers wait for a lost shard; one of them was slower than the other before."""
+    waits = {0: {"reconnect": 0.9}, 1: {"reconnect": 0.5, "round": 0.3}}
+    return history(
+        worker(0, steps_per_second=0.1), worker(1, steps_per_second=5.0), shard(0, **LOST), wait_shares=waits
+    )
+
+
+def test_every_view_says_that_a_job_is_stalled() -> None:
+    job, state = stalled(), "stalled: shard 0 lost for 12 s"
+    glance = glance_of(job)
+    assert glance.state == state
+    assert parts_of(glance)["head"]["state"] == state
+    assert f" · {state} · " in glance.headline == headline(job.status)
+    assert status_line(job.status).startswith(f"async | {state} | worker 0 ")
+    assert ailments(job.status)[0] == state
+
+
+def test_in_a_stalled_job_nobody_is_called_a_straggler() -> None:
+    assert not glance_of(stalled()).straggler
+    assert not any(each.straggler for each in glance_of(stalled()).workers)
+
+
+@pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.SSP])
+def test_a_worker_that_waits_for_a_shard_is_no_straggler_before_the_shard_counts_as_lost(mode: Mode) -> None:
+    workers = (worker(0, steps_per_second=0.1), worker(1, steps_per_second=5.0))
+    waits = {0: {"reconnect": 0.5}}
+    assert glance_of(history(*workers, shard(0), consistency=Consistency(mode))).straggler == "worker 0"
+    assert not glance_of(history(*workers, shard(0), consistency=Consistency(mode), wait_shares=waits)).straggler
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(-3.0, "0 s"), (12.9, "12 s"), (119.0, "119 s"), (150.0, "2 min"), (7300.0, "2 h")]
+)
+def test_how_long_in_words(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
+
+
+@pytest.fixture
+def coordinator() -> Iterator[TestCoordinator]:
+    with running_coordinator(ClusterSettings(lease_seconds=600)) as started:
+        yield started
+
+
+def psctl(coordinator: TestCoordinator, *arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(main.main, ["--coordinator", coordinator.address, *arguments], env={"COLUMNS": "120"})
+    return done.exit_code, done.output
+
+
+def test_since_when_a_shard_is_lost_outlives_the_coordinator(tmp_path: Path) -> None:
+    with running_coordinator(ClusterSettings(lease_seconds=600), tmp_path) as coordinator:
+        with CoordinatorClient(coordinator.address) as client:
+            client.leave(client.join(JoinSpec(Role.SHARD, 0, "127.0.0.1:1"), "s").member, "stopped")
+            (before,) = client.get_status().members
+        coordinator.stop()
+        coordinator.start()
+        with CoordinatorClient(coordinator.address) as client:
+            status = client.get_status()
+    (after,) = status.members
+    assert 0.0 < after.ended_at == before.ended_at <= status.at_seconds
+
+
+def test_a_stalled_job_is_unhealthy_and_is_waited_for(coordinator: TestCoordinator) -> None:
+    with CoordinatorClient(coordinator.address) as client:
+        shard_member = client.join(JoinSpec(Role.SHARD, 0, "127.0.0.1:1"), "s").member
+        worker_member = client.join(JoinSpec(Role.WORKER, 0), "w").member
+        assert psctl(coordinator, "wait", "--for", "training") == (0, "")
+        client.leave(shard_member, "OSError: disk")
+        code, said = psctl(coordinator, "status", "--check")
+        assert code == 3
+        assert said.startswith("async · stalled: shard 0 failed for 0 s · ")
+        assert "not healthy: stalled: shard 0 failed for " in said
+        code, said = psctl(coordinator, "wait", "--for", "training", "--timeout", "0")
+        assert (code, said[:50]) == (1, "not 'training' after 0 s: async · stalled: shard 0")
+        client.join(JoinSpec(Role.SHARD, 0, "127.0.0.1:1"), "s2")
+        assert psctl(coordinator, "status", "--check")[0] == 0
+        client.leave(worker_member, "OSError: no")
+        code, said = psctl(coordinator, "status", "--check")
+        assert code == 3
+        assert "not healthy: stalled: no worker" in said
