@@ -35,7 +35,7 @@ class ShardGlance:
     held_bytes: int = 0
     table_bytes: int = 0
     log: LogCounts | None = None
-    #: "" without a standby, else its state.
+    #: "" without a standby, else its state; of one that took over, when.
     standby: str = ""
     #: Records of the log that the standby lacks; None without one that follows.
     standby_lag: int | None = None
@@ -68,7 +68,7 @@ def shards_of(history: JobHistory) -> tuple[ShardGlance, ...]:
     """By number, with those that are missing."""
     status = history.status
     entries = {entry.member.index: entry for entry in current_members(status, Role.SHARD)}
-    standbys = {entry.member.index: entry for entry in current_members(status, Role.STANDBY) if not entry.gone}
+    standbys = {entry.member.index: entry for entry in current_members(status, Role.STANDBY)}
     numbers = sorted(entries.keys() | set(status.view.used_shards))
     return tuple(_glance(number, entries.get(number), standbys.get(number), history) for number in numbers)
 
@@ -96,6 +96,14 @@ def tables_of(history: JobHistory) -> tuple[TableGlance, ...]:
     )
 
 
+def _standby_words(standby: MemberStatus | None, history: JobHistory) -> str:
+    if standby is None:
+        return ""
+    if standby.gone:
+        return note_of(standby) if state_of(standby) == "took over" else ""
+    return "silent" if is_silent(standby, history) else "follows"
+
+
 def _glance(number: int, entry: MemberStatus | None, standby: MemberStatus | None, history: JobHistory) -> ShardGlance:
     if entry is None:
         return ShardGlance(f"shard {number}", number, "missing")
@@ -116,7 +124,7 @@ def _glance(number: int, entry: MemberStatus | None, standby: MemberStatus | Non
         held_bytes=stats.held_bytes,
         table_bytes=sum(counts.size_bytes for counts in stats.tables),
         log=stats.log,
-        standby=("silent" if is_silent(standby, history) else "follows") if standby else "",
+        standby=_standby_words(standby, history),
         standby_lag=stats.standby_lag,
         heard_seconds=entry.seconds_since_heartbeat,
         address=entry.member.address,

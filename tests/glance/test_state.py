@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.cluster.history import JobHistory
-from ps_protocol.cluster.view import MemberStatus, Role
+from ps_protocol.cluster.view import TOOK_OVER, ClusterStatus, MemberStatus, Role
 from ps_protocol.model.spec import Consistency, Mode
 from ps_server.cli.psctl import main
-from ps_server.cli.status.text import status_line
+from ps_server.cli.status.text import status_line, status_tables
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.glance.job import glance_of
-from ps_server.glance.state import ailments, duration_text, headline, job_state
+from ps_server.glance.state import ailments, duration_text, headline, job_state, note_of, state_of, time_text
 from ps_server.page.messages import parts_of
-from tests.glance.jobs import history, shard, worker
+from tests.glance.jobs import entry, history, shard, worker
 from tests.support.coordinators import TestCoordinator, running_coordinator
 
 LOST = {"gone": "its lease of 20 s ended", "ended_at": 998.0}
@@ -54,8 +55,8 @@ def test_a_job_is_stalled_while_a_shard_it_needs_or_every_worker_is_gone(
     assert str(job_state(job.status)) == expected
 
 
-def is_shard(entry: MemberStatus) -> bool:
-    return entry.member.role is Role.SHARD
+def is_shard(each: MemberStatus) -> bool:
+    return each.member.role is Role.SHARD
 
 
 def stalled() -> JobHistory:
@@ -105,6 +106,36 @@ def coordinator() -> Iterator[TestCoordinator]:
 def psctl(coordinator: TestCoordinator, *arguments: str) -> tuple[int, str]:
     done = CliRunner().invoke(main.main, ["--coordinator", coordinator.address, *arguments], env={"COLUMNS": "120"})
     return done.exit_code, done.output
+
+
+def test_a_standby_that_took_over_is_no_failure_and_there_is_none_now() -> None:
+    before = (shard(0, gone="its lease of 20 s ended", ended_at=990.0), shard(0, incarnation=3))
+    took_over = entry(Role.STANDBY, 0, f"left: {TOOK_OVER}", incarnation=2, ended_at=991.0)
+    job = history(worker(0), *before, took_over, expected_shards=1)
+    words = f"took over at {time_text(991.0)}; no standby now"
+    assert (state_of(took_over), note_of(took_over)) == ("took over", words)
+    assert ailments(job.status) == []
+    assert glance_of(job).shards[0].standby == words
+    assert glance_of(job).alerts == ()
+    lines = shown(job.status).splitlines()
+    assert any(line.split()[:4] == ["standby", "0", "took", "over"] for line in lines)
+    assert f"standby 0 {words}" in lines
+    again = entry(Role.STANDBY, 0, incarnation=4)
+    job = history(worker(0), *before, took_over, again, expected_shards=1)
+    assert glance_of(job).shards[0].standby == "follows"
+    assert "took over" not in shown(job.status)
+
+
+def test_a_standby_that_was_lost_is_unhealthy() -> None:
+    job = history(worker(0), shard(0), entry(Role.STANDBY, 0, incarnation=2, **LOST))
+    assert ailments(job.status) == ["standby 0 lost: its lease of 20 s ended"]
+
+
+def shown(status: ClusterStatus) -> str:
+    console = Console(width=120, highlight=False, markup=False)
+    with console.capture() as capture:
+        console.print(status_tables(status, 120))
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
 def test_since_when_a_shard_is_lost_outlives_the_coordinator(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from ps_protocol.cluster.view import Role
+from ps_server.glance.state import ailments, current_members, state_of
 from tests.recovery.cluster import LEASE_SECONDS
 from tests.recovery.reference import alone, assert_each_push_was_applied_once, counts_of, replayed
 from tests.recovery.scripts import STEPS
@@ -34,6 +35,8 @@ def test_the_standby_of_a_killed_shard_takes_its_place(pair, transport):
     killed_at = time.monotonic()
     made.wait_for(made.second)
     print(f"the standby held the place {time.monotonic() - killed_at:.2f} s after the kill")
+    wait_until(lambda: state_of(current_members(made.cluster.status(), Role.STANDBY)[0]) == "took over")
+    assert not [said for said in ailments(made.cluster.status()) if "standby" in said]
     assert_undisturbed(worker)
 
 
