@@ -138,7 +138,13 @@ def _cannot_listen(bind: str, port: int, reason: str) -> ConfigError:
 
 
 def write_ready_file(path: Path, address: str) -> None:
-    """Put ``address`` into the file ``path`` atomically, so that a reader never sees a part of it."""
+    """Put ``address`` into the file ``path`` atomically, so that a reader never sees a part of it; or write it to the
+    pipe ``path``, such as /dev/fd/5. Raises OSError, also where nobody reads the pipe.
+    """
+    if path.is_fifo():
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_NONBLOCK), "w") as pipe:
+            pipe.write(address + "\n")
+        return
     partial = path.with_name(f"{path.name}.{os.getpid()}.part")
     partial.write_text(address + "\n")
     partial.replace(path)

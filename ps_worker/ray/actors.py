@@ -6,20 +6,15 @@ import os
 import queue
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 from ps_protocol import shim
 from ps_protocol.errors import Unavailable
 from ps_worker.own_server import OwnServer
-from ps_worker.ray.commands import server_command, server_environment
-from ps_worker.ray.plan import RayPlan, ServerName
-
-_POLL_SECONDS = 0.02
+from ps_worker.ray.commands import TIMEOUTS, server_command, server_environment
+from ps_worker.ray.plan import PATIENCE_SECONDS, RayPlan, ServerName
 
 SERVER_CALLS = 3
 """Calls of one ``ServerActor`` at a time: ``serve``, ``address`` and ``stop``."""
@@ -52,17 +47,22 @@ class ServerActor:
 
         Raises OSError when there is no process for it.
         """
-        try:
-            with self._folder() as folder:
-                ready = Path(folder) / f"{self._name.kind.value}-{self._name.index}.address"
-                ready.unlink(missing_ok=True)
-                server = self._start(server_command(self._plan, self._name, self._host or _node(), coordinator), ready)
-                while not ready.exists() and not server.join(_POLL_SECONDS):
-                    pass
-                self._address = ready.read_text().strip() if ready.exists() else ""
-        finally:
-            self._began.set()
-        server.join()
+        # A pipe, and no file: an actor that is killed leaves none. A standby writes to it again when it takes over.
+        readable, writable = os.pipe()
+        with os.fdopen(readable) as told:
+            try:
+                try:
+                    command = server_command(self._plan, self._name, self._host or _node(), coordinator)
+                    server = self._start(command, writable)
+                finally:
+                    os.close(writable)
+                self._address = told.readline().strip()
+                if not self._address:
+                    # It has ended, and how is known once its output has.
+                    server.join()
+            finally:
+                self._began.set()
+            server.join()
         return f"{server.ended or f'{self._name} was stopped'}; {server.last_lines}"
 
     def address(self, timeout_seconds: float) -> str:
@@ -86,19 +86,11 @@ class ServerActor:
         if self._server is not None:
             self._server.end(grace_seconds)
 
-    def _folder(self) -> AbstractContextManager[str]:
-        """Where the server writes its address. A standby writes it again when it takes over; others do so once, and an
-        actor that is killed later leaves no folder.
-        """
-        if not self._plan.standbys or self._plan.data_dir is None:
-            return tempfile.TemporaryDirectory(prefix="torch-ps-")
-        self._plan.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return nullcontext(str(self._plan.data_dir))
-
-    def _start(self, command: Sequence[str], ready: Path) -> OwnServer:
-        program = [sys.executable, "-P", "-m", *command, "--ready-file", str(ready)]
+    def _start(self, command: Sequence[str], ready: int) -> OwnServer:
+        """``ready``: the descriptor to which the server writes its address."""
+        program = [sys.executable, "-P", "-m", *command, "--ready-file", f"/dev/fd/{ready}"]
         started: queue.SimpleQueue[OwnServer | OSError] = queue.SimpleQueue()
-        threading.Thread(target=self._keep, args=(program, started), name=str(self._name), daemon=True).start()
+        threading.Thread(target=self._keep, args=(program, ready, started), name=str(self._name), daemon=True).start()
         server = started.get()
         if isinstance(server, OSError):
             raise server
@@ -107,7 +99,7 @@ class ServerActor:
             server.end(0.0)
         return server
 
-    def _keep(self, program: Sequence[str], started: queue.SimpleQueue[OwnServer | OSError]) -> None:
+    def _keep(self, program: Sequence[str], ready: int, started: queue.SimpleQueue[OwnServer | OSError]) -> None:
         try:
             child = subprocess.Popen(
                 shim.command(program),
@@ -116,6 +108,7 @@ class ServerActor:
                 stderr=subprocess.STDOUT,
                 env=server_environment(os.environ, self._plan),
                 process_group=0,
+                pass_fds=(ready,),
             )
         except OSError as error:
             started.put(error)
@@ -138,6 +131,8 @@ class WorkerActor:
     def run(self, train_fn: Callable[..., Any], arguments: Sequence[Any], environment: Mapping[str, str]) -> Any:
         """What ``train_fn`` returns, with the variables by which ``connect()`` finds the job."""
         os.environ.update(environment)
+        for name in TIMEOUTS:
+            os.environ.setdefault(name, f"{PATIENCE_SECONDS:g}")
         return train_fn(*arguments)
 
 

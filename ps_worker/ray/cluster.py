@@ -56,6 +56,8 @@ class RayCluster:
         shard_options: Sequence[str] = (),
         security: SecuritySettings | None = None,
         start_timeout_seconds: float = 120.0,
+        connect_timeout_seconds: float | None = None,
+        reconnect_timeout_seconds: float | None = None,
     ) -> None:
         """Nothing is started before the ``with`` block.
 
@@ -65,6 +67,9 @@ class RayCluster:
         ``shard_options``: further options of ps-coordinator and ps-server, such as ``("--staleness", "8")``.
         ``security``: names of files that every node has; needed where the nodes of the Ray cluster are several
         machines. ``start_timeout_seconds``: for Ray to reserve resources, and for the servers to serve.
+        ``connect_timeout_seconds``, ``reconnect_timeout_seconds``: how long workers wait for the job to be complete,
+        and for a server that went away; where they are left out, ``PS_CONNECT_TIMEOUT`` and ``PS_RECONNECT_TIMEOUT`` in
+        the environment of the actors, else 600.
 
         Raises ConfigError.
         """
@@ -83,6 +88,8 @@ class RayCluster:
             coordinator_options=tuple(coordinator_options),
             shard_options=tuple(shard_options),
             security=security or SecuritySettings(),
+            connect_timeout_seconds=connect_timeout_seconds,
+            reconnect_timeout_seconds=reconnect_timeout_seconds,
         )
         self._timeout_seconds = start_timeout_seconds
         #: The workers of one rank come one after the other, also those of several runs.
@@ -122,9 +129,10 @@ class RayCluster:
         """``train_fn(config)``, or ``train_fn()`` without a config, on every worker; the results by rank.
 
         ``connect()`` in ``train_fn`` joins this job. A worker that is lost is started again: its function runs from
-        the start, with the current parameters of the shards. Raises what ``train_fn`` raises on a worker, and then ends
-        the others; Unavailable for too few resources, or when a process is lost and no restart is left; StateLost when
-        a server is lost without a ``data_dir``.
+        the start, with the current parameters of the shards. So is one whose function ends with Unavailable, NotReady,
+        StorageFull or Fenced, as long as a restart is left. Raises what else ``train_fn`` raises on a worker, and then
+        ends the others; Unavailable for too few resources, or when a process is lost and no restart is left; StateLost
+        when a server is lost without a ``data_dir``.
         """
         servers = self._started
         plan = self._plan

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from ps_protocol.client.coordinator import LINEAGE_VARIABLE
 from ps_worker.ray.plan import RayPlan, ServerKind, ServerName
+
+TIMEOUTS: Mapping[str, str] = MappingProxyType(
+    {"PS_CONNECT_TIMEOUT": "connect_timeout_seconds", "PS_RECONNECT_TIMEOUT": "reconnect_timeout_seconds"}
+)
+"""The variables that say how long a worker waits for servers, and the settings of a plan that they come from."""
 
 _STANDBYS = "standbys"
 
@@ -61,4 +67,7 @@ def worker_environment(plan: RayPlan, coordinator: str, rank: int, lineage: str)
     variables = {"PS_COORDINATOR": coordinator, "PS_ROLE": "worker", "PS_RANK": str(rank)}
     if lineage:
         variables[LINEAGE_VARIABLE] = f"{lineage} worker {rank}"
+    for name, setting in TIMEOUTS.items():
+        if (seconds := getattr(plan, setting)) is not None:
+            variables[name] = str(seconds)
     return variables | plan.security.environment

@@ -10,12 +10,16 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ps_protocol.errors import ConfigError
+from ps_protocol.model.spec import Mode
 from ps_protocol.security.settings import SecuritySettings
 
 LOOPBACK = "127.0.0.1"
 
 PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 """The strategies of Ray's placement groups."""
+
+PATIENCE_SECONDS = 600.0
+"""How long a worker waits for servers where nothing says otherwise: they are started again, by Ray on another node."""
 
 ONE_CPU = MappingProxyType({"CPU": 1.0})
 HALF_A_CPU = MappingProxyType({"CPU": 0.5})
@@ -65,6 +69,10 @@ class RayPlan:
     server_restarts: int = 10
     #: The same for the workers of one run.
     worker_restarts: int = 3
+    #: How long workers wait for the job to be complete, and for a server that went away; None: what their environment
+    #: says, else ``PATIENCE_SECONDS``.
+    connect_timeout_seconds: float | None = None
+    reconnect_timeout_seconds: float | None = None
     #: Further options of ps-coordinator and ps-server.
     coordinator_options: Sequence[str] = ()
     shard_options: Sequence[str] = ()
@@ -73,6 +81,18 @@ class RayPlan:
     def __post_init__(self) -> None:
         _at_least(1, shards=self.shards, workers=self.workers)
         _at_least(0, server_restarts=self.server_restarts, worker_restarts=self.worker_restarts)
+        _check_times(
+            connect_timeout_seconds=self.connect_timeout_seconds,
+            reconnect_timeout_seconds=self.reconnect_timeout_seconds,
+        )
+        modes = [mode.value for mode in Mode]
+        if self.mode not in modes:
+            raise ConfigError(
+                "mode is not one of a job",
+                expected=", ".join(modes),
+                actual=repr(self.mode),
+                remedy="correct the mode argument of RayCluster()",
+            )
         if self.placement not in PLACEMENTS:
             raise ConfigError(
                 "placement is not a strategy of Ray's placement groups",
@@ -141,6 +161,17 @@ def _at_least(least: int, **counts: int) -> None:
             raise ConfigError(
                 f"{name} is not a whole number from {least}",
                 actual=repr(count),
+                remedy=f"correct the {name} argument of RayCluster()",
+            )
+
+
+def _check_times(**times: float | None) -> None:
+    for name, seconds in times.items():
+        if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
+            raise ConfigError(
+                f"{name} is not a length of time",
+                expected="seconds, more than 0",
+                actual=repr(seconds),
                 remedy=f"correct the {name} argument of RayCluster()",
             )
 

@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from ps_protocol.client.worker_requests import JOINING_SECONDS
-from ps_protocol.errors import PsError, Unavailable
+from ps_protocol.errors import Fenced, PsError, Retryable, Unavailable
 from ps_worker.ray.actors import WorkerActor
 from ps_worker.ray.placement import Reservation
 from ps_worker.ray.plan import RayPlan
@@ -53,7 +53,9 @@ class RayWorkers:
         """Start all workers; their results, by rank. ``check`` raises where the job cannot go on. ``wanted``: ranks
         that the coordinator asks for since the last call.
 
-        Raises what the function of a worker raises, and Unavailable when a worker is lost and no restart is left.
+        Raises what the function of a worker raises, and Unavailable when a worker is lost and no restart is left. A
+        function that ends with an error of the job that another start may mend (Unavailable, NotReady, StorageFull,
+        Fenced) counts as a lost worker as long as a restart is left.
         """
         results: dict[int, Any] = {}
         for rank in range(self._plan.workers):
@@ -113,23 +115,31 @@ class RayWorkers:
         try:
             results[rank] = ray.get(call)
         except RayTaskError as error:
-            raise _of_the_function(error, rank) from error
+            raised = _of_the_function(error, rank)
+            # Servers that are away longer than the worker waits come back, and so does its place.
+            if not isinstance(raised, Retryable | Fenced):
+                raise raised from error
+            if not self._starts_again(rank, f"worker {rank} ended with {type(raised).__name__}: {raised}"):
+                raised.add_note(f"all {self._budget.total} restarts of workers are used")
+                raise raised from error
         except RayActorError as error:
-            self._on_lost(rank, error)
+            if not self._starts_again(rank, f"worker {rank} was lost ({type(error).__name__})"):
+                raise Unavailable(
+                    f"worker {rank} was lost, and all {self._budget.total} restarts of workers are used",
+                    actual=str(error),
+                    remedy="RayCluster(worker_restarts=…) allows more",
+                ) from error
 
-    def _on_lost(self, rank: int, error: RayActorError) -> None:
+    def _starts_again(self, rank: int, how: str) -> bool:
+        """Whether a restart is left for worker ``rank``, which ended as ``how`` says; it is started when it is due."""
         pause_seconds = self._budget.take(rank, time.monotonic())
-        used, total = self._budget.used, self._budget.total
         if pause_seconds is None:
-            raise Unavailable(
-                f"worker {rank} was lost, and all {total} restarts of workers are used",
-                actual=str(error),
-                remedy="RayCluster(worker_restarts=…) allows more",
-            ) from error
+            return False
         end_actor(self._actors.pop(rank))
-        how = f"worker {rank} was lost ({type(error).__name__})"
+        used, total = self._budget.used, self._budget.total
         log.warning("RayCluster: %s; starting it again in %g s (restart %d of %d)", how, pause_seconds, used, total)
         self._due[rank] = time.monotonic() + pause_seconds
+        return True
 
 
 def _of_the_function(error: RayTaskError, rank: int) -> Exception:

@@ -1,5 +1,6 @@
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -160,6 +161,20 @@ def test_the_address_of_a_wildcard_server_is_one_that_can_be_dialled() -> None:
 def test_the_ready_file_holds_the_address_and_nothing_else_remains(tmp_path: Path) -> None:
     grpc_server.write_ready_file(tmp_path / "ready", "127.0.0.1:7000")
     assert [(f.name, f.read_text()) for f in tmp_path.iterdir()] == [("ready", "127.0.0.1:7000\n")]
+
+
+def test_the_ready_file_may_be_a_pipe_which_is_written_to_more_than_once() -> None:
+    readable, writable = os.pipe()
+    with os.fdopen(readable) as told, os.fdopen(writable, "w"):
+        for address in ("127.0.0.1:7000", "127.0.0.1:7001"):
+            grpc_server.write_ready_file(Path(f"/dev/fd/{writable}"), address)
+            assert told.readline() == f"{address}\n"
+
+
+def test_a_pipe_that_nobody_reads_is_an_error_and_no_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "ready")
+    with pytest.raises(OSError, match="ready"):
+        grpc_server.write_ready_file(tmp_path / "ready", "127.0.0.1:7000")
 
 
 def test_an_error_for_a_caller_that_has_gone_ends_quietly():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,18 +18,19 @@ import pytest
 from ps_protocol.errors import Unavailable
 from ps_worker.ray import actors
 from ps_worker.ray.actors import ServerActor, WorkerActor
+from ps_worker.ray.commands import worker_environment
 from ps_worker.ray.plan import RayPlan, ServerKind, ServerName
 from tests.support.shards import wait_until
 
 SERVER = """
-import os, pathlib, signal, sys
-file = pathlib.Path(sys.argv[sys.argv.index("--ready-file") + 1])
+import os, signal, sys
+file = sys.argv[sys.argv.index("--ready-file") + 1]
 if "dies" in sys.argv:
     print("no such folder", file=sys.stderr)
     sys.exit(2)
-if "hangs" not in sys.argv:
-    file.with_suffix(".part").write_text(f"127.0.0.1:9 of {os.getpid()}\\n")
-    file.with_suffix(".part").rename(file)
+for _ in range("hangs" not in sys.argv and 1 + sys.argv.count("again")):
+    with open(file, "w") as told:
+        told.write(f"127.0.0.1:9 of {os.getpid()}\\n")
 signal.pause()
 """
 
@@ -52,30 +55,55 @@ def serving(*more: str, **settings: Any) -> Iterator[tuple[ServerActor, list[str
 
 @pytest.fixture(autouse=True)
 def _light_servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Programs of Python ``-m`` are that server; folders are in ``tmp_path``."""
+    """Programs of Python ``-m`` are that server; temporary files would be in ``tmp_path``."""
     command = actors.shim.command
     monkeypatch.setattr(
         actors.shim, "command", lambda program: command([sys.executable, "-S", "-c", SERVER, *program[4:]])
     )
-    monkeypatch.setattr(actors.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
-def test_a_server_is_served_until_it_is_stopped_and_leaves_no_folder(tmp_path: Path) -> None:
+def test_a_server_is_served_until_it_is_stopped_and_leaves_nothing(tmp_path: Path) -> None:
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
     with serving() as (actor, ends):
         assert actor.address(60.0).startswith("127.0.0.1:9")
-        wait_until(lambda: not list(tmp_path.iterdir()))
+        assert list(tmp_path.iterdir()) == []
         actor.stop(60.0)
         wait_until(lambda: bool(ends))
         assert ends == ["shard 1 was stopped; its log is empty"]
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
 
 def test_a_standby_can_write_its_address_again(tmp_path: Path) -> None:
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    (kept / "shard-1.address").write_text("of an earlier process")
-    with serving(data_dir=kept, standbys=True) as (actor, _):
+    with serving("again", data_dir=tmp_path / "kept", standbys=True) as (actor, _):
         assert actor.address(60.0).startswith("127.0.0.1:9")
-        assert (kept / "shard-1.address").exists()
+        assert actor._server is not None
+        assert not actor._server.join(0.2)
+
+
+ACTOR = """
+import sys, threading
+from pathlib import Path
+from tests.ray.test_server_actor import NAME, SERVER, actors
+command = actors.shim.command
+actors.shim.command = lambda program: command([sys.executable, "-S", "-c", SERVER, *program[4:]])
+actor = actors.ServerActor(NAME, actors.RayPlan(shards=2, workers=1, shard_options=("hangs",)), "127.0.0.1")
+threading.Thread(target=actor.serve, args=("127.0.0.1:7000",), daemon=True).start()
+while actor._server is None:
+    pass
+print("starts", flush=True)
+threading.Event().wait()
+"""
+
+
+def test_an_actor_that_is_killed_while_its_server_starts_leaves_nothing(tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", ACTOR]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "starts\n"
+        process.kill()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_end_of_a_server_is_told(tmp_path: Path) -> None:
@@ -120,3 +148,16 @@ def test_a_worker_has_the_variables_of_the_job(monkeypatch: pytest.MonkeyPatch) 
     actor = WorkerActor(1)
     assert repr(actor) == "worker 1"
     assert actor.run(lambda add: int(os.environ["PS_RANK"]) + add, (10,), {"PS_RANK": "1"}) == 11
+
+
+def test_a_worker_waits_for_servers_as_long_as_it_is_told_else_long_enough_for_another_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ("PS_CONNECT_TIMEOUT", "PS_RECONNECT_TIMEOUT")
+    monkeypatch.setenv(names[0], "30")
+    # Set first, so that it is taken back: the actor has the process for itself.
+    monkeypatch.setenv(names[1], "")
+    monkeypatch.delenv(names[1])
+    assert WorkerActor(1).run(lambda: [os.environ[name] for name in names], (), {}) == ["30", "600"]
+    given = worker_environment(RayPlan(1, 1, reconnect_timeout_seconds=7.5), "127.0.0.1:7000", 0, "")
+    assert WorkerActor(1).run(lambda: [os.environ[name] for name in names], (), given) == ["30", "7.5"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ps_protocol.errors import StateLost, Unavailable
+from ps_protocol.errors import Fenced, NotReady, PsError, StateLost, Unavailable
 from ps_worker.ray.plan import RayPlan
 from tests.ray.fake_ray import FakeRay, GetTimeoutError, RayActorError, RayTaskError, forget, modules
 from tests.support.shards import wait_until
@@ -154,6 +154,39 @@ def test_a_worker_that_may_still_be_about_to_join_is_not_killed(ray: FakeRay) ->
 
     assert running.run(check, lambda: (0, 1)) == ["done", "done"]
     assert not any(actor.killed for actor in ray.actors)
+
+
+@pytest.mark.parametrize("error", [Unavailable("shard 0 is away"), NotReady("2 of 3"), Fenced("its lease ended")])
+def test_a_worker_that_ends_because_servers_were_away_is_started_again_within_the_restarts(
+    ray: FakeRay, caplog: pytest.LogCaptureFixture, error: PsError
+) -> None:
+    running = workers(RayPlan(shards=1, workers=2, worker_restarts=1))
+
+    def check() -> None:
+        if len(ray.actors) == 2:
+            ray.actors[1].call("run").end(RayTaskError(error))
+        elif len(ray.actors) == 3:
+            ray.actors[0].call("run").end("of rank 0")
+            ray.actors[2].call("run").end("of rank 1")
+
+    assert running.run(check) == ["of rank 0", "of rank 1"]
+    assert ray.actors[1].killed
+    assert (
+        f"worker 1 ended with {type(error).__name__}: {error}; starting it again in 0 s (restart 1 of 1)" in caplog.text
+    )
+
+
+def test_where_no_restart_is_left_the_run_ends_with_what_the_worker_raised(ray: FakeRay) -> None:
+    error = Unavailable("shard 0 is away")
+
+    def check() -> None:
+        if ray.actors:
+            ray.actors[-1].call("run").end(RayTaskError(error))
+
+    with pytest.raises(Unavailable, match="shard 0 is away") as raised:
+        workers(RayPlan(shards=1, workers=1, worker_restarts=2)).run(check)
+    assert len(ray.actors) == 3
+    assert raised.value.__notes__[-2:] == ["worker 0 raised it", "all 2 restarts of workers are used"]
 
 
 @pytest.mark.parametrize(
