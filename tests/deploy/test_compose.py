@@ -100,7 +100,7 @@ def test_servers_keep_their_state_in_a_volume_that_they_find_again_and_are_start
     found = services(**({"DURABILITY": durability} if durability else {}))
     for name in ("coordinator", "shard0", "shard1"):
         options = parsed(found[name], monkeypatch)
-        assert found[name]["volumes"] == [f"state:{options['data_dir']}"]
+        assert f"state:{options['data_dir']}" in found[name]["volumes"]
         assert found[name]["restart"] == "on-failure:10"
     for name in ("shard0", "shard1"):
         options = parsed(found[name], monkeypatch)
@@ -132,8 +132,21 @@ def test_workers_run_an_example_of_the_image_with_flags_that_it_has():
         assert program == "python"
         source = (ROOT / script).read_text()
         assert [flag for flag in arguments if flag.startswith("--") and f'"{flag}"' not in source] == []
-        threads = {"OMP_NUM_THREADS": "1"}
-        assert worker["environment"] == {"PS_COORDINATOR": "coordinator:7000", "PS_RANK": str(rank), **threads}
+        others = {"OMP_NUM_THREADS": "1", "NUMBA_CACHE_DIR": "/compiled"}
+        assert worker["environment"] == {"PS_COORDINATOR": "coordinator:7000", "PS_RANK": str(rank), **others}
+
+
+def test_what_is_compiled_stays_in_a_volume_and_workers_write_nothing_that_servers_load():
+    volumes = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["volumes"]
+    for name, service in secured_services().items():
+        if not name.startswith(("shard", "worker")):
+            continue
+        # Else it would be compiled again at each start: the rest of the container is memory.
+        folder = service["environment"]["NUMBA_CACHE_DIR"]
+        (volume,) = [each.partition(":")[0] for each in service["volumes"] if each.endswith(f":{folder}")]
+        assert volume == ("compiled-servers" if name.startswith("shard") else "compiled-workers")
+        assert volume in volumes
+        assert re.search(rf"install --directory --owner torch-ps .*{folder}\b", DOCKERFILE)
 
 
 def test_the_image_is_built_once_never_pulled_and_nothing_is_published():

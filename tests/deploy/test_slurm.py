@@ -47,6 +47,38 @@ def test_the_script_is_valid_and_every_flag_that_it_gives_is_one_of_ps_run():
         assert flag in known, flag
 
 
+@pytest.mark.parametrize(
+    ("code", "environment", "queued"),
+    [
+        ("0", {}, False),
+        # An option that ps-run or the script does not have; no such program.
+        ("2", {}, False),
+        ("2", {"SLURM_RESTART_COUNT": "1"}, False),
+        ("127", {}, False),
+        # A mistake in the script, which ends it at its start; what ended one that had trained.
+        ("1", {}, False),
+        ("1", {"SOON_SECONDS": "0"}, True),
+        ("1", {"SLURM_RESTART_COUNT": "1"}, True),
+        # Killed, stuck.
+        ("137", {}, True),
+        ("70", {}, True),
+        ("137", {"SLURM_RESTART_COUNT": "3"}, False),
+        ("137", {"RESTARTS": "0"}, False),
+    ],
+)
+def test_a_job_is_queued_again_only_where_another_start_may_mend_it(tmp_path, code, environment, queued):
+    for name, does in (("srun", f"exit {code}"), ("scontrol", 'echo "$@" >> called')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    given = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "INSECURE": "1", **environment}
+    done = subprocess.run([SBATCH, "train.py"], cwd=tmp_path, env=given, capture_output=True, text=True, check=False)
+    assert done.returncode == int(code)
+    called = tmp_path / "called"
+    assert (called.read_text() if called.exists() else "") == ("requeue 7\n" if queued else "")
+    says = "" if code == "0" else f"torch-ps: exit code {code}; the job is {'' if queued else 'not '}queued again\n"
+    assert done.stderr == says
+
+
 def test_outside_of_a_task_ps_run_says_so(tmp_path, monkeypatch):
     for name in [name for name in os.environ if name.startswith("SLURM")]:
         monkeypatch.delenv(name)
