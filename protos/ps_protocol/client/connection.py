@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
@@ -47,7 +48,7 @@ class CoordinatorConnection:
     def wait_until_reachable(self, timeout_seconds: float, on_wait: Callable[[str], None] = lambda text: None) -> None:
         """Return once the coordinator answers; tell ``on_wait`` every few seconds.
 
-        Raises Unavailable, naming address and remedy, after ``timeout_seconds``.
+        Raises Unavailable, naming address and remedy, after ``timeout_seconds``, which may be infinite.
         """
         begin = time.monotonic()
         while True:
@@ -69,7 +70,8 @@ class CoordinatorConnection:
                         remedy=f"start it there (ps-coordinator or ps-run), or give the right address: PS_COORDINATOR; "
                         f"{why.remedy}",
                     ) from None
-                on_wait(f"waiting for {self.peer} since {passed:.0f} s, up to {timeout_seconds:g} s: {why.message}")
+                most = f", up to {timeout_seconds:g} s" if math.isfinite(timeout_seconds) else ""
+                on_wait(f"waiting for {self.peer} since {passed:.0f} s{most}: {why.message}")
                 self._closed.wait(_FIRST_PAUSE_SECONDS)
 
     def connect(self, timeout_seconds: float) -> None:

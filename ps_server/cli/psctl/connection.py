@@ -46,13 +46,19 @@ coordinator_option = click.option(
 
 
 @contextmanager
-def connected(address: str) -> Iterator[CoordinatorClient]:
-    """A client of the coordinator at ``address``; errors of the block are shown as one line.
-
-    The command ends with an error when the coordinator does not answer within CONNECT_SECONDS.
+def client_of(address: str) -> Iterator[CoordinatorClient]:
+    """A client of the coordinator at ``address``, which may not be there yet; errors of the block are shown as one
+    line.
     """
     settings = click.get_current_context().find_object(SecuritySettings) or SecuritySettings()
     with clean_errors(), CoordinatorClient(address, Security(settings, AccessRole.ADMIN)) as client:
+        yield client
+
+
+@contextmanager
+def connected(address: str) -> Iterator[CoordinatorClient]:
+    """As ``client_of``; ends the command with an error when the coordinator does not answer within CONNECT_SECONDS."""
+    with client_of(address) as client:
         client.connect(CONNECT_SECONDS)
         yield client
 

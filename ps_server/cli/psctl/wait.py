@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import sys
 import time
@@ -10,13 +11,18 @@ from collections.abc import Callable
 
 import click
 
+from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.view import ClusterStatus, Role
-from ps_server.cli.psctl.connection import connected, coordinator_option
+from ps_protocol.errors import Unavailable
+from ps_server.cli.psctl.connection import client_of, coordinator_option
 from ps_server.cli.psctl.output.notes import note
 from ps_server.glance.state import FINISHED, TRAINING, headline, job_state
 
 LOOK_SECONDS = 0.5
 CALL_SECONDS = 5.0
+
+SAY_SECONDS = 60.0
+"""Interval of messages while the coordinator does not answer."""
 
 TIMED_OUT = 1
 UNHEALTHY = 3
@@ -29,7 +35,8 @@ _HELP = """Wait until the job is in a given state. For scripts.
     psctl wait --for 4-workers            at least 4 live workers
     psctl wait --for finished --timeout 3600
 
-The exit code is 0 in that state; 1 after --timeout, or when the job has finished in another state.
+A coordinator that does not answer yet, or is being started again, is waited for, too. The exit code is 0 in that state;
+1 after --timeout, or when the job has finished in another state.
 """
 
 _WORKERS = re.compile(r"(\d+)-workers?")
@@ -50,6 +57,27 @@ def _awaited(context: click.Context, parameter: click.Parameter, text: str) -> t
     return text, lambda status: len(status.view.live(Role.WORKER)) >= wanted
 
 
+def _look(client: CoordinatorClient, deadline: float) -> ClusterStatus:
+    """The status of the job, once its coordinator answers. Raises Unavailable after ``deadline``."""
+    said_at = -math.inf
+
+    def say(text: str) -> None:
+        nonlocal said_at
+        if (now := time.monotonic()) - said_at >= SAY_SECONDS:
+            said_at = now
+            note(text)
+
+    while True:
+        try:
+            return client.get_status(CALL_SECONDS, once=True)
+        except Unavailable:
+            left = deadline - time.monotonic()
+        if left > 0:
+            client.wait_until_reachable(left, say)
+        else:
+            client.connect()  # which raises the reason
+
+
 @click.command("wait", help=_HELP)
 @click.option("--for", "state", required=True, callback=_awaited, metavar="finished|training|N-workers")
 @click.option(
@@ -59,13 +87,13 @@ def _awaited(context: click.Context, parameter: click.Parameter, text: str) -> t
 def wait(coordinator: str, state: tuple[str, Awaited], timeout: float | None) -> None:
     """Wait until the job is in a state."""
     name, reached = state
-    begin = time.monotonic()
-    with connected(coordinator) as client:
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
+    with client_of(coordinator) as client:
         while True:
-            seen = client.get_status(CALL_SECONDS)
+            seen = _look(client, deadline)
             if reached(seen):
                 return
-            over = timeout is not None and time.monotonic() - begin >= timeout
+            over = time.monotonic() >= deadline
             if over or seen.view.finished:
                 why = f"after {timeout:g} s" if over else "and the job has finished"
                 note(f"not '{name}' {why}: {headline(seen)}", logging.WARNING)

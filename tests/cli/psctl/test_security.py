@@ -80,6 +80,9 @@ def test_what_is_missing_is_said_in_one_line(secured, monkeypatch):
     bare = psctl("status", *at)
     assert (bare.exit_code, bare.output.count("\n")) == (1, 1)
     assert "speaks TLS, and this process does not" in bare.output
+    waits = psctl("wait", "--for", "finished", *at)
+    assert waits.exit_code == 1
+    assert "speaks TLS, and this process does not" in waits.output
     given = environment(folder, "viewer")
     without_certificate = psctl("status", *at, **{**given, "PS_TLS_CERT": None, "PS_TLS_KEY": None})
     assert without_certificate.exit_code == 1

@@ -1,13 +1,25 @@
 """psctl wait and status --check: states and health as exit codes."""
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
 import pytest
 from click.testing import CliRunner
 
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.cluster.view import Role
-from ps_server.cli.psctl import main
+from ps_server.cli.psctl import main, wait
 from ps_server.coordinator.settings import ClusterSettings
-from tests.support.coordinators import running_coordinator
+from tests.support.coordinators import running_coordinator, stopped_coordinator
+from tests.support.ports import free_port
+from tests.support.shards import wait_until
+
+
+@dataclass
+class Address:
+    """Where a coordinator is, or will be."""
+
+    address: str
 
 
 @pytest.fixture
@@ -44,6 +56,50 @@ def test_each_state_is_waited_for_and_what_cannot_come_ends_the_wait(client):
     code, said = psctl_says(client, "wait", "--for", "training")
     assert code == 1
     assert "and the job has finished" in said
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """What psctl wait has told of its waiting."""
+    lines = []
+    monkeypatch.setattr(wait, "note", lambda text, level=0: lines.append(text))
+    return lines
+
+
+def test_a_coordinator_that_is_not_up_yet_is_waited_for(said):
+    with stopped_coordinator(ClusterSettings(lease_seconds=600)) as coordinator, ThreadPoolExecutor(1) as threads:
+        coordinator.port = free_port()
+        address = f"127.0.0.1:{coordinator.port}"
+        waiting = threads.submit(psctl_says, Address(address), "wait", "--for", "1-worker", "--timeout", "90")
+        wait_until(lambda: said)
+        assert said[0].startswith(f"waiting for the coordinator at {address} since ")
+        coordinator.start()
+        with CoordinatorClient(address) as client:
+            join(client, Role.SHARD, 0)
+            join(client, Role.WORKER, 0)
+        assert waiting.result(90) == (0, "")
+    assert len(said) == 1
+
+
+def test_a_coordinator_that_is_started_again_is_waited_for(said, tmp_path):
+    settings = ClusterSettings(lease_seconds=600)
+    with running_coordinator(settings, tmp_path) as coordinator, ThreadPoolExecutor(1) as threads:
+        address = coordinator.address
+        waiting = threads.submit(psctl_says, Address(address), "wait", "--for", "1-worker", "--timeout", "90")
+        coordinator.stop()
+        wait_until(lambda: said)
+        coordinator.start()
+        with CoordinatorClient(address) as client:
+            join(client, Role.WORKER, 0)
+        assert waiting.result(90) == (0, "")
+
+
+@pytest.mark.parametrize("timeout", ["0", "0.2"])
+def test_a_coordinator_that_never_comes_ends_the_wait_at_its_timeout(said, timeout):
+    address = f"127.0.0.1:{free_port()}"
+    code, told = psctl_says(Address(address), "wait", "--for", "training", "--timeout", timeout)
+    assert code == 1
+    assert told.startswith(f"Error: the coordinator at {address} ")
 
 
 def test_what_is_no_state_is_a_usage_error(client):
