@@ -57,6 +57,10 @@ class OwnServer:
             self._process.wait()
         self._relay.join()
 
+    def kill(self) -> None:
+        """SIGKILL, which ends one that is stopped, too."""
+        self._process.kill()
+
     def _pass_on(self) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as output:

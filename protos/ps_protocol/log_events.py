@@ -71,7 +71,7 @@ EVENTS = MappingProxyType(
         "compiling": "code for tables is compiled",
         "report": "TensorBoard files or traces lack something",
         "ray.restart": "a server or worker in a Ray cluster was lost and is started again",
-        "ray.hanging": "a worker in a Ray cluster hangs: it is killed, or cannot be",
+        "ray.hanging": "a process in a Ray cluster hangs: it is killed, or cannot be",
         DEBUG: "a message of level debug",
         ERROR: "an exception of Python; the classes of torch-ps are events of their own ([errors.md](errors.md))",
         OTHER: "a message of another library",
@@ -84,7 +84,8 @@ _BEGINNINGS = {
     "ray.hanging": (
         "RayCluster: the actor of worker %d lives and is lost to the coordinator; it is killed",
         "RayCluster: worker %d is lost to the coordinator; all %d restarts are used",
-        "RayCluster: workers that hang are not started again: %s",
+        "RayCluster: %s hangs: the coordinator has lost it, for %s; it is killed",
+        "RayCluster: processes that hang are not noticed: %s",
     ),
     "server.started": (
         "coordinator serves at %s: %d shards, %s workers, %s",

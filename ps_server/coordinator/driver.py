@@ -20,6 +20,7 @@ from ps_protocol.cluster.view import (
     Joined,
     Member,
     MemberStats,
+    MemberStatus,
     Role,
     SyncWord,
 )
@@ -265,6 +266,11 @@ class Driver:
     def phase(self) -> int:
         """Barriers that the job has passed."""
         return self._state.membership.phase
+
+    @property
+    def lost_servers(self) -> tuple[MemberStatus, ...]:
+        """See MembershipState.lost_servers."""
+        return self._state.membership.lost_servers
 
     @property
     def fenced_calls(self) -> int:

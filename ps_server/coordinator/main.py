@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from click.core import ParameterSource
 
+from ps_protocol.life import showing_life, take_life_pipe
 from ps_protocol.logs import LogFormat, configure_logging, describe_process
 from ps_protocol.metrics.call_on_loop import call_on_loop
 from ps_protocol.metrics.server import MetricsServer
@@ -228,13 +229,14 @@ def main(context: click.Context, /, **options: Any) -> None:
     describe_process(role="coordinator", job=os.environ.get("PS_JOB"))
     with common.clean_errors():
         given = {name for name in options if context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)}
+        life = take_life_pipe(os.environ)
         told = from_tf_config(os.environ.get("TF_CONFIG", ""), given)
         folder: Path | None = options["data_dir"]
         older = options["accept_older_journal"]
         with nullcontext() if folder is None else Journal.open(folder, accept_older=older) as journal:
             kept = from_rows(journal.read(), str(journal.path)) if journal else None
             config = configure({**options, **told}, given | told.keys(), kept)
-            grpc_server.run(lambda stop: serve(config, journal, stop))
+            grpc_server.run(lambda stop: showing_life(serve(config, journal, stop), life))
 
 
 def program() -> NoReturn:

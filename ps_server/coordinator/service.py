@@ -279,10 +279,21 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def GetWorkerRequest(  # noqa: N802
         self, request: pb.GetWorkerRequestRequest, context: Context
     ) -> pb.WorkerRequest:
-        """The last request for workers."""
+        """What the program that starts processes is to do."""
         async with translated(context):
-            last = self._kept_request.last
-            return pb.WorkerRequest(number=last.number, workers=last.workers, ranks=last.ranks)
+            last, members = self._kept_request.last, self._driver.view
+            lost = [
+                pb.LostServer(
+                    role=convert.role_to_pb(each.member.role),
+                    index=each.member.index,
+                    host=each.host,
+                    pid=each.pid,
+                    how=each.gone,
+                    replaced=each.member.index in members.live(each.member.role),
+                )
+                for each in self._driver.lost_servers
+            ]
+            return pb.WorkerRequest(number=last.number, workers=last.workers, ranks=last.ranks, lost=lost)
 
     def _encode(self, view: ClusterView, before: ClusterView | None) -> bytes:
         return self._views.encode(view, before)

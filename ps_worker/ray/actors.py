@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import os
 import queue
+import select
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ps_protocol import shim
 from ps_protocol.errors import Unavailable
+from ps_protocol.life import LifePipe
 from ps_worker.own_server import OwnServer
 from ps_worker.ray.commands import TIMEOUTS, server_command, server_environment
-from ps_worker.ray.plan import PATIENCE_SECONDS, RayPlan, ServerName
+from ps_worker.ray.plan import PATIENCE_SECONDS, RayPlan, ServerKind, ServerName
 
-SERVER_CALLS = 3
-"""Calls of one ``ServerActor`` at a time: ``serve``, ``address`` and ``stop``."""
+_WATCH_SECONDS = 1.0
+
+SERVER_CALLS = 4
+"""Calls of one ``ServerActor`` at a time: ``serve``, ``address``, ``process`` and ``stop``."""
 
 
 class ServerActor:
@@ -33,8 +39,12 @@ class ServerActor:
         self._plan = plan
         self._host = host
         self._server: OwnServer | None = None
+        #: Of a coordinator: nobody else can say that it hangs.
+        self._life = LifePipe(time.monotonic()) if name.kind is ServerKind.COORDINATOR else None
         #: host:port; empty where the server ended before it served.
         self._address = ""
+        #: Why it hung, and was killed.
+        self._hung = ""
         self._began = threading.Event()
         self._stopped = False
 
@@ -56,14 +66,20 @@ class ServerActor:
                     server = self._start(command, writable)
                 finally:
                     os.close(writable)
+                while not select.select([told], [], [], _WATCH_SECONDS)[0]:
+                    self._end_hanging(server)
                 self._address = told.readline().strip()
                 if not self._address:
                     # It has ended, and how is known once its output has.
                     server.join()
             finally:
                 self._began.set()
-            server.join()
-        return f"{server.ended or f'{self._name} was stopped'}; {server.last_lines}"
+            while not server.join(_WATCH_SECONDS):
+                self._end_hanging(server)
+        how = server.ended or f"{self._name} was stopped"
+        if self._hung:
+            how = f"{self._name} hung and was killed: {self._hung}"
+        return f"{how}; {server.last_lines}"
 
     def address(self, timeout_seconds: float) -> str:
         """host:port, once the server serves. Raises Unavailable, with its last lines, where it ends or takes longer."""
@@ -80,11 +96,21 @@ class ServerActor:
             remedy="wait longer with RayCluster(start_timeout_seconds=…)",
         )
 
+    def process(self) -> tuple[str, int]:
+        """The host of the server and the number of its process, once it serves; 0 where it ended before."""
+        self._began.wait()
+        return socket.gethostname(), self._server.pid if self._server is not None else 0
+
     def stop(self, grace_seconds: float) -> None:
         """End the server: it writes what it keeps, and is killed ``grace_seconds`` later. Returns at its end."""
         self._stopped = True
         if self._server is not None:
             self._server.end(grace_seconds)
+
+    def _end_hanging(self, server: OwnServer) -> None:
+        if not self._hung and self._life is not None and (why := self._life.hangs(time.monotonic())):
+            self._hung = why
+            server.kill()
 
     def _start(self, command: Sequence[str], ready: int) -> OwnServer:
         """``ready``: the descriptor to which the server writes its address."""
@@ -100,19 +126,22 @@ class ServerActor:
         return server
 
     def _keep(self, program: Sequence[str], ready: int, started: queue.SimpleQueue[OwnServer | OSError]) -> None:
+        life, environment = self._life, server_environment(os.environ, self._plan)
         try:
             child = subprocess.Popen(
                 shim.command(program),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                env=server_environment(os.environ, self._plan),
+                env=environment if life is None else {**environment, **life.variables},
                 process_group=0,
-                pass_fds=(ready,),
+                pass_fds=(ready,) if life is None else (ready, life.write_end),
             )
         except OSError as error:
             started.put(error)
             return
+        if life is not None:
+            life.started()
         server = OwnServer(str(self._name), child)
         started.put(server)
         server.join()

@@ -18,13 +18,11 @@ import ray
 
 from ps_protocol.client.worker_requests import WorkerRequests
 from ps_protocol.errors import ConfigError, PsError
-from ps_protocol.security.roles import AccessRole
-from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
 from ps_worker.ray.commands import worker_environment
 from ps_worker.ray.placement import Reservation, node_addresses
 from ps_worker.ray.plan import HALF_A_CPU, LOOPBACK, ONE_CPU, RayPlan, ServerKind, ServerName, uses_loopback
-from ps_worker.ray.servers import RayServers
+from ps_worker.ray.servers import RayServers, requests_of
 from ps_worker.ray.workers import RayWorkers
 
 log = logging.getLogger("ps_worker")
@@ -141,7 +139,7 @@ class RayCluster:
         arguments = () if config is None else (config,)
         environments = [worker_environment(plan, servers.address, rank, self._lineage) for rank in range(plan.workers)]
         self._workers = RayWorkers(plan, reservation, environments, train_fn, arguments)
-        requests = self._worker_requests() if plan.worker_restarts else None
+        requests = requests_of(plan, servers.address) if plan.worker_restarts else None
         try:
             return self._workers.run(self.check, partial(_wanted, requests))
         finally:
@@ -187,14 +185,6 @@ class RayCluster:
             self._reservation.release()
         self._servers = self._reservation = None
 
-    def _worker_requests(self) -> WorkerRequests | None:
-        """Asks the coordinator for workers that it has lost; None where this driver lacks the files for that."""
-        try:
-            return WorkerRequests(self.address, Security(self._plan.security, AccessRole.WORKER))
-        except PsError as error:
-            log.warning("RayCluster: workers that hang are not started again: %s", error)
-            return None
-
     @property
     def _started(self) -> RayServers:
         if self._servers is None:
@@ -207,7 +197,6 @@ class RayCluster:
 def _wanted(requests: WorkerRequests | None) -> tuple[int, ...]:
     """The ranks that the coordinator asks for since the last call."""
     try:
-        return requests.take() if requests is not None else ()
-    except PsError as error:
-        log.warning("RayCluster: workers that hang are not started again: %s", error)
+        return requests.take().ranks if requests is not None else ()
+    except PsError:  # which RayServers tells, too
         return ()

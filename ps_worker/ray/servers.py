@@ -5,13 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
+from ps_protocol.client.worker_requests import LostServer, Wanted, WorkerRequests
 from ps_protocol.errors import PsError, StateLost, Unavailable
+from ps_protocol.security.roles import AccessRole
+from ps_protocol.security.security import Security
 from ps_worker.ray.actors import SERVER_CALLS, ServerActor
 from ps_worker.ray.placement import Reservation
 from ps_worker.ray.plan import RayPlan, ServerKind, ServerName
@@ -35,8 +39,18 @@ class RayServers:
     ``actor`` may be read by any thread.
     """
 
-    def __init__(self, plan: RayPlan, reservation: Reservation, host: str) -> None:
-        """``host``: the address that all servers listen on; empty: that of their node."""
+    def __init__(
+        self,
+        plan: RayPlan,
+        reservation: Reservation,
+        host: str,
+        ask: Callable[[RayPlan, str], WorkerRequests | None] | None = None,
+    ) -> None:
+        """``host``: the address that all servers listen on; empty: that of their node. ``ask``: makes what asks the
+        coordinator at an address for servers that it has lost; by default ``requests_of``.
+        """
+        self._ask = ask or requests_of
+        self._requests: WorkerRequests | None = None
         self._plan = plan
         self._reservation = reservation
         self._host = host
@@ -45,6 +59,10 @@ class RayServers:
         self._actors: dict[ServerName, Any] = {}
         #: The call of each server that ends with it.
         self._serving: dict[Any, ServerName] = {}
+        #: The call of each actor that tells the host and the number of its server's process.
+        self._processes: dict[ServerName, Any] = {}
+        #: Servers whose actors were killed because they hang, until these have ended.
+        self._ending: set[ServerName] = set()
         #: Servers that wait for their restart, and until when.
         self._due: dict[ServerName, float] = {}
         self._closed = threading.Event()
@@ -65,6 +83,7 @@ class RayServers:
         for server in members:
             if server.kind is not ServerKind.STANDBY:
                 self._address(server, deadline)
+        self._requests = self._ask(self._plan, self.address)
         self._watcher.start()
 
     def actor(self, server: ServerName) -> Any:
@@ -76,6 +95,9 @@ class RayServers:
         self._closed.set()
         if self._watcher.is_alive():
             self._watcher.join()
+        if self._requests is not None:
+            self._requests.close()
+            self._requests = None
         if not ray.is_initialized():
             return
         self._stop([server for server in self._actors if server != _COORDINATOR])
@@ -90,6 +112,7 @@ class RayServers:
         )
         self._actors[server] = actor
         self._serving[actor.serve.remote(self.address)] = server
+        self._processes[server] = actor.process.remote()
         self._budget.started(server, time.monotonic())
 
     def _address(self, server: ServerName, deadline: float) -> str:
@@ -113,6 +136,7 @@ class RayServers:
             ended, _ = ray.wait(list(self._serving), num_returns=1, timeout=_WATCH_SECONDS)
             for call in ended:
                 self._on_end(call)
+            self._end_hanging()
             now = time.monotonic()
             for server in [server for server, due in self._due.items() if due <= now]:
                 del self._due[server]
@@ -120,11 +144,40 @@ class RayServers:
             if self.failure is not None:
                 return
 
+    def _end_hanging(self) -> None:
+        """Kill the actors of servers whose leases have ended while their processes live: they may be stopped."""
+        for lost in self._wanted().lost:
+            for server in (ServerName(kind, lost.index) for kind in (ServerKind.SHARD, ServerKind.STANDBY)):
+                if server in self._ending or not self._is(server, lost):
+                    continue
+                self._ending.add(server)
+                log.warning("RayCluster: %s hangs: the coordinator has lost it, for %s; it is killed", server, lost.how)
+                end_actor(self._actors[server])
+
+    def _wanted(self) -> Wanted:
+        try:
+            return self._requests.take() if self._requests is not None else Wanted()
+        except PsError as error:
+            log.warning("RayCluster: processes that hang are not noticed: %s", error)
+            return Wanted()
+
+    def _is(self, server: ServerName, lost: LostServer) -> bool:
+        """Whether ``lost`` is the process that the present actor of ``server`` has started."""
+        told = self._processes.get(server) if server in self._actors else None
+        if told is None or not ray.wait([told], num_returns=1, timeout=0)[0]:
+            return False
+        with suppress(RayError):
+            return bool(tuple(ray.get(told)) == (lost.host, lost.pid))
+        return False
+
     def _on_end(self, call: Any) -> None:
         server = self._serving.pop(call)
         if self._closed.is_set():
             return
         how = _how_it_ended(call, server)
+        if server in self._ending:
+            self._ending.discard(server)
+            how = f"{server} hung and was killed"
         end_actor(self._actors.pop(server))
         if not self._plan.keeps_state:
             self.failure = StateLost(how, remedy="give RayCluster() a data_dir: servers then continue from it")
@@ -146,6 +199,15 @@ class RayServers:
             ray.wait(stopping, num_returns=len(stopping), timeout=_STOP_SECONDS + _CALL_SECONDS)
         for actor in actors:
             end_actor(actor)
+
+
+def requests_of(plan: RayPlan, address: str) -> WorkerRequests | None:
+    """Asks the coordinator at ``address`` for what it has lost; None where this driver lacks the files for that."""
+    try:
+        return WorkerRequests(address, Security(plan.security, AccessRole.WORKER))
+    except PsError as error:
+        log.warning("RayCluster: processes that hang are not noticed: %s", error)
+        return None
 
 
 def end_actor(actor: Any) -> None:

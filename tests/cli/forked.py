@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from types import SimpleNamespace
 
+from ps_protocol.client.worker_requests import Wanted
 from ps_protocol.shim import PR_SET_PDEATHSIG
 from ps_server.cli.launcher import child, runner
 from ps_server.cli.launcher import main as entry
@@ -56,8 +57,8 @@ class Nobody:
     def __init__(self, address: str, security: object) -> None:
         pass
 
-    def take(self) -> tuple[int, ...]:
-        return ()
+    def take(self) -> Wanted:
+        return Wanted()
 
     def close(self) -> None:
         pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from ps_protocol import life
 from ps_protocol.errors import Unavailable
 from ps_worker.ray import actors
 from ps_worker.ray.actors import ServerActor, WorkerActor
@@ -28,9 +30,16 @@ file = sys.argv[sys.argv.index("--ready-file") + 1]
 if "dies" in sys.argv:
     print("no such folder", file=sys.stderr)
     sys.exit(2)
+if "lives" in sys.argv:
+    import time
+    os.write(int(os.environ["PS_LIFE_FD"]), b".")
 for _ in range("hangs" not in sys.argv and 1 + sys.argv.count("again")):
     with open(file, "w") as told:
         told.write(f"127.0.0.1:9 of {os.getpid()}\\n")
+if "lives" in sys.argv:
+    while True:
+        os.write(int(os.environ["PS_LIFE_FD"]), b".")
+        time.sleep(0.1)
 signal.pause()
 """
 
@@ -38,9 +47,10 @@ NAME = ServerName(ServerKind.SHARD, 1)
 
 
 @contextmanager
-def serving(*more: str, **settings: Any) -> Iterator[tuple[ServerActor, list[str]]]:
+def serving(*more: str, name: ServerName = NAME, **settings: Any) -> Iterator[tuple[ServerActor, list[str]]]:
     """An actor that serves in a thread, and where the result of ``serve`` comes."""
-    actor = ServerActor(NAME, RayPlan(shards=2, workers=1, shard_options=more, **settings), "127.0.0.1")
+    plan = RayPlan(shards=2, workers=1, shard_options=more, coordinator_options=more, **settings)
+    actor = ServerActor(name, plan, "127.0.0.1")
     ends: list[str] = []
     thread = threading.Thread(target=lambda: ends.append(actor.serve("127.0.0.1:7000")))
     thread.start()
@@ -112,6 +122,19 @@ def test_the_end_of_a_server_is_told(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: bool(ends))
         assert ends == ["shard 1 was killed by signal 9; its log is empty"]
+
+
+def test_a_coordinator_that_is_stopped_is_killed_and_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(life, "HANGS_SECONDS", 1.0)
+    monkeypatch.setattr(actors, "_WATCH_SECONDS", 0.05)
+    with serving("lives", name=ServerName(ServerKind.COORDINATOR)) as (actor, ends):
+        pid = int(actor.address(60.0).rpartition(" ")[2])
+        assert actor.process() == (socket.gethostname(), pid)
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: bool(ends))
+        assert ends == [
+            "the coordinator hung and was killed: it has shown no life for 1 s; its log is empty",
+        ]
 
 
 def test_a_server_that_does_not_start_is_an_error_with_its_last_lines() -> None:

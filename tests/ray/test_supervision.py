@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from ps_protocol.client.worker_requests import LostServer, Wanted
+from ps_protocol.cluster.view import Role
 from ps_protocol.errors import Fenced, NotReady, PsError, StateLost, Unavailable
 from ps_worker.ray.plan import RayPlan
 from tests.ray.fake_ray import FakeRay, GetTimeoutError, RayActorError, RayTaskError, forget, modules
@@ -35,14 +37,32 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
 def servers(ray: FakeRay) -> Iterator[Any]:
     made: list[Any] = []
 
-    def make(**settings: Any) -> Any:
+    def make(requests: Any = None, **settings: Any) -> Any:
         plan = RayPlan(**{"shards": 2, "workers": 2, "data_dir": Path("/kept"), **settings})
-        made.append(importlib.import_module("ps_worker.ray.servers").RayServers(plan, _Reservation(), "127.0.0.1"))
+        of_ray = importlib.import_module("ps_worker.ray.servers")
+        made.append(of_ray.RayServers(plan, _Reservation(), "127.0.0.1", lambda plan, address: requests))
         return made[-1]
 
     yield make
     for each in made:
         each.close()
+
+
+class _Requests:
+    """What the coordinator tells, once."""
+
+    def __init__(self, *wanted: Any) -> None:
+        self.wanted = list(wanted)
+        self.closed = False
+
+    def take(self) -> Any:
+        found = self.wanted.pop(0) if self.wanted else Wanted()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def names(ray: FakeRay) -> list[str]:
@@ -75,6 +95,35 @@ def test_a_lost_server_without_a_folder_is_the_end(ray: FakeRay, servers: Any) -
     assert isinstance(started.failure, StateLost)
     assert started.failure.message == "the actor of shard 1 was lost (RayActorError)"
     assert len(ray.actors) == 3
+
+
+def test_a_server_that_the_coordinator_has_lost_is_killed_and_started_again(
+    ray: FakeRay, servers: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    ray.at_once["process"] = ("h0", 77)
+    requests = _Requests()
+    started = servers(requests, server_restarts=2, standbys=True)
+    started.start(60.0)
+    standby, others = ray.actors[3], [*ray.actors[:3], *ray.actors[4:]]
+    assert str(standby.arguments[0]) == "the standby of shard 0"
+    standby.call("process").end(("h1", 78))
+    # It was a standby when it started, and a shard when it was lost; other processes have the same number elsewhere.
+    lost = tuple(LostServer(Role.SHARD, 0, host, 78, "its lease ended") for host in ("h0", "h1", "h2"))
+    requests.wanted += [Wanted(lost=lost), Wanted(lost=lost), Unavailable("gone")]
+    wait_until(lambda: standby.killed)
+    wait_until(lambda: not requests.wanted)
+    assert not any(actor.killed for actor in others)
+    standby.call("serve").end(RayActorError())
+    wait_until(lambda: ray.log.count("serve the standby of shard 0") == 2)
+    assert started.failure is None
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "RayCluster: the standby of shard 0 hangs: the coordinator has lost it, for its lease ended; it is killed",
+        "RayCluster: processes that hang are not noticed: gone",
+        "RayCluster: the standby of shard 0 hung and was killed; starting it again in 0 s (restart 1 of 2)",
+    ]
+    started.close()
+    assert requests.closed
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,23 @@
-"""What the coordinator asks the program for that starts workers, such as ps-run."""
+"""What the coordinator tells the program that starts processes, such as ps-run: which to end and to start again."""
 
 from __future__ import annotations
 
 import queue
 import threading
+from dataclasses import dataclass
 
 from ps_protocol.client.connection import CoordinatorConnection
+from ps_protocol.cluster.view import Role
 from ps_protocol.errors import PsError, Unavailable
 from ps_protocol.security.security import OFF, Security
+from ps_protocol.text import printable
 from ps_protocol.v1 import coordinator_pb2 as pb
+from ps_protocol.wire.convert.cluster import role_from_pb
 
-ASK_SECONDS = 10.0
+ASK_SECONDS = 5.0
 """Interval of calls. A request is made 30 s after a worker was lost, and comes again."""
 
-UNANSWERED = 30
+UNANSWERED = 60
 """Calls in a row, from the first on, of which nobody answered one: then that is told."""
 
 JOINING_SECONDS = 300.0
@@ -22,27 +26,55 @@ JOINING_SECONDS = 300.0
 _CALL_SECONDS = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class LostServer:
+    """A shard or standby whose lease has ended, and whose process may hang."""
+
+    role: Role
+    index: int
+    host: str
+    #: Number of its process there.
+    pid: int
+    #: How its lease ended, in words.
+    how: str
+    #: Another process has its place now.
+    replaced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the coordinator has told since the last time."""
+
+    #: Ranks whose workers were lost and are to be started again.
+    ranks: tuple[int, ...] = ()
+    #: Told with every answer, until they come back or others are lost in their places.
+    lost: tuple[LostServer, ...] = ()
+
+
 class WorkerRequests:
-    """A daemon thread that asks a coordinator with ``--engine launcher``. One other thread calls ``take``."""
+    """A daemon thread that asks a coordinator. One other thread calls ``take``.
+
+    Workers are asked for by a coordinator with ``--engine launcher``.
+    """
 
     def __init__(self, address: str, security: Security = OFF, interval_seconds: float = ASK_SECONDS) -> None:
         """``address``: host:port of the coordinator, which need not serve yet."""
         self._connection = CoordinatorConnection(address, security)
         self._interval_seconds = interval_seconds
         self._closed = threading.Event()
-        self._found: queue.SimpleQueue[tuple[int, ...] | PsError] = queue.SimpleQueue()
+        self._found: queue.SimpleQueue[Wanted | PsError] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._ask, name="ps-worker-requests", daemon=True)
         self._thread.start()
 
-    def take(self) -> tuple[int, ...]:
-        """The ranks of a request that came since the last time; empty: none came.
+    def take(self) -> Wanted:
+        """What came since the last time.
 
         Raises PsError when the coordinator refuses to answer, or was never reached; once until it does answer.
         """
         try:
             found = self._found.get_nowait()
         except queue.Empty:
-            return ()
+            return Wanted()
         if isinstance(found, PsError):
             raise found
         return found
@@ -59,6 +91,7 @@ class WorkerRequests:
         while not self._closed.wait(self._interval_seconds):
             try:
                 answer = self._connection.once("GetWorkerRequest", pb.GetWorkerRequestRequest(), _CALL_SECONDS)
+                lost = tuple(map(_lost_from_pb, answer.lost))
             except PsError as error:
                 unanswered += isinstance(error, Unavailable)
                 # One that has answered will be there again.
@@ -67,6 +100,11 @@ class WorkerRequests:
                     self._found.put(error)
                 continue
             unanswered, told = UNANSWERED, False
-            if answer.number not in (0, seen):
-                self._found.put(tuple(answer.ranks))
+            ranks = tuple(answer.ranks) if answer.number not in (0, seen) else ()
+            if ranks or lost:
+                self._found.put(Wanted(ranks, lost))
             seen = answer.number
+
+
+def _lost_from_pb(lost: pb.LostServer) -> LostServer:
+    return LostServer(role_from_pb(lost.role), lost.index, lost.host, lost.pid, printable(lost.how), lost.replaced)

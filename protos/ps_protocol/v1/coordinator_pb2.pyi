@@ -494,14 +494,32 @@ class GetWorkerRequestRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerRequest(_message.Message):
-    __slots__ = ("number", "workers", "ranks")
+    __slots__ = ("number", "workers", "ranks", "lost")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     number: int
     workers: int
     ranks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, number: _Optional[int] = ..., workers: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+    lost: _containers.RepeatedCompositeFieldContainer[LostServer]
+    def __init__(self, number: _Optional[int] = ..., workers: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., lost: _Optional[_Iterable[_Union[LostServer, _Mapping]]] = ...) -> None: ...
+
+class LostServer(_message.Message):
+    __slots__ = ("role", "index", "host", "pid", "how", "replaced")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    HOW_FIELD_NUMBER: _ClassVar[int]
+    REPLACED_FIELD_NUMBER: _ClassVar[int]
+    role: Role
+    index: int
+    host: str
+    pid: int
+    how: str
+    replaced: bool
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., index: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., how: _Optional[str] = ..., replaced: bool = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

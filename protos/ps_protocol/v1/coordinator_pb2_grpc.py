@@ -256,7 +256,8 @@ class CoordinatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetWorkerRequest(self, request, context):
-        """For the program that starts workers: the last request for them, of a coordinator with --engine launcher.
+        """For the program that starts processes: the shards and standbys whose leases have ended, and the last request for
+        workers, of a coordinator with --engine launcher.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import BinaryIO
 
 from ps_protocol import shim
+from ps_protocol.life import LifePipe
 from ps_server.cli.launcher.events import ProcessName
 from ps_server.cli.launcher.output.pipe import OutputPipe
 
@@ -27,15 +29,22 @@ class Child(OutputPipe):
         environment: Mapping[str, str],
         log: BinaryIO | None,
         inherited: Sequence[int] = (),
+        *,
+        shows_life: bool = False,
     ) -> None:
-        """Start it. ``inherited``: descriptors that it keeps open under the same numbers."""
+        """Start it. ``inherited``: descriptors that it keeps open under the same numbers. ``shows_life``: it is one
+        that hangs when it does not.
+        """
         super().__init__(log)
         self.name = name
+        self._life = LifePipe(time.monotonic()) if shows_life else None
         #: Its peak memory; known when it has ended.
         self.peak_bytes = 0
         self.why = ""
         #: None: it is not started yet.
         self.pid: int | None = None
+        if self._life is not None:
+            environment, inherited = {**environment, **self._life.variables}, (*inherited, self._life.write_end)
         self._command, self._environment, self._inherited = command, environment, inherited
         self._popen: subprocess.Popen[bytes] | None = None
         try:
@@ -43,6 +52,9 @@ class Child(OutputPipe):
         except BaseException:
             os.close(self.output)
             os.close(self._write_end)
+            if self._life is not None:
+                self._life.started()
+                self._life.close()
             raise
 
     def send(self, signum: signal.Signals) -> None:
@@ -53,6 +65,10 @@ class Child(OutputPipe):
         with suppress(ProcessLookupError, PermissionError):
             target(self.pid, signum)
 
+    def hangs(self) -> str:
+        """Why it hangs; empty: it does not, or is none that shows it. Asked at least each second, of one that lives."""
+        return self._life.hangs(time.monotonic()) if self._life is not None else ""
+
     def poll(self) -> int | None:
         """Its exit code once it has ended, minus the signal that killed it. The rest of its group is killed."""
         if self.pid is None or os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
@@ -60,6 +76,7 @@ class Child(OutputPipe):
         # Before it is reaped: until then its number cannot be reused.
         self.send(signal.SIGKILL)
         _, status, usage = os.wait4(self.pid, 0)
+        self._watch_no_more()
         code = os.waitstatus_to_exitcode(status)
         if self._popen is not None:
             self._popen.returncode = code
@@ -74,7 +91,13 @@ class Child(OutputPipe):
             _, status = os.waitpid(self.pid, 0)
             if self._popen is not None:
                 self._popen.returncode = os.waitstatus_to_exitcode(status)
+        self._watch_no_more()
         os.close(self.output)
+
+    def _watch_no_more(self) -> None:
+        if self._life is not None:
+            self._life.close()
+            self._life = None
 
     def _begin(self) -> None:
         """Start it as a program."""
@@ -92,3 +115,5 @@ class Child(OutputPipe):
     def _begun(self, pid: int) -> None:
         self.pid = pid
         os.close(self._write_end)
+        if self._life is not None:
+            self._life.started()

@@ -67,7 +67,17 @@ class WorkersWanted:
     ranks: tuple[int, ...]
 
 
-Event = CoordinatorReady | Exited | Interrupted | DeadlinePassed | WorkersWanted
+@dataclass(frozen=True, slots=True)
+class ServerHangs:
+    """Event: the process of a server lives, and serves no more."""
+
+    process: ProcessName
+    why: str
+    #: Another process, which ps-run has not started, has its place.
+    replaced: bool = False
+
+
+Event = CoordinatorReady | Exited | Interrupted | DeadlinePassed | WorkersWanted | ServerHangs
 
 
 @dataclass(frozen=True, slots=True)

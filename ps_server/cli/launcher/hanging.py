@@ -1,4 +1,4 @@
-"""Decides which workers are killed because the coordinator has lost them while their processes live. Pure."""
+"""Decides which processes are killed because they live and do nothing: workers and servers. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
 from ps_protocol.client.worker_requests import JOINING_SECONDS
-from ps_server.cli.launcher.events import Command, ProcessName, ProcessRole, Say, Send
+from ps_server.cli.launcher.events import Command, ProcessName, ProcessRole, Say, Send, ServerHangs
 from ps_server.cli.launcher.restarts import Restarts
 
 
@@ -30,3 +30,25 @@ def end_hanging(
             text = f"{process} runs and is lost to the coordinator; it is killed"
             commands += [Say(text), Send(process, signal.SIGKILL)]
     return commands
+
+
+class HangingServers:
+    """Servers that are killed because they hang. What follows their end is what follows any loss of a server, whether
+    it is started again or not: a server that hangs is of no use.
+    """
+
+    def __init__(self) -> None:
+        #: Those that were killed and have not ended yet.
+        self._killed: dict[ProcessName, ServerHangs] = {}
+
+    def end(self, event: ServerHangs, live: Collection[ProcessName]) -> list[Command]:
+        """Kill it, once, if it is ``live``. It may be stopped, so no other signal ends it."""
+        process = event.process
+        if process not in live or process in self._killed:
+            return []
+        self._killed[process] = event
+        return [Say(f"{process} hangs: {event.why}; it is killed"), Send(process, signal.SIGKILL)]
+
+    def ended(self, process: ProcessName) -> ServerHangs | None:
+        """Why ``process``, which has ended, was killed here; None: it was not."""
+        return self._killed.pop(process, None)

@@ -21,6 +21,8 @@ class JobProcess(Protocol):
     peak_bytes: int
     #: How it ended, where its exit code does not tell.
     why: str
+    #: Its number on its host; None: not known.
+    pid: int | None
     output: int
 
     def read(self) -> list[str] | None:
@@ -34,6 +36,9 @@ class JobProcess(Protocol):
 
     def poll(self) -> int | None:
         """Its exit code once it has ended, minus the signal that killed it."""
+
+    def hangs(self) -> str:
+        """Why it hangs, as far as that shows here; empty: it does not."""
 
     def kill(self) -> None:
         """Kill it."""
@@ -116,7 +121,8 @@ class ThisMachine:
             if process.part is ProcessRole.SHARD:
                 self._forked[process] = ForkedChild(process, command, {**environment, **secured}, log, inherited, forks)
                 return self._forked[process]
-        return Child(process, command, {**environment, **secured}, log, inherited)
+        shows_life = process.part is ProcessRole.COORDINATOR
+        return Child(process, command, {**environment, **secured}, log, inherited, shows_life=shows_life)
 
     def look(self) -> bool:
         """As in ``Place``."""

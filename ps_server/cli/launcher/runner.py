@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, BinaryIO, assert_never
 from urllib.parse import urlsplit
 
 from ps_protocol.client.coordinator import CoordinatorClient
-from ps_protocol.client.worker_requests import WorkerRequests
-from ps_protocol.cluster.view import ClusterStatus
+from ps_protocol.client.worker_requests import LostServer, Wanted, WorkerRequests
+from ps_protocol.cluster.view import ClusterStatus, Role
 from ps_protocol.errors import PsError
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import OFF, Security
@@ -34,6 +34,7 @@ from ps_server.cli.launcher.events import (
     ProcessRole,
     Say,
     Send,
+    ServerHangs,
     StartProcess,
     WorkersWanted,
 )
@@ -84,7 +85,7 @@ class Runner:
         self._environment = environment
         self._log_dir = log_dir
         self._folder = tempfile.TemporaryDirectory(prefix="ps-run-")
-        #: None: failed workers are not started again, or there is no coordinator yet.
+        #: None: there is no coordinator yet, or none to ask.
         self._requests = requests
         if isinstance(supervisor, Supervisor) and supervisor.restarts_workers:
             programs = replace(programs, coordinator_flags=(*programs.coordinator_flags, *ASKS_LAUNCHER))
@@ -143,10 +144,11 @@ class Runner:
                 case StartProcess(process):
                     self._start(process)
                 case Send(process, signum):
-                    if process.part in SERVERS:
+                    # Not where one that hangs is killed.
+                    if process.part in SERVERS and self._supervisor.stage in ENDING:
                         self._look_last()
-                    if process.part is ProcessRole.SHARD:  # none is started any more
-                        self._machine.end_forks()
+                        if process.part is ProcessRole.SHARD:  # none is started any more
+                            self._machine.end_forks()
                     # It may have ended in the same moment as the process this answers.
                     if (child := self._children.get(process)) is not None:
                         child.send(signum)
@@ -215,20 +217,31 @@ class Runner:
             if (code := child.poll()) is not None:
                 self._forget(child)
                 events.append(Exited(child.name, code, child.peak_bytes, child.why))
+            elif why := child.hangs():
+                events.append(ServerHangs(child.name, why))
         deadline = self._supervisor.deadline
         if deadline is not None and deadline <= time.monotonic():
             events.append(DeadlinePassed())
-        if ranks := self._wanted():
-            events.append(WorkersWanted(ranks))
+        wanted = self._wanted()
+        if wanted.ranks:
+            events.append(WorkersWanted(wanted.ranks))
+        events += filter(None, map(self._hanging, wanted.lost))
         return events
 
-    def _wanted(self) -> tuple[int, ...]:
-        """The ranks of workers that the coordinator asks for."""
+    def _wanted(self) -> Wanted:
+        """What the coordinator has told."""
         try:
-            return self._requests.take() if self._requests is not None else ()
+            return self._requests.take() if self._requests is not None else Wanted()
         except PsError as error:
-            self._screen.say(f"workers that hang are not started again: {error}")
-            return ()
+            self._screen.say(f"processes that hang are not noticed: {error}")
+            return Wanted()
+
+    def _hanging(self, lost: LostServer) -> ServerHangs | None:
+        """What it means if the process of a server that was lost is one of this job, and lives."""
+        child = self._children.get(ProcessName(ProcessRole.SHARD, lost.index)) if lost.role is Role.SHARD else None
+        if child is None or child.pid != lost.pid:
+            return None
+        return ServerHangs(child.name, f"the coordinator has lost it, for {lost.how}", lost.replaced)
 
     def _forget(self, child: JobProcess) -> None:
         del self._children[child.name]
@@ -269,7 +282,7 @@ class Runner:
         """Ask the coordinator, which serves now, for its status and for what it requests."""
         if self._progress_seconds is not None:
             self._poller = ProgressPoller(self._coordinator, self._progress_seconds, self._security)
-        if self._supervisor.restarts_workers:
+        if self._requests is None:
             self._requests = WorkerRequests(self._coordinator, self._security)
 
     def _show_progress(self) -> None:

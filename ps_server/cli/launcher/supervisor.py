@@ -20,10 +20,11 @@ from ps_server.cli.launcher.events import (
     ProcessRole,
     Say,
     Send,
+    ServerHangs,
     StartProcess,
     WorkersWanted,
 )
-from ps_server.cli.launcher.hanging import end_hanging
+from ps_server.cli.launcher.hanging import HangingServers, end_hanging
 from ps_server.cli.launcher.restarts import Restarts
 
 GRACE_SECONDS = 5.0
@@ -119,6 +120,7 @@ class Supervisor:
         self._pausing: dict[ProcessName, float] = {}
         self._stage_ends: float | None = None
         self._exit_code: int | None = None
+        self._hanging = HangingServers()
         self.stage = Stage.STARTING
         #: Unexpected ends of processes, in order.
         self.failures: list[str] = []
@@ -155,6 +157,8 @@ class Supervisor:
             case WorkersWanted(ranks):
                 running = self.stage is Stage.RUNNING
                 return end_hanging(ranks, self._live, self._restarts, now) if running else []
+            case ServerHangs():
+                return [] if self.stage in ENDING else self._hanging.end(event, self._live)
 
     def _restarts(self, process: ProcessName) -> Restarts:
         return self._server_restarts if process.part in SERVERS else self._worker_restarts
@@ -173,11 +177,18 @@ class Supervisor:
     def _on_exit(self, event: Exited, now: float) -> list[Command]:
         process, code = event.process, event.code
         self._live.discard(process)
+        hung = self._hanging.ended(process)
         if self.stage in ENDING:
             return self._advance(now)
-        how = f"{process} {event.why or describe_exit(code, event.peak_bytes)}"
+        how = f"{process} {'hung and was killed' if hung else event.why or describe_exit(code, event.peak_bytes)}"
         if code or process.part in SERVERS:
             self.failures.append(how)
+        if hung is not None and hung.replaced:
+            # It would be refused its place, and use up the restarts.
+            return [
+                Say(f"{how}; another process serves in its place"),
+                *self._advance(now),
+            ]
         if process.part in SERVERS:
             return self._on_lost_server(process, code, how, now)
         if code == 0:

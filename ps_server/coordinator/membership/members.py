@@ -21,6 +21,9 @@ DISCONNECTED_SECONDS = 5.0
 """How long a member stays after its connection has ended, as when its process dies, if its lease is not shorter."""
 
 
+_EXPIRED = ("its connection ended, ", "its lease of ")
+"""How ``how_expired`` begins."""
+
 MANY = 50
 """Among fewer members, half of them may well be dead at the same time."""
 
@@ -109,6 +112,8 @@ class Members:
         self._order: list[tuple[str, int]] = []
         self._in_order: list[Member] = []
         self._gone: deque[MemberStatus] = deque(maxlen=GONE_KEPT)
+        #: Of shards and standbys, by place, the last whose lease ended, unless its process is a member again.
+        self._lost_servers: dict[Key, MemberStatus] = {}
         #: How former members ended, by place and incarnation, oldest first.
         self._fates: OrderedDict[tuple[Role, int, int], str] = OrderedDict()
         #: The first and the last incarnation known to have been a member.
@@ -141,6 +146,11 @@ class Members:
         return tuple(self._gone)
 
     @property
+    def lost_servers(self) -> tuple[MemberStatus, ...]:
+        """Shards and standbys whose leases have ended and that have not come back: the last of each place."""
+        return tuple(self._lost_servers.values())
+
+    @property
     def ranks(self) -> set[int]:
         """Of the live workers."""
         return {index for role, index in self._records if role is Role.WORKER}
@@ -154,6 +164,19 @@ class Members:
         self._order.insert(at, key)
         self._in_order.insert(at, member)
         self._know(member)
+        process = place.application.host, place.application.pid
+        self._lost_servers = {
+            key: lost for key, lost in self._lost_servers.items() if not lost.pid or (lost.host, lost.pid) != process
+        }
+
+    def expire(self, record: MemberRecord, now: float) -> None:
+        """Its lease has ended: the place is free again."""
+        self.end(record, record.how_expired, now)
+        self._lose(self._gone[-1])
+
+    def _lose(self, status: MemberStatus) -> None:
+        if status.member.role in (Role.SHARD, Role.STANDBY):
+            self._lost_servers[status.member.role, status.member.index] = status
 
     def end(self, record: MemberRecord, how: str, now: float) -> None:
         """The place is free again."""
@@ -186,9 +209,12 @@ class Members:
     def remember(self, gone: tuple[MemberStatus, ...]) -> None:
         """Take former members of a journal."""
         self._gone.extend(gone)
+        live = {(record.place.application.host, record.place.application.pid) for record in self._records.values()}
         for status in gone:
             self._know(status.member)
             self._keep_fate(status.member, status.gone)
+            if status.gone.startswith(_EXPIRED) and (status.host, status.pid) not in live:
+                self._lose(status)
 
     def _know(self, member: Member) -> None:
         """Incarnations rise: all between the first and the last that this coordinator knows are its own."""

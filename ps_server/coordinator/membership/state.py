@@ -251,6 +251,11 @@ class MembershipState:
         return StateChange(None, "; ".join([*reasons, *self._open_barrier()]), loss=failed)
 
     @property
+    def lost_servers(self) -> tuple[MemberStatus, ...]:
+        """Shards and standbys whose leases have ended and that have not come back: the last of each place."""
+        return self._members.lost_servers
+
+    @property
     def heartbeat_seconds(self) -> float:
         """The time between two heartbeats of a member."""
         settings = self._settings
@@ -278,7 +283,8 @@ class MembershipState:
         if not ended:
             return StateChange(())
         for record in ended:
-            self._end(record, record.how_expired, now)
+            self._members.expire(record, now)
+            self._forget(record)
         members = tuple(record.member for record in ended)
         reasons = ["no heartbeat, lease ended: " + ", ".join(map(str, members))]
         if not self._members.ranks and any(member.role is Role.WORKER for member in members):
@@ -333,6 +339,9 @@ class MembershipState:
 
     def _end(self, record: MemberRecord, how: str, now: float) -> None:
         self._members.end(record, how, now)
+        self._forget(record)
+
+    def _forget(self, record: MemberRecord) -> None:
         if record.member.role is Role.WORKER:
             self._barrier.forget(record.member.index)
 

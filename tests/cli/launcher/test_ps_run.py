@@ -123,11 +123,40 @@ def test_a_worker_that_hangs_is_started_again_when_the_coordinator_asks_for_it(j
     assert "worker 0    | another life\n" in done.stdout
 
 
+SERVERS_HANG = """
+import signal, time
+first = (P / '{victim}').read_text()
+os.kill(int(first), signal.SIGSTOP)
+pathlib.Path('hangs').touch()
+while (P / '{victim}').read_text() == first: time.sleep(0.02)
+print('another', '{victim}')
+"""
+
+
+@pytest.mark.parametrize(("victim", "name"), [("shard0", "shard 0"), ("coordinator", "coordinator")])
+def test_a_stopped_server_is_killed_and_started_again(job, victim, name):
+    script = "import time\nwhile not (P / 'shard0').exists(): time.sleep(0.02)\n" + SERVERS_HANG.format(victim=victim)
+    done = job.run("--data-dir", "kept", script=script, WANTS="shard" if victim == "shard0" else "0", LIVES="1")
+    assert done.returncode == 0, done.stderr
+    assert f"| another {victim}\n" in done.stdout
+    why = "the coordinator has lost it, for its lease ended" if victim == "shard0" else "it has shown no life for 1 s"
+    assert f"{name} hangs: {why}; it is killed" in done.stderr
+    assert f"{name} hung and was killed; starting it again (restart 1 of 10)" in done.stderr
+    assert done.stderr.count(" hangs: ") == 1
+
+
+def test_without_a_data_directory_a_stopped_server_ends_the_job(job):
+    script = SERVERS_HANG.format(victim="coordinator")
+    done = job.run(script=script, LIVES="1")
+    assert done.returncode == 137
+    assert "coordinator hung and was killed before the job was done; stopping the job" in done.stderr
+
+
 def test_that_the_coordinator_cannot_be_asked_is_told_and_nothing_is_killed(job):
     script = HANGS.replace("time.sleep(600)", "\n    while not pathlib.Path('taken').exists(): time.sleep(0.02)")
     done = job.run("--restart-workers", "1", script=script, WANTS="refused")
     assert done.returncode == 0
-    assert "workers that hang are not started again: GetWorkerRequest is not for this role" in done.stderr
+    assert "processes that hang are not noticed: GetWorkerRequest is not for this role" in done.stderr
     assert "another life" in done.stdout
 
 

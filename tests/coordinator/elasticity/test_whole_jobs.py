@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import psutil
@@ -37,6 +38,36 @@ def test_a_worker_that_stands_still_is_replaced_and_every_push_counts(tmp_path: 
     assert least == most == version
     # The push that was under way when it stopped counts or does not.
     assert version - job.answered() in (0, 1)
+
+
+def test_servers_that_stand_still_are_replaced_and_every_push_counts(tmp_path: Path) -> None:
+    flags = ("--shards", "2", "--data-dir", "kept", "--lease-seconds", "5")
+    with running(tmp_path, *flags, size=100, pause=0.05) as job:
+        job.waits_until(lambda: job.answered(0) > 5, "the worker trains")
+        first = job.members(Role.SHARD)[1].pid
+        os.kill(first, signal.SIGSTOP)
+        job.waits_until(
+            lambda: (new := job.members(Role.SHARD).get(1)) and new.pid != first, "another shard has joined"
+        )
+        before = job.answered(0)
+        job.waits_until(lambda: job.answered(0) > before + 5, "the worker trains on")
+        ps_run = psutil.Process(job.process.pid)
+        (coordinator,) = (each for each in ps_run.children() if "ps_server.coordinator.main" in each.cmdline())
+        coordinator.suspend()
+        job.waits_until(lambda: not coordinator.is_running(), "the coordinator is killed")
+        job.waits_until(lambda: job.members(Role.SHARD).keys() == {0, 1}, "another one knows the shards")
+        # The launcher is stopped itself for longer than all limits, and then takes nobody for dead.
+        ps_run.suspend()
+        time.sleep(10.0)
+        ps_run.resume()
+        before = job.answered(0)
+        job.waits_until(lambda: job.answered(0) > before + 50, "the worker trains on")
+        least, most, version = job.ends()
+    assert job.output().count("it is killed") == 2
+    assert "shard 1 hung and was killed; starting it again (restart 1 of 10)" in job.output()
+    assert "coordinator hung and was killed; starting it again (restart 2 of 10)" in job.output()
+    assert not psutil.pid_exists(first)
+    assert least == most == version == job.answered()
 
 
 def test_slices_move_from_a_shard_that_is_slower_and_every_push_counts(tmp_path: Path) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from ps_protocol.client import worker_requests
-from ps_protocol.client.worker_requests import WorkerRequests
+from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.worker_requests import LostServer, Wanted, WorkerRequests
+from ps_protocol.cluster.view import Role
 from ps_protocol.errors import PermissionDenied, PsError, Unavailable
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_server.coordinator.elasticity.engines.find import find_engine
 from ps_server.coordinator.elasticity.engines.kept_request import KeptRequest
+from ps_server.coordinator.settings import ClusterSettings
 from tests.support.coordinators import running_coordinator
 from tests.support.shards import wait_until
 
@@ -20,7 +25,7 @@ from tests.support.shards import wait_until
 def taken(requests: WorkerRequests) -> tuple[int, ...]:
     """The next ranks."""
     found: list[tuple[int, ...]] = []
-    wait_until(lambda: bool(found) or bool((ranks := requests.take()) and not found.append(ranks)))
+    wait_until(lambda: bool(found) or bool((ranks := requests.take().ranks) and not found.append(ranks)))
     return found[0]
 
 
@@ -28,11 +33,11 @@ def test_each_request_is_taken_once_also_of_a_coordinator_that_was_started_again
     with running_coordinator() as coordinator:
         requests = WorkerRequests(coordinator.address, interval_seconds=0.02)
         try:
-            assert requests.take() == ()
+            assert requests.take() == Wanted()
             for ranks in ((2,), (2, 0), (2, 0)):
                 coordinator.kept_request.request(4, ranks)
                 assert taken(requests) == ranks
-                assert requests.take() == ()
+                assert requests.take() == Wanted()
             coordinator.stop()
             coordinator.kept_request = KeptRequest()
             coordinator.kept_request.request(4, (1,))
@@ -40,6 +45,19 @@ def test_each_request_is_taken_once_also_of_a_coordinator_that_was_started_again
             assert taken(requests) == (1,)
         finally:
             requests.close()
+
+
+def test_shards_whose_leases_have_ended_are_told_and_whether_another_process_has_their_place() -> None:
+    with running_coordinator(ClusterSettings(lease_seconds=0.3)) as coordinator:
+        requests = WorkerRequests(coordinator.address, interval_seconds=0.02)
+        with CoordinatorClient(coordinator.address) as client:
+            client.join(JoinSpec(Role.SHARD, 0, "127.0.0.1:1", directory="kept"), "first")
+            found: list[LostServer] = []
+            wait_until(lambda: bool(found) or found.extend(requests.take().lost) is not None)
+            (lost,) = found
+            assert (lost.role, lost.index, lost.host, lost.pid) == (Role.SHARD, 0, socket.gethostname(), os.getpid())
+            assert (lost.how, lost.replaced) == ("its lease of 0.3 s ended", False)
+        requests.close()
 
 
 def test_the_engine_launcher_keeps_the_last_request() -> None:
@@ -82,9 +100,9 @@ def said_by(monkeypatch: pytest.MonkeyPatch, answers: list[Any]) -> list[Any]:
     found: list[Any] = []
     while True:
         try:
-            if not (ranks := requests.take()):
+            if (wanted := requests.take()) == Wanted():
                 return found
-            found.append(ranks)
+            found.append(wanted.lost or wanted.ranks)
         except PsError as error:
             found.append(type(error).__name__)
 
@@ -96,6 +114,11 @@ def asked(number: int, *ranks: int) -> pb.WorkerRequest:
     return pb.WorkerRequest(number=number, workers=4, ranks=ranks)
 
 
+LOST = pb.WorkerRequest(lost=[pb.LostServer(role=1, index=1, pid=77, how="its lease ended")])
+LOST_SERVER = LostServer(Role.SHARD, 1, "", 77, "its lease ended")
+OF_A_LATER_VERSION = pb.WorkerRequest(lost=[pb.LostServer(role=77)])
+
+
 @pytest.mark.parametrize(
     ("answers", "found"),
     [
@@ -104,6 +127,10 @@ def asked(number: int, *ranks: int) -> pb.WorkerRequest:
         ([asked(0), *[GONE] * 9, asked(1, 3)], [(3,)]),
         ([REFUSED, REFUSED, asked(1, 0), REFUSED], ["PermissionDenied", (0,), "PermissionDenied"]),
         ([asked(1, 2), asked(1, 2), asked(2, 2), asked(0), asked(1, 5)], [(2,), (2,), (5,)]),
+        (
+            [OF_A_LATER_VERSION, LOST, asked(0)],
+            ["InvalidRequest", (LostServer(Role.SHARD, 1, "", 77, "its lease ended"),)],
+        ),
     ],
 )
 def test_errors_are_told_once_until_the_coordinator_answers(

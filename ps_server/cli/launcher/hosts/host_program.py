@@ -26,6 +26,7 @@ from ps_server.cli.launcher.hosts.messages import (
     Begin,
     Declined,
     Ended,
+    Hangs,
     Hello,
     Launch,
     Message,
@@ -33,6 +34,7 @@ from ps_server.cli.launcher.hosts.messages import (
     Ready,
     SendSignal,
     Serving,
+    Started,
     pack,
     unpack,
 )
@@ -64,6 +66,8 @@ class HostProgram:
         self._children: dict[ProcessName, Child] = {}
         #: Children whose output has ended.
         self._quiet: set[ProcessName] = set()
+        #: Children that hang, which ps-run was told.
+        self._hanging: set[ProcessName] = set()
         self._folder = Path()
         self._job_folder: JobFolder | None = None
         self._starts_coordinator = False
@@ -178,7 +182,10 @@ class HostProgram:
                 self._starts_coordinator = True
             command = [str(ready_file) if word == READY_FILE else word for word in launch.command]
             environment = {**os.environ, **launch.environment, **files}
-            self._children[name] = Child(name, command, environment, None, inherited)
+            shows_life = name.part is ProcessRole.COORDINATOR
+            child = Child(name, command, environment, None, inherited, shows_life=shows_life)
+            self._children[name] = child
+            self._send(Started(name, child.pid or 0))
         except OSError as error:
             self._send(Printed(name, f"cannot be started: {error.strerror}\n".encode()))
             self._send(Ended(name, 126, 0))
@@ -200,7 +207,11 @@ class HostProgram:
                 child.read_rest()
                 del self._children[name]
                 self._quiet.discard(name)
+                self._hanging.discard(name)
                 self._send(Ended(name, code, child.peak_bytes))
+            elif (why := child.hangs()) and name not in self._hanging:
+                self._hanging.add(name)
+                self._send(Hangs(name, why))
 
     def _pass_on(self, child: Child) -> bool:
         data = child.read_bytes()

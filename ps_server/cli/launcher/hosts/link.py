@@ -24,6 +24,7 @@ from ps_server.cli.launcher.hosts.messages import (
     Begin,
     Declined,
     Ended,
+    Hangs,
     Hello,
     Launch,
     Message,
@@ -31,6 +32,7 @@ from ps_server.cli.launcher.hosts.messages import (
     Ready,
     SendSignal,
     Serving,
+    Started,
     pack,
     unpack,
 )
@@ -236,6 +238,12 @@ class HostLink:
             case Declined(words, expected, actual, remedy):
                 text = f"{self._begin.host}: {words}"
                 raise ConfigError(text, expected=expected, actual=actual, remedy=remedy)
+            case Started(name, pid):
+                if (process := self._processes.get(name)) is not None:
+                    process.begun(pid)
+            case Hangs(name, why):
+                if (process := self._processes.get(name)) is not None:
+                    process.hanging(why)
             case Printed(name, data):
                 if (process := self._processes.get(name)) is not None:
                     process.wrote(data)

@@ -89,6 +89,24 @@ class SendSignal:
 
 
 @dataclass(frozen=True, slots=True)
+class Started:
+    """Host: a process has begun, with this number there."""
+
+    kind: ClassVar = "started"
+    process: ProcessName
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hangs:
+    """Host: a process lives, and shows no life."""
+
+    kind: ClassVar = "hangs"
+    process: ProcessName
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Printed:
     """Host: what a process wrote to its standard output or error."""
 
@@ -123,17 +141,18 @@ class Alive:
     kind: ClassVar = "alive"
 
 
-Message = Hello | Begin | Ready | Declined | Launch | SendSignal | Printed | Serving | Ended | Alive
+Message = Hello | Begin | Ready | Declined | Launch | SendSignal | Started | Hangs | Printed | Serving | Ended | Alive
 
 _KINDS: Mapping[str, type[Message]] = {
-    each.kind: each for each in (Hello, Begin, Ready, Declined, Launch, SendSignal, Printed, Serving, Ended, Alive)
+    each.kind: each
+    for each in (Hello, Begin, Ready, Declined, Launch, SendSignal, Started, Hangs, Printed, Serving, Ended, Alive)
 }
 
 
 _SCALARS: Mapping[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("cores", "code", "peak_bytes", "used_before"), int),
+    **dict.fromkeys(("cores", "code", "peak_bytes", "used_before", "pid"), int),
     **dict.fromkeys(("version", "host", "working_folder", "script", "data_dir", "lock_name", "address"), str),
-    **dict.fromkeys(("client_address", "server_address", "message", "expected", "actual", "remedy"), str),
+    **dict.fromkeys(("client_address", "server_address", "message", "expected", "actual", "remedy", "why"), str),
     "silence_seconds": (int, float),
     "environment": dict,
 }

@@ -13,7 +13,9 @@ from ps_server.cli.launcher.output.pipe import OutputPipe
 
 
 class RemoteProcess(OutputPipe):
-    """Used by the runner's thread, except ``wrote`` and ``ended``, which the thread of its connection calls."""
+    """Used by the runner's thread, except what the thread of its connection calls: ``begun``, ``hanging``, ``wrote``
+    and ``ended``.
+    """
 
     def __init__(
         self, name: ProcessName, log: BinaryIO | None, tell: Callable[[signal.Signals], None], lose: Callable[[], None]
@@ -24,6 +26,9 @@ class RemoteProcess(OutputPipe):
         self.peak_bytes = 0
         #: How it ended, where its exit code does not tell.
         self.why = ""
+        #: On its host; None: not known yet.
+        self.pid: int | None = None
+        self._hangs = ""
         self._code: int | None = None
         self._tell, self._lose = tell, lose
 
@@ -34,6 +39,10 @@ class RemoteProcess(OutputPipe):
     def poll(self) -> int | None:
         """As of a child."""
         return self._code
+
+    def hangs(self) -> str:
+        """As of a child; its host sees that."""
+        return self._hangs
 
     def kill(self) -> None:
         """End its host's part of the job. The connection waits for the end."""
@@ -46,6 +55,14 @@ class RemoteProcess(OutputPipe):
         with suppress(OSError):  # the runner has gone
             while view:
                 view = view[os.write(self._write_end, view) :]
+
+    def begun(self, pid: int) -> None:
+        """Its host has started it, with this number."""
+        self.pid = pid
+
+    def hanging(self, why: str) -> None:
+        """Its host says that it hangs."""
+        self._hangs = why
 
     def ended(self, code: int, peak_bytes: int = 0, why: str = "") -> None:
         """It has ended; nothing comes after this."""

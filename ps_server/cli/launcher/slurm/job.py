@@ -17,7 +17,7 @@ from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import VARIABLES, SecuritySettings
 from ps_server.cli.launcher.certificates import security_environment
-from ps_server.cli.launcher.events import ProcessName
+from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.launcher.hosts.job import check_listening
 from ps_server.cli.launcher.output.screen import Screen
 from ps_server.cli.launcher.programs import ASKS_LAUNCHER, Programs
@@ -94,7 +94,7 @@ def run_in_slurm(
     screen.say(f"task {task.number} of {task.tasks} on {task.node}: {', '.join(map(str, processes))}")
     supervisor = TaskSupervisor(processes, *restarts)
     requests = None
-    if supervisor.restarts_workers:
+    if supervisor.restarts_workers or any(process.part is ProcessRole.SHARD for process in processes):
         role = AccessRole.WORKER
         settings = SecuritySettings.from_environment(environment)
         settings = certificates.settings("worker", role=role) if certificates else settings

@@ -19,10 +19,11 @@ from ps_server.cli.launcher.events import (
     ProcessRole,
     Say,
     Send,
+    ServerHangs,
     StartProcess,
     WorkersWanted,
 )
-from ps_server.cli.launcher.hanging import end_hanging
+from ps_server.cli.launcher.hanging import HangingServers, end_hanging
 from ps_server.cli.launcher.restarts import Restarts
 from ps_server.cli.launcher.supervisor import GRACE_SECONDS, Stage, describe_exit, shell_code
 
@@ -48,6 +49,7 @@ class TaskSupervisor:
         self._pausing: dict[ProcessName, float] = {}
         self._exit_code: int | None = None
         self._stage_ends: float | None = None
+        self._hanging = HangingServers()
         self.stage = Stage.RUNNING
         self.failures: list[str] = []
 
@@ -78,6 +80,8 @@ class TaskSupervisor:
             case WorkersWanted(ranks):
                 running = self.stage is Stage.RUNNING
                 return end_hanging(ranks, self._live, self._restarts.__getitem__, now) if running else []
+            case ServerHangs():
+                return self._hanging.end(event, self._live) if self.stage is Stage.RUNNING else []
             case CoordinatorReady():
                 return []
 
@@ -89,10 +93,16 @@ class TaskSupervisor:
     def _on_exit(self, event: Exited, now: float) -> list[Command]:
         process, code = event.process, event.code
         self._live.discard(process)
+        hung = self._hanging.ended(process)
         if code == 0 or self.stage is not Stage.RUNNING:
             return self._advance(now)
-        how = f"{process} {event.why or describe_exit(code, event.peak_bytes)}"
+        how = f"{process} {'hung and was killed' if hung else event.why or describe_exit(code, event.peak_bytes)}"
         self.failures.append(how)
+        if hung is not None and hung.replaced:
+            return [
+                Say(f"{how}; another process serves in its place"),
+                *self._advance(now),
+            ]
         restarts = self._restarts[process]
         # A server that fails at its first start has wrong options or damaged data.
         hopeless = process.part in SERVERS and code > 0 and restarts.never_lived(process, now)

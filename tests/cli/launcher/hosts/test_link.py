@@ -24,6 +24,11 @@ from tests.cli.launcher.jobs import PATIENCE_SECONDS, alive, wait_until
 HOST = (sys.executable, "-P", "-m", PROGRAM)
 WORKER = ProcessName(ProcessRole.WORKER, 1)
 COORDINATOR = ProcessName(ProcessRole.COORDINATOR)
+IMPATIENT = """
+from ps_protocol import life
+from ps_server.cli.launcher.hosts import host_program
+life.HANGS_SECONDS = 1.0
+"""
 PAUSE = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
 
 
@@ -241,3 +246,15 @@ def test_a_data_directory_is_locked_on_its_host_and_told(hosts, monkeypatch):
     link.leave()
     link.close()
     os.close(JobFolder(hosts.folder / "state", lock_name="lock").lock)
+
+
+def test_a_coordinator_that_shows_no_life_is_told_with_its_number_and_ended_by_its_host(hosts, monkeypatch):
+    link = hosts.link((sys.executable, "-P", "-c", f"{IMPATIENT}\nhost_program.main()"))
+    process = start(link, "import os; os.write(int(os.environ['PS_LIFE_FD']), b'.')\n" + PAUSE, COORDINATOR)
+    (pid,) = numbers(process, 1)
+    wait_until(process.hangs, "its host says that it hangs")
+    assert process.pid == pid
+    assert process.hangs() == "it has shown no life for 1 s"
+    process.send(signal.SIGKILL)
+    wait_until(lambda: process.poll() is not None, "it has ended")
+    assert process.poll() == -signal.SIGKILL

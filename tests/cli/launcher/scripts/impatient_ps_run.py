@@ -1,7 +1,9 @@
-"""ps-run as it is, but that a worker counts as hanging a few seconds after its start."""
+"""ps-run as it is, but that a process counts as hanging after a few seconds."""
 
+from ps_protocol import life
 from ps_server.cli.launcher import hanging
 from ps_server.cli.launcher import main as entry
 
 hanging.JOINING_SECONDS = 5.0
+life.HANGS_SECONDS = 5.0
 entry.main()

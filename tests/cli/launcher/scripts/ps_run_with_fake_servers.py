@@ -1,5 +1,6 @@
-"""ps-run as it is, but for its servers, and for what the coordinator asks it for: with WANTS for worker 0, once there
-is a file "hangs", or with WANTS=refused for nobody.
+"""ps-run as it is, but for its servers, and for what the coordinator tells it: with WANTS that worker 0 is wanted, once
+there is a file "hangs"; with WANTS=refused nothing; with WANTS=shard that the shard is lost whose process is the first.
+A server that shows no life hangs a second later.
 """
 
 import functools
@@ -7,6 +8,9 @@ import os
 import sys
 from pathlib import Path
 
+from ps_protocol import life
+from ps_protocol.client.worker_requests import LostServer, Wanted
+from ps_protocol.cluster.view import Role
 from ps_protocol.errors import PermissionDenied
 from ps_server.cli.launcher import hanging, runner
 from ps_server.cli.launcher import main as entry
@@ -14,6 +18,12 @@ from ps_server.cli.launcher import main as entry
 fake = (sys.executable, str(Path(__file__).with_name("fake_server.py")))
 entry.Programs = functools.partial(entry.Programs, servers=(fake, fake))
 wants = os.environ.get("WANTS")
+life.HANGS_SECONDS = 1.0
+
+
+def LOST(pid):
+    """The last life of the shard, which is not there any more; a standby that is none of this job; the shard."""
+    return (Role.SHARD, pid + 1), (Role.STANDBY, pid), (Role.SHARD, pid)
 
 
 class Requests:
@@ -24,12 +34,15 @@ class Requests:
 
     def take(self):
         if self._taken or not Path("hangs").exists():
-            return ()
+            return Wanted()
         self._taken = True
         Path("taken").touch()
         if wants == "refused":
             raise PermissionDenied("GetWorkerRequest is not for this role")
-        return (0,)
+        if wants == "shard":
+            pid = int((Path(os.environ["PIDS"]) / "shard0").read_text())
+            return Wanted(lost=tuple(LostServer(role, 0, "", number, "its lease ended") for role, number in LOST(pid)))
+        return Wanted((0,))
 
     def close(self):
         pass

@@ -16,6 +16,7 @@ from ps_server.cli.launcher.events import (
     ProcessRole,
     Say,
     Send,
+    ServerHangs,
     StartProcess,
     WorkersWanted,
 )
@@ -115,3 +116,24 @@ def test_a_second_interrupt_kills_and_a_restart_that_waits_is_given_up():
     assert supervisor.handle(Interrupted(signal.SIGTERM), 31.0) == []
     assert supervisor.handle(Interrupted(signal.SIGINT), 31.0) == [Send(SHARD, signal.SIGKILL)]
     assert supervisor.handle(Exited(SHARD, -9), 31.0) == [Finish(130)]
+
+
+def test_a_server_that_hangs_is_killed_and_started_again_within_the_restarts():
+    supervisor = begun(COORDINATOR, SHARD, servers=1)
+    hangs = ServerHangs(SHARD, "its lease ended")
+    assert acts(supervisor.handle(hangs, 60.0)) == [Send(SHARD, signal.SIGKILL)]
+    assert supervisor.handle(hangs, 61.0) == []
+    (say,) = supervisor.handle(Exited(SHARD, -9), 62.0)
+    assert say.text == "shard 1 hung and was killed; starting it again (restart 1 of 1)"
+    assert supervisor.handle(DeadlinePassed(), 62.0) == [StartProcess(SHARD)]
+    assert acts(supervisor.handle(hangs, 90.0)) == [Send(SHARD, signal.SIGKILL)]
+    (say,) = supervisor.handle(Exited(SHARD, -9), 91.0)
+    assert say.text == "shard 1 hung and was killed; ending this task"
+
+
+def test_one_in_whose_place_another_process_serves_does_not_come_back():
+    supervisor = begun(SHARD, WORKER, servers=1)
+    supervisor.handle(ServerHangs(SHARD, "its lease ended", replaced=True), 60.0)
+    assert acts(supervisor.handle(Exited(SHARD, -9), 62.0)) == []
+    assert supervisor.deadline is None
+    assert supervisor.handle(Exited(WORKER, 0), 63.0) == [Finish(0)]

@@ -1,0 +1,134 @@
+"""The sign of life of a coordinator for the program that started it: a byte in a pipe each second, from its event loop.
+
+Nobody else can say that a coordinator hangs. A pipe needs no network, certificate or free connection, so that nothing
+of these looks like a process that hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import Coroutine, MutableMapping
+from typing import Any
+
+from ps_protocol.errors import ConfigError
+
+VARIABLE = "PS_LIFE_FD"
+"""Set by the program that starts a coordinator: the descriptor of the end of the pipe that is written to."""
+
+INTERVAL_SECONDS = 1.0
+
+HANGS_SECONDS = 30.0
+"""A process that has shown no life for so long hangs. Workers wait twice as long for a coordinator."""
+
+STARTS_SECONDS = 300.0
+"""The same before its first sign: on a busy machine, imports and a long journal take their time."""
+
+_LONGEST_STEP_SECONDS = 2.0
+
+
+class LifeWatch:
+    """Decides whether a process hangs. Pure; called at least each second with a steady clock.
+
+    Of the time between two looks no more than two seconds count: a watcher that was stopped, or that a busy machine
+    keeps waiting, takes its own standing still for nobody's death.
+    """
+
+    def __init__(self, now: float) -> None:
+        """The process is started ``now``."""
+        self._looked = now
+        self._limit_seconds = STARTS_SECONDS
+        #: Time without a sign, as far as this has looked.
+        self.silent_seconds = 0.0
+
+    def look(self, *, shown: bool, now: float) -> bool:
+        """Whether it hangs. ``shown``: it has shown life since the last look."""
+        self.silent_seconds += min(now - self._looked, _LONGEST_STEP_SECONDS)
+        self._looked = now
+        if shown:
+            self.silent_seconds, self._limit_seconds = 0.0, HANGS_SECONDS
+        return self.silent_seconds >= self._limit_seconds
+
+
+class LifePipe:
+    """The watcher's side. Used by one thread."""
+
+    def __init__(self, now: float) -> None:
+        """``now``: seconds of a steady clock, on which ``hangs`` is asked."""
+        self._read_end, self.write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+        self._watch = LifeWatch(now)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """For the environment of the process, which inherits ``write_end`` under its number."""
+        return {VARIABLE: str(self.write_end)}
+
+    def started(self) -> None:
+        """The process has its end, and this one does not need it."""
+        os.close(self.write_end)
+
+    def hangs(self, now: float) -> str:
+        """What is to be said of a process that hangs; empty: it does not."""
+        if self._watch.look(shown=self._shown(), now=now):
+            return f"it has shown no life for {self._watch.silent_seconds:.0f} s"
+        return ""
+
+    def close(self) -> None:
+        """Watch no more."""
+        os.close(self._read_end)
+
+    def _shown(self) -> bool:
+        shown = False
+        try:
+            while os.read(self._read_end, 4096):
+                shown = True
+        except BlockingIOError:
+            pass
+        return shown
+
+
+def take_life_pipe(environ: MutableMapping[str, str]) -> int | None:
+    """The descriptor that ``environ`` names, which no child of this process gets; None: nobody watches.
+
+    Raises ConfigError when it is no pipe.
+    """
+    text = environ.pop(VARIABLE, "")
+    if not text:
+        return None
+    try:
+        descriptor = int(text)
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            raise ValueError(text)
+        os.set_inheritable(descriptor, False)
+        os.set_blocking(descriptor, False)
+    except (ValueError, OSError, OverflowError) as error:
+        raise ConfigError(
+            f"{VARIABLE} names no open pipe",
+            expected="the descriptor of a pipe, set by the program that starts this one",
+            actual=repr(text),
+            remedy=f"unset {VARIABLE}",
+        ) from error
+    return descriptor
+
+
+async def showing_life(work: Coroutine[Any, Any, None], descriptor: int | None) -> None:
+    """Do ``work``, and meanwhile write to the pipe each second. Raises what ``work`` does."""
+    shows = None if descriptor is None else asyncio.create_task(_show(descriptor), name="sign of life")
+    try:
+        await work
+    finally:
+        if shows is not None:
+            shows.cancel()
+
+
+async def _show(descriptor: int) -> None:
+    while True:
+        try:
+            os.write(descriptor, b".")
+        except BlockingIOError:
+            pass  # whoever watches is stopped
+        except OSError:
+            return
+        await asyncio.sleep(INTERVAL_SECONDS)
