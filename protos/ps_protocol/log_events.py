@@ -66,6 +66,7 @@ EVENTS = MappingProxyType(
         "files.refused": "changed certificates or tokens were not taken",
         "coordinator.silent": "a member or the page cannot reach the coordinator, or does again",
         "waiting": "a process waits for another at its start",
+        "alive.failed": "the file for liveness probes (`PS_ALIVE_FILE`) cannot be written",
         "table.waits": "rows of a table stay longer than asked",
         "versions": "two processes use different versions of torch",
         "compiling": "code for tables is compiled",
@@ -221,6 +222,7 @@ _BEGINNINGS = {
         "%s keeps the last view of the cluster: %s",
         "%s could not report that it leaves: %s",
     ),
+    "alive.failed": ("the file for liveness probes cannot be written: %s",),
     "table.waits": ("rows of model '%s' stay for now: %s",),
     "versions": (
         "shard %d applies updates with torch %s, and",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -65,6 +66,8 @@ class WorkerConfig:
     security: SecuritySettings = field(default_factory=SecuritySettings)
     #: How long SIGTERM waits for the end of a step.
     termination_seconds: float = TERMINATION_SECONDS
+    #: A file that is touched while this process is a member and its threads run, for liveness probes.
+    alive_file: Path | None = None
 
     def opened_security(self, *, listens: bool = False) -> Security:
         """TLS and tokens from the files that ``security`` names. ``listens``: for a server. Raises ConfigError."""
@@ -112,6 +115,7 @@ class WorkerConfig:
                 environ, "PS_RECONNECT_TIMEOUT", reconnect_timeout_seconds, RECONNECT_TIMEOUT_SECONDS
             ),
             termination_seconds=_seconds(environ, "PS_TERMINATION_SECONDS", None, TERMINATION_SECONDS),
+            alive_file=Path(environ["PS_ALIVE_FILE"]) if "PS_ALIVE_FILE" in environ else None,
             security=security or SecuritySettings.from_environment(environ),
         )
 

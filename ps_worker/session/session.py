@@ -24,6 +24,7 @@ from ps_protocol.errors import ModelReleased, NotReady, Retryable, Unavailable, 
 from ps_protocol.logs import describe_process
 from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
 from ps_protocol.security.security import Security
+from ps_worker.session.alive import AliveFile
 from ps_worker.session.backoff import persistently
 from ps_worker.session.config import TRANSPORTS, WorkerConfig
 from ps_worker.session.device import check_device, device_of
@@ -69,6 +70,7 @@ class Session:
         self.progress = Progress(membership.member)
         self.instruments = Instruments()
         self._metrics: MetricsServer | None = None
+        self._alive: AliveFile | None = None
         #: Raises an error when a server that this process started has ended.
         self.check_own_servers: Callable[[], None] = lambda: None
 
@@ -77,7 +79,7 @@ class Session:
         """Become a member and wait until the cluster is complete, saying what is missing.
 
         Raises Unavailable, naming what was missing, after ``connect_timeout_seconds``; ConfigError for a device torch
-        does not know; ProtocolVersionMismatch.
+        does not know, and for a file for liveness probes that cannot be written; ProtocolVersionMismatch.
         """
         check_device(config.device)
         deadline = time.monotonic() + config.connect_timeout_seconds
@@ -91,6 +93,9 @@ class Session:
         session = cls(config, client, membership)
         try:
             session._serve_metrics()
+            if config.alive_file is not None:
+                alive = session._alive = AliveFile(config.alive_file)
+                membership.subscribe(lambda _: None, lambda _: alive.stop())
             membership.set_stats(session.progress.stats)
             member = membership.member
             describe_process(role=config.role.value, worker=member.index, incarnation=member.incarnation)
@@ -113,6 +118,8 @@ class Session:
         """End threads and channels; comes after ``leave``."""
         if self.own_process:
             self._closed.set()
+            if self._alive is not None:
+                self._alive.remove()
             self._membership.close()
             for channel in self._channels.values():
                 channel.close()

@@ -267,6 +267,21 @@ def test_every_pod_is_admitted_where_the_restricted_standard_is_enforced(pod: Po
     assert "memory" in pod.container["resources"]["limits"]
 
 
+@pytest.mark.parametrize("pod", each_pod())
+def test_pods_of_a_lost_node_go_before_workers_have_waited_too_long(pod: Pod):
+    keys = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+    toleration = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}
+    # Without them Kubernetes adds 300 s.
+    assert [each for each in pod.spec["tolerations"] if each["key"] in keys] == [
+        {"key": key, **toleration} for key in keys
+    ]
+    if pod.component == "worker":
+        # Until Kubernetes notices (node-monitor-grace-period), the toleration, until the volume is taken from the node
+        # (maxWaitForUnmountDuration); the rest is for the start.
+        away = 50 + toleration["tolerationSeconds"] + 360
+        assert float(pod.environment["PS_RECONNECT_TIMEOUT"]) >= 2 * away
+
+
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_nobody_but_the_job_reaches_servers_and_one_server_is_drained_at_a_time(name):
     policy = found(name, "NetworkPolicy", "torch-ps-servers")["spec"]

@@ -6,6 +6,8 @@ import importlib
 import inspect
 import os
 import re
+import subprocess
+import time
 import tomllib
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 
 from ps_server.cli.options.storage import Durability, storage_config
 from ps_server.coordinator.config import configure
+from ps_worker.session.alive import TOUCH_SECONDS
 from ps_worker.session.config import WorkerConfig
 from tests.deploy.manifests import ALL, ROOT, Pod, pods
 
@@ -138,7 +141,8 @@ def test_a_worker_takes_its_settings_and_runs_an_example_of_the_image(pod):
     config = WorkerConfig.from_environment(pod.environment)
     assert config.rank == int(pod.environment["PS_RANK"])
     assert config.coordinator.endswith(":7000")
-    assert config.reconnect_timeout_seconds == 600
+    assert config.reconnect_timeout_seconds == 900
+    assert str(config.alive_file) == "/tmp/alive"
     assert 0 < config.termination_seconds < pod.spec["terminationGracePeriodSeconds"] - 10
     program, script, *arguments = pod.command
     assert program == "python"
@@ -162,3 +166,30 @@ def test_probes_ask_the_port_that_the_server_listens_on(pod, monkeypatch):
     # A server that is starting, or whose node is busy, is not ended for it.
     assert pod.container["startupProbe"]["failureThreshold"] * pod.container["startupProbe"]["periodSeconds"] >= 300
     assert pod.container["livenessProbe"]["failureThreshold"] * pod.container["livenessProbe"]["periodSeconds"] >= 60
+
+
+@pytest.mark.parametrize("pod", each_pod("worker"))
+def test_a_worker_is_killed_only_where_its_file_has_grown_old(pod, tmp_path):
+    probe = pod.container["livenessProbe"]
+    file = tmp_path / "alive"
+    environment = {"PATH": os.environ["PATH"], "PS_ALIVE_FILE": str(file)}
+
+    def succeeds() -> bool:
+        return subprocess.run(probe["exec"]["command"], env=environment, check=False).returncode == 0
+
+    # Before it has joined, and after it has left.
+    assert succeeds()
+    file.touch()
+    assert succeeds()
+    now = time.time()
+    os.utime(file, (now - 60, now - 60))
+    assert succeeds()
+    os.utime(file, (now - 130, now - 130))
+    assert not succeeds()
+    # Touched so often that only one that stands still is that late.
+    assert 130 / TOUCH_SECONDS > 20
+    # One that stands still takes no SIGTERM.
+    assert probe["terminationGracePeriodSeconds"] == 5
+    # Its pod is new each time: a file of the process before it would kill it.
+    assert pod.spec["restartPolicy"] == "Never"
+    assert {"name": "tmp", "emptyDir": {}} in pod.spec["volumes"]

@@ -1,0 +1,60 @@
+"""Tells a liveness probe that the threads of this process run: a file that is touched every few seconds."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from ps_protocol.errors import ConfigError
+
+log = logging.getLogger("ps_worker")
+
+TOUCH_SECONDS = 5.0
+"""A probe takes a process for hung after many times that."""
+
+
+class AliveFile:
+    """Made by the user's thread when it has joined. A daemon thread touches the file until ``stop`` or ``remove``.
+
+    A step may take as long as it likes, unless it holds the interpreter lock for all that time. The file of a worker
+    that lost its place is not touched any more and stays: one that hangs is ended, any other ends by itself.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError where the file cannot be written."""
+        self._path = path
+        self._stopped = threading.Event()
+        try:
+            path.touch()
+        except OSError as error:
+            raise ConfigError(
+                "the file for liveness probes cannot be written",
+                actual=str(error),
+                remedy="correct PS_ALIVE_FILE, or leave it out",
+            ) from error
+        self._thread = threading.Thread(target=self._touch, name="ps-alive", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let the file grow old."""
+        self._stopped.set()
+
+    def remove(self) -> None:
+        """Without the file nothing is known of this process, and it is left alone. Safe to repeat."""
+        self._stopped.set()
+        self._thread.join()
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+    def _touch(self) -> None:
+        failed = False
+        while not self._stopped.wait(TOUCH_SECONDS):
+            try:
+                self._path.touch()
+                failed = False
+            except OSError as error:
+                if not failed:
+                    log.warning("the file for liveness probes cannot be written: %s", error)
+                failed = True
