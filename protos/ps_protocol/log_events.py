@@ -185,6 +185,7 @@ _BEGINNINGS = {
         "training changes the buffers %s%s, which belong to",
         "gradients change after backward: they are not sent",
         "clip_grad_norm_ clips the gradients of each worker",
+        "workers evaluate different parameters: '%s' was set",
         "'%s' stays as it is: its weight is also used by a",
     ),
     "step.skipped": ("shard %d, model '%s': %s (%d so far)",),

@@ -23,7 +23,7 @@ def wait_for_exchange(
     """Give ``payload`` and wait until the exchange is complete. Called by the training thread. Raises PsError.
 
     In bounded modes a worker with more steps before the exchange waits, in such a step, for this one. Then this worker
-    makes a no-op step of that model, and pulls it at the end. It makes none for a worker that is ahead since it has
+    makes a no-op step of that model, and catches up at the end. It makes none for a worker that is ahead since it has
     left the exchange: the clocks are asked first, and the exchange must be open after that.
     """
     advanced: dict[str, RemoteModel] = {}
@@ -34,12 +34,13 @@ def wait_for_exchange(
         wait_seconds = _WAIT_SECONDS
         if (needed := list(_needed(session, models))) and not session.exchange(key, payload, 0.0).complete:
             for model in needed:
-                model.finish()
+                if model.name not in advanced:
+                    model.begin_waiting()
                 model.no_op_step()
                 advanced[model.name] = model
             wait_seconds = _AGAIN_SECONDS
     for model in advanced.values():
-        model.pull()
+        model.catch_up()
     return state
 
 

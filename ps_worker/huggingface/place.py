@@ -13,12 +13,17 @@ from ps_protocol.errors import ConfigError
 from ps_worker.cluster import Cluster
 from ps_worker.connection import connect
 
+_joined: dict[int, Cluster] = {}
+"""The connection of this process, by its number, which all its trainers and accelerators share."""
+
 
 def connected() -> Cluster:
-    """Join the job from the environment, and leave it when the process ends. Raises what ``connect`` raises."""
-    cluster = connect()
-    cluster.__enter__()
-    atexit.register(_leave, cluster)
+    """Join the job from the environment, once, and leave it when the process ends. Raises what ``connect`` raises."""
+    cluster = _joined.get(os.getpid())
+    if cluster is None or cluster._left:
+        cluster = _joined[os.getpid()] = connect()
+        cluster.__enter__()
+        atexit.register(_leave, cluster)
     return cluster
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -18,14 +19,16 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from ps_protocol.errors import ConfigError
 from ps_protocol.model.spec import Mode
 from ps_worker.cluster import Cluster
+from ps_worker.collectives.common_values import CommonValues
 from ps_worker.data.samples import batch_samples
 from ps_worker.huggingface.accelerator import PsAccelerator, over_cluster
 from ps_worker.huggingface.joining import advance, running_step
 from ps_worker.huggingface.place import check_precision, connected, take_place
 from ps_worker.optimizer import PsOptimizer
+from ps_worker.step.remote_model import RemoteModel
 
-_NAME = "transformers"
-"""Name of the collective calls."""
+_numbers: Iterator[int] = itertools.count()
+"""Of the trainers of this process: they have collective calls of their own."""
 
 _NO_FOLDER = ""
 """In the place of a checkpoint's folder, where a worker begins in the middle without one."""
@@ -69,6 +72,8 @@ class PsTrainer(Trainer):
         args._n_gpu = min(args.n_gpu, 1)
         #: Of the exchanges of this training, and how many steps others had made before this worker's first.
         self._first_section = self._ahead = 0
+        self._name = f"transformers-{next(_numbers)}"
+        self._values = CommonValues(self.cluster._session)
         # Here the weight of a push makes the mean one over all tokens; the loss is not scaled for it.
         self._weighs = args.average_tokens_across_devices
         args.average_tokens_across_devices = False
@@ -157,6 +162,8 @@ class PsTrainer(Trainer):
         began, skipped = super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, *rest)
         self._first_section = before + 1
         self.create_optimizer()
+        # What was set since the last training.
+        self._values.settle(self._models(), self._gather_at_first, "the training")
         self._ahead = self._steps_of_others(max_steps)
         if not self._ahead:
             return began, skipped
@@ -171,7 +178,7 @@ class PsTrainer(Trainer):
         version, step = self.optimizer.optimizer.version, self.state.global_step
         own = {"version": version, "step": step, "process": uuid.uuid4().hex}
         # Of a training that has begun, this is what those told who began it.
-        told = self.cluster.gather_values(own, name=_NAME, section=self._first_section)
+        told = self._gather_at_first(own)
         if told.get(self.cluster.rank) == own:
             return 0
         in_sync = self.cluster._session.consistency.mode is Mode.SYNC
@@ -193,6 +200,12 @@ class PsTrainer(Trainer):
         if checkpoint != _NO_FOLDER:
             super()._load_rng_state(checkpoint)
 
+    def _finalize_training(self, *arguments: Any) -> Any:
+        """As in transformers; then what was set at the end, such as the best model, is that of all workers."""
+        output = super()._finalize_training(*arguments)
+        self._values.settle(self._models(), self._gather, "the end of the training")
+        return output
+
     def _section(self) -> int:
         """Rises with every step, over all trainings: a worker that begins in the middle counts its calls from there."""
         return self._first_section + int(self.state.global_step)
@@ -211,20 +224,26 @@ class PsTrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """One worker evaluates the newest parameters on all the data; the others wait for its metrics.
+        """One worker evaluates the newest parameters, or those that were set; others wait for its metrics.
 
-        It is the lowest rank of those that are there: rank 0, or the next one where that has left or was lost.
+        Outside of a training, what was set differently on other workers is replaced by what the lowest rank has. The
+        one that evaluates is the lowest rank of those that are there: rank 0, or the next one where that has left or
+        was lost.
         """
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(chosen, dict):
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         while True:
-            evaluator = min(self.cluster.gather_values(None, name=_NAME, section=self._section()))
+            if self.is_in_train:
+                evaluator = min(self._gather(None))
+            else:
+                evaluator = min(self._values.before_evaluation(self._models(), self._gather, in_training=False))
             own: dict[str, float] | None = None
             if evaluator == self.cluster.rank:
-                self._pull()
+                if self.is_in_train:
+                    self._pull()
                 own = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-            found = self.cluster.gather_values(own, name=_NAME, section=self._section())
+            found = self._gather(own)
             if evaluator in found:
                 break
         metrics: dict[str, float] = found[evaluator]
@@ -244,19 +263,32 @@ class PsTrainer(Trainer):
         super()._save_checkpoint(*arguments)
         if self.args.load_best_model_at_end:
             best = self.state.best_model_checkpoint
-            told = self.cluster.gather_values(best, name=_NAME, section=self._section())
+            told = self._gather(best)
             self.state.best_model_checkpoint = told.get(0, best)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             # One worker sends the state; the others wait for it.
-            self.cluster.gather_values(None, name=_NAME, section=self._first_section)
+            self._gather_at_first(None)
 
     def _pull(self) -> None:
+        """Take the newest parameters, unless some were set here since the last step: then this worker's stay."""
+        models = self._models()
+        if not any(model.set_values(with_buffers=False) for model in models):
+            for model in models:
+                model.pull()
+
+    def _models(self) -> list[RemoteModel]:
         inner = getattr(self.optimizer, "optimizer", None)
-        if isinstance(inner, PsOptimizer):
-            inner.pull()
+        return inner._models() if isinstance(inner, PsOptimizer) else []
+
+    def _gather_at_first(self, value: Any) -> dict[int, Any]:
+        """In the section of the first step, whatever step this worker begins with."""
+        return self.cluster.gather_values(value, name=self._name, section=self._first_section)
+
+    def _gather(self, value: Any) -> dict[int, Any]:
+        return self.cluster.gather_values(value, name=self._name, section=self._section())
 
 
 def _check(args: TrainingArguments) -> None:

@@ -14,10 +14,12 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from ps_worker.cluster import Cluster
+from ps_worker.collectives.common_values import CommonValues
 from ps_worker.lightning import joined
 from ps_worker.lightning.adopted import close_earlier, note_adopted, optimizers_of
 from ps_worker.lightning.process import TrainerProcess
 from ps_worker.optimizer import PsOptimizer
+from ps_worker.step.remote_model import RemoteModel
 
 _numbers: Iterator[int] = itertools.count()
 
@@ -47,6 +49,7 @@ class TorchPsStrategy(TrainerProcess, Strategy):
         self._clip_grad_norm: float | None = None
         #: Those of the last fit.
         self._own: list[PsOptimizer] = []
+        self._common_values: CommonValues | None = None
         #: How many fits have begun before, and whether this one is in its epochs.
         self._fits = -1
         self._in_epochs = False
@@ -110,17 +113,22 @@ class TorchPsStrategy(TrainerProcess, Strategy):
         """The reduction of a tensor of at most 64 KiB over the workers."""
         return self.reduced(tensor, group, reduce_op)
 
+    def on_train_end(self) -> None:
+        """Make what callbacks have set at the end of the training, such as an average of weights, the cluster's."""
+        if models := self._models():
+            self._values.settle(models, self._gather, "the end of the training")
+
     def on_validation_start(self) -> None:
-        """Have every worker evaluate the newest parameters."""
-        self._pull()
+        """Have every worker evaluate the same parameters: the newest, or those that were set."""
+        self._before_evaluation()
 
     def on_test_start(self) -> None:
-        """Have every worker test the newest parameters."""
-        self._pull()
+        """Have every worker test the same parameters: the newest, or those that were set."""
+        self._before_evaluation()
 
     def on_predict_start(self) -> None:
-        """Have every worker predict with the newest parameters."""
-        self._pull()
+        """Have every worker predict with the same parameters: the newest, or those that were set."""
+        self._before_evaluation()
 
     def on_exception(self, exception: BaseException) -> None:
         """Note why this worker leaves."""
@@ -135,12 +143,24 @@ class TorchPsStrategy(TrainerProcess, Strategy):
         self._clip_grad_norm, trainer.gradient_clip_val = norm, None
         return {"clip_grad_norm": float(norm)}
 
-    def _pull(self) -> None:
-        trainer, module = self._trainer, self.lightning_module
-        assert module is not None
-        if trainer.state.fn is TrainerFn.FITTING or not trainer.ckpt_path:
-            for optimizer in optimizers_of(module):
-                optimizer.pull()
+    def _before_evaluation(self) -> None:
+        in_training = self._trainer.state.fn is TrainerFn.FITTING
+        if (in_training or not self._trainer.ckpt_path) and (models := self._models()):
+            self._values.before_evaluation(models, self._gather, in_training=in_training)
+
+    def _models(self) -> list[RemoteModel]:
+        assert self.lightning_module is not None
+        return [model for optimizer in optimizers_of(self.lightning_module) for model in optimizer._models()]
+
+    def _gather(self, value: Any) -> dict[int, Any]:
+        assert self._exchanges is not None
+        return self._exchanges.gather(value)
+
+    @property
+    def _values(self) -> CommonValues:
+        if self._common_values is None:
+            self._common_values = CommonValues(self.cluster._session)
+        return self._common_values
 
     def _section(self) -> int:
         """Rises, also where a fit goes on from a checkpoint that is older than what the fit before has reached.

@@ -145,7 +145,7 @@ class DeadlockAvoidance:
             self._end(wait)
             raise
         for advanced in self._end(wait):
-            advanced.pull()
+            advanced.catch_up()
 
     def close(self) -> None:
         """End the thread. Comes before the optimizers are closed; safe to repeat."""

@@ -17,14 +17,14 @@ _AGAIN_SECONDS = 0.1
 
 @contextmanager
 def no_op_steps(models: Sequence[RemoteModel], others_wait: Callable[[], bool]) -> Iterator[None]:
-    """Make no-op steps of every model during the block, one thread each, while ``others_wait()``; then pull.
+    """Make no-op steps of every model during the block, one thread each, while ``others_wait()``; then catch up.
 
     As the join context of torch's DDP does for uneven inputs: a no-op step moves the clock, so that workers that still
     train are not blocked, and changes no parameter. Models step at their own pace. A no-op step that waits for others
     when the block ends is interrupted. Raises what such a step raised.
     """
     for model in models:
-        model.finish()
+        model.begin_waiting()
     stop = threading.Event()
 
     def steps(model: RemoteModel) -> None:
@@ -42,7 +42,7 @@ def no_op_steps(models: Sequence[RemoteModel], others_wait: Callable[[], bool]) 
     if error is not None:
         raise error
     for model in models:
-        model.pull()
+        model.catch_up()
 
 
 def end_no_op_steps(running: Mapping[Future[None], RemoteModel]) -> BaseException | None:

@@ -118,10 +118,26 @@ class AssignedValues:
                 if any(self._flat.is_untrained(number) for number in written):
                     self._pipeline.pull()
 
-    def before_barrier(self, *, with_buffers: bool) -> None:
+    def set_now(self, *, with_buffers: bool) -> tuple[int, ...]:
+        """Numbers of the variables that were set since the last parameters came, and that are not to be dropped.
+
+        ``with_buffers``: also of the buffers that have changed since. Raises InvalidRequest by the policy "refuse".
+        """
+        written = self._flat.written()
+        if written and self._writes is Writes.REFUSE:
+            raise self._refusal(written)
+        if self._writes is Writes.IGNORE:
+            return ()
+        if written and self._fate(overlaps=False) is Fate.YIELD:
+            self._yield(written)
+            return ()
+        return (*written, *(self._flat.changed_buffers() if with_buffers else ()))
+
+    def before_barrier(self, *, with_buffers: bool, assigns: bool | None = None) -> None:
         """Values set by the worker of the lowest rank go to the shards; those set by others are replaced.
 
-        ``with_buffers``: so do its buffers where they have changed since its last step. Raises InvalidRequest, PsError.
+        ``with_buffers``: so do its buffers where they have changed since its last step. ``assigns``: this is the worker
+        whose values go; None: the lowest live rank is. Raises InvalidRequest, PsError.
         """
         written = self._flat.written()
         if self._writes is Writes.REFUSE and written:
@@ -133,18 +149,21 @@ class AssignedValues:
             self._pipeline.pull()
             return
         buffers = self._flat.changed_buffers() if with_buffers or written else ()
-        if self._session.initialiser():
+        if self._session.initialiser() if assigns is None else assigns:
             if written or buffers:
                 self.assign((*written, *buffers))
         elif not self._at_barrier:
             self._at_barrier = {n: self._flat.values_of(n).clone() for n in written}
 
-    def after_barrier(self) -> None:
-        """The model has the cluster's parameters. Warns where they replace values that this worker had set."""
+    def after_barrier(self, place: str = "cluster.barrier()") -> None:
+        """The model has the cluster's parameters. Warns where they replace values that this worker had set.
+
+        ``place``: what they were set before.
+        """
         kept, self._at_barrier = self._at_barrier, {}
         lost = [n for n, values in kept.items() if not torch.equal(values, self._flat.values_of(n))]
         if lost:
-            self._warn_replaced(lost, "cluster.barrier()")
+            self._warn_replaced(lost, place)
 
     def at_end(self) -> None:
         """At a clean end: values set last become the cluster's where that is possible; else warns."""

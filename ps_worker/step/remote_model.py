@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -30,6 +31,15 @@ from ps_worker.tables.binding import TableBinding
 from ps_worker.tables.table import TableModule
 
 logger = logging.getLogger("ps_worker")
+
+
+def digest(tensors: Sequence[torch.Tensor]) -> str:
+    """Of the bytes of all ``tensors``: the same for the same bytes."""
+    found = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
 
 _STATE_STAYS = "model '%s' has been trained already: the shards keep their optimizer state"
 
@@ -96,6 +106,8 @@ class RemoteModel:
         self._sends_buffers = self._flat.has_buffers and (self.spec.buffers is Buffers.AVERAGE or session.rank == 0)
         #: What became of the last step; None before the first.
         self.last: StepSummary | None = None
+        #: What the user had set when a wait began in which there may be no-op steps; None: there is none.
+        self._kept: Mapping[int, torch.Tensor] | None = None
         #: Entered around calls that may wait for other workers.
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         self.pipeline.start()
@@ -162,6 +174,7 @@ class RemoteModel:
 
     def _step(self, trace: TraceSpan | None, weight: float, skip: bool) -> bool:
         """As ``step``; returns whether the exchange goes on beside the training thread, and ends ``trace``."""
+        self._kept = None
         if written := self._flat.written():
             with self.around():
                 self._assigning.before_step(written, overlaps=self._overlap is not None and self._overlap.is_pending)
@@ -216,7 +229,7 @@ class RemoteModel:
 
     def finish(self) -> None:
         """Wait for the exchange under way and take its parameters. Raises the errors of that step."""
-        if self._overlap is None:
+        if self._overlap is None or not self._overlap.is_pending:
             return
         try:
             with self.around():
@@ -263,24 +276,71 @@ class RemoteModel:
 
     # -- the cluster's values and this worker's
 
-    def pull(self) -> None:
-        """Put the newest parameters and buffers of the cluster into the model. Raises PsError."""
+    def pull(self, place: str = "cluster.barrier()") -> None:
+        """Put the newest parameters and buffers of the cluster into the model. Raises PsError.
+
+        ``place``: what a warning says of values that were noted before and are replaced.
+        """
         self.finish()
+        self._kept = None
         self.pipeline.pull()
-        self._assigning.after_barrier()
+        self._assigning.after_barrier(place)
+
+    def begin_waiting(self) -> None:
+        """The training thread waits, and there may be no-op steps meanwhile; ``catch_up`` follows. Raises PsError."""
+        self.finish_keeping()
+        self._kept = self._values_set()
+
+    @torch.no_grad()
+    def catch_up(self) -> None:
+        """The wait is over: pull, but keep values that the user had set before it. Raises PsError."""
+        kept = self._kept or {}
+        self.pull()
+        tensors = (*self._bindings.parameters, *self._bindings.buffer_values())
+        for number, values in kept.items():
+            tensors[number].copy_(values)
 
     def assign(self) -> None:
         """Make this worker's parameters and buffers the cluster's. Raises PsError."""
-        self._finish_keeping()
+        self.finish_keeping()
         self._assigning.assign(range(len(self.spec.variables)))
 
     def flush(self) -> None:
         """At a clean end: send values set after the last step to the shards where possible. Raises PsError."""
-        self._finish_keeping()
+        self.finish_keeping()
         self._assigning.at_end()
 
+    def set_values(self, *, with_buffers: bool) -> tuple[str, ...]:
+        """Names of the variables that the user has set since the last parameters came, and that count.
+
+        ``with_buffers``: with the buffers that have changed since, where this worker's are the cluster's. Raises
+        PsError.
+        """
+        self.finish_keeping()
+        numbers = self._assigning.set_now(with_buffers=with_buffers and self._keeps_buffers)
+        return tuple(self.spec.variables[number].name for number in numbers)
+
+    def digests(self) -> tuple[str, str]:
+        """Of the bytes of all parameters and of all buffers as the module has them."""
+        return digest(self._bindings.parameters), digest(self._bindings.buffer_values())
+
+    def offer_values(self, *, assigns: bool) -> None:
+        """Make values that were set the cluster's, with ``assigns``; else note them, for ``pull``. Raises PsError."""
+        self.finish_keeping()
+        self._assigning.before_barrier(with_buffers=self._keeps_buffers, assigns=assigns)
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether this worker has made a step."""
+        return self._assigning.has_stepped
+
+    @property
+    def _keeps_buffers(self) -> bool:
+        """Whether the buffers of this worker are the cluster's."""
+        return self._sends_buffers and self.spec.buffers is Buffers.RANK0
+
     @torch.no_grad()
-    def _finish_keeping(self) -> None:
+    def finish_keeping(self) -> None:
         """``finish``, and keep values in the model that the user has set since the last step."""
         pending = self._overlap is not None and self._overlap.is_pending
         kept = {n: self._flat.values_of(n).clone() for n in self._flat.written()} if pending else {}
@@ -318,18 +378,27 @@ class RemoteModel:
         Arrivals are not acknowledged. Called again while waiting, it repeats them on streams that broke meanwhile.
         Values that the worker of the lowest rank has set since its last step become the cluster's. Raises PsError.
         """
-        self._finish_keeping()
-        self._assigning.before_barrier(with_buffers=self._sends_buffers and self.spec.buffers is Buffers.RANK0)
+        self.finish_keeping()
+        self._assigning.before_barrier(with_buffers=self._keeps_buffers)
         self.pipeline.arrive(phase)
 
     def no_op_step(self) -> None:
         """Make a step without gradients: it only moves this worker's clock, for workers that wait for it.
 
-        Called from another thread while the training thread waits for data, or in a step of another model. Raises
-        PsError.
+        Called from another thread while the training thread waits for data, or in a step of another model;
+        ``catch_up`` follows. Raises PsError.
         """
+        if self._kept is None:
+            self._kept = self._values_set()
         options = self._options()
         self.pipeline.exchange(StepPush((), options.groups, skipped=True, table_options=options.tables))
+
+    def _values_set(self) -> Mapping[int, torch.Tensor]:
+        """Copies of what the user has set since the last parameters came, by number of the variable."""
+        written = self._flat.written()
+        buffers = self._flat.changed_buffers() if self._keeps_buffers else ()
+        tensors = (*self._bindings.parameters, *self._bindings.buffer_values()) if written or buffers else ()
+        return {number: tensors[number].detach().clone() for number in (*written, *buffers)}
 
     def interrupt(self) -> None:
         """From another thread: ``no_op_step`` raises Unavailable where it waits for a shard, until ``resume``."""

@@ -279,3 +279,25 @@ def test_a_worker_that_joins_a_trained_model_does_not_set_its_values_at_a_barrie
             again.barrier()
             assert_bitwise(values_of(model), wanted)
     assert caplog.text.count("has been trained already") == 1
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_is_set_stays_while_a_worker_waits_for_others_in_a_collective_call(overlap):
+    """Steps without gradients let the others go on meanwhile, and bring parameters."""
+
+    def work(cluster):
+        model = net()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1, overlap=overlap)
+        train(model, optimizer, STEPS[: 2 + cluster.rank])
+        if cluster.rank == 0:
+            model.load_state_dict(WEIGHTS)
+        cluster.gather_values(None)
+        found = values_of(model)
+        cluster.barrier()
+        return found, values_of(model)
+
+    with running_job(2, 2, consistency=Consistency(Mode.SYNC)) as job:
+        (found, first), (_, second) = run_workers(job, 2, work)
+    assert_bitwise(found, list(WEIGHTS.values()))
+    assert_bitwise(first, found)
+    assert_bitwise(second, found)

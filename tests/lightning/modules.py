@@ -9,7 +9,13 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.fabric import Fabric
-from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    Callback,
+    EarlyStopping,
+    EMAWeightAveraging,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -189,6 +195,76 @@ def again(folder: Path, strategy: str, workers: int) -> dict[str, Any]:
         "losses": losses.seen,
         "lr": [each.optimizers[0].param_groups[0]["lr"] for each in (first, other)],
         "measured": [value for (each,) in measured for value in each.values()],
+    }
+
+
+class SwapAtStart(Callback):
+    """Evaluates an average in the middle of a fit, put in before the evaluation and taken out after it."""
+
+    def __init__(self) -> None:
+        self.average: list[torch.Tensor] = []
+        self.seen: list[torch.Tensor] = []
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
+        now = [p.detach().clone() for p in pl_module.parameters()]
+        self.average = [0.5 * (a + p) for a, p in zip(self.average or now, now, strict=True)]
+
+    @torch.no_grad()
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.own = [p.detach().clone() for p in pl_module.parameters()]
+        for parameter, average in zip(pl_module.parameters(), self.average or self.own, strict=True):
+            parameter.copy_(average)
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.seen = [p.detach().clone() for p in pl_module.parameters()]
+
+    @torch.no_grad()
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert not self.average or all(map(torch.equal, self.seen, self.average))
+        for parameter, own in zip(pl_module.parameters(), self.own, strict=True):
+            parameter.copy_(own)
+
+
+class WithNorm(Classifier):
+    """Has buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.nn.Sequential(self.net, torch.nn.BatchNorm1d(1).double())
+
+    def forward(self, batch: Sequence[torch.Tensor]) -> torch.Tensor:
+        return self.net(batch[0])  # type: ignore[no-any-return]
+
+
+def averages(folder: Path, strategy: str, workers: int, kind: str, norm: bool = False) -> dict[str, Any]:
+    """Weights that a callback, or the script, sets after a fit are tested, predicted with and fitted on."""
+    module: Classifier = WithNorm() if norm else Classifier()
+    callbacks = {"ema": [EMAWeightAveraging()], "swa": [StochasticWeightAveraging(0.01, 2)], "swap": [SwapAtStart()]}
+    train, test = loader(8 // workers), loader(8 // workers, 24, 2)
+    fitting = trainer(folder / kind, strategy, 4, callbacks.get(kind, []), enable_checkpointing=False)
+    fitting.fit(module, train, test)
+    average = getattr(callbacks.get(kind, [None])[0], "_average_model", None)
+    trained = {name: value.clone() for name, value in module.state_dict().items()}
+    if kind == "best" or (kind == "lowest" and fitting.global_rank == 0):
+        module.load_state_dict({name: value * 0.5 for name, value in trained.items()})
+    set_values = [p.detach().clone() for p in module.parameters()]
+    measured = fitting.test(module, test, verbose=False)[0]
+    fitting.predict(module, test)
+    validated = fitting.validate(module, test, verbose=False)[0]
+    tested = [p.detach().clone() for p in module.parameters()]
+    buffers = [b.clone() for b in module.buffers()]
+    if kind == "best":
+        # Back to what was trained, as after an evaluation with other weights.
+        module.load_state_dict(trained)
+    again = trainer(folder / "again", strategy, 1, enable_checkpointing=False)
+    again.fit(module, train, test)
+    return {
+        "set": set_values,
+        "average": None if average is None else [p.detach().clone() for p in average.parameters()],
+        "tested": tested,
+        "tested_buffers": buffers,
+        "parameters": [p.detach().clone() for p in module.parameters()],
+        "measured": [measured["test_loss"], validated["val_loss"]],
     }
 
 

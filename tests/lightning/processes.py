@@ -72,7 +72,7 @@ def main() -> None:
     from tests.lightning import calls as single
     from tests.lightning import modules
 
-    scenarios = {name: getattr(modules, name) for name in ("fit", "again", "manual", "loop")}
+    scenarios = {name: getattr(modules, name) for name in ("fit", "again", "averages", "manual", "loop")}
     scenarios |= {name: getattr(single, name) for name in ("fabric_calls", "trainer_calls", "as_evaluator")}
     # What nobody collects, nobody copies.
     gc.collect()

@@ -48,9 +48,11 @@ def in_job(job: Job, rank: int) -> dict[str, str]:
     return {"PS_COORDINATOR": job.address, "PS_RANK": str(rank)}
 
 
-def both(processes: LightningProcesses, folder: Path, scenario: str, **more: Any) -> list[dict[str, Any]]:
+def both(
+    processes: LightningProcesses, folder: Path, scenario: str, mode: Mode = Mode.SYNC, **more: Any
+) -> list[dict[str, Any]]:
     """Results of worker 0, worker 1, and the same script alone."""
-    with running_job(workers=2, lease_seconds=60.0, consistency=Consistency(Mode.SYNC)) as job:
+    with running_job(workers=2, lease_seconds=60.0, consistency=Consistency(mode)) as job:
         shared = {"folder": folder / "job", "strategy": "torch_ps", "workers": 2, **more}
         alone = {"folder": folder / "alone", "strategy": "auto", "workers": 1, **more}
         results = processes.run(
@@ -125,6 +127,32 @@ def test_a_module_is_saved_tested_and_fitted_again_as_in_one_process(
         assert ours == pytest.approx(its, abs=1e-9)
     # A checkpoint that is written after the fit has the state that is on the shards.
     assert_equal(*(moments(torch.load(tmp_path / run / "end.ckpt", weights_only=False)) for run in ("job", "alone")))
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [(kind, mode) for kind in ("swa", "best", "lowest") for mode in (Mode.SYNC, Mode.ASYNC)] + [("swap", Mode.SYNC)],
+)
+def test_weights_that_are_set_are_tested_predicted_with_and_fitted_on(
+    processes: LightningProcesses, tmp_path: Path, kind: str, mode: Mode
+) -> None:
+    """An average that a callback sets at the end, the best weights that the script loads, on all ranks or on rank 0."""
+    # Buffers of the ranks differ in training: they are compared without the same script alone.
+    norm = kind in ("best", "lowest") and mode is Mode.ASYNC
+    zero, one, alone = both(processes, tmp_path, "averages", mode, kind=kind, norm=norm)
+    if zero["average"]:
+        assert_equal(zero["set"], zero["average"])
+    for worker in (zero, one):
+        # Nothing comes back that was replaced, and no rank has something of its own.
+        assert_equal(worker["tested"], zero["set"])
+        assert_equal(worker["tested_buffers"], zero["tested_buffers"])
+        assert worker["measured"] == zero["measured"]
+        assert not [text for text in worker["warnings"] if "was set" in text]
+    if mode is Mode.SYNC and kind != "lowest":
+        for worker in (zero, one):
+            assert_equal(worker["tested"], alone["tested"])
+            assert_equal(worker["parameters"], alone["parameters"])
+            assert worker["measured"] == pytest.approx(alone["measured"], abs=1e-9)
 
 
 def test_manual_optimization_of_two_optimizers_with_plateau_schedulers(

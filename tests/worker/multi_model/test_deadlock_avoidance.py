@@ -220,7 +220,7 @@ class Model:
         self._waits = waits
         self._interrupted = threading.Event()
 
-    def finish(self) -> None:
+    def begin_waiting(self) -> None:
         raise AssertionError
 
     def no_op_step(self) -> None:
@@ -235,7 +235,7 @@ class Model:
     def resume(self) -> None:
         self._interrupted.clear()
 
-    def pull(self) -> None:
+    def catch_up(self) -> None:
         self.pulls += 1
 
 

@@ -19,7 +19,7 @@ class Model:
         self._blocks_at, self._error = blocks_at, error
         self._interrupted = threading.Event()
 
-    def finish(self) -> None:
+    def begin_waiting(self) -> None:
         assert not self.steps
 
     def no_op_step(self) -> None:
@@ -36,7 +36,7 @@ class Model:
     def resume(self) -> None:
         self._interrupted.clear()
 
-    def pull(self) -> None:
+    def catch_up(self) -> None:
         self.pulls += 1
 
 
