@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -64,6 +64,11 @@ class FlatMemory:
         end = begin + math.prod(shape) * dtype.itemsize
         data = self._mirrors[device].part(begin, end) if device in self._mirrors else self.host[begin:end]
         return alone(data).view(getattr(torch, dtype.value)).view(shape)
+
+    def on_device(self, device: torch.device, begins: Iterable[int]) -> tuple[torch.Tensor, list[int]]:
+        """All that ``device`` has as words of 8 bytes, flat, and the positions there of host bytes ``begins``."""
+        mirror = self._mirrors[device]
+        return mirror.words, [mirror.position(begin) for begin in begins]
 
     def parts(self, span: Range) -> Iterator[torch.Tensor]:
         """The bytes of ``span`` that a device uses, as one tensor for each run on one device."""
@@ -144,6 +149,16 @@ class Mirror:
             if first <= begin and end <= last:
                 return self._values[begin + offset : end + offset]
         return self._values[:0]  # nothing, at the end of the arenas: an empty variable
+
+    @property
+    def words(self) -> torch.Tensor:
+        """All of it, int64."""
+        return self._values.view(torch.int64)
+
+    def position(self, begin: int) -> int:
+        """Where host byte ``begin``, of one of the ranges, is on the device."""
+        spans = zip(self._ranges, self._offsets, strict=True)
+        return next(begin + offset for (first, last), offset in spans if first <= begin < last)
 
     def to_host(self, span: Range) -> None:
         """Queue the copy of ``span``."""

@@ -35,18 +35,24 @@ class DoubleBuffer:
     def __init__(
         self,
         plan: FlatPlan,
+        both: torch.Tensor,
         first: FlatMemory,
         parameters: Sequence[torch.Tensor],
         views: list[torch.Tensor],
         addresses: list[int],
         apart: Sequence[int],
     ) -> None:
-        """``views``: of each parameter's front in ``first``; kept up to date, as ``addresses`` are.
+        """``both``: host memory for two, the first half of which is ``first``'s.
+
+        ``views``: of each parameter's front in ``first``; kept up to date, as ``addresses`` are.
 
         ``apart``: numbers of parameters with memory of their own, which are not given any; may grow.
         """
-        second = FlatMemory(plan.total_bytes, {HOST: [(0, plan.total_bytes)]})
-        self._memories = first, second
+        #: All bytes of both, and where those of the second begin.
+        self.both, self.second_begin = both, plan.total_bytes
+        second = FlatMemory(plan.total_bytes, {HOST: [(0, plan.total_bytes)]}, own=both[plan.total_bytes :])
+        #: The second has the front of variables in ``turned``.
+        self.memories = first, second
         self._parameters = parameters
         self._views, self._addresses, self._apart = views, addresses, apart
         pairs = zip(plan.offsets, plan.variables, strict=True)
@@ -54,7 +60,7 @@ class DoubleBuffer:
         self._backs = own[: len(parameters)]
         self._large = frozenset(n for n, view in enumerate(views) if view.nbytes >= LARGE_BYTES)
         #: The large parameters whose front is the second memory.
-        self._turned: set[int] = set()
+        self.turned: set[int] = set()
         #: Their places.
         self._turned_ranges: list[Range] = []
         self._users = {n: storage_users(parameters[n]) for n in self._large}
@@ -103,7 +109,7 @@ class DoubleBuffer:
         found: dict[int, list[Range]] = {}
         for shard, slices in self._arrived.items():
             small, large = self._parts(shard, slices)
-            self._copy(self._memories[0], self._memories[1], small)
+            self._copy(self.memories[0], self.memories[1], small)
             for number, places in large:
                 found.setdefault(number, []).extend(places)
         self._arrived = {}
@@ -111,10 +117,10 @@ class DoubleBuffer:
             if self._may_turn(number, whole=len(places) == self._slices[number]):
                 self._turn(number)
             else:
-                front, back = self._memories if number not in self._turned else self._memories[::-1]
+                front, back = self.memories if number not in self.turned else self.memories[::-1]
                 self._copy(front, back, places)
         plan = self._plan
-        ends = ((plan.offsets[n], aligned(plan.offsets[n] + plan.variables[n].nbytes)) for n in self._turned)
+        ends = ((plan.offsets[n], aligned(plan.offsets[n] + plan.variables[n].nbytes)) for n in self.turned)
         self._turned_ranges = merge(sorted(ends))
 
     def _may_turn(self, number: int, *, whole: bool) -> bool:
@@ -122,7 +128,7 @@ class DoubleBuffer:
 
     def _turn(self, number: int) -> None:
         """Exchange front and back of a parameter."""
-        self._turned ^= {number}
+        self.turned ^= {number}
         views, backs, parameter = self._views, self._backs, self._parameters[number]
         views[number], backs[number] = backs[number], views[number]
         # One that was given other memory a moment ago keeps that.
@@ -138,7 +144,7 @@ class DoubleBuffer:
 
     def _cut(self, ranges: Iterable[Range], *, back: bool) -> Iterator[memoryview]:
         """``ranges`` in the memory that each part's front or back is in."""
-        plain, other = (memory.bytes for memory in (self._memories[::-1] if back else self._memories))
+        plain, other = (memory.bytes for memory in (self.memories[::-1] if back else self.memories))
         for begin, end in ranges:
             # From the last range on that begins before: it may reach into this one.
             at = max(0, bisect_right(self._turned_ranges, begin, key=itemgetter(0)) - 1)

@@ -11,7 +11,7 @@ from ps_protocol.model.layout import Range, aligned
 from ps_protocol.model.spec import Kind, ShardMap
 from ps_worker.memory.blocks import HOST, FlatMemory
 from ps_worker.memory.double_buffer import DoubleBuffer
-from ps_worker.memory.local_writes import WrittenValues
+from ps_worker.memory.local_writes import Step, WrittenValues
 from ps_worker.memory.plan import FlatPlan
 from ps_worker.memory.users import can_count_users
 from ps_worker.model.bindings import Bindings
@@ -22,8 +22,8 @@ class FlatModel:
 
     ``param.data`` of every bound parameter becomes a view of ``parameters`` (as DDP and FSDP do) with a storage of its
     own, values kept. A parameter whose memory is not contiguous (channels_last, transposed) keeps its own, and so does
-    one that is given other memory later (``flatten_parameters``, ``param.data = …``): they are copied, as buffers are,
-    which stay the user's own tensors. Flat memory is allocated once, here.
+    one that has other memory later (``flatten_parameters``, ``param.data = …``, ``share_memory``): they are copied, as
+    buffers are, which stay the user's own tensors. Flat memory is allocated once, here.
 
     Where it is ``doubled``, parameters arrive in the other memory of a DoubleBuffer, and become views of that one.
     """
@@ -40,8 +40,12 @@ class FlatModel:
             begin = self.plan.offsets[number]
             end = aligned(begin + self.plan.variables[number].nbytes)
             homes.setdefault(devices[number], []).append((begin, end))
-        self.parameters = FlatMemory(self.plan.total_bytes, homes)
         self._mirrored = any(device != HOST for device in devices)
+        total_bytes = self.plan.total_bytes
+        both = None
+        if doubled and not self._mirrored and can_count_users():
+            both = torch.empty(2 * total_bytes, dtype=torch.uint8).zero_()
+        self.parameters = FlatMemory(total_bytes, homes, own=None if both is None else both[:total_bytes])
         views = [
             self.parameters.view(device, begin, variable.dtype, variable.shape)
             for device, begin, variable in zip(devices, self.plan.offsets, self.plan.variables, strict=True)
@@ -51,13 +55,13 @@ class FlatModel:
         #: Numbers of the parameters with memory of their own.
         self._apart: list[int] = []
         self._bind()
-        self._written = WrittenValues(bindings, self._views, self._apart)
         #: None: what arrives is written to ``parameters``.
         self.double: DoubleBuffer | None = None
-        if doubled and not self._mirrored and can_count_users():
+        if both is not None:
             self.double = DoubleBuffer(
-                self.plan, self.parameters, bindings.parameters, self._views, self._addresses, self._apart
+                self.plan, both, self.parameters, bindings.parameters, self._views, self._addresses, self._apart
             )
+        self._written = WrittenValues(bindings, self.plan, self.parameters, self._views, self._apart, self.double)
 
     @torch.no_grad()
     def _bind(self) -> None:
@@ -86,10 +90,20 @@ class FlatModel:
         if list(map(torch.Tensor.data_ptr, self._bindings.parameters)) != self._addresses:
             self._detach_moved()
 
-    def written(self) -> tuple[int, ...]:
-        """Numbers of the variables that the user has set since they were published. Raises as ``check_in_place``."""
+    def written(self, *, on_devices: bool = True) -> tuple[int, ...]:
+        """Numbers of the variables that the user has set since they were published. Raises as ``check_in_place``.
+
+        Not ``on_devices``: nothing waits for devices, unless some are found; else ``written_on_devices`` has the rest.
+        """
         self.check_in_place()
-        return self._written.found()
+        found = self._written.found()
+        if self._mirrored and (found or on_devices):
+            return tuple(sorted({*found, *self._written.on_devices()}))
+        return found
+
+    def written_on_devices(self) -> tuple[int, ...]:
+        """Those that ``written`` has left out. From any thread, before ``written`` is called twice again."""
+        return self._written.on_devices() if self._mirrored else ()
 
     def mark_published(self) -> None:
         """All present values of the module are the cluster's."""
@@ -127,8 +141,11 @@ class FlatModel:
             self.parameters.wait()
         return [self.parameters.host[begin:end] for begin, end in ranges]
 
-    def publish_parameters(self) -> None:
-        """Make received parameters the module's, and let autograd know that they changed in place."""
+    def publish_parameters(self, step: Step | None = None) -> None:
+        """Make received parameters the module's, and let autograd know that they changed in place.
+
+        ``step``: of this worker, after which they are; None: of the last publication.
+        """
         if self._mirrored:
             self.parameters.to_devices(self._span(Kind.PARAMETER))
         if self.double:
@@ -136,7 +153,7 @@ class FlatModel:
         if self._apart:
             self._copy_apart(self._bindings.parameters, self._views)
         torch.autograd.graph.increment_version(self._bindings.parameters)
-        self._written.parameters_published()
+        self._written.parameters_published(step)
 
     @torch.no_grad()
     def publish_buffers(self) -> None:
@@ -175,6 +192,6 @@ class FlatModel:
                     variable=self.plan.variables[number].name,
                     remedy="call model.to(...), .half() and the like before cluster.optimizer(...)",
                 )
-            self._addresses[number] = parameter.data_ptr()
             if number not in self._apart:
                 self._apart.append(number)
+            self._addresses[number] = parameter.data_ptr()

@@ -118,6 +118,11 @@ class AssignedValues:
                 if any(self._flat.is_untrained(number) for number in written):
                     self._pipeline.pull()
 
+    def too_late(self, written: tuple[int, ...]) -> None:
+        """The variables ``written`` have been replaced meanwhile: raises InvalidRequest, unless that is wanted."""
+        if self._writes is not Writes.IGNORE:
+            raise self._refusal(written, "an exchange overlaps, which brings parameters that are not based on them")
+
     def set_now(self, *, with_buffers: bool) -> tuple[int, ...]:
         """Numbers of the variables that were set since the last parameters came, and that are not to be dropped.
 

@@ -304,7 +304,7 @@ class StepPipeline:
     def _pull(self) -> None:
         for stream in self.streams.all:
             self.streams.persistently(stream, stream.pull)
-        self._flat.publish_parameters()
+        self._flat.publish_parameters(self.streams.position)
         self._flat.publish_buffers()
         self._session.instruments.version = self.version
 
@@ -312,7 +312,7 @@ class StepPipeline:
         """Make the parameters that exchanges have brought the model's."""
         for stream in self.streams.all:
             stream.land()
-        self._flat.publish_parameters()
+        self._flat.publish_parameters(self.streams.position)
 
     def save_state(self, variable: int | None = None) -> State:
         """The optimizer state from all shards, or that of one variable by number. Raises PsError."""

@@ -175,7 +175,7 @@ class RemoteModel:
     def _step(self, trace: TraceSpan | None, weight: float, skip: bool) -> bool:
         """As ``step``; returns whether the exchange goes on beside the training thread, and ends ``trace``."""
         self._kept = None
-        if written := self._flat.written():
+        if written := self._flat.written(on_devices=False):
             with self.around():
                 self._assigning.before_step(written, overlaps=self._overlap is not None and self._overlap.is_pending)
         if self._strays:
@@ -206,9 +206,16 @@ class RemoteModel:
             table_options=options.tables,
             trace=trace,
             weight=weight,
+            looks_on_devices=not written,
         )
         if trace is not None:
             trace.part("collect", begin_ns, monotonic_ns())
+        if push.looks_on_devices and not ahead:
+            # Only now: the devices have been at the gradients' copies meanwhile, which are waited for anyway.
+            push.looks_on_devices = False
+            if written := self._flat.written_on_devices():
+                with self.around():
+                    self._assigning.before_step(written)
         self._assigning.has_stepped = True
         if self._overlap and ahead:
             self._gradients.park()
@@ -231,6 +238,7 @@ class RemoteModel:
         """Wait for the exchange under way and take its parameters. Raises the errors of that step."""
         if self._overlap is None or not self._overlap.is_pending:
             return
+        self._flat.check_in_place()
         try:
             with self.around():
                 self.last = self._overlap.finish() or self.last
@@ -254,6 +262,8 @@ class RemoteModel:
 
     def _exchange(self, push: StepPush) -> StepSummary:
         """Check the gradients collected, then push them. Raises NonFiniteGradient, with nothing sent, by policy."""
+        if push.looks_on_devices and (written := self._flat.written_on_devices()):
+            self._assigning.too_late(written)
         if self.spec.clip_grad_norm and not push.skipped:
             push.squared_norm = self._gradients.squared_norm(push.absent, push.rows)
         if self.spec.nonfinite is not NonFinite.ALLOW:
@@ -283,6 +293,7 @@ class RemoteModel:
         """
         self.finish()
         self._kept = None
+        self._flat.check_in_place()
         self.pipeline.pull()
         self._assigning.after_barrier(place)
 

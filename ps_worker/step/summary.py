@@ -98,6 +98,8 @@ class StepPush:
     sequence: int = 0
     phase: int = 0
     clock: int = 0
+    #: Before it is sent, samples of parameters on devices are compared, which the user may have set.
+    looks_on_devices: bool = False
     #: The trace of the step; None: it is not traced.
     trace: TraceSpan | None = None
     #: sync: what the gradients weigh in the mean of their step; 0: 1.

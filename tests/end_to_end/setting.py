@@ -85,7 +85,57 @@ def write_through_numpy(model, optimizer):
     train(model, optimizer, after=halve)
 
 
+def lookahead(model, optimizer):
+    """The usual code of it: slow weights, that the fast ones are set to after every fifth step."""
+    slow = [p.data.clone() for p in model.parameters()]
+    for number in range(2):
+        train(model, optimizer, STEPS[: 5 - number])
+        for kept, fast in zip(slow, model.parameters(), strict=True):
+            kept.add_(0.5 * (fast.data - kept))
+            fast.data.copy_(kept)
+    train(model, optimizer, STEPS[4:])
+
+
+def polyak_late(model, optimizer):
+    average = [p.data.clone() for p in model.parameters()]
+    train(model, optimizer)
+    for kept, p in zip(average, model.parameters(), strict=True):
+        kept.lerp_(p.data, 0.3)
+        p.data = kept.clone()
+    train(model, optimizer, STEPS[:1])
+
+
+def layer_anew(model, optimizer):
+    train(model, optimizer)
+    fresh = net(seed=5)
+    model[2].weight.data.copy_(fresh[2].weight.data)
+    model[2].bias.data.zero_()
+    train(model, optimizer, STEPS[:1])
+
+
+def clamp_late(model, optimizer):
+    train(model, optimizer)
+    clamp_data(model, optimizer)
+
+
+def halve_once(model, optimizer):
+    train(model, optimizer)
+    for p in model.parameters():
+        p.data *= 0.5
+    train(model, optimizer, STEPS[:1])
+
+
+def numpy_once(model, optimizer):
+    train(model, optimizer)
+    for p in model.parameters():
+        p.detach().numpy()[...] += 0.25
+    train(model, optimizer, STEPS[:1])
+
+
 PROGRAMS = [resume, load_best, clamp_data, clamp_in_place, renormalise, init_late, write_through_numpy]
+
+#: They set values past torch in the middle of training.
+LATE_PROGRAMS = [lookahead, polyak_late, layer_anew, clamp_late, halve_once, numpy_once]
 
 
 def alone(program, steps=STEPS, make=net):

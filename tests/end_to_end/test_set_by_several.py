@@ -12,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.spec import Consistency, Mode
+from ps_worker.memory import local_writes
 from tests.end_to_end.setting import (
     STEPS,
     WEIGHTS,
@@ -45,6 +46,26 @@ def test_values_averaged_over_training_are_everybodys_after_the_barrier(mode):
     assert_bitwise(second, wanted)
 
 
+@pytest.mark.parametrize("whole_bytes", [local_writes.WHOLE_BYTES, 0])
+def test_what_is_set_past_torch_before_a_barrier_is_everybodys_after_it(whole_bytes, monkeypatch):
+    monkeypatch.setattr(local_writes, "WHOLE_BYTES", whole_bytes)
+
+    def work(cluster):
+        model = net()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        train(model, optimizer)
+        cluster.barrier()
+        if cluster.rank == 0:
+            for name, value in model.named_parameters():
+                value.data.copy_(WEIGHTS[name])
+        cluster.barrier()
+        return values_of(model)
+
+    with running_job(2, 2, consistency=Consistency(Mode.ASYNC)) as job:
+        for found in run_workers(job, 2, work):
+            assert_bitwise(found, list(WEIGHTS.values()))
+
+
 def test_assign_sets_the_clusters_values_in_any_mode():
     def work(cluster):
         model = net()
@@ -62,13 +83,22 @@ def test_assign_sets_the_clusters_values_in_any_mode():
             assert_bitwise(found, list(WEIGHTS.values()))
 
 
-def test_what_is_set_while_others_train_in_async_is_one_error_that_names_the_variable():
+def clamp_in_place(weight):
+    with torch.no_grad():
+        weight.clamp_(-0.01, 0.01)
+
+
+def clamp_data(weight):
+    weight.data.clamp_(-0.01, 0.01)
+
+
+@pytest.mark.parametrize(("write", "steps"), [(clamp_in_place, 1), (clamp_data, 5)])
+def test_what_is_set_while_others_train_in_async_is_one_error_that_names_the_variable(write, steps):
     def work(cluster):
         model = net()
         optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
-        train(model, optimizer, STEPS[:1])
-        with torch.no_grad():
-            model[2].weight.clamp_(-0.01, 0.01)
+        train(model, optimizer, STEPS[:steps])
+        write(model[2].weight)
         with pytest.raises(InvalidRequest, match="updates of other workers may be lost") as caught:
             train(model, optimizer, STEPS[1:2])
         assert caught.value.variable == "2.weight"

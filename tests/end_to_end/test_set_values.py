@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from ps_protocol.model.spec import Consistency, Mode
+from ps_worker.memory import local_writes
 from tests.end_to_end.setting import (
+    LATE_PROGRAMS,
     PROGRAMS,
     STEPS,
     WEIGHTS,
@@ -33,6 +35,23 @@ def test_in_sync_what_all_workers_set_alike_counts_as_in_one_process(program):
     found = on_cluster(program, Mode.SYNC, workers=2)
     assert_bitwise(found[0], found[1])
     assert_close(found[0], alone(program))
+
+
+@pytest.fixture(params=["compared whole", "sampled"])
+def _looked_at(request, monkeypatch):
+    if request.param == "sampled":
+        monkeypatch.setattr(local_writes, "WHOLE_BYTES", 0)
+
+
+@pytest.mark.usefixtures("_looked_at")
+@pytest.mark.parametrize("program", LATE_PROGRAMS)
+def test_what_is_set_past_torch_in_the_middle_of_training_counts_at_the_very_step(program):
+    wanted = alone(program)
+    (found,) = on_cluster(program)
+    assert_close(found, wanted)
+    found = on_cluster(program, Mode.SYNC, workers=2)
+    assert_bitwise(found[0], found[1])
+    assert_close(found[0], wanted)
 
 
 def words(model, optimizer):

@@ -10,6 +10,7 @@ from torch import nn
 
 from ps_protocol.errors import InvalidRequest, NotReady
 from ps_protocol.model.spec import Consistency, Mode
+from ps_worker.memory import local_writes
 from ps_worker.memory.flat import FlatModel
 from ps_worker.model.declare import build_spec
 from ps_worker.on_shards import declare_optimizer
@@ -17,6 +18,7 @@ from ps_worker.optimizer import PsOptimizer
 from ps_worker.step import assigned_values
 from ps_worker.step.assigned_values import Fate, Situation, fate_of
 from ps_worker.step.summary import Style, Writes
+from tests.worker.devices import HOST, ONE, TWO, Devices, mixed_module, placed
 from tests.worker.fakes import FakeSession, job, place
 
 ALONE = Situation(
@@ -107,19 +109,78 @@ def test_memory_that_is_given_with_the_same_values_is_nothing_set() -> None:
     assert model.written() == ()
 
 
-def test_a_line_that_sets_values_past_torch_is_found_later_too_and_then_in_every_step() -> None:
-    module = nn.ParameterList([nn.Parameter(torch.randn(7)) for _ in range(100)])
+@pytest.mark.parametrize("whole_bytes", [local_writes.WHOLE_BYTES, 0])
+def test_a_variable_that_is_set_past_torch_is_found_at_the_very_step_in_any_step(
+    whole_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_writes, "WHOLE_BYTES", whole_bytes)
+    module = nn.ParameterList([*mixed(), nn.Parameter(torch.randn(300, 20)), nn.Parameter(torch.randn(1))])
     model = flatten(module)
-    found = []
-    for _ in range(200):
+    for step in range(80):
+        model.publish_parameters((step // 50, step % 50))
+        assert model.written() == ()
+        if (number := step % len(module)) == 3:  # it has no values
+            continue
+        module[number].data.mul_(0.5)
+        assert model.written() == (number,)
+
+
+def test_a_write_that_no_sample_shows_is_found_when_it_is_repeated_and_then_in_every_step() -> None:
+    module = nn.ParameterList([nn.Parameter(torch.randn(3000)) for _ in range(100)])
+    model = flatten(module)
+    for clock in range(1, 200):
         model.written()
-        model.publish_parameters()
-    for _ in range(200):
-        module[90].data.add_(1)
+        model.publish_parameters((0, clock))
+    found = []
+    for clock in range(200, 600):
+        module[90].data[17] += 1
         found.append(model.written())
-        model.publish_parameters()
+        model.publish_parameters((0, clock))
     first = found.index((90,))
-    assert found[first:] == [(90,)] * (200 - first)
+    assert first > 0
+    assert found[first:] == [(90,)] * (400 - first)
+
+
+def test_all_processes_look_at_the_same_places() -> None:
+    def looked_at() -> list[tuple[int, ...]]:
+        module = nn.ParameterList([nn.Parameter(torch.zeros(100_000))])
+        model, found = flatten(module), []
+        for clock in range(1, 300):
+            model.publish_parameters((0, clock))
+            module[0].data[37 * clock : 37 * clock + 200] += 1
+            found.append(model.written())
+            model._written._watched.clear()
+        return found
+
+    one, other = looked_at(), looked_at()
+    assert one == other
+    assert 20 < sum(map(len, one)) < 280
+
+
+@pytest.mark.parametrize("devices", [(ONE,), (HOST, ONE), (TWO, HOST, ONE, ONE)])
+def test_what_is_set_on_a_device_is_found_without_waiting_for_it_at_first(devices: Devices) -> None:
+    module = mixed_module()
+    with placed(module, devices):
+        model = flatten(module)
+    module.p2.data = module.p2.data.t().contiguous().t()  # memory of its own
+    parameters = list(module.parameters())
+    for step in range(40):
+        model.publish_parameters((0, step))
+        if step < 4:  # sums are compared at once
+            continue
+        assert model.written() == ()
+        number = step % len(parameters)
+        if number == 5:
+            continue
+        parameters[number].data.add_(1)
+        at_once = model.written(on_devices=False)
+        if number == 2 or devices[number % len(devices)] == HOST:
+            assert at_once == (number,)
+            continue
+        assert at_once in {(), (number,)}  # it is watched once it was found
+        # What arrives meanwhile changes nothing about it.
+        model.host_tensors([(0, model.plan.total_bytes)])[0].zero_()
+        assert at_once or model.written_on_devices() == (number,)
 
 
 def test_buffers_that_changed_are_known() -> None:
