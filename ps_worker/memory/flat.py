@@ -62,6 +62,8 @@ class FlatModel:
                 self.plan, both, self.parameters, bindings.parameters, self._views, self._addresses, self._apart
             )
         self._written = WrittenValues(bindings, self.plan, self.parameters, self._views, self._apart, self.double)
+        #: Storages have been moved by others (``share_memory``), which may have moved those of gradients too.
+        self.has_moved_storages = False
 
     @torch.no_grad()
     def _bind(self) -> None:
@@ -193,5 +195,11 @@ class FlatModel:
                     remedy="call model.to(...), .half() and the like before cluster.optimizer(...)",
                 )
             if number not in self._apart:
+                if view.data_ptr() != self._addresses[number]:
+                    # Not the parameter alone has other memory: its storage has, and the view with it.
+                    memory = self.double.memories[number in self.double.turned] if self.double else self.parameters
+                    begin, variable = self.plan.offsets[number], self.plan.variables[number]
+                    self._views[number] = memory.view(view.device, begin, variable.dtype, variable.shape)
+                    self.has_moved_storages = True
                 self._apart.append(number)
             self._addresses[number] = parameter.data_ptr()

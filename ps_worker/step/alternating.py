@@ -74,6 +74,11 @@ class AlternatingGradients:
         """As ``GradientBuffers.collect_buffers``."""
         self._memories[self._pushed].collect_buffers()
 
+    def make_views_again(self) -> None:
+        """As ``GradientBuffers.make_views_again``. No exchange is under way."""
+        for which in range(2):
+            self._caught_up(which).make_views_again()
+
     def _caught_up(self, which: int) -> GradientBuffers:
         with self._lock:
             missed, self._missed[which] = self._missed[which], _Missed()

@@ -199,6 +199,13 @@ class GradientBuffers:
             if parameter.grad is not None and whole is not None and not parameter.grad.is_sparse:
                 parameter.grad = whole
 
+    def make_views_again(self) -> None:
+        """Storages have been moved by others: a gradient in one is pushed from there, as any other tensor is."""
+        self._part()
+        self._whole = []
+        self._in_place.clear()
+        self._bind()
+
     # -- where pushes overlap with the computation of the next gradients
 
     @property

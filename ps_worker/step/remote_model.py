@@ -185,6 +185,9 @@ class RemoteModel:
         begin_ns = monotonic_ns() if trace is not None else 0
         if self._overlap is not None:
             self.finish()
+        if self._flat.has_moved_storages:
+            self._flat.has_moved_storages = False
+            self._gradients.make_views_again()
         if trace is not None and self._overlap:
             waited_ns, begin_ns = begin_ns, monotonic_ns()
             trace.part("wait", waited_ns, begin_ns, {"reason": "the exchange of the last step"})

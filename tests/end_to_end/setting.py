@@ -132,6 +132,19 @@ def numpy_once(model, optimizer):
     train(model, optimizer, STEPS[:1])
 
 
+def share_memory(model, optimizer):
+    """As programs with processes of their own do: all storages move, those of gradients too."""
+    train(model, optimizer, STEPS[:2])
+    optimizer.zero_grad(set_to_none=False)
+    loss_of(model, STEPS[2]).backward()
+    model.share_memory()
+    optimizer.step()
+    for batch in STEPS[3:]:
+        optimizer.zero_grad(set_to_none=False)
+        loss_of(model, batch).backward()
+        optimizer.step()
+
+
 PROGRAMS = [resume, load_best, clamp_data, clamp_in_place, renormalise, init_late, write_through_numpy]
 
 #: They set values past torch in the middle of training.

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ps_protocol.model.spec import Consistency, Mode
-from ps_worker.memory import local_writes
+from ps_worker.memory import double_buffer, local_writes
 from tests.end_to_end.setting import (
     LATE_PROGRAMS,
     PROGRAMS,
@@ -16,6 +16,7 @@ from tests.end_to_end.setting import (
     Words,
     alone,
     on_cluster,
+    share_memory,
     train,
 )
 from tests.end_to_end.training import assert_bitwise, assert_close, net, run_workers
@@ -52,6 +53,23 @@ def test_what_is_set_past_torch_in_the_middle_of_training_counts_at_the_very_ste
     found = on_cluster(program, Mode.SYNC, workers=2)
     assert_bitwise(found[0], found[1])
     assert_close(found[0], wanted)
+
+
+@pytest.mark.parametrize("style", [{}, {"overlap": True}])
+def test_parameters_whose_storages_were_moved_train_on(style, monkeypatch):
+    monkeypatch.setattr(double_buffer, "LARGE_BYTES", 64)
+
+    def program(model, optimizer):
+        share_memory(model, optimizer)
+        if style:
+            optimizer.finish()
+        assert all(p.is_shared() for p in model.parameters())
+
+    # An overlapped step has parameters that lack the last push, which one worker in sync does not.
+    (found,) = on_cluster(program, Mode.SYNC, **style)
+    assert_close(found, alone(share_memory))
+    (found,) = on_cluster(program, **style)
+    assert all(not torch.equal(now, then) for now, then in zip(found, values_of(net()), strict=True))
 
 
 def words(model, optimizer):

@@ -161,6 +161,26 @@ def test_weights_that_an_rnn_flattens_stay_flat_and_are_the_clusters() -> None:
     assert model.written() == ()
 
 
+@pytest.mark.parametrize("doubled", [False, True])
+def test_storages_that_move_into_shared_memory_stay_there_and_are_the_clusters(doubled: bool) -> None:
+    module = nn.Linear(300, 200)
+    declaration = build_spec(torch.optim.SGD, module, {"lr": 0.1}, name="model")
+    model = FlatModel(declaration.bindings, place(declaration.spec, 1), doubled=doubled)
+    model.publish_parameters()
+    before = [p.detach().clone() for p in module.parameters()]
+    module.share_memory()
+    assert model.written() == ()
+    assert all(torch.equal(p, b) for p, b in zip(module.parameters(), before, strict=True))
+    for piece in model.pieces([(0, model.plan.total_bytes)]):
+        piece[:] = bytes(len(piece))
+    model.publish_parameters()
+    assert all(p.is_shared() and not p.any() for p in module.parameters())
+    module.weight.data.add_(1)
+    assert model.written() == (0,)
+    model.collect_values()
+    assert any(any(piece) for piece in model.pieces([(0, model.plan.total_bytes)]))
+
+
 def test_a_parameter_that_changes_its_shape_is_refused_by_name() -> None:
     module = nn.Linear(2, 2)
     model, _ = flatten(module)
