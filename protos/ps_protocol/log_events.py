@@ -64,6 +64,7 @@ EVENTS = MappingProxyType(
         "request.failed": "a defect in a server, with its traceback",
         "files.read": "certificates or tokens were read again",
         "files.refused": "changed certificates or tokens were not taken",
+        "files.expire": "a certificate of the process is in the last tenth of its time, or has expired",
         "coordinator.silent": "a member or the page cannot reach the coordinator, or does again",
         "waiting": "a process waits for another at its start",
         "alive.failed": "the file for liveness probes (`PS_ALIVE_FILE`) cannot be written",
@@ -217,6 +218,7 @@ _BEGINNINGS = {
     ),
     "files.read": ("read again: %s",),
     "files.refused": ("the change of %s is not taken, what was read",),
+    "files.expire": ("a certificate expires soon: %s, on %s; n", "a certificate has expired: %s, on %s; co"),
     "coordinator.silent": (
         "the coordinator does not answer its page",
         "the coordinator at %s answers %s again",

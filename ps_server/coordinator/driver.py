@@ -95,6 +95,8 @@ class Driver:
         self.counters = CoordinatorCounters()
         #: Where this process serves its metrics; empty: nowhere.
         self.metrics_url = ""
+        #: See ``ExpiryWatch.ends``; of this process.
+        self.certificate_ends: Callable[[], float] = lambda: 0.0
 
     def start(self) -> None:
         """Begin to end leases. Call once, from the loop."""
@@ -260,7 +262,12 @@ class Driver:
 
     def status(self) -> ClusterStatus:
         """See ClusterState.status."""
-        return replace(self._state.status(self._clock()), metrics_url=self.metrics_url, decisions=self.events.decisions)
+        return replace(
+            self._state.status(self._clock()),
+            metrics_url=self.metrics_url,
+            decisions=self.events.decisions,
+            certificate_ends=self.certificate_ends(),
+        )
 
     @property
     def phase(self) -> int:

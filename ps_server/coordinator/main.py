@@ -18,6 +18,7 @@ from ps_protocol.logs import LogFormat, configure_logging, describe_process
 from ps_protocol.metrics.call_on_loop import call_on_loop
 from ps_protocol.metrics.server import MetricsServer
 from ps_protocol.model.spec import Mode
+from ps_protocol.security.expiry import ExpiryWatch
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_server.cli.options import common
@@ -87,6 +88,7 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
     security = Security(config.security, AccessRole.SERVER, listens=True)
     access = CoordinatorAccess.of(security, journal.path.parent if journal else None)
     driver = Driver(config.cluster, journal=journal, saved=config.saved, open_shard=access.open_shard)
+    driver.certificate_ends = ExpiryWatch(security).ends
     history = HistoryFile(journal.path.parent) if journal else None
     recorder = JobRecorder(driver, config.words, file=history)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ps_protocol.cluster.history import JobHistory
 from ps_protocol.cluster.view import Role
 from ps_server.glance.shards import ShardGlance
+from ps_server.glance.state import expiring, has_expired
 from ps_server.glance.workers import WorkerGlance
 
 NAMED = 3
@@ -25,11 +26,19 @@ class Alert:
 
 
 def alerts_of(history: JobHistory, workers: Sequence[WorkerGlance], shards: Sequence[ShardGlance]) -> tuple[Alert, ...]:
-    """Those of a job that has begun and is not finished; shards first."""
+    """Those of a job that is not finished, shards first; of members once it has begun."""
     view = history.status.view
-    if view.finished or not view.started:
+    if view.finished:
         return ()
-    return (*_of_shards(shards), *_of_workers(history, workers))
+    certificates = _of_certificates(history)
+    if not view.started:
+        return tuple(certificates)
+    return (*_of_shards(shards), *_of_workers(history, workers), *certificates)
+
+
+def _of_certificates(history: JobHistory) -> Iterator[Alert]:
+    if text := expiring(history.status):
+        yield Alert("certificates expired" if has_expired(history.status) else "certificates", text)
 
 
 def _of_shards(shards: Sequence[ShardGlance]) -> Iterator[Alert]:

@@ -108,7 +108,8 @@ def _absent_shards(status: ClusterStatus) -> Iterator[tuple[str, str]]:
 
 
 def ailments(status: ClusterStatus) -> list[str]:
-    """What keeps a job from training, and the missing, failed and lost members of one that is not finished.
+    """What keeps a job from training, the missing, failed and lost members of one that is not finished, and
+    certificates that have expired.
 
     Empty for a healthy job.
     """
@@ -123,7 +124,28 @@ def ailments(status: ClusterStatus) -> list[str]:
     if view.expected_workers > workers + len(left):
         found.append(f"{workers} of {view.expected_workers} workers live")
     entries = (entry for role in Role for entry in current_members(status, role))
-    return found + [f"{entry.member} {note_of(entry)}" for entry in entries if state_of(entry) in ("failed", "lost")]
+    found += [f"{entry.member} {note_of(entry)}" for entry in entries if state_of(entry) in ("failed", "lost")]
+    return [*found, expiring(status)] if has_expired(status) else found
+
+
+def expiring(status: ClusterStatus) -> str:
+    """The processes with certificates that expire soon, or have expired, the first to expire first; empty: none."""
+    ends = [(each.stats.certificate_ends, str(each.member)) for each in status.members if not each.gone]
+    found = sorted(each for each in [(status.certificate_ends, "the coordinator"), *ends] if each[0])
+    if not found:
+        return ""
+    end, names = found[0][0], [name for _, name in found]
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    left = end - status.at_seconds
+    when = f"in {duration_text(left)}" if left > 0 else f"{duration_text(-left)} ago"
+    several = f"; those of {', '.join(names[1:NAMED])}{more} follow" if len(names) > 1 else ""
+    return f"the certificate of {names[0]} {'expires' if left > 0 else 'expired'} {when}, {time_text(end)}{several}"
+
+
+def has_expired(status: ClusterStatus) -> bool:
+    """Whether a certificate of the coordinator or of a live member has expired: what loses its connection stays out."""
+    ends = [status.certificate_ends, *(each.stats.certificate_ends for each in status.members if not each.gone)]
+    return any(0 < end <= status.at_seconds for end in ends)
 
 
 def headline(status: ClusterStatus) -> str:
@@ -153,8 +175,10 @@ def time_text(seconds: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """About how long: in seconds up to two minutes, in minutes up to two hours, else in hours."""
+    """About how long: in seconds up to two minutes, minutes up to two hours, hours up to two days, else in days."""
     whole = max(0, int(seconds))
     if whole < 120:
         return f"{whole} s"
-    return f"{whole // 60} min" if whole < 7200 else f"{whole // 3600} h"
+    if whole < 172800:
+        return f"{whole // 60} min" if whole < 7200 else f"{whole // 3600} h"
+    return f"{whole // 86400} days"

@@ -39,6 +39,10 @@ class PageAccess:
             authorization = bearer(token)
         return self._check(authorization, request)
 
+    def check_proof(self, caller: Caller) -> None:
+        """Raises Unauthenticated when ``caller``, whom ``check`` admitted, may not go on."""
+        self._security.check_proof(caller)
+
     def check_token(self, token: str, request: Request) -> None:
         """Raises as ``check`` unless a cookie with ``token`` admits to the page."""
         self._check(bearer(token[:_LONGEST_TOKEN]), request)

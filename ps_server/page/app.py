@@ -17,6 +17,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ps_protocol.errors import PermissionDenied, PsError, Unauthenticated
+from ps_protocol.security.identity import Caller
 from ps_protocol.security.roles import AccessRole
 from ps_server.page.access import PageAccess
 from ps_server.page.broadcast import VIEWERS, Broadcast
@@ -105,12 +106,12 @@ class Pages:
     async def events(self, request: Request) -> Response:
         """Server-sent events: the state of the job, then what is new of it."""
         try:
-            self._access.check(request)
+            caller = self._access.check(request)
         except (Unauthenticated, PermissionDenied) as error:
             return PlainTextResponse(f"{error}\n", _status(error))
         if self._broadcast.is_full:
             return PlainTextResponse(f"{VIEWERS} browsers look at this page already\n", 503)
-        return StreamingResponse(self._stream(request), media_type="text/event-stream")
+        return StreamingResponse(self._stream(caller), media_type="text/event-stream")
 
     async def check(self, request: Request) -> Response:
         """Whether this browser may follow the events; for a page whose stream was refused."""
@@ -120,13 +121,13 @@ class Pages:
             return PlainTextResponse(f"{error}\n", _status(error))
         return Response(status_code=204)
 
-    async def _stream(self, request: Request) -> AsyncIterator[str]:
+    async def _stream(self, caller: Caller) -> AsyncIterator[str]:
         yield f"retry: {_RETRY_MS}\n\n"
         async with aclosing(self._broadcast.messages()) as messages:  # type: ignore[type-var]
             async for message in messages:
                 try:
-                    self._access.check(request)
-                except (Unauthenticated, PermissionDenied):
+                    self._access.check_proof(caller)
+                except Unauthenticated:
                     return  # its token was removed: the browser asks again, and gets the reason
                 yield f"data: {message}\n\n"
 

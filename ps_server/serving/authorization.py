@@ -35,6 +35,9 @@ LOG_SECONDS = 1.0
 
 _MOST_PEERS = 1000
 
+_FULL_HANDSHAKE = b"false"
+"""Says gRPC of a connection for which no session of TLS was resumed."""
+
 _caller: ContextVar[Caller] = ContextVar("caller", default=EVERYBODY)
 
 
@@ -144,6 +147,8 @@ class Authorization(grpc.aio.ServerInterceptor):
             authorization=authorization if isinstance(authorization, str) else "",
             certificate=next(iter(shown.get("x509_pem_cert", ())), b""),
             session=session if isinstance(session, bytes) else b"",
+            # A session of TLS that is resumed goes on with the certificate of the handshake before.
+            verified=_FULL_HANDSHAKE in shown.get("ssl_session_reused", ()),
             verifier=self.verifier,
         )
 

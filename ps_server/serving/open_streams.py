@@ -1,4 +1,4 @@
-"""Ends streams whose caller could not open them again: its certificate has expired, or its token was removed."""
+"""Ends streams whose caller could not open them again: its token was removed."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,14 +15,17 @@ from ps_protocol.errors import Unauthenticated, Unavailable
 from ps_protocol.rpc.channel import open_channel
 from ps_protocol.rpc.client_errors import translate
 from ps_protocol.security import callers
+from ps_protocol.security.certificates import CertificateFacts, facts_in
 from ps_protocol.security.credentials import AUTHORIZATION, SESSION, bearer
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.session import SessionSigner
 from ps_protocol.security.settings import SecuritySettings
 from ps_protocol.security.tokens import parse_tokens
+from ps_server.certs.authority import Authority, KeyedCertificate
 from ps_server.serving import grpc_server, open_streams
 from ps_server.serving.authorization import Authorization
+from tests.support.certificates import authority, made_folder, security_of, write_pair
 from tests.support.loops import LoopThread
 from tests.support.shards import wait_until
 
@@ -111,8 +115,79 @@ def test_a_stream_ends_when_its_token_is_removed_and_those_of_others_go_on(metho
         loop.run(running.stop(0))
 
 
+def test_what_a_certificate_admitted_stays_while_the_connection_stands_and_a_new_one_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(open_streams, "LOOK_SECONDS", 0.02)
+    folder = made_folder(tmp_path / "lab")
+    server = security_of(folder, "coordinator", token_file=None)
+    authorization = Authorization(server)
+    services = [("test.Streaming", lambda server: server.add_generic_rpc_handlers((Streaming(),)))]
+    with LoopThread() as loop:
+        running = loop.run(grpc_server.start("127.0.0.1", 0, services, authorization=authorization))
+
+        def opened(channel: grpc.Channel) -> Any:
+            stream = channel.unary_stream(WATCH)(b"", timeout=60)
+            assert next(stream) == b"begun"
+            return stream
+
+        with open_channel(running.address, security_of(folder, "admin", token_file=None)) as channel:
+            stream = opened(channel)
+            monkeypatch.setattr(callers, "now", lambda: time.time() + 86400 * 1000)
+            opened(channel).cancel()
+            looks = authorization.streams
+            monkeypatch.setattr(looks, "look", counted := Counted(looks.look))
+            wait_until(lambda: counted.calls > 2)
+            assert next(stream) == b"begun"
+            stream.cancel()
+        with pytest.MonkeyPatch.context() as lenient:
+            lenient.setattr(CertificateFacts, "check_time", lambda *_: None)
+            pair, key = folder.pair("ca")
+            expired = Authority(KeyedCertificate(pair.read_bytes(), key.read_bytes())).issue("admin/admin", (), -1.0)
+            write_pair(folder.path, "admin", expired)
+            late = security_of(folder, "admin", token_file=None)
+        with open_channel(running.address, late) as channel, pytest.raises(grpc.RpcError) as caught:
+            opened(channel)
+        refused = translate(caught.value, "the server")
+        assert isinstance(refused, Unavailable)
+        assert f"the certificate in {folder.path}/admin.pem of this process has expired on 20" in refused.actual
+        loop.run(running.stop(0))
+
+
+class Counted:
+    def __init__(self, call: Any) -> None:
+        self.calls, self._call = 0, call
+
+    def __call__(self) -> None:
+        self.calls += 1
+        self._call()
+
+
+@pytest.mark.parametrize(("reused", "admitted"), [((b"false",), True), ((b"true",), False), ((), False)])
+def test_an_expired_certificate_admits_no_connection_that_resumes_an_earlier_one(
+    reused, admitted, tmp_path, monkeypatch
+):
+    class Context:
+        def invocation_metadata(self) -> tuple[()]:
+            return ()
+
+        def peer(self) -> str:
+            return "ipv4:127.0.0.1:1"
+
+        def auth_context(self) -> dict[str, tuple[bytes, ...]]:
+            return {"x509_pem_cert": (authority().issue("admin/a").certificate,), "ssl_session_reused": reused}
+
+    server = Authorization(security_of(made_folder(tmp_path / "lab"), "coordinator", token_file=None))
+    monkeypatch.setattr(callers, "now", lambda: time.time() + 86400 * 1000)
+    if admitted:
+        assert server._caller_of(Context()).roles == {AccessRole.ADMIN}
+    else:
+        with pytest.raises(Unauthenticated, match="has expired on"):
+            server._caller_of(Context())
+
+
 def test_a_certificate_is_valid_until_its_moment(monkeypatch):
-    monkeypatch.setattr(callers, "now", lambda: 1000.0)
-    callers.check_expiry(1000.0)
-    with pytest.raises(Unauthenticated, match=r"has expired on 1970-01-01 00:16:39 UTC"):
-        callers.check_expiry(999.0)
+    facts = facts_in(authority().issue("worker/w").certificate)
+    monkeypatch.setattr(callers, "now", lambda: facts.not_after.timestamp())
+    callers.check_expiry(facts)
+    monkeypatch.setattr(callers, "now", lambda: facts.not_after.timestamp() + 1)
+    with pytest.raises(Unauthenticated, match="has expired on 20"):
+        callers.check_expiry(facts)

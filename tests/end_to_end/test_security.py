@@ -12,11 +12,13 @@ import pytest
 import torch
 
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.client.lease import MemberLease
 from ps_protocol.client.membership import Membership
 from ps_protocol.cluster.view import Member, Role
 from ps_protocol.errors import Fenced, PermissionDenied, Unauthenticated, Unavailable
 from ps_protocol.model.spec import Consistency, Mode
-from ps_protocol.security import callers, tls
+from ps_protocol.security import callers, expiry, tls
+from ps_protocol.security.certificates import CertificateFacts, facts_in
 from ps_protocol.security.credentials import bearer
 from ps_protocol.security.identity import SessionEnded
 from ps_protocol.security.roles import AccessRole
@@ -27,6 +29,7 @@ from ps_server.certs.folder import CertificateFolder
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.cli.options.storage import Durability, StorageConfig
 from ps_server.coordinator.access import CoordinatorAccess
+from ps_server.glance.state import expiring
 from ps_server.serving import open_streams
 from ps_worker import Cluster
 from ps_worker.session.session import Session
@@ -239,6 +242,61 @@ def test_certificates_and_tokens_rotate_under_load_in_every_mode_and_the_old_one
             assert f"{kept}" in refusal(client)
 
 
+@pytest.mark.parametrize("kind", ["with tokens", "certificates alone"])
+def test_a_job_whose_certificates_expire_goes_on_and_says_so(lab, kind, monkeypatch):
+    late_by_days = [0.0]
+    monkeypatch.setattr(callers, "now", lambda: time.time() + 86400 * late_by_days[0])
+    monkeypatch.setattr(open_streams, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(expiry, "LAST_PART", 1.0)
+    lab.renew(1, [], 1.0)
+    lab = lab if kind == "with tokens" else WithoutTokens(lab.path)
+    with running_job(shards=1, workers=2, lab=lab, lease_seconds=3.0) as job:
+        workers = [Steps(job, rank, transport) for rank, transport in enumerate(("grpc", "bulk"))]
+        for worker in workers:
+            worker.moved()
+        before = {each.member for each in job.client.get_status().members}
+        late_by_days[0] = 2.0
+        beats = [0]
+        heard = MemberLease.read_stats
+        monkeypatch.setattr(MemberLease, "read_stats", lambda lease: beats.append(1) or heard(lease))
+        # More than a lease of heartbeats, of three members.
+        wait_until(lambda: len(beats) > 150)
+        for worker in workers:
+            worker.moved()
+        status = job.client.get_status()
+        assert {each.member for each in status.members if not each.gone} == before
+        assert status.certificate_ends > 0
+        assert all(each.stats.certificate_ends > 0 for each in status.members)
+        assert "the certificate of " in expiring(status)
+        for worker in workers:
+            worker.target = 0
+        for worker in workers:
+            worker.end()
+
+
+@pytest.mark.long
+def test_a_job_whose_certificates_have_really_expired_goes_on(lab):
+    """They are valid for 40 s; new connections with them are refused afterwards."""
+    lab.renew(1, [], 40 / 86400)
+    began = time.time() - time.monotonic()
+    with running_job(shards=1, workers=1, lab=lab, lease_seconds=5.0, clock_began=began) as job:
+        worker = Steps(job, 0, "bulk")
+        worker.moved()
+        ends = facts_in(lab.pair("worker")[0].read_bytes()).not_after.timestamp()
+        assert time.time() < ends
+        # Asks again and again: a server closes connections without a call after a minute.
+        wait_until(lambda: job.client.get_status().view.started and time.time() > ends + 15)
+        worker.moved()
+        assert [each.gone for each in job.client.get_status().members] == ["", ""]
+        assert "expired" in expiring(job.client.get_status())
+        with pytest.MonkeyPatch.context() as lenient:
+            lenient.setattr(CertificateFacts, "check_time", lambda *_: None)
+            client = job.exits.enter_context(CoordinatorClient(job.address, security_of(lab, "worker")))
+        assert "expired" in refusal(client)
+        worker.target = 0
+        worker.end()
+
+
 class Rotation:
     """New files for every process of a job, put in place one kind after the other, each half written at first."""
 
@@ -317,8 +375,7 @@ def test_files_replaced_in_every_order_while_the_ones_before_expire_fail_no_step
 
 def test_a_worker_waits_for_a_shard_whose_certificate_it_does_not_accept(lab, monkeypatch):
     """The shard's files were replaced by wrong ones while a worker was connecting; the right ones come later."""
-    late_by_days, hints = [0.0], []
-    monkeypatch.setattr(callers, "now", lambda: time.time() + 86400 * late_by_days[0])
+    hints = []
     monkeypatch.setattr(open_streams, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr(Session, "wait_hint", lambda session, text: hints.append(text))
     lab.renew(1, [], 1.0)
@@ -328,7 +385,8 @@ def test_a_worker_waits_for_a_shard_whose_certificate_it_does_not_accept(lab, mo
         lab.renew(1, [], 10.0)
         right = {path: path.read_bytes() for path in lab.pair("shard-0")}
         write_pair(lab.path, "shard-0", Authority.make("other").issue("shard/job/0", ["127.0.0.1"]))
-        late_by_days[0] = 2.0
+        # Ends the stream: the worker opens another.
+        lab.replace_tokens()
         wait_until(lambda: any("is not accepted here" in hint for hint in hints))
         for path, data in right.items():
             lab._write(path.name, data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ps_server.cli.psctl import main
 from ps_server.cli.status.text import status_line, status_tables
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.glance.job import glance_of
-from ps_server.glance.state import ailments, duration_text, headline, job_state, note_of, state_of, time_text
+from ps_server.glance.state import ailments, duration_text, expiring, headline, job_state, note_of, state_of, time_text
 from ps_server.page.messages import parts_of
 from tests.glance.jobs import entry, history, shard, worker
 from tests.support.coordinators import TestCoordinator, running_coordinator
@@ -149,6 +150,22 @@ def test_since_when_a_shard_is_lost_outlives_the_coordinator(tmp_path: Path) -> 
             status = client.get_status()
     (after,) = status.members
     assert 0.0 < after.ended_at == before.ended_at <= status.at_seconds
+
+
+def test_certificates_that_expire_are_named_in_every_view_and_one_that_has_expired_is_unhealthy() -> None:
+    job = history(worker(0, certificate_ends=1310.0), shard(0, certificate_ends=1130.0), *map(worker, range(1, 9)))
+    text = f"the certificate of shard 0 expires in 2 min, {time_text(1130.0)}; those of worker 0 follow"
+    assert expiring(job.status) == text
+    assert text in [alert.text for alert in glance_of(job).alerts]
+    assert text in status_line(job.status)
+    assert text in shown(job.status)
+    assert ailments(job.status) == []
+    late = history(*(worker(rank, certificate_ends=1000.0 + rank) for rank in range(9)), shard(0))
+    follow = "those of worker 1, worker 2 and 6 more follow"
+    assert ailments(late.status) == [f"the certificate of worker 0 expired 10 s ago, {time_text(1000.0)}; {follow}"]
+    coordinator = replace(history(worker(0), shard(0)).status, certificate_ends=1011.0 + 86400 * 36)
+    assert expiring(coordinator).startswith("the certificate of the coordinator expires in 36 days, ")
+    assert expiring(history(worker(0, gone="left", certificate_ends=1.0), shard(0)).status) == ""
 
 
 def test_a_stalled_job_is_unhealthy_and_is_waited_for(coordinator: TestCoordinator) -> None:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.view import ClusterView, MemberStatus, Role
+from ps_protocol.security.expiry import ExpiryWatch
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import OFF
 from ps_server.certs.folder import CertificateFolder
@@ -145,6 +146,7 @@ def running_job(
         cluster = ClusterSettings(shards, workers, **{"heartbeat_seconds": 0.1, "seed": 11, **settings})
         access = CoordinatorAccess.of(security_of(lab, "coordinator") if lab else OFF)
         driver = Driver(cluster, saved=saved, open_shard=access.open_shard)
+        driver.certificate_ends = ExpiryWatch(access.security).ends
 
         async def serving_checkpoints() -> Checkpoints:
             return Checkpoints(driver, checkpoints or CheckpointConfig())

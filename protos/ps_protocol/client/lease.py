@@ -7,10 +7,12 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.view import HeartbeatAnswer, Joined, MemberStats, SyncWord
 from ps_protocol.errors import Fenced, PermissionDenied, PsError, Unauthenticated
+from ps_protocol.security.expiry import ExpiryWatch
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ class MemberLease:
         self._joined = joined
         self._on_lost = on_lost
         self._stats: Callable[[], MemberStats] = MemberStats
+        self._expiry = ExpiryWatch(client.security)
         self._last_stats = MemberStats()
         #: The coordinator knows that this shard's state is on disk, and what directory may take its place.
         self.keeps_state = False
@@ -77,11 +80,13 @@ class MemberLease:
     def read_stats(self) -> MemberStats:
         """The statistics now; empty ones when they cannot be read, which the log says."""
         try:
-            return self._stats()
+            stats = self._stats()
         except Exception:
             # an error in a caller's function must not end the lease
             logger.exception("the statistics of %s could not be read", self._joined.member)
-            return MemberStats()
+            stats = MemberStats()
+        ends = self._expiry.ends()
+        return replace(stats, certificate_ends=ends) if ends else stats
 
     def _gather_stats(self) -> None:
         while not self._ended.wait(self._joined.heartbeat_seconds):

@@ -121,6 +121,9 @@ class MemberStats:
     #: Shards: pushes that waited for their turn to be applied, and their bytes; the mean since the heartbeat before.
     queued_pushes: float = 0.0
     queued_bytes: float = 0.0
+    #: When the first of its certificates that are in the last tenth of their time expires, or has expired, in seconds
+    #: since 1970; 0: none is.
+    certificate_ends: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,3 +207,5 @@ class ClusterStatus:
     decisions: tuple[JobEvent, ...] = ()
     #: When the coordinator told this, in seconds since 1970.
     at_seconds: float = 0.0
+    #: Of the coordinator, as in ``MemberStats``.
+    certificate_ends: float = 0.0

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import datetime
-import math
 import time
 
 from ps_protocol.errors import Unauthenticated, Unavailable
-from ps_protocol.security.certificates import facts_in, shown
+from ps_protocol.security.certificates import CertificateFacts, facts_in, shown
 from ps_protocol.security.credentials import secret_of
 from ps_protocol.security.identity import Caller, CertificateIdentity, SessionClaims, SessionEnded
 from ps_protocol.security.roles import AccessRole
@@ -27,9 +26,14 @@ def caller_of(
     session: bytes,
     verifier: SessionVerifier | None,
     job: str,
+    *,
+    verified: bool = False,
 ) -> Caller:
     """The caller, with the roles of everything it shows. Raises Unauthenticated where something of it is wrong, or
     nothing is there; SessionEnded for a session whose token is gone; Unavailable for one that cannot be verified yet.
+
+    ``verified``: this connection was opened with a handshake that verified ``certificate``, which admits all its calls
+    for as long as it stands.
     """
     roles: set[AccessRole] = set()
     names: list[str] = []
@@ -37,8 +41,8 @@ def caller_of(
     claims: SessionClaims | None = None
     digest = b""
     facts = facts_in(certificate) if certificate else None
-    expires = facts.not_after.timestamp() if facts else math.inf
-    check_expiry(expires)
+    if facts and not verified:
+        check_expiry(facts)
     if facts and (identity := facts.identity) is not None:
         if identity.job not in ("", job):
             raise Unauthenticated(
@@ -71,7 +75,7 @@ def caller_of(
         seen = "its certificate names no role" if certificate else "the call has no token"
         raise Unauthenticated(f"this server answers callers with a role alone, and {seen}", remedy=_REMEDY)
     made_with = claims.token_digest if claims and claims.token_digest in digests else digest
-    return Caller(frozenset(roles), ", ".join(names), proven, identity, claims, expires, made_with, digests)
+    return Caller(frozenset(roles), ", ".join(names), proven, identity, claims, made_with, digests)
 
 
 def _digests(own: bytes, proven: frozenset[AccessRole], claims: SessionClaims | None) -> frozenset[bytes]:
@@ -83,20 +87,18 @@ def _digests(own: bytes, proven: frozenset[AccessRole], claims: SessionClaims | 
     return frozenset({own, made_with} - {b""})
 
 
-def check_expiry(seconds: float) -> None:
-    """Raises Unauthenticated when a certificate that is valid until ``seconds`` (since 1970) is so no more."""
-    if now() > seconds:
-        moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+def check_expiry(certificate: CertificateFacts) -> None:
+    """Raises Unauthenticated when ``certificate`` is not valid any more."""
+    if datetime.datetime.fromtimestamp(now(), datetime.UTC) > certificate.not_after:
         raise Unauthenticated(
-            f"the certificate of the caller has expired on {shown(moment)}",
+            f"the certificate of the caller has expired on {shown(certificate.not_after)}",
             remedy="replace it: psctl certs init --renew",
         )
 
 
 def check_proof(caller: Caller, tokens: TokenFile | None) -> None:
-    """Raises Unauthenticated when ``caller`` has lost what it had proven: its certificate has expired, or its token was
-    removed. A session ends with the membership.
+    """Raises Unauthenticated when a token that ``caller`` depends on was removed. Its certificate was verified when the
+    connection was opened, and a session ends with the membership.
     """
-    check_expiry(caller.expires)
     if tokens and not all(map(tokens.has, caller.token_digests)):
         raise Unauthenticated("the token of the caller was removed", remedy=_REMEDY)

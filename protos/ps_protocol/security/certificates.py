@@ -19,6 +19,7 @@ class CertificateFacts:
     """One certificate of a file."""
 
     subject: str
+    issuer: str
     not_before: datetime.datetime
     not_after: datetime.datetime
     #: DNS names and IP addresses.
@@ -84,6 +85,7 @@ def _facts(certificate: x509.Certificate) -> CertificateFacts:
     addresses = map(str, names.get_values_for_type(x509.IPAddress))
     return CertificateFacts(
         certificate.subject.rfc4514_string(),
+        certificate.issuer.rfc4514_string(),
         certificate.not_valid_before_utc,
         certificate.not_valid_after_utc,
         (*names.get_values_for_type(x509.DNSName), *addresses),

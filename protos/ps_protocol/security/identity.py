@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -89,8 +88,6 @@ class Caller:
     proven: frozenset[AccessRole] = frozenset()
     certificate: CertificateIdentity | None = None
     session: SessionClaims | None = None
-    #: When its certificate ends to be valid, in seconds since 1970.
-    expires: float = math.inf
     #: Of the token that a session made for this call ends with; empty: none.
     token_digest: bytes = b""
     #: Of every token that has to stay valid for what the call may do: its own, and the one of its session.

@@ -19,6 +19,7 @@ from ps_protocol.security.settings import SecuritySettings
 from ps_protocol.security.tokens import AccessToken, TokenFile
 
 if TYPE_CHECKING:
+    from ps_protocol.security.certificates import CertificateFacts
     from ps_protocol.security.session import SessionVerifier
     from ps_protocol.security.tls import TlsFiles
 
@@ -102,6 +103,13 @@ class Security:
         facts = self._files.current().value.facts if self._files else ()
         return min((each.not_after.timestamp() for each in facts), default=None)
 
+    @property
+    def held_certificates(self) -> tuple[tuple[str, CertificateFacts], ...]:
+        """The certificate of this process with those it is chained to, and the authority of it that ends last, each
+        with its name for messages.
+        """
+        return self._files.held() if self._files else ()
+
     # TLS
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
@@ -142,8 +150,11 @@ class Security:
         """``error`` of a call that had ``shown``, with what it was that the server refused.
 
         CredentialsReplaced in place of Unauthenticated where this process has something newer to show, or its files
-        are being replaced.
+        are being replaced. Unavailable names a certificate of this process that has expired: servers end connections
+        that show it without a word.
         """
+        if isinstance(error, Unavailable) and self._files and not error.actual:
+            error.actual = self._files.expired()
         if not isinstance(error, Unauthenticated | PermissionDenied):
             return error
         if isinstance(error, Unauthenticated) and self._is_outdated(shown, self.show(session)):
@@ -180,9 +191,11 @@ class Security:
         certificate: bytes = b"",
         session: bytes = b"",
         verifier: SessionVerifier | None = None,
+        verified: bool = False,
     ) -> Caller:
-        """Who calls. ``authorization``: the header; ``certificate``: of the peer, PEM, verified in the handshake;
-        ``session`` is verified by ``verifier``.
+        """Who calls. ``authorization``: the header; ``certificate``: of the peer, PEM, verified in a handshake;
+        ``session`` is verified by ``verifier``. ``verified``: that handshake opened this very connection; without it
+        the certificate has to be valid now.
 
         Raises Unauthenticated for a call that proves nothing, and for one with a wrong or expired proof.
         """
@@ -191,12 +204,11 @@ class Security:
         # Of what security needs this alone is slow to import.
         from ps_protocol.security.callers import caller_of
 
-        return caller_of(self._tokens, authorization, certificate, session, verifier, self.settings.job)
+        job = self.settings.job
+        return caller_of(self._tokens, authorization, certificate, session, verifier, job, verified=verified)
 
     def check_proof(self, caller: Caller) -> None:
-        """Raises Unauthenticated when ``caller``, which was admitted once, would not be so again: its certificate has
-        expired, or its token was removed.
-        """
+        """Raises Unauthenticated when ``caller``, which was admitted once, may not go on: its token was removed."""
         if self.authenticates:
             from ps_protocol.security.callers import check_proof
 

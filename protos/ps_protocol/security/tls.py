@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import ssl
 import threading
@@ -13,7 +14,7 @@ from typing import Any
 import grpc
 
 from ps_protocol.errors import ConfigError
-from ps_protocol.security.certificates import CertificateFacts, check_pair, read_certificates
+from ps_protocol.security.certificates import CertificateFacts, check_pair, read_certificates, shown
 from ps_protocol.security.files import LoadedFiles, WatchedFiles, read_public, read_secret
 from ps_protocol.security.settings import SecuritySettings
 
@@ -29,6 +30,8 @@ class TlsMaterial:
     key: bytes | None = field(repr=False)
     #: Of ``certificate``, with those it is chained to.
     facts: tuple[CertificateFacts, ...] = ()
+    #: Of ``authorities``.
+    authority_facts: tuple[CertificateFacts, ...] = ()
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """For ``secure_channel``."""
@@ -68,6 +71,23 @@ class TlsFiles:
     def current(self) -> LoadedFiles[TlsMaterial]:
         """What the files hold now."""
         return self._files.current()
+
+    def held(self) -> tuple[tuple[str, CertificateFacts], ...]:
+        """The certificate of this process with those it is chained to, and the authority of it that ends last, each
+        with its name for messages.
+        """
+        material, settings = self.current().value, self._settings
+        issuer = material.facts[-1].issuer if material.facts else None
+        signers = [each for each in material.authority_facts if each.subject == issuer]
+        last = max(signers or material.authority_facts, key=lambda each: each.not_after)
+        own = [(f"the certificate in {settings.tls_cert}", each) for each in material.facts]
+        return (*own, (f"the authority in {settings.tls_ca}", last))
+
+    def expired(self) -> str:
+        """The first of ``held`` that has expired, in words; empty: none has."""
+        now = datetime.datetime.now(datetime.UTC)
+        ended = ((what, each.not_after) for what, each in self.held() if now > each.not_after)
+        return next((f"{what} of this process has expired on {shown(moment)}" for what, moment in ended), "")
 
     def server_credentials(self) -> grpc.ServerCredentials:
         """For ``add_secure_port``; each new connection gets the newest certificate."""
@@ -138,13 +158,13 @@ def _load(settings: SecuritySettings) -> TlsMaterial:
     if len(known) == 1:
         known[0].check_time(f"the authority in {settings.tls_ca}")
     if settings.tls_cert is None or settings.tls_key is None:
-        return _checked(TlsMaterial(authorities, None, None), settings)
+        return _checked(TlsMaterial(authorities, None, None, (), tuple(known)), settings)
     certificate = read_public(settings.tls_cert, "the certificate")
     key = read_secret(settings.tls_key, "the key")
     facts = read_certificates(certificate, str(settings.tls_cert))
     facts[0].check_time(f"the certificate in {settings.tls_cert}")
     check_pair(facts[0], key, Path(settings.tls_cert), Path(settings.tls_key))
-    return _checked(TlsMaterial(authorities, certificate, key, tuple(facts)), settings)
+    return _checked(TlsMaterial(authorities, certificate, key, tuple(facts), tuple(known)), settings)
 
 
 def _checked(material: TlsMaterial, settings: SecuritySettings) -> TlsMaterial:

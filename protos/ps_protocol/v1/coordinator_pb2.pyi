@@ -74,7 +74,7 @@ class JoinReply(_message.Message):
     def __init__(self, index: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ..., revision: _Optional[int] = ..., seed: _Optional[int] = ..., phase: _Optional[int] = ..., session: _Optional[bytes] = ..., session_key: _Optional[bytes] = ...) -> None: ...
 
 class MemberStats(_message.Message):
-    __slots__ = ("steps", "version", "steps_per_second", "bytes_per_second", "samples_per_second", "staleness", "metrics", "transport", "samples", "dropped", "standby_lag", "activity", "versions", "phase", "clock", "wait_seconds", "streams", "held_bytes", "log", "tables", "metrics_address", "queued_pushes", "queued_bytes")
+    __slots__ = ("steps", "version", "steps_per_second", "bytes_per_second", "samples_per_second", "staleness", "metrics", "transport", "samples", "dropped", "standby_lag", "activity", "versions", "phase", "clock", "wait_seconds", "streams", "held_bytes", "log", "tables", "metrics_address", "queued_pushes", "queued_bytes", "certificate_ends")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +126,7 @@ class MemberStats(_message.Message):
     METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_PUSHES_FIELD_NUMBER: _ClassVar[int]
     QUEUED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_ENDS_FIELD_NUMBER: _ClassVar[int]
     steps: int
     version: int
     steps_per_second: float
@@ -149,7 +150,8 @@ class MemberStats(_message.Message):
     metrics_address: str
     queued_pushes: float
     queued_bytes: float
-    def __init__(self, steps: _Optional[int] = ..., version: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., bytes_per_second: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., staleness: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., samples: _Optional[int] = ..., dropped: _Optional[int] = ..., standby_lag: _Optional[int] = ..., activity: _Optional[str] = ..., versions: _Optional[_Mapping[str, int]] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., wait_seconds: _Optional[_Mapping[str, float]] = ..., streams: _Optional[_Mapping[str, int]] = ..., held_bytes: _Optional[int] = ..., log: _Optional[_Union[LogCounts, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableCounts, _Mapping]]] = ..., metrics_address: _Optional[str] = ..., queued_pushes: _Optional[float] = ..., queued_bytes: _Optional[float] = ...) -> None: ...
+    certificate_ends: float
+    def __init__(self, steps: _Optional[int] = ..., version: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., bytes_per_second: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., staleness: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., transport: _Optional[str] = ..., samples: _Optional[int] = ..., dropped: _Optional[int] = ..., standby_lag: _Optional[int] = ..., activity: _Optional[str] = ..., versions: _Optional[_Mapping[str, int]] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., wait_seconds: _Optional[_Mapping[str, float]] = ..., streams: _Optional[_Mapping[str, int]] = ..., held_bytes: _Optional[int] = ..., log: _Optional[_Union[LogCounts, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableCounts, _Mapping]]] = ..., metrics_address: _Optional[str] = ..., queued_pushes: _Optional[float] = ..., queued_bytes: _Optional[float] = ..., certificate_ends: _Optional[float] = ...) -> None: ...
 
 class TableCounts(_message.Message):
     __slots__ = ("model", "table", "rows", "waiting", "size_bytes", "inserted", "expired", "evicted")
@@ -544,18 +546,20 @@ class MemberStatus(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., seconds_since_heartbeat: _Optional[float] = ..., stats: _Optional[_Union[MemberStats, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., gone: _Optional[str] = ..., ended_at: _Optional[float] = ...) -> None: ...
 
 class ClusterStatus(_message.Message):
-    __slots__ = ("view", "members", "metrics_url", "decisions", "at_seconds")
+    __slots__ = ("view", "members", "metrics_url", "decisions", "at_seconds", "certificate_ends")
     VIEW_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     METRICS_URL_FIELD_NUMBER: _ClassVar[int]
     DECISIONS_FIELD_NUMBER: _ClassVar[int]
     AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_ENDS_FIELD_NUMBER: _ClassVar[int]
     view: ClusterView
     members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
     metrics_url: str
     decisions: _containers.RepeatedCompositeFieldContainer[JobEvent]
     at_seconds: float
-    def __init__(self, view: _Optional[_Union[ClusterView, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., metrics_url: _Optional[str] = ..., decisions: _Optional[_Iterable[_Union[JobEvent, _Mapping]]] = ..., at_seconds: _Optional[float] = ...) -> None: ...
+    certificate_ends: float
+    def __init__(self, view: _Optional[_Union[ClusterView, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., metrics_url: _Optional[str] = ..., decisions: _Optional[_Iterable[_Union[JobEvent, _Mapping]]] = ..., at_seconds: _Optional[float] = ..., certificate_ends: _Optional[float] = ...) -> None: ...
 
 class GetHistoryRequest(_message.Message):
     __slots__ = ("last_points",)

@@ -14,6 +14,7 @@ import click
 from ps_protocol.client.coordinator import CONNECT_SECONDS, CoordinatorClient
 from ps_protocol.cluster.address import split_address
 from ps_protocol.errors import ConfigError
+from ps_protocol.security.expiry import ExpiryWatch
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
@@ -52,6 +53,7 @@ def client_of(address: str) -> Iterator[CoordinatorClient]:
     """
     settings = click.get_current_context().find_object(SecuritySettings) or SecuritySettings()
     with clean_errors(), CoordinatorClient(address, Security(settings, AccessRole.ADMIN)) as client:
+        ExpiryWatch(client.security).ends()
         yield client
 
 

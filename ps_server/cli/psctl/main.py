@@ -40,7 +40,7 @@ from ps_server.cli.psctl.top.command import report, top
 from ps_server.cli.psctl.trace import trace
 from ps_server.cli.psctl.wait import UNHEALTHY, wait
 from ps_server.cli.status.text import TableTotals, status_line, status_tables
-from ps_server.glance.state import ailments, time_text
+from ps_server.glance.state import ailments, expiring, has_expired, time_text
 
 CALL_SECONDS = 5.0
 WATCH_SECONDS = 1.0
@@ -100,7 +100,8 @@ main.add_command(report)
 @click.option(
     "--check",
     is_flag=True,
-    help=f"Exit with code {UNHEALTHY} if the job is stalled, or members are missing, failed or lost.",
+    help=f"Exit with code {UNHEALTHY} if the job is stalled, members are missing, failed or lost, or certificates have "
+    "expired.",
 )
 def status(coordinator: str, watch: bool, as_json: bool, check: bool) -> None:
     """Show members, their speed, models and mode, and the rows and bytes of tables."""
@@ -121,6 +122,8 @@ def status(coordinator: str, watch: bool, as_json: bool, check: bool) -> None:
         else:
             for seen, tables in looks:
                 console.print(status_tables(seen, console.width, tables=tables))
+    if check and (soon := expiring(seen)) and not has_expired(seen):
+        note(soon, logging.WARNING)
     if check and (found := ailments(seen)):
         note("not healthy: " + "; ".join(found), logging.WARNING)
         sys.exit(UNHEALTHY)

@@ -23,7 +23,7 @@ from ps_server.cli.status.columns import (
     shard_columns,
     versions_of,
 )
-from ps_server.glance.state import current_members, headline, job_state, note_of, time_text
+from ps_server.glance.state import current_members, expiring, headline, job_state, note_of, time_text
 
 SHOWN_DECISIONS = 3
 """How many of the coordinator's last decisions are shown below the tables."""
@@ -133,6 +133,7 @@ def status_tables(
         *([_table_of_versions(versions)] if several else ()),
         *([_table_of_tables(tables, width)] if tables else ()),
         *_notes([*scripts, *servers]),
+        *([Text(printable(soon), style="yellow")] if (soon := expiring(status)) else ()),
         *(_decision(event) for event in status.decisions[-SHOWN_DECISIONS:]),
     )
 
@@ -166,4 +167,5 @@ def status_line(status: ClusterStatus, tables: Sequence[TableTotals] = ()) -> st
         words += [f"standby {stats.standby_lag} records behind"] if stats.standby_lag is not None else []
         parts.append(" ".join([*words, *filter(None, [entry.gone or stats.activity])]))
     parts += [f"{each} {each.rows} rows {each.size_bytes / 1e6:.1f} MB" for each in tables]
+    parts += [soon] if (soon := expiring(status)) else []
     return printable(" | ".join(parts))

@@ -6,10 +6,13 @@ import pytest
 from click.testing import CliRunner
 
 from ps_protocol.client import connection
+from ps_protocol.cluster.view import Role
 from ps_protocol.rpc.reach import why_unreachable
+from ps_protocol.security import expiry
 from ps_server.certs.folder import CertificateFolder
 from ps_server.cli.psctl import main
 from tests.support.certificates import made_folder
+from tests.support.shards import wait_until
 from tests.worker.jobs import running_job
 
 NOTHING = dict.fromkeys(("PS_COORDINATOR", "PS_TLS_CA", "PS_TLS_CERT", "PS_TLS_KEY", "PS_TOKEN_FILE", "PS_TOKEN"))
@@ -100,3 +103,17 @@ def test_flags_go_before_the_environment(secured):
     flags += ("--tls-key", str(folder.pair("admin")[1]), "--token-file", str(folder.path / "admin.token"))
     done = psctl(*flags, "status", "--coordinator", job.address, PS_TLS_CA="/nowhere")
     assert done.exit_code == 0, done.output
+
+
+def test_certificates_that_expire_soon_are_a_note_of_the_check_and_no_failure(secured, monkeypatch, caplog):
+    job, folder = secured
+    monkeypatch.setattr(expiry, "LAST_PART", 1.0)
+    wait_until(lambda: job.member(Role.SHARD, 0).stats.certificate_ends > 0)
+    at = {"PS_COORDINATOR": job.address, **environment(folder, "viewer")}
+    plain = psctl("status", **at)
+    assert "the certificate of shard 0 expires in " in " ".join(plain.output.split())
+    checked = psctl("status", "--check", **at)
+    assert checked.exit_code == 0, checked.output
+    told = " ".join([*caplog.messages, checked.output])
+    assert "the certificate of shard 0 expires in " in told
+    assert f"a certificate expires soon: the certificate in {folder.path}/viewer.pem" in told

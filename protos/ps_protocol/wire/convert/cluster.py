@@ -35,6 +35,8 @@ from ps_protocol.wire.convert.model import consistency_from_pb, consistency_to_p
 #: What is kept of a member's statistics, so that no member crowds out the others.
 _MAX_NAMED = 64
 _MAX_TEXT = 256
+_LAST_MOMENT = 253402300799.0
+"""The end of the year 9999, in seconds since 1970."""
 
 N = TypeVar("N")
 
@@ -124,6 +126,7 @@ def stats_to_pb(stats: MemberStats) -> pb.MemberStats:
         metrics_address=stats.metrics_address,
         queued_pushes=stats.queued_pushes,
         queued_bytes=stats.queued_bytes,
+        certificate_ends=stats.certificate_ends,
     )
 
 
@@ -153,7 +156,13 @@ def stats_from_pb(message: pb.MemberStats) -> MemberStats:
         metrics_address=printable(message.metrics_address[:_MAX_TEXT]),
         queued_pushes=message.queued_pushes,
         queued_bytes=message.queued_bytes,
+        certificate_ends=_moment(message.certificate_ends),
     )
+
+
+def _moment(seconds: float) -> float:
+    """Seconds since 1970 that a calendar has; 0 for others."""
+    return seconds if 0 < seconds < _LAST_MOMENT else 0.0
 
 
 def _first_named(numbers: Mapping[str, N]) -> dict[str, N]:
@@ -305,6 +314,7 @@ def status_to_pb(status: ClusterStatus) -> pb.ClusterStatus:
         metrics_url=status.metrics_url,
         decisions=map(event_to_pb, status.decisions),
         at_seconds=status.at_seconds,
+        certificate_ends=status.certificate_ends,
     )
 
 
@@ -328,4 +338,5 @@ def status_from_pb(message: pb.ClusterStatus) -> ClusterStatus:
         printable(message.metrics_url),
         tuple(map(event_from_pb, message.decisions)),
         message.at_seconds,
+        _moment(message.certificate_ends),
     )

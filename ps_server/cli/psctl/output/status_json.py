@@ -37,6 +37,7 @@ def status_json(status: ClusterStatus, tables: Sequence[TableTotals]) -> str:
         "state": state.name,
         "stalled_by": state.text,
         "metrics_url": status.metrics_url,
+        "certificate_ends": status.certificate_ends,
         "view": status.view,
         "members": status.members,
         "tables": tables,
@@ -47,7 +48,7 @@ def status_json(status: ClusterStatus, tables: Sequence[TableTotals]) -> str:
 
 def schema_fields() -> dict[str, str]:
     """The type of each field by its path: ``members[].stats.steps`` is a number, ``view.models.*`` too."""
-    found = {"schema": "number", "at_seconds": "number"}
+    found = {"schema": "number", "at_seconds": "number", "certificate_ends": "number"}
     found |= dict.fromkeys(("state", "stalled_by", "metrics_url"), "string")
     for path, part in _PARTS.items():
         found.update(_fields_of(part, path))
