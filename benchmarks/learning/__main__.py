@@ -1,0 +1,213 @@
+"""``python -m benchmarks.learning``: what asynchronous updates do to a model, by trainings on a virtual clock."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import report
+from benchmarks.learning.grid import Row, Run, run_all
+from benchmarks.learning.laboratory import Setting
+from benchmarks.learning.speeds import speeds_of
+from benchmarks.learning.stability import measured, theory
+from benchmarks.learning.tasks import TASKS
+from ps_protocol.errors import PsError
+from ps_protocol.model.spec import Consistency, Mode, StalePolicy
+
+
+def consistency_of(text: str) -> Consistency:
+    """What ``sync``, ``sync:BACKUP``, ``async`` and ``ssp:STALENESS`` mean, with ``+scale:T`` or ``+reject:T`` behind.
+
+    Raises click.BadParameter.
+    """
+    name, _, policy = text.partition("+")
+    try:
+        mode, _, number = name.partition(":")
+        rule, _, threshold = policy.partition(":")
+        stale = {"": StalePolicy.ACCEPT, "scale": StalePolicy.SCALE, "reject": StalePolicy.REJECT}[rule]
+        match mode:
+            case "sync" if not policy:
+                return Consistency(Mode.SYNC, backup=int(number or 0))
+            case "async" if not number:
+                return Consistency(Mode.ASYNC, stale_policy=stale, stale_threshold=int(threshold or 0))
+            case "ssp":
+                return Consistency(Mode.SSP, int(number), stale_policy=stale, stale_threshold=int(threshold or 0))
+    except (KeyError, ValueError):
+        pass
+    raise click.BadParameter(f"{text!r} is none of sync, sync:1, async, ssp:4, async+scale:1, ssp:4+reject:8")
+
+
+class _Modes(click.ParamType):
+    name = "mode"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if isinstance(value, Consistency) else consistency_of(value)
+
+
+class _Arguments(click.ParamType):
+    name = "name=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, tuple):
+            return value
+        key, sign, text = value.partition("=")
+        try:
+            if not sign or not key.isidentifier():
+                raise ValueError
+            return key, json.loads(text.lower() if text.lower() in ("true", "false") else text)
+        except ValueError:
+            return self.fail(f"{value!r} is not like momentum=0.9, nesterov=true or betas=[0.9,0.98]", param, ctx)
+
+
+@click.group()
+def main() -> None:
+    """What asynchronous updates do to a model: trainings on a virtual clock, with exact delays.
+
+    Virtual workers compute gradients one after the other in this process. Decisions and updates are those of the
+    shards. The same command gives the same figures, to the last bit on one machine.
+    """
+
+
+@main.command()
+@click.option("--task", "tasks", type=click.Choice(list(TASKS)), multiple=True, default=["digits"], show_default=True)
+@click.option("--optimizer", "optimizers", multiple=True, default=["SGD"], show_default=True, help="Of torch.optim.")
+@click.option("--arg", "arguments", type=_Arguments(), multiple=True, help="Of the optimizers, as in momentum=0.9.")
+@click.option(
+    "--lr", "rates", type=click.FloatRange(0, min_open=True), multiple=True, default=[0.05], show_default=True
+)
+@click.option("--mode", "modes", type=_Modes(), multiple=True, default=["sync", "async"], show_default=True)
+@click.option("--workers", "counts", type=click.IntRange(1, 1024), multiple=True, default=[4], show_default=True)
+@click.option(
+    "--speeds", default="equal", show_default=True, help="equal, exponential, slow:K, trace:FILE, or 1,1,0.25."
+)
+@click.option("--pushes", type=click.IntRange(1), default=800, show_default=True, help="Of all workers of a training.")
+@click.option("--seeds", type=click.IntRange(1), default=5, show_default=True, help="Trainings of each setting.")
+@click.option("--processes", type=click.IntRange(1), default=None, help="At a time. Default: one for each core.")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything here.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a PNG: measure by virtual time.")
+def run(
+    tasks: Sequence[str],
+    optimizers: Sequence[str],
+    arguments: Sequence[tuple[str, Any]],
+    rates: Sequence[float],
+    modes: Sequence[Consistency],
+    counts: Sequence[int],
+    speeds: str,
+    pushes: int,
+    seeds: int,
+    processes: int | None,
+    json_path: Path | None,
+    plot: Path | None,
+) -> None:
+    """Train every combination of the options, with each seed.
+
+    Options that may be given several times span a grid.
+    """
+    for workers in counts:
+        speeds_of(speeds, workers, 0)
+    settings = [
+        (task, Setting(optimizer, {"lr": rate, **dict(arguments)}, mode, workers, pushes))
+        for task in tasks
+        for optimizer in optimizers
+        for workers in counts
+        for mode in modes
+        for rate in rates
+    ]
+    runs = [Run(task, setting, speeds, seed) for task, setting in settings for seed in range(seeds)]
+    rows = _run(runs, processes)
+    _show(rows)
+    if json_path:
+        found = {"machine": report.machine(), "rows": [row.as_json() for row in rows]}
+        json_path.write_text(json.dumps(found, indent=1) + "\n")
+    if plot:
+        draw(rows, plot)
+
+
+@main.command()
+@click.option(
+    "--momentum", "momenta", type=click.FloatRange(0, 1, max_open=True), multiple=True, default=[0.0, 0.5, 0.9]
+)
+@click.option("--delay", "delays", type=click.IntRange(0, 255), multiple=True, default=[0, 1, 2, 3, 7, 15, 31])
+@click.option("--train", is_flag=True, help="Find each rate by trainings, too. Takes minutes.")
+def stability(momenta: Sequence[float], delays: Sequence[int], train: bool) -> None:
+    """The largest stable learning rate, times the curvature, of SGD on a quadratic with gradients of a given age.
+
+    W equal workers in async make gradients W - 1 updates old.
+    """
+    table = Table("momentum", "kind", *(f"delay {delay}" for delay in delays))
+    for momentum in momenta:
+        for nesterov in (False, True) if momentum else (False,):
+            kind = "Nesterov" if nesterov else "classical" if momentum else ""
+            cells = [f"{theory(delay, momentum, nesterov=nesterov):.3g}" for delay in delays]
+            table.add_row(f"{momentum:g}", kind, *cells)
+            if train:
+                found = [f"{measured(delay, momentum, nesterov=nesterov):.3g}" for delay in delays]
+                table.add_row("", "trained", *found)
+    Console().print(table)
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Write a PNG: the measure of the first seed of each row by virtual seconds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    tasks = list(dict.fromkeys(row.task for row in rows))
+    figure, axes = pyplot.subplots(1, len(tasks), figsize=(6 * len(tasks), 4), squeeze=False, layout="constrained")
+    for axis, task in zip(axes[0], tasks, strict=True):
+        for row in rows:
+            if row.task == task:
+                seconds, _, values = zip(*row.outcomes[0].curve, strict=True)
+                axis.plot(seconds, values, label=_name(row))
+        axis.set(title=task, xlabel="virtual seconds", ylabel=TASKS[task]().measure_name, yscale="log")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize="x-small")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _run(runs: Sequence[Run], processes: int | None) -> list[Row]:
+    console = Console(stderr=True)
+    try:
+        with console.status(f"0 of {len(runs)} trainings") as status:
+            return run_all(
+                runs, processes or os.cpu_count() or 1, lambda done, all_: status.update(f"{done} of {all_} trainings")
+            )
+    except PsError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _show(rows: Sequence[Row]) -> None:
+    table = Table("task", "setting", "mean", "spread", "diverged", "seconds", "staleness", "dropped")
+    for row in rows:
+        outcomes = row.outcomes
+        table.add_row(
+            row.task,
+            _name(row),
+            "–" if row.diverged else f"{row.mean:.4g}",
+            "–" if row.diverged else f"{row.spread:.2g}",
+            f"{row.diverged} of {len(outcomes)}",
+            f"{sum(outcome.seconds for outcome in outcomes) / len(outcomes):.4g}",
+            f"{sum(outcome.mean_staleness for outcome in outcomes) / len(outcomes):.3g}",
+            f"{sum(outcome.dropped for outcome in outcomes) / len(outcomes):.3g}",
+        )
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def _name(row: Row) -> str:
+    setting = row.setting
+    options = " ".join(f"{name}={value}" for name, value in setting.options.items())
+    return f"{setting.optimizer} {options} {setting.consistency} {setting.workers} workers"
+
+
+if __name__ == "__main__":
+    main()

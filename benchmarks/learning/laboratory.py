@@ -1,0 +1,215 @@
+"""One training of virtual workers on one virtual shard, on a virtual clock: the same bits for the same seed.
+
+Each worker computes a gradient on the parameters that it pulled, for as long as its speed says, pushes it, and pulls as
+soon as the mode answers. Messages take no time. What becomes of a push, when a pull is answered, how gradients are
+combined and how they change the parameters is decided and done by the classes that shards run.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.learning.speeds import Speeds
+from benchmarks.learning.tasks import Task
+from ps_protocol.model.layout import Layout
+from ps_protocol.model.optimizers import SHAPED
+from ps_protocol.model.spec import Consistency, DType, Kind, ModelSpec, ShardMap, Slice, Variable
+from ps_server.consistency import Position, PushInfo, Tracker, Verdict, WorkerKey
+from ps_server.consistency.events import Round
+from ps_server.optimizers.combine import average
+from ps_server.state.region import Region
+from ps_server.state.replica import Replica, Step
+
+DIVERGED = 20.0
+"""A training is given up when its measure is so many times what it was at the beginning, or not finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How to train."""
+
+    #: A class of torch.optim.
+    optimizer: str
+    #: Its arguments.
+    options: dict[str, Any]
+    consistency: Consistency
+    workers: int
+    #: Pushes of all workers together; a synchronous round counts as many as it has contributions.
+    pushes: int
+    #: How often the model is measured on the way.
+    measures: int = 20
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a training came to."""
+
+    #: Held-out, at the end; infinite where it diverged.
+    measure: float
+    #: It was given up, or ended no better than it began.
+    diverged: bool
+    #: Virtual seconds.
+    seconds: float
+    #: How many pushes were applied, by staleness.
+    staleness: dict[int, int]
+    #: Pushes that were dropped for their age.
+    dropped: int
+    #: (virtual seconds, pushes, measure).
+    curve: list[tuple[float, int, float]] = field(default_factory=list)
+
+    @property
+    def mean_staleness(self) -> float:
+        """In updates, over the pushes applied."""
+        applied = sum(self.staleness.values())
+        return sum(age * count for age, count in self.staleness.items()) / applied if applied else 0.0
+
+
+@dataclass(slots=True)
+class _Worker:
+    key: WorkerKey
+    #: What it computes on.
+    pulled: Region
+    generator: torch.Generator
+    version: int = 0
+    steps: int = 0
+    clock: int = 0
+    #: Waits for the mode to answer its pull.
+    waits: bool = True
+
+
+class Laboratory:
+    """Owns the virtual clock, workers and shard of one training. Use ``train``."""
+
+    def __init__(self, task: Task, setting: Setting, speeds: Speeds, seed: int) -> None:
+        """Raises what a shard raises for an optimizer or arguments that it does not take."""
+        self._task, self._setting, self._speeds = task, setting, speeds
+        self._model = task.model(seed)
+        self._layout = _layout(self._model, setting)
+        self._options = [dict(setting.options)]
+        self._replica = Replica(self._layout)
+        self._gradients = Region(self._layout)
+        with torch.no_grad():
+            for index, parameter in enumerate(self._model.parameters()):
+                self._replica.region.slice(index).copy_(parameter)
+        self._tracker = Tracker(setting.consistency)
+        self._tracker.members(dict.fromkeys(range(setting.workers), 1))
+        self._workers = [
+            _Worker(WorkerKey(rank, 1), Region(self._layout), torch.Generator().manual_seed(seed * 1009 + rank))
+            for rank in range(setting.workers)
+        ]
+        self._held: dict[PushInfo, Region] = {}
+        self._events: list[tuple[float, int]] = []
+        self._done = 0
+        self._now = 0.0
+
+    def train(self) -> Outcome:
+        """Make all pushes, measure, and return what came of it. Called once."""
+        for worker in self._workers:
+            worker.clock = self._tracker.attach(worker.key, 0).clock
+        self._answer_pulls()
+        curve = [self._measured()]
+        first = curve[0][2]
+        marks = self._marks()
+        mark, diverged = next(marks), False
+        while self._done < self._setting.pushes and self._events:
+            self._now, rank = heapq.heappop(self._events)
+            self._push(self._workers[rank])
+            for ready in self._tracker.take_ready(self._now):
+                self._make(ready)
+            self._answer_pulls()
+            if self._done >= mark:
+                mark = next(marks)
+                curve.append(self._measured())
+                diverged = not curve[-1][2] < DIVERGED * first
+                if diverged:
+                    break
+        if curve[-1][1] < self._done:
+            curve.append(self._measured())
+        diverged = diverged or not curve[-1][2] < first
+        counts = self._tracker.counts
+        ages = {age: count for age, count in enumerate(counts.staleness) if count}
+        dropped = counts.outcomes[Verdict.STALE.value] + counts.outcomes[Verdict.LATE.value]
+        return Outcome(math.inf if diverged else curve[-1][2], diverged, self._now, ages, dropped, curve)
+
+    def _marks(self) -> Iterator[float]:
+        setting = self._setting
+        for number in range(1, setting.measures + 1):
+            yield setting.pushes * number / setting.measures
+        yield math.inf
+
+    def _push(self, worker: _Worker) -> None:
+        """``worker`` has computed: its gradient is one of the parameters that it pulled."""
+        gradients = Region(self._layout) if self._tracker.collects else self._gradients
+        parameters = list(self._model.parameters())
+        with torch.no_grad():
+            for index, parameter in enumerate(parameters):
+                parameter.copy_(worker.pulled.slice(index))
+                parameter.grad = None
+        loss = self._task.loss(self._model, worker.key.rank, self._setting.workers, worker.generator)
+        loss.backward()  # type: ignore[no-untyped-call]
+        absent = set()
+        for index, parameter in enumerate(parameters):
+            if parameter.grad is None:
+                absent.add(index)
+            else:
+                gradients.slice(index).copy_(parameter.grad)
+        worker.steps += 1
+        worker.clock += 1
+        worker.waits = True
+        push = PushInfo(worker.key, worker.steps, Position(0, worker.clock), worker.version)
+        decision = self._tracker.push(push)
+        match decision.verdict:
+            case Verdict.APPLY:
+                self._done += 1
+                self._replica.apply(Step(gradients, frozenset(absent), self._options, decision.scale))
+            case Verdict.HOLD:
+                self._held[push] = gradients
+            case _:
+                self._done += 1
+                worker.clock = self._tracker.resume(push.position).clock
+
+    def _make(self, ready: Round) -> None:
+        """The update of one synchronous round."""
+        parts = [self._held.pop(push) for push in ready.contributions]
+        self._done += len(parts)
+        if parts:
+            absent = average(self._gradients, parts, [frozenset()] * len(parts))
+            self._replica.apply(Step(self._gradients, absent, self._options))
+
+    def _answer_pulls(self) -> None:
+        for worker in self._workers:
+            if worker.waits and self._tracker.may_pull(Position(0, worker.clock)):
+                worker.waits = False
+                worker.pulled.data.copy_(self._replica.region.data)
+                worker.version = self._tracker.version
+                seconds = self._speeds(worker.key.rank, worker.steps + 1)
+                heapq.heappush(self._events, (self._now + seconds, worker.key.rank))
+
+    def _measured(self) -> tuple[float, int, float]:
+        with torch.no_grad():
+            for index, parameter in enumerate(self._model.parameters()):
+                parameter.copy_(self._replica.region.slice(index))
+        return self._now, self._done, self._task.measure(self._model)
+
+
+def train(task: Task, setting: Setting, speeds: Speeds, seed: int) -> Outcome:
+    """Train once. The same arguments give the same bits, with one thread of torch on one machine."""
+    return Laboratory(task, setting, speeds, seed).train()
+
+
+def _layout(model: nn.Module, setting: Setting) -> Layout:
+    name = f"torch.optim.{setting.optimizer}"
+    variables = tuple(
+        Variable(variable, tuple(value.shape), DType.FLOAT32, Kind.PARAMETER, 0)
+        for variable, value in model.named_parameters()
+    )
+    spec = ModelSpec("model", name, variables, (dict(setting.options),), unsplit=name in SHAPED)
+    slices = tuple(Slice(index, 0, variable.rows, 0) for index, variable in enumerate(variables))
+    return Layout.of(ShardMap(1, spec, 1, slices), 0)

@@ -1,0 +1,149 @@
+"""The laboratory of ``python -m benchmarks.learning``: exact delays, the same bits for a seed, equality with torch."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import click
+import pytest
+import torch
+from click.testing import CliRunner
+
+from benchmarks.learning import __main__ as program
+from benchmarks.learning.grid import Row
+from benchmarks.learning.laboratory import Outcome, Setting, train
+from benchmarks.learning.speeds import mean_seconds, speeds_of
+from benchmarks.learning.stability import measured, theory
+from benchmarks.learning.tasks import Digits, NoisyQuadratic, Task
+from ps_protocol.model.spec import Consistency, Mode, StalePolicy
+
+ASYNC, SYNC = Consistency(), Consistency(Mode.SYNC)
+
+
+def setting(consistency: Consistency, workers: int = 4, pushes: int = 64, **options: Any) -> Setting:
+    return Setting("SGD", {"lr": 0.05} | options, consistency, workers, pushes)
+
+
+def outcome_of(task: Task, chosen: Setting, speeds: str = "equal", seed: int = 0) -> Outcome:
+    return train(task, chosen, speeds_of(speeds, chosen.workers, seed), seed)
+
+
+@pytest.mark.parametrize("consistency", [ASYNC, SYNC, Consistency(Mode.SSP, 1)], ids=str)
+def test_a_training_repeats_bit_for_bit(consistency):
+    chosen = setting(consistency, momentum=0.9)
+    first, second = (outcome_of(NoisyQuadratic(), chosen, "exponential", seed=3) for _ in range(2))
+    assert first == second
+    assert first != outcome_of(NoisyQuadratic(), chosen, "exponential", seed=4)
+
+
+def test_in_sync_it_is_one_process_on_the_joined_batch():
+    task, workers, rounds = Digits(), 3, 4
+    found = outcome_of(task, setting(SYNC, workers, rounds * workers, momentum=0.9))
+    model = task.model(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    generators = [torch.Generator().manual_seed(rank) for rank in range(workers)]
+    for _ in range(rounds):
+        optimizer.zero_grad()
+        losses = [task.loss(model, rank, workers, generators[rank]) for rank in range(workers)]
+        torch.stack(losses).mean().backward()
+        optimizer.step()
+    assert found.curve[-1][2] == pytest.approx(task.measure(model), rel=1e-6)
+    assert found.seconds == rounds
+
+
+def test_gradients_of_equal_workers_are_as_old_as_there_are_other_workers():
+    found = outcome_of(NoisyQuadratic(), setting(ASYNC, 4, 64, lr=0.01))
+    assert found.staleness == {0: 1, 1: 1, 2: 1, 3: 61}
+    assert found.seconds == 16.0
+    assert found.mean_staleness == pytest.approx(186 / 64)
+
+
+def test_a_slow_worker_holds_sync_and_ssp_and_not_async():
+    seconds = {
+        mode: outcome_of(NoisyQuadratic(), setting(program.consistency_of(mode), 4, 256), "slow:8").seconds
+        for mode in ("async", "ssp:2", "sync")
+    }
+    assert seconds["async"] < seconds["ssp:2"] < seconds["sync"] == 8 * 64
+
+
+def test_what_is_too_old_is_dropped_or_makes_a_smaller_step():
+    rejecting = replace(ASYNC, stale_policy=StalePolicy.REJECT, stale_threshold=2)
+    dropped = outcome_of(NoisyQuadratic(), setting(rejecting))
+    assert dropped.dropped > 0
+    assert max(dropped.staleness) <= 2
+    scaling = replace(ASYNC, stale_policy=StalePolicy.SCALE)
+    plain, scaled = (outcome_of(NoisyQuadratic(noise=0), setting(each)) for each in (ASYNC, scaling))
+    assert plain.measure < scaled.measure < plain.curve[0][2]
+
+
+@pytest.mark.parametrize(
+    ("momentum", "expected"),
+    [
+        (0.0, [2, 1, 0.618, 0.445, 0.209, 0.101, 0.050]),
+        (0.5, [3, 0.5, 0.281, 0.199, 0.096, 0.048, 0.024]),
+        (0.9, [3.8, 0.1, 0.051, 0.035, 0.016, 0.0079, 0.0042]),
+    ],
+)
+def test_the_largest_stable_rate_is_that_of_the_recurrence(momentum, expected):
+    assert [theory(delay, momentum) for delay in (0, 1, 2, 3, 7, 15, 31)] == pytest.approx(expected, rel=0.02)
+
+
+def test_the_optimizer_of_shards_is_stable_as_far_as_theory_says():
+    assert measured(1, 0.9, pushes=1000) == pytest.approx(theory(1, 0.9), rel=0.03)
+    assert measured(1, 0.9, nesterov=True, pushes=1000) == pytest.approx(theory(1, 0.9, nesterov=True), rel=0.03)
+
+
+def test_momentum_that_one_process_takes_diverges_with_four_workers_and_a_small_rate_does_not():
+    assert not outcome_of(NoisyQuadratic(), setting(SYNC, 4, 800, lr=0.3, momentum=0.9)).diverged
+    found = outcome_of(NoisyQuadratic(), setting(ASYNC, 4, 800, lr=0.3, momentum=0.9))
+    assert found.diverged
+    assert found.measure == float("inf")
+    assert not outcome_of(NoisyQuadratic(), setting(ASYNC, 4, 800, lr=0.02, momentum=0.9)).diverged
+
+
+def test_speeds_are_as_described(tmp_path):
+    trace = tmp_path / "trace"
+    trace.write_text("# pre-empted twice\n1 2 30\n1 2 0.5\n")
+    assert [speeds_of(f"trace:{trace}", 2, 0)(1, step) for step in (1, 2, 3)] == [1.0, 31.5, 1.0]
+    assert [speeds_of("1,0.25", 2, 0)(rank, 1) for rank in (0, 1)] == [1.0, 4.0]
+    assert [speeds_of("slow:4", 3, 0)(rank, 9) for rank in range(3)] == [1.0, 1.0, 4.0]
+    assert mean_seconds(speeds_of("exponential", 2, 1), 2) == pytest.approx([1.0, 1.0], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "fast", "slow:", "slow:-1", "slow:inf", "1,2", "1,0", "1,nan", "trace:nowhere", "trace:wrong"]
+)
+def test_speeds_that_are_none_are_refused(text, tmp_path):
+    (tmp_path / "wrong").write_text("0 1 1\n7 1 1\n")
+    with pytest.raises(click.BadParameter):
+        speeds_of(text.replace("trace:", f"trace:{tmp_path}/"), 3, 0)
+
+
+@pytest.mark.parametrize("text", ["", "sync:x", "async:1", "ssp", "async+older:1", "sync+scale:1", "ssp:1+scale:x"])
+def test_a_mode_that_is_none_is_refused(text):
+    with pytest.raises(click.BadParameter, match="is none of"):
+        program.consistency_of(text)
+
+
+def test_the_program_prints_a_table_and_writes_everything(tmp_path):
+    path, plot = tmp_path / "all.json", tmp_path / "all.png"
+    words = ["--task", "quadratic", "--lr", "0.02", "--lr", "30", "--mode", "async", "--pushes", "40", "--seeds", "2"]
+    arguments = ["run", *words, "--processes", "1", "--json", str(path), "--plot", str(plot)]
+    done = CliRunner().invoke(program.main, arguments)
+    assert done.exit_code == 0, done.output
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["options"] for row in rows] == [{"lr": 0.02}, {"lr": 30}]
+    assert [[outcome["diverged"] for outcome in row["outcomes"]] for row in rows] == [[False] * 2, [True] * 2]
+    assert "2 of 2" in done.output
+    assert plot.stat().st_size > 1000
+    refused = CliRunner().invoke(program.main, ["run", "--optimizer", "LBFGS", "--seeds", "1", "--processes", "1"])
+    assert refused.exit_code == 1
+    assert "cannot run on shards" in refused.output
+
+
+def test_the_time_to_a_measure_is_the_median_over_seeds():
+    curves = [[(0.0, 0, 2.0), (1.0, 4, 1.0), (2.0, 8, 0.5)], [(0.0, 0, 2.0), (5.0, 4, 0.5)], [(0.0, 0, 2.0)]]
+    row = Row("digits", setting(ASYNC), "equal", [Outcome(0.5, False, 1.0, {}, 0, curve) for curve in curves])
+    assert row.seconds_to(0.5) == 5.0
+    assert row.seconds_to(0.1) is None
+    assert row.spread == 0.0
