@@ -173,6 +173,13 @@ def test_the_dockerfile_needs_no_frontend_of_its_own_and_ends_as_an_ordinary_use
     assert ["STOPSIGNAL", "SIGTERM"] in instructions
 
 
+def test_the_image_has_the_extras_of_every_program_in_it():
+    (extras,) = re.findall(r"for extra in \(([^)]*)\)", DOCKERFILE)
+    named = re.findall(r'"(\w+)"', extras)
+    assert named == ["server", "worker", "page", "examples"]
+    assert set(named) <= PYPROJECT["project"]["optional-dependencies"].keys()
+
+
 def test_everything_the_dockerfile_copies_is_let_into_the_build():
     admitted = {
         line[1:].partition("/")[0]

@@ -101,6 +101,11 @@ def test_the_pods_train_lose_a_shard_and_go_on(name, secrets, tmp_path):
         assert accuracy >= ACCURACY, said
         # The script's own judgement; a few epochs do not reach what it expects.
         assert first == int(accuracy < 0.97), said
+        # The model is in the claim that all workers have, where there is one.
+        saved = list(tmp_path.rglob("digits.pt"))
+        assert saved == (
+            [tmp_path / "shared" / "models" / "digits.pt"] if "--save" in cluster.pods[workers[0]].command else []
+        )
         cluster.wait_ready(lost)
         # Ended together, as with kubectl delete.
         assert set(cluster.end(*cluster.of("standby", "shard", "coordinator")).values()) == {0}

@@ -45,6 +45,11 @@ CUSTOM = {
 
 SERVERS = ("coordinator", "shard", "standby")
 
+#: The pod to copy a model from.
+FETCH: Document = yaml.safe_load((SOURCES / "fetch.yaml").read_text())
+
+PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
+
 #: What a JobSet controller of 0.11 to 0.12 with its default feature gates does with a Job that has failed, and what it
 #: refuses: the enum of FailurePolicyRule.action in api/jobset/v1alpha2/jobset_types.go and the gates in
 #: pkg/features/features.go of kubernetes-sigs/jobset, tags v0.11.1 and v0.12.0. 0.11 does not know the second two; 0.12
@@ -119,12 +124,13 @@ def test_kustomize_renders_them_again(name):
 @pytest.mark.parametrize("version", NEWEST)
 def test_every_manifest_is_valid_for_the_newest_three_versions_of_kubernetes(version):
     # Most are the same in several overlays.
-    different_ones = {yaml.dump(each, Dumper=yaml.CSafeDumper): each for name in ALL for each in plain_documents(name)}
+    every = [FETCH, *(each for name in ALL for each in plain_documents(name))]
+    different_ones = {yaml.dump(each, Dumper=yaml.CSafeDumper): each for each in every}
     for document in different_ones.values():
         kubernetes_validate.validate(document, version, strict=True)
     kinds = {document["kind"] for document in different_ones.values()}
     assert kinds == {
-        *("Service", "StatefulSet", "Job", "NetworkPolicy", "PodDisruptionBudget", "PersistentVolumeClaim")
+        *("Service", "StatefulSet", "Job", "NetworkPolicy", "PodDisruptionBudget", "PersistentVolumeClaim", "Pod")
     }
 
 
@@ -247,6 +253,55 @@ def test_volumes_that_are_mounted_exist_and_those_that_exist_are_mounted(pod: Po
         assert folder in [each["mountPath"] for each in pod.container["volumeMounts"]]
 
 
+#: Those with a volume for what the script saves.
+SAVES = ("dev", "durable", "jobset", "kubeflow")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_a_worker_saves_is_in_a_volume_that_stays(name):
+    (worker, *_) = [pod for pod in pods(name) if pod.component == "worker"]
+    command = list(worker.command)
+    if name == "kubeflow":
+        (job,) = [each for each in documents(name) if each["kind"] == "TrainJob"]
+        assert job["spec"]["trainer"]["args"][-2:] == command[-2:]
+    assert ("--save" in command) == (name in SAVES)
+    if name not in SAVES:
+        return
+    folder = command[command.index("--save") + 1].rpartition("/")[0]
+    (volume,) = [each["name"] for each in worker.container["volumeMounts"] if each["mountPath"] == folder]
+    (source,) = [each for each in worker.spec["volumes"] if each["name"] == volume]
+    claim = found(name, "PersistentVolumeClaim", source["persistentVolumeClaim"]["claimName"])
+    # Workers are on several nodes, but in dev.
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce" if name == "dev" else "ReadWriteMany"]
+    # The pod that copies files has the same claim at the same place.
+    assert source in FETCH["spec"]["volumes"]
+    (mount,) = FETCH["spec"]["containers"][0]["volumeMounts"]
+    assert mount == {"name": volume, "mountPath": folder, "readOnly": True}
+    assert f"kubectl cp fetch:{folder}/digits.pt" in PAGE
+
+
+def test_the_pod_that_copies_files_has_the_rights_of_a_worker():
+    worker = found("base", "Job", "worker")["spec"]["template"]["spec"]
+    assert FETCH["spec"]["securityContext"] == worker["securityContext"]
+    (container,) = FETCH["spec"]["containers"]
+    assert container["securityContext"] == worker["containers"][0]["securityContext"]
+    assert FETCH["spec"]["automountServiceAccountToken"] is False
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_volumes_that_stay_are_removed_by_the_label_of_the_job_and_no_others(name):
+    removed = re.findall(r"kubectl delete pvc (.*?)(?: {2,}#.*)?$", PAGE, re.MULTILINE)
+    assert removed
+    (label,) = {each.removeprefix("-l ") for each in removed}
+    key, _, value = label.partition("=")
+    for document in documents(name):
+        if document["kind"] == "PersistentVolumeClaim":
+            assert document["metadata"]["labels"][key] == value
+        if document["kind"] == "StatefulSet":
+            # Claims of its templates have the labels of its selector.
+            assert document["spec"]["selector"]["matchLabels"][key] == value
+
+
 @pytest.mark.parametrize("pod", each_pod())
 def test_every_pod_is_admitted_where_the_restricted_standard_is_enforced(pod: Pod):
     security = pod.spec["securityContext"]
@@ -287,6 +342,8 @@ def test_nobody_but_the_job_reaches_servers_and_one_server_is_drained_at_a_time(
     policy = found(name, "NetworkPolicy", "torch-ps-servers")["spec"]
     budget = found(name, "PodDisruptionBudget", "torch-ps-servers")["spec"]
     assert budget["maxUnavailable"] == 1
+    # Else a server that cannot start keeps its node from being drained.
+    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
     for selector in (policy["podSelector"], budget["selector"]):
         assert selector["matchExpressions"] == [
             {"key": "app.kubernetes.io/component", "operator": "In", "values": list(SERVERS)}
@@ -312,7 +369,18 @@ def test_only_those_without_tls_trust_everybody_who_reaches_them(name):
 def test_a_standby_is_a_shard_in_all_but_its_name_its_place_and_its_disk():
     (of_shard, of_standby) = (found("durable", "StatefulSet", name) for name in ("shard", "standby"))
     affinity = of_standby["spec"]["template"]["spec"].pop("affinity")
-    assert affinity["podAntiAffinity"]
+    # On another node than its own shard, always: that of the same index.
+    assert affinity == {
+        "podAntiAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": [
+                {
+                    "topologyKey": "kubernetes.io/hostname",
+                    "labelSelector": {"matchLabels": of_shard["spec"]["selector"]["matchLabels"]},
+                    "matchLabelKeys": ["apps.kubernetes.io/pod-index"],
+                }
+            ]
+        }
+    }
     text = yaml.safe_dump(of_standby).replace("standbys", "shards").replace("standby", "shard")
     assert without_order(yaml.safe_load(text)) == without_order(of_shard)
     for pod in pods("durable"):
