@@ -46,8 +46,8 @@ class OwnServer:
         self._relay.join(timeout_seconds)
         return not self._relay.is_alive()
 
-    def end(self, grace_seconds: float) -> None:
-        """SIGTERM, and SIGKILL where it lives ``grace_seconds`` later; returns when it has ended."""
+    def end(self, grace_seconds: float) -> int:
+        """SIGTERM, and SIGKILL where it lives ``grace_seconds`` later; its exit code, when it has ended."""
         self._told_to_end = True
         self._process.terminate()
         try:
@@ -56,6 +56,7 @@ class OwnServer:
             self._process.kill()
             self._process.wait()
         self._relay.join()
+        return self._process.returncode
 
     def kill(self) -> None:
         """SIGKILL, which ends one that is stopped, too."""

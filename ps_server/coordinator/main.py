@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from click.core import ParameterSource
 
+from ps_protocol.client.coordinator import EXIT_UNSAVED
+from ps_protocol.errors import PsError
 from ps_protocol.life import showing_life, take_life_pipe
 from ps_protocol.logs import LogFormat, configure_logging, describe_process
 from ps_protocol.metrics.call_on_loop import call_on_loop
@@ -21,6 +23,7 @@ from ps_protocol.model.spec import Mode
 from ps_protocol.security.expiry import ExpiryWatch
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
+from ps_server.checkpoint.folder.files import check_writable
 from ps_server.cli.options import common
 from ps_server.cli.options.checkpoint import checkpoint_options
 from ps_server.cli.options.cluster import cluster_options
@@ -75,12 +78,15 @@ stay members. --shards, --workers, --partition and --seed are fixed for a job: t
 values are an error. The mode is read from the journal, too, because psctl mode may have changed it; a different --mode
 is logged and ignored. After the end of a job, the next start begins a new run of it.
 
-Exit codes: 0 after SIGINT or SIGTERM, 2 for a wrong configuration, 1 for any other error.
+Exit codes: 0 after SIGINT or SIGTERM, 2 for a wrong configuration, 74 when the last checkpoint was not written, 1 for
+any other error.
 """
 
 
-async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asyncio.Event) -> None:
-    """Run one coordinator until ``stop`` is set.
+async def serve(
+    config: CoordinatorConfig, journal: Journal | None, stop: asyncio.Event, unsaved: list[PsError] | None = None
+) -> None:
+    """Run one coordinator until ``stop`` is set. ``unsaved`` gets the reason why the last checkpoint was not written.
 
     Raises ConfigError when it cannot listen on its address, DamagedData when a member proves that the journal is an
     older one, and what Driver raises.
@@ -144,6 +150,8 @@ async def serve(config: CoordinatorConfig, journal: Journal | None, stop: asynci
             driver.check_failed()
         checkpoints.stop()
         await running
+        if checkpoints.unsaved is not None and unsaved is not None:
+            unsaved.append(checkpoints.unsaved)
         await recorder.save()
     finally:
         if page:
@@ -229,6 +237,7 @@ def main(context: click.Context, /, **options: Any) -> None:
     """Entry point of ps-coordinator."""
     configure_logging(options["log_level"], LogFormat(options["log_format"]))
     describe_process(role="coordinator", job=os.environ.get("PS_JOB"))
+    unsaved: list[PsError] = []
     with common.clean_errors():
         given = {name for name in options if context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)}
         life = take_life_pipe(os.environ)
@@ -238,7 +247,12 @@ def main(context: click.Context, /, **options: Any) -> None:
         with nullcontext() if folder is None else Journal.open(folder, accept_older=older) as journal:
             kept = from_rows(journal.read(), str(journal.path)) if journal else None
             config = configure({**options, **told}, given | told.keys(), kept)
-            grpc_server.run(lambda stop: showing_life(serve(config, journal, stop), life))
+            if config.checkpoints.directory is not None:
+                check_writable(config.checkpoints.directory)
+            grpc_server.run(lambda stop: showing_life(serve(config, journal, stop, unsaved), life))
+    for error in unsaved:
+        error.message = f"the last checkpoint was not written: {error.message}"
+        common.fail(error, EXIT_UNSAVED)
 
 
 def program() -> NoReturn:

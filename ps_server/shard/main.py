@@ -21,6 +21,7 @@ from ps_protocol.logs import LogFormat, configure_logging, describe_process
 from ps_protocol.model.registered_optimizers import ENVIRONMENT as OPTIMIZERS_VARIABLE
 from ps_protocol.model.registered_optimizers import load_entry_points, load_modules, named_modules
 from ps_protocol.security.settings import SecuritySettings
+from ps_server.checkpoint.folder.files import check_writable
 from ps_server.cli.options.common import clean_errors, exit_option, run_program, server_options
 from ps_server.cli.options.limits import byte_limit_options, shard_limit_options
 from ps_server.cli.options.security import server_security_options
@@ -104,8 +105,16 @@ _MAPPED_FROM_BYTES = 32 << 20
     type=click.Path(file_okay=False, path_type=Path),
     multiple=True,
     show_default="no checkpoints",
-    help="Folder for checkpoints, the same as for ps-coordinator. Repeat the option for a folder that --restore reads "
-    "from. The shard writes to and reads from no other folders.",
+    help="Folder for checkpoints, the same as for ps-coordinator; this process writes to it. Repeat the option for a "
+    "folder that --restore reads from. The shard writes to and reads from no other folders.",
+)
+@click.option(
+    "--restore-dir",
+    "restore_dirs",
+    type=click.Path(file_okay=False, path_type=Path),
+    multiple=True,
+    show_default="those of --checkpoint-dir",
+    help="Further folder that checkpoints are read from; it may be one that cannot be written to.",
 )
 @click.option(
     "--optimizers",
@@ -156,6 +165,7 @@ def main(
     answer_mb: int,
     upload_mb: int,
     checkpoint_dirs: tuple[Path, ...],
+    restore_dirs: tuple[Path, ...],
     exit_when_finished: bool,
     limits: ServerLimits,
     security: SecuritySettings,
@@ -197,6 +207,9 @@ def main(
             max_handshakes=limits.max_side_handshakes,
         )
         kept = storage_config(**storage)
+        # The others may be there to be read.
+        for folder in checkpoint_dirs[:1]:
+            check_writable(folder)
         if standby or acknowledge == Acknowledge.AFTER.value:
             _check_followable(kept)
         config = ShardConfig(
@@ -218,7 +231,7 @@ def main(
             max_model_bytes,
             take_over,
             answer_mb << 20,
-            checkpoint_dirs,
+            (*checkpoint_dirs, *restore_dirs),
             exit_when_finished,
             metrics,
             limits=limits,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ps_protocol import shim
+from ps_protocol.client.coordinator import EXIT_UNSAVED
 from ps_protocol.errors import Unavailable
 from ps_protocol.life import LifePipe
 from ps_worker.own_server import OwnServer
@@ -101,11 +102,15 @@ class ServerActor:
         self._began.wait()
         return socket.gethostname(), self._server.pid if self._server is not None else 0
 
-    def stop(self, grace_seconds: float) -> None:
-        """End the server: it writes what it keeps, and is killed ``grace_seconds`` later. Returns at its end."""
+    def stop(self, grace_seconds: float) -> str:
+        """End the server: it writes what it keeps, and is killed ``grace_seconds`` later. Returns at its end: empty, or
+        its last lines where it is a coordinator that could not have its last checkpoint written.
+        """
         self._stopped = True
-        if self._server is not None:
-            self._server.end(grace_seconds)
+        if self._server is None:
+            return ""
+        code = self._server.end(grace_seconds)
+        return self._server.last_lines if code == EXIT_UNSAVED else ""
 
     def _end_hanging(self, server: OwnServer) -> None:
         if not self._hung and self._life is not None and (why := self._life.hangs(time.monotonic())):

@@ -116,7 +116,13 @@ class RayCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except PsError as unsaved:
+            if error is None:
+                raise
+            # What ended the block is told.
+            log.error("no checkpoint: %s", unsaved)
 
     @property
     def address(self) -> str:
@@ -178,12 +184,19 @@ class RayCluster:
             ) from None
 
     def close(self) -> None:
-        """End all processes, servers with a last snapshot, and give the resources back. Safe to repeat."""
-        if self._servers is not None:
-            self._servers.close()
-        if self._reservation is not None and ray.is_initialized():
-            self._reservation.release()
+        """End all processes, servers with a last snapshot, and give the resources back. Safe to repeat.
+
+        Raises Unavailable where ``coordinator_options`` have a --checkpoint-dir and the last checkpoint of the job was
+        not written.
+        """
+        servers, reservation = self._servers, self._reservation
         self._servers = self._reservation = None
+        try:
+            if servers is not None:
+                servers.close()
+        finally:
+            if reservation is not None and ray.is_initialized():
+                reservation.release()
 
     @property
     def _started(self) -> RayServers:

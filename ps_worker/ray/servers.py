@@ -30,6 +30,9 @@ _WATCH_SECONDS = 0.2
 _CALL_SECONDS = 30.0
 """For a call of an actor beyond what it waits for; Ray may first have to start its process."""
 
+_SAVING_SECONDS = 600.0
+"""For the coordinator to have a last checkpoint written."""
+
 _STOP_SECONDS = 60.0
 """For servers to end with a last snapshot; then they are killed."""
 
@@ -91,7 +94,11 @@ class RayServers:
         return self._actors[server]
 
     def close(self) -> None:
-        """Stop all servers, the coordinator last, and end their actors. Safe to repeat."""
+        """Stop all servers, the coordinator last, and end their actors. Safe to repeat.
+
+        A coordinator that has checkpoints written is stopped first: for the last one it needs the shards. Raises
+        Unavailable where that one was not written.
+        """
         self._closed.set()
         if self._watcher.is_alive():
             self._watcher.join()
@@ -100,9 +107,15 @@ class RayServers:
             self._requests = None
         if not ray.is_initialized():
             return
-        self._stop([server for server in self._actors if server != _COORDINATOR])
-        self._stop([server for server in self._actors if server == _COORDINATOR])
+        coordinator = [server for server in self._actors if server == _COORDINATOR]
+        saves = any(option.partition("=")[0] == "--checkpoint-dir" for option in self._plan.coordinator_options)
+        unsaved = self._stop(coordinator, _SAVING_SECONDS) if saves else ""
+        self._stop([server for server in self._actors if server != _COORDINATOR], _STOP_SECONDS)
+        if not saves:
+            self._stop(coordinator, _STOP_SECONDS)
         self._actors.clear()
+        if unsaved:
+            raise Unavailable("the last checkpoint was not written", actual=unsaved, remedy="correct what its log says")
 
     def _launch(self, server: ServerName) -> None:
         actor = (
@@ -193,12 +206,19 @@ class RayServers:
         log.warning("RayCluster: %s; starting it again in %g s (restart %d of %d)", how, pause_seconds, used, total)
         self._due[server] = time.monotonic() + pause_seconds
 
-    def _stop(self, servers: list[ServerName]) -> None:
-        actors = [self._actors[server] for server in servers]
-        if stopping := [actor.stop.remote(_STOP_SECONDS) for actor in actors]:
-            ray.wait(stopping, num_returns=len(stopping), timeout=_STOP_SECONDS + _CALL_SECONDS)
+    def _stop(self, servers: list[ServerName], seconds: float) -> str:
+        """Stop ``servers`` and end their actors; what one of them says of a checkpoint that was not written."""
+        actors, unsaved = [self._actors[server] for server in servers], ""
+        if stopping := [actor.stop.remote(seconds) for actor in actors]:
+            ended, late = ray.wait(stopping, num_returns=len(stopping), timeout=seconds + _CALL_SECONDS)
+            for call in ended:
+                with suppress(RayError):
+                    unsaved = ray.get(call) or unsaved
+            if late and seconds == _SAVING_SECONDS:
+                unsaved = f"the coordinator has not ended within {seconds:.0f} s"
         for actor in actors:
             end_actor(actor)
+        return unsaved
 
 
 def requests_of(plan: RayPlan, address: str) -> WorkerRequests | None:

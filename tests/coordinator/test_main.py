@@ -39,11 +39,11 @@ class Told:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.config: CoordinatorConfig | None = None
 
-        def serve(config: CoordinatorConfig, journal: object, stop: object) -> None:
+        def serve(config: CoordinatorConfig, *others: object) -> None:
             self.config = config
 
         monkeypatch.setattr(module, "serve", serve)
-        monkeypatch.setattr(grpc_server, "run", lambda body: body(None))
+        monkeypatch.setattr(grpc_server, "run", lambda body: body(None).close())
         monkeypatch.setattr(module, "configure_logging", lambda *_: None)
 
     def run(self, *arguments: str, **env: str) -> Result:

@@ -33,6 +33,8 @@ if "dies" in sys.argv:
 if "lives" in sys.argv:
     import time
     os.write(int(os.environ["PS_LIFE_FD"]), b".")
+if "unsaved" in sys.argv:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 for _ in range("hangs" not in sys.argv and 1 + sys.argv.count("again")):
     with open(file, "w") as told:
         told.write(f"127.0.0.1:9 of {os.getpid()}\\n")
@@ -40,6 +42,10 @@ if "lives" in sys.argv:
     while True:
         os.write(int(os.environ["PS_LIFE_FD"]), b".")
         time.sleep(0.1)
+if "unsaved" in sys.argv:
+    signal.sigwait({signal.SIGTERM})
+    print("no room")
+    sys.exit(74)
 signal.pause()
 """
 
@@ -135,6 +141,12 @@ def test_a_coordinator_that_is_stopped_is_killed_and_that_is_told(monkeypatch: p
         assert ends == [
             "the coordinator hung and was killed: it has shown no life for 1 s; its log is empty",
         ]
+
+
+def test_the_last_words_of_a_coordinator_that_could_not_save_are_told_at_its_stop() -> None:
+    with serving("unsaved", name=ServerName(ServerKind.COORDINATOR)) as (actor, _):
+        actor.address(60.0)
+        assert actor.stop(60.0) == "its log ends with: no room"
 
 
 def test_a_server_that_does_not_start_is_an_error_with_its_last_lines() -> None:

@@ -149,6 +149,23 @@ def test_the_coordinator_is_stopped_last_and_closing_twice_is_as_closing_once(ra
     assert all(actor.killed for actor in ray.actors)
 
 
+def test_a_coordinator_that_saves_is_stopped_before_the_shards_it_needs_and_says_what_was_not_saved(
+    ray: FakeRay, servers: Any
+) -> None:
+    started = servers(coordinator_options=("--checkpoint-dir", "/saved"))
+    started.start(60.0)
+    ray.actors[1].stop.remote(1.0).end("the words of a shard are no reason")
+    del ray.log[:]
+    started.close()
+    assert ray.log == ["stop the coordinator", "stop shard 0", "stop shard 1"]
+    started = servers(coordinator_options=("--checkpoint-dir=/saved",))
+    started.start(60.0)
+    ray.at_once["stop"] = "its log ends with: Error: the last checkpoint was not written: no room"
+    with pytest.raises(Unavailable, match=r"the last checkpoint was not written; actual: its log .*no room"):
+        started.close()
+    assert all(actor.killed for actor in ray.actors)
+
+
 def workers(plan: RayPlan) -> Any:
     of_ray = importlib.import_module("ps_worker.ray.workers")
     return of_ray.RayWorkers(plan, _Reservation(), [{"PS_RANK": "0"}, {"PS_RANK": "1"}], len, ("arguments",))

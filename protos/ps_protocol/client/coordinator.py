@@ -51,6 +51,9 @@ LINEAGE_VARIABLE = "PS_LINEAGE"
 process does not wait for the lease of the one before it.
 """
 
+EXIT_UNSAVED = 74
+"""Exit code of a coordinator whose last checkpoint was not written; of ps-run too."""
+
 CHECKPOINT_SECONDS = 3600.0
 """How long a whole job may take to be written or read."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,6 +97,17 @@ def make_folder(path: Path) -> bool:
         return False
     sync_folder(path.parent)
     return True
+
+
+def check_writable(folder: Path) -> None:
+    """Make ``folder`` if it is missing, write a file there, and remove it. Raises ConfigError, StorageFull."""
+    probe = folder / f".probe-{os.getpid()}-{secrets.token_hex(4)}"
+    with storage_errors(folder):
+        make_folders(folder)
+        try:
+            write_file(probe, b"probe")
+        finally:
+            remove_file(probe)
 
 
 def make_folders(path: Path) -> None:

@@ -16,6 +16,7 @@ import click
 from ps_protocol.errors import ConfigError
 from ps_protocol.logs import LEVELS, LogFormat
 from ps_protocol.model.spec import Mode
+from ps_server.checkpoint.folder.files import check_writable
 from ps_server.cli.launcher.benchmark import JobCommand
 from ps_server.cli.launcher.hosts.job import run_on_hosts, script_on_hosts, workers_of
 from ps_server.cli.launcher.hosts.options import HostsOptions, hosts_options
@@ -255,7 +256,8 @@ def main(
     """Run SCRIPT as a job: one process for the coordinator, each shard and each worker, here or on --hosts.
 
     All arguments after SCRIPT are passed to it. The exit code is 0 when every worker exits with 0, else that of the
-    first worker that failed (128 + signal if it was killed). ps-run leaves no process behind.
+    first worker that failed (128 + signal if it was killed), or 74 when all went well but the last checkpoint was not
+    written. ps-run leaves no process behind.
 
     With --data-dir the job survives the end of its servers and of ps-run: the same command continues it. After a job
     that finished, the same command continues to train from its parameters.
@@ -281,6 +283,8 @@ def main(
         restarts = server_restarts(restart_servers, storage)
         serves_metrics = parse_port(metrics_port)
         checkpoints = checkpoint_config(checkpoint_dir, checkpoint_seconds, checkpoint_keep, checkpoint_full_every)
+        if checkpoints.directory is not None and hosts is None and has_servers(strategy):
+            check_writable(checkpoints.directory)
         if log_dir is not None:
             make_log_folder(log_dir)
         job_trace = JobTrace(trace) if trace is not None else None

@@ -134,10 +134,10 @@ class Programs:
 
     def _shard_checkpoints(self) -> list[str]:
         """The folders in which shards may write and read checkpoints."""
-        folders = [] if self.checkpoints.directory is None else [self.checkpoints.directory]
+        flags = [] if self.checkpoints.directory is None else ["--checkpoint-dir", str(self.checkpoints.directory)]
         if self.restore is not None and self.restore != "latest":
-            folders.append(Path(self.restore).absolute().parent)
-        return [part for folder in folders for part in ("--checkpoint-dir", str(folder))]
+            flags += ["--restore-dir", str(Path(self.restore).absolute().parent)]
+        return flags
 
     def _shard_storage(self) -> list[str]:
         if not self.keeps_state:

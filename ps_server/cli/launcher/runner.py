@@ -311,6 +311,7 @@ class Runner:
         programs, status = self._programs, self._final or (self._poller.latest if self._poller else None)
         folders = Folders(
             _newest_checkpoint(programs.checkpoints.directory),
+            isinstance(self._supervisor, Supervisor) and self._supervisor.unsaved,
             programs.storage.data_dir if programs.keeps_state else None,
             self._log_dir,
         )

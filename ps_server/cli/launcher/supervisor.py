@@ -121,6 +121,7 @@ class Supervisor:
         self._stage_ends: float | None = None
         self._exit_code: int | None = None
         self._hanging = HangingServers()
+        self._saved = False
         self.stage = Stage.STARTING
         #: Unexpected ends of processes, in order.
         self.failures: list[str] = []
@@ -129,6 +130,11 @@ class Supervisor:
     def restarts_workers(self) -> bool:
         """Whether failed workers are started again."""
         return self._plan.worker_restarts > 0
+
+    @property
+    def unsaved(self) -> bool:
+        """At the end of a job that saves: whether its last checkpoint was not written."""
+        return self._plan.saves and not self._saved
 
     @property
     def deadline(self) -> float | None:
@@ -178,6 +184,8 @@ class Supervisor:
         process, code = event.process, event.code
         self._live.discard(process)
         hung = self._hanging.ended(process)
+        if self.stage is Stage.SAVING and process.part is ProcessRole.COORDINATOR:
+            return [*self._on_last_checkpoint(event), *self._advance(now)]
         if self.stage in ENDING:
             return self._advance(now)
         how = f"{process} {'hung and was killed' if hung else event.why or describe_exit(code, event.peak_bytes)}"
@@ -198,6 +206,16 @@ class Supervisor:
         return self._again(process, how, now) or self._end(
             shell_code(code), f"{how}{self._spent('--restart-workers', process)}; stopping the job", now
         )
+
+    def _on_last_checkpoint(self, event: Exited) -> list[Command]:
+        """The coordinator, told to have it written, has ended."""
+        self._saved = event.code == 0
+        if self._saved:
+            return []
+        how = f"{event.process} {event.why or describe_exit(event.code, event.peak_bytes)}"
+        self.failures.append(how)
+        self._exit_code = self._exit_code or shell_code(event.code)
+        return [Say(f"{how}: the last checkpoint was not written")]
 
     def _on_lost_server(self, process: ProcessName, code: int, how: str, now: float) -> list[Command]:
         spent = ""

@@ -119,10 +119,6 @@ def run_program(command: click.Command) -> NoReturn:
     os._exit(code)
 
 
-class _ConfigFailure(click.ClickException):
-    exit_code = 2
-
-
 @contextmanager
 def clean_errors() -> Iterator[None]:
     """Show a PsError as one line without traceback; exit code 2 for ConfigError, 1 for the others.
@@ -132,8 +128,13 @@ def clean_errors() -> Iterator[None]:
     try:
         yield
     except PsError as error:
-        if logs_json():
-            logger.error("%s", error)
-            raise SystemExit(2 if isinstance(error, ConfigError) else 1) from error
-        shown = _ConfigFailure if isinstance(error, ConfigError) else click.ClickException
-        raise shown(printable(str(error), keep="\n")) from error
+        fail(error, 2 if isinstance(error, ConfigError) else 1)
+
+
+def fail(error: PsError, code: int) -> NoReturn:
+    """Show ``error`` as ``clean_errors`` does, and end with exit code ``code``."""
+    if logs_json():
+        logger.error("%s", error)
+    else:
+        click.ClickException(printable(str(error), keep="\n")).show()
+    raise SystemExit(code) from error

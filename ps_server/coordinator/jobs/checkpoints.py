@@ -52,6 +52,10 @@ class Checkpoints:
         self._stopping = asyncio.Event()
         #: One was made after the last worker had left.
         self._final = False
+        #: Why the one at the end of the job, or of this process, was not written; None: it was, or is not due.
+        self.unsaved: PsError | None = None
+        #: The last attempt found no values to write.
+        self._nothing = False
         #: Checkpoints made, those that failed, and how long each took.
         self.done = self.failed = 0
         self.times = Histogram()
@@ -60,18 +64,22 @@ class Checkpoints:
     async def run(self) -> None:
         """Make checkpoints at the interval and when the job is finished, until ``stop``; then a last one.
 
-        Failures are logged.
+        Failures are logged. After one at the end of the job there is another attempt at ``stop``.
         """
-        while self._config.directory is not None and not self._stopping.is_set():
+        stopping = self._config.directory is None
+        while not stopping:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), _LOOK_SECONDS)
+            # Told during an attempt that was due anyway, it is followed by a last one.
+            stopping = self._stopping.is_set()
             view, interval = self._driver.view, self._config.seconds
             self._final = self._final and view.finished
             due = interval is not None and time.monotonic() - self._taken_at >= interval and not view.finished
-            ends = view.finished or self._stopping.is_set()
-            if view.models and (due or (ends and not self._final)):
+            last = (view.finished and not self._final) or (stopping and (not self._final or self.unsaved is not None))
+            if view.models and (due or last):
                 self._final = view.finished
-                await self._try_to_make()
+                error = await self._try_to_make()
+                self.unsaved = error if last else None
 
     @property
     def settled(self) -> bool:
@@ -89,14 +97,18 @@ class Checkpoints:
         """``run`` ends soon."""
         self._stopping.set()
 
-    async def _try_to_make(self) -> None:
+    async def _try_to_make(self) -> PsError | None:
+        """Make one; why there is none, where there is something to write."""
         try:
             await self.make()
         except NotReady as error:
             logger.info("no checkpoint: %s", error)
+            return None if self._nothing else error
         except PsError as error:
             logger.error("no checkpoint: %s", error)
             self._driver.events.add(f"no checkpoint: {error}", warning=True)
+            return error
+        return None
 
     async def make(self) -> CheckpointMade:
         """Make one now.
@@ -112,7 +124,7 @@ class Checkpoints:
             except BaseException:
                 self.failed += 1
                 raise
-            self._complete_at = began
+            self._complete_at, self.unsaved = began, None
             self.done += 1
             # It is complete, whatever becomes of older ones.
             await asyncio.to_thread(prune, directory, self._config.keep, self._config.restored)
@@ -167,13 +179,14 @@ class Checkpoints:
         return self._config.directory
 
     async def _write(self, folder: Path) -> int:
-        view = self._driver.view
+        view, self._nothing = self._driver.view, False
         async with (
             connected(self._driver, view.used_shards) as shards,
             quiesced(shards, uuid.uuid4().hex) as quiesce,
         ):
             maps = quiesce.complete(self._driver.shard_maps)
             if not maps:
+                self._nothing = True
                 raise NotReady("no model has values yet", remedy="wait for the first worker to declare one")
             facts, targets = self._driver.facts(), quiesce.targets(maps)
             written = await all_of(

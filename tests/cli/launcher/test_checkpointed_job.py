@@ -3,6 +3,8 @@
 import re
 import signal
 
+import pytest
+
 from ps_server.checkpoint.folder.directory import committed
 from ps_server.checkpoint.read.checkpoint import Checkpoint
 from tests.cli.launcher.training import HALF, STEPS, UNDISTURBED
@@ -49,3 +51,27 @@ def test_a_folder_that_is_no_checkpoint_is_refused_in_one_line(training):
     job = training("--restore", "nowhere")
     assert job.ends() != 0
     assert re.search(r"nowhere is not a complete checkpoint", job.output)
+
+
+def test_a_last_checkpoint_that_cannot_be_written_is_told_with_the_exit_code_and_the_older_one(training, tmp_path):
+    job = training(*SAVED)
+    job.says("half-way")
+    (tmp_path / "saved").rmdir()
+    (tmp_path / "saved").touch()
+    job.go_on()
+    assert job.ends() == 74, job.output
+    assert re.search(r"Error: the last checkpoint was not written: .*Not a directory", job.output), job.output
+    assert "coordinator exited with code 74: the last checkpoint was not written\n" in job.output
+    assert "ended with exit code 74 after" in job.output
+    assert "the last checkpoint was not written; there is none\n" in job.output
+
+
+@pytest.mark.parametrize("flags", [(), ("--shards", "2")])
+def test_a_folder_that_cannot_be_written_is_told_before_anything_starts(training, tmp_path, flags):
+    (tmp_path / "file").touch()
+    job = training("--checkpoint-dir", "file/saved", *flags)
+    assert job.ends() == 2, job.output
+    (said,) = job.output.splitlines()
+    assert re.fullmatch(
+        r"Error: the checkpoint files at .*/file/saved cannot be used: Not a directory; remedy: .*", said
+    )

@@ -338,4 +338,32 @@ def test_a_last_checkpoint_that_never_ends_is_given_up():
     assert job.late() == [Send(COORDINATOR, signal.SIGKILL)]
     assert "no last checkpoint" in job.said[-1]
     assert job.exits(COORDINATOR, -9) == [Send(SHARD, signal.SIGTERM)]
-    assert job.exits(SHARD) == [Finish(0)]
+    assert job.exits(SHARD) == [Finish(137)]
+    assert job.supervisor.unsaved
+
+
+def test_a_last_checkpoint_that_is_not_written_is_a_failure_of_a_job_that_went_well():
+    job = Job(workers=1, saves=True).ready()
+    job.exits(WORKERS[0])
+    assert job.exits(COORDINATOR, 74) == [Send(SHARD, signal.SIGTERM)]
+    assert job.said[-1] == "coordinator exited with code 74: the last checkpoint was not written"
+    assert job.exits(SHARD) == [Finish(74)]
+    assert job.supervisor.unsaved
+    assert job.supervisor.failures == ["coordinator exited with code 74"]
+
+
+def test_a_job_that_failed_keeps_its_exit_code_and_is_unsaved_where_its_coordinator_was_lost():
+    job = Job(workers=1, saves=True).ready()
+    assert job.exits(WORKERS[0], 7) == [Send(COORDINATOR, signal.SIGTERM)]
+    job.exits(COORDINATOR, 74)
+    assert job.exits(SHARD) == [Finish(7)]
+    job = Job(workers=1, saves=True).ready()
+    job.exits(COORDINATOR, -9)
+    job.exits(WORKERS[0])
+    assert job.exits(SHARD) == [Finish(137)]
+    assert job.supervisor.unsaved
+    job = Job(workers=1, saves=True).ready()
+    job.exits(WORKERS[0])
+    job.exits(COORDINATOR)
+    job.exits(SHARD)
+    assert not job.supervisor.unsaved

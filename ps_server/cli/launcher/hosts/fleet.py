@@ -43,6 +43,7 @@ class HostsJob:
     #: The script's path; empty: a module.
     script: str
     data_dir: Path | None = None
+    checkpoint_dir: Path | None = None
     ssh: str = "ssh"
     silence_seconds: float = SILENCE_SECONDS
     working_folder: str = field(default_factory=os.getcwd)
@@ -160,4 +161,5 @@ class Fleet:
             data_dir=str(job.data_dir) if serves and job.data_dir else "",
             lock_name=LOCK if first else f"ps-run-{host.name}.lock",
             silence_seconds=job.silence_seconds,
+            checkpoint_dir=str(job.checkpoint_dir) if serves and job.checkpoint_dir else "",
         )

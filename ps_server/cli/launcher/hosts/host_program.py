@@ -16,7 +16,8 @@ from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ps_protocol.errors import ConfigError, PsError
+from ps_protocol.errors import ConfigError, PsError, StorageFull
+from ps_server.checkpoint.folder.files import check_writable
 from ps_server.cli.launcher.child import Child
 from ps_server.cli.launcher.events import SERVERS, ProcessName, ProcessRole
 from ps_server.cli.launcher.hosts.frames import BEGINNING, FrameReader
@@ -133,7 +134,7 @@ class HostProgram:
             case Begin():
                 try:
                     self._send(self._begin(message))
-                except ConfigError as error:
+                except (ConfigError, StorageFull) as error:
                     self._send(Declined(error.message, error.expected, error.actual, error.remedy))
             case Launch():
                 self._launch(message)
@@ -144,7 +145,7 @@ class HostProgram:
                 pass
 
     def _begin(self, begin: Begin) -> Ready:
-        """Raises ConfigError where this host cannot take part."""
+        """Raises ConfigError, StorageFull where this host cannot take part."""
         self._silence_seconds = begin.silence_seconds
         try:
             os.chdir(begin.working_folder)
@@ -160,6 +161,8 @@ class HostProgram:
             )
         if begin.data_dir:
             self._job_folder = JobFolder(Path(begin.data_dir), lock_name=begin.lock_name)
+        if begin.checkpoint_dir:
+            check_writable(Path(begin.checkpoint_dir))
         addresses = (os.environ.get("SSH_CONNECTION") or "").split()
         client, server = (addresses[0], addresses[2]) if len(addresses) == 4 else ("", "")
         return Ready(

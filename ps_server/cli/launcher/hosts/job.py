@@ -65,6 +65,7 @@ def run_on_hosts(
         python=command[0],
         script="" if module else command[1],
         data_dir=programs.storage.data_dir if programs.keeps_state else None,
+        checkpoint_dir=programs.checkpoints.directory,
         ssh=options.ssh,
     )
     programs = replace(programs, servers=servers_on_hosts(command[0], programs))

@@ -39,6 +39,8 @@ class Begin:
     lock_name: str
     #: Ends when nothing was heard of the other side for so long.
     silence_seconds: float
+    #: Where servers of this host write checkpoints; empty: nowhere.
+    checkpoint_dir: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,9 @@ _KINDS: Mapping[str, type[Message]] = {
 
 _SCALARS: Mapping[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("cores", "code", "peak_bytes", "used_before", "pid"), int),
-    **dict.fromkeys(("version", "host", "working_folder", "script", "data_dir", "lock_name", "address"), str),
+    **dict.fromkeys(
+        ("version", "host", "working_folder", "script", "data_dir", "lock_name", "address", "checkpoint_dir"), str
+    ),
     **dict.fromkeys(("client_address", "server_address", "message", "expected", "actual", "remedy", "why"), str),
     "silence_seconds": (int, float),
     "environment": dict,

@@ -21,6 +21,8 @@ class Folders:
 
     #: The newest checkpoint.
     checkpoint: Path | None = None
+    #: There should be a newer one.
+    unsaved: bool = False
     state: Path | None = None
     logs: Path | None = None
 
@@ -40,7 +42,10 @@ def summary(
         lines.append(
             "failures: " + "; ".join(f"{what}{f' ({n} times)' if n > 1 else ''}" for what, n in counted.items())
         )
-    if folders.checkpoint:
+    if folders.unsaved:
+        newest = f"the newest one is older: {folders.checkpoint}" if folders.checkpoint else "there is none"
+        lines.append(f"the last checkpoint was not written; {newest}")
+    elif folders.checkpoint:
         lines.append(f"checkpoint: {folders.checkpoint}")
     if folders.state:
         lines.append(f"state: {folders.state}; the same command continues from it")

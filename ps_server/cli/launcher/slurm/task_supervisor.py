@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
+from ps_protocol.client.coordinator import EXIT_UNSAVED
 from ps_server.cli.launcher.events import (
     SCRIPTS,
     SERVERS,
@@ -106,6 +107,8 @@ class TaskSupervisor:
         restarts = self._restarts[process]
         # A server that fails at its first start has wrong options or damaged data.
         hopeless = process.part in SERVERS and code > 0 and restarts.never_lived(process, now)
+        # One whose job is finished, but for its last checkpoint, would begin another run.
+        hopeless = hopeless or (process.part is ProcessRole.COORDINATOR and code == EXIT_UNSAVED)
         pause_seconds = None if hopeless else restarts.take(process, now)
         if pause_seconds is None:
             return self._end(shell_code(code), f"{how}; ending this task", signal.SIGTERM, now)

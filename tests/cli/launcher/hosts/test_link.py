@@ -39,8 +39,15 @@ class Hosts:
         self.folder = folder
         self.links: list[HostLink] = []
 
-    def begin(self, silence: float = 60.0, script: str = "", data_dir: str = "", folder: str | None = None) -> Begin:
-        return Begin("h1", folder or str(self.folder), script, data_dir, "lock", silence)
+    def begin(
+        self,
+        silence: float = 60.0,
+        script: str = "",
+        data_dir: str = "",
+        folder: str | None = None,
+        checkpoint_dir: str = "",
+    ) -> Begin:
+        return Begin("h1", folder or str(self.folder), script, data_dir, "lock", silence, checkpoint_dir)
 
     def link(self, command=HOST, **begin) -> HostLink:
         self.links.append(HostLink(command, "/py", self.begin(**begin)))
@@ -258,3 +265,13 @@ def test_a_coordinator_that_shows_no_life_is_told_with_its_number_and_ended_by_i
     process.send(signal.SIGKILL)
     wait_until(lambda: process.poll() is not None, "it has ended")
     assert process.poll() == -signal.SIGKILL
+
+
+def test_a_host_that_cannot_write_checkpoints_says_so_before_anything_is_started(hosts, tmp_path):
+    (tmp_path / "file").touch()
+    error = hosts.fails(checkpoint_dir=str(tmp_path / "file" / "saved"))
+    assert isinstance(error, ConfigError)
+    assert error.message.startswith("h1: the checkpoint files at ")
+    assert error.message.endswith("cannot be used: Not a directory")
+    hosts.link(checkpoint_dir=str(tmp_path / "saved")).ready.result(PATIENCE_SECONDS)
+    assert list((tmp_path / "saved").iterdir()) == []

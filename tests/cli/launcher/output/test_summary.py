@@ -30,7 +30,7 @@ def test_failures_are_counted_and_what_is_left_of_the_job_has_its_place():
         "shard 0 was killed by signal 9 (SIGKILL)",
         "worker 1 exited with code 7",
     ]
-    folders = Folders(Path("/saved/checkpoint-00000003"), Path("state"), Path("logs"))
+    folders = Folders(Path("/saved/checkpoint-00000003"), state=Path("state"), logs=Path("logs"))
     assert summary(7, 61, None, failures, folders) == [
         "ended with exit code 7 after 1:01",
         "failures: worker 1 exited with code 7 (2 times); shard 0 was killed by signal 9 (SIGKILL)",
@@ -38,6 +38,14 @@ def test_failures_are_counted_and_what_is_left_of_the_job_has_its_place():
         "state: state; the same command continues from it",
         "logs: logs",
     ]
+
+
+def test_a_checkpoint_that_is_not_the_last_is_called_older():
+    saved = Path("/saved/checkpoint-00000003")
+    (said,) = summary(74, 61, None, [], Folders(saved, unsaved=True))[1:]
+    assert said == f"the last checkpoint was not written; the newest one is older: {saved}"
+    (said,) = summary(74, 61, None, [], Folders(unsaved=True))[1:]
+    assert said == "the last checkpoint was not written; there is none"
 
 
 def test_workers_that_never_connected_are_named():
