@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from ps_protocol.cluster.job import DEFAULT_JOB
 from ps_protocol.errors import ConfigError
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.settings import SecuritySettings
@@ -25,7 +26,7 @@ CLIENTS = (AccessRole.ADMIN, AccessRole.WORKER, AccessRole.READER, AccessRole.VI
 class CertificateFolder:
     """One folder with the names below; made by ``psctl certs init`` and ``ps-run --tls``."""
 
-    def __init__(self, path: Path, job: str = "job") -> None:
+    def __init__(self, path: Path, job: str = DEFAULT_JOB) -> None:
         self.path = path
         self.job = job
 

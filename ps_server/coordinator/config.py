@@ -59,6 +59,7 @@ class CoordinatorConfig:
         cluster, saves = self.cluster, self.checkpoints
         interval = "" if saves.seconds is None else f", every {saves.seconds:g} s"
         return {
+            "job": cluster.job,
             "shards": str(cluster.expected_shards),
             "workers": str(cluster.expected_workers or "any number"),
             "first mode": str(cluster.consistency),
@@ -100,6 +101,7 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
             expected="--lease-seconds at least twice --heartbeat-seconds",
             actual=f"{lease:g} s and {heartbeat:g} s",
         )
+    security: SecuritySettings = options.get("security") or SecuritySettings()
     job_limits: JobLimits = options.get("job_limits") or JobLimits()
     cluster = ClusterSettings(
         expected_shards=options["shards"],
@@ -112,6 +114,7 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
         # Above all incarnations of earlier coordinators: none admits a thousand members a second.
         first_incarnation=time.time_ns() // 1_000_000,
         clock_began=time.time() - time.monotonic(),
+        job=security.job,
         limits=job_limits if most is None else replace(job_limits, max_model_bytes=most),
     )
     if kept is not None:
@@ -149,7 +152,7 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
         metrics,
         options["page_port"],
         limits,
-        options.get("security") or SecuritySettings(),
+        security,
         *_elasticity(options, cluster.expected_workers),
     )
 

@@ -18,7 +18,7 @@ from ps_protocol.errors import PsError
 from ps_protocol.life import showing_life, take_life_pipe
 from ps_protocol.logs import LogFormat, configure_logging, describe_process
 from ps_protocol.metrics.call_on_loop import call_on_loop
-from ps_protocol.metrics.server import MetricsServer
+from ps_protocol.metrics.server import JOB_LABEL, MetricsServer
 from ps_protocol.model.spec import Mode
 from ps_protocol.security.expiry import ExpiryWatch
 from ps_protocol.security.roles import AccessRole
@@ -178,7 +178,7 @@ def _serve_metrics(
         config,
         COORDINATOR.role,
         call_on_loop(loop, metrics.read),
-        {},
+        {JOB_LABEL: driver.settings.job},
         call_on_loop(loop, lambda: targets(driver.status())),
         security,
     )
@@ -236,7 +236,7 @@ def _serve_metrics(
 def main(context: click.Context, /, **options: Any) -> None:
     """Entry point of ps-coordinator."""
     configure_logging(options["log_level"], LogFormat(options["log_format"]))
-    describe_process(role="coordinator", job=os.environ.get("PS_JOB"))
+    describe_process(role="coordinator", job=options["security"].job)
     unsaved: list[PsError] = []
     with common.clean_errors():
         given = {name for name in options if context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)}

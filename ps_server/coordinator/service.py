@@ -112,7 +112,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 ),
                 _wait_seconds(JOIN_WAIT_SECONDS, context),
             )
-            reply = convert.joined_to_pb(joined)
+            reply = convert.joined_to_pb(replace(joined, job=self._driver.settings.job))
             reply.session = self._sessions.issue(current_caller(), joined.member)
             reply.session_key = self._sessions.public_key
             return reply

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from ps_protocol.cluster.job import DEFAULT_JOB
 from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_protocol.model.spec import Consistency, StalePolicy
 from ps_server.coordinator.placement.variables import Balanced, FixedShards, MaxSize, MinSize, PartitionRule
@@ -29,6 +30,8 @@ class ClusterSettings:
     limits: JobLimits = field(default_factory=JobLimits)
     #: When the steady clock that times come from read 0, in seconds since 1970.
     clock_began: float = 0.0
+    #: Name of the job, for people, metrics and logs.
+    job: str = DEFAULT_JOB
 
     @property
     def identity(self) -> JobIdentity:

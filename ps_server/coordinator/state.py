@@ -93,7 +93,12 @@ class ClusterState:
 
     def status(self, now: float) -> ClusterStatus:
         """The view, the live members with their statistics, and the last former ones."""
-        return ClusterStatus(self.view, self.membership.statuses(now), at_seconds=self._settings.clock_began + now)
+        return ClusterStatus(
+            self.view,
+            self.membership.statuses(now),
+            at_seconds=self._settings.clock_began + now,
+            job=self._settings.job,
+        )
 
     def set_consistency(self, consistency: Consistency) -> StateChange[ClusterView]:
         """Change the mode of the job. Raises InvalidRequest when it cannot work."""

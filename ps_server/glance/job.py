@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.history import CheckpointFacts, JobHistory, PlacedVariable
+from ps_protocol.cluster.job import DEFAULT_JOB
 from ps_protocol.cluster.view import Role
 from ps_server.glance.alerts import Alert, alerts_of
 from ps_server.glance.shards import ShardGlance, TableGlance, shards_of, tables_of
@@ -24,6 +25,8 @@ class JobGlance:
     #: Seconds since 1970, and since this coordinator began.
     at_seconds: float
     elapsed_seconds: float
+    #: Name of the job; empty: the default one, which says nothing.
+    job: str
     headline: str
     mode: str
     #: As ``job_state``; of a stalled job with what it waits for, and since when.
@@ -59,6 +62,7 @@ def glance_of(history: JobHistory) -> JobGlance:
     return JobGlance(
         at_seconds=history.at_seconds,
         elapsed_seconds=max(0.0, history.at_seconds - history.began_seconds),
+        job="" if history.status.job == DEFAULT_JOB else history.status.job,
         headline=headline(history.status),
         mode=str(view.consistency),
         state=str(job_state(history.status)),

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ps_protocol.cluster.job import DEFAULT_JOB
 from ps_protocol.cluster.view import TOOK_OVER, ClusterStatus, MemberStatus, Role
 from ps_protocol.text import printable
 
@@ -149,13 +150,14 @@ def has_expired(status: ClusterStatus) -> bool:
 
 
 def headline(status: ClusterStatus) -> str:
-    """Mode, state of the job, members, models."""
+    """Name of the job, mode, state, members, models; default names say nothing."""
     view = status.view
     live, used = view.live(Role.SHARD).keys(), view.used_shards
     workers, shards, spare = len(view.live(Role.WORKER)), len(live & set(used)), len(live & view.spare)
     expected = f" of {view.expected_workers}" if view.expected_workers else ""
     beside = f" and {spare} spare" if spare else ""
     parts = [
+        *([] if status.job == DEFAULT_JOB else [f"job {status.job}"]),
         str(view.consistency),
         str(job_state(status)),
         f"{shards} of {len(used)} shards{beside}",
@@ -164,7 +166,6 @@ def headline(status: ClusterStatus) -> str:
     if view.moving:
         parts.append("moving slices")
     if names := sorted(view.models):
-        # The default name says nothing.
         parts.append("1 model" if names == ["model"] else f"model{'s' if len(names) > 1 else ''} {', '.join(names)}")
     return printable(" · ".join(parts))
 

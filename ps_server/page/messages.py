@@ -38,7 +38,8 @@ def rows(entries: Sequence[Any]) -> dict[str, Any]:
 
 
 _HEAD = (
-    *("headline", "mode", "state", "models", "moving", "steps_per_second", "samples_per_second", "bytes_per_second"),
+    *("job", "headline", "mode", "state", "models", "moving"),
+    *("steps_per_second", "samples_per_second", "bytes_per_second"),
     *("live_workers", "expected_workers", "live_shards", "expected_shards", "straggler", "reported", "alerts"),
 )
 

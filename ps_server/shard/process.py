@@ -17,7 +17,7 @@ from ps_protocol.cluster.view import ClusterView, MemberStats, Role
 from ps_protocol.errors import Fenced, InternalError, Unavailable
 from ps_protocol.logs import describe_process
 from ps_protocol.metrics.call_on_loop import call_on_loop
-from ps_protocol.metrics.server import MetricsServer
+from ps_protocol.metrics.server import JOB_LABEL, MetricsServer
 from ps_protocol.model.spec import ShardMap
 from ps_protocol.rpc.channel import open_async_channel
 from ps_protocol.security.credentials import SessionCredential
@@ -195,6 +195,10 @@ class ShardProcess:
         """From now on this process calls others, and is called, as this member."""
         self._session = self._client.sessions.of(membership.member)
         self._authorization.trust(self._client.sessions.public_key)
+        if membership.job:
+            describe_process(job=membership.job)
+            if self._metrics:
+                self._metrics.label(**{JOB_LABEL: membership.job})
 
     def _enter_standby(self, membership: Membership) -> None:
         self._enter(membership)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ps_protocol.cluster.view import Member
 from ps_protocol.metrics.common import COMMON, read_common
 from ps_protocol.metrics.definition import Catalogue, Sample
-from ps_protocol.metrics.server import MetricsServer
+from ps_protocol.metrics.server import JOB_LABEL, MetricsServer
 from ps_worker.session.config import WorkerConfig
 from ps_worker.session.reporting import Progress
 
@@ -57,9 +57,10 @@ def read_worker(progress: Progress) -> Sequence[Sample]:
     ]
 
 
-def start_server(config: WorkerConfig, member: Member, progress: Progress) -> MetricsServer:
-    """Serve these numbers where ``config`` says. Raises ConfigError, also for an address beyond loopback without TLS
-    and tokens.
+def start_server(config: WorkerConfig, member: Member, progress: Progress, job: str = "") -> MetricsServer:
+    """Serve these numbers where ``config`` says; ``job``: its name, empty where it is not known.
+
+    Raises ConfigError, also for an address beyond loopback without TLS and tokens.
     """
     security = config.opened_security(listens=True)
     security.check_bind(config.metrics_bind, "the server of metrics")
@@ -67,7 +68,7 @@ def start_server(config: WorkerConfig, member: Member, progress: Progress) -> Me
         config.metrics_bind,
         config.metrics_port or 0,
         lambda: read_worker(progress),
-        {WORKER.constant: str(member.index)},
+        {WORKER.constant: str(member.index)} | ({JOB_LABEL: job} if job else {}),
         security=security,
         component=member.role.value,
     )

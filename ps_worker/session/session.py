@@ -99,6 +99,8 @@ class Session:
             membership.set_stats(session.progress.stats)
             member = membership.member
             describe_process(role=config.role.value, worker=member.index, incarnation=member.incarnation)
+            if membership.job:
+                describe_process(job=membership.job)
             membership.subscribe(session._on_view)
             session.instruments.open(os.environ, member)
             wait_until_started(membership, config, session.wait_hint, deadline)
@@ -135,7 +137,7 @@ class Session:
         # Here, because prometheus_client takes a while to import.
         from ps_worker.session.metrics import start_server
 
-        self._metrics = start_server(self._config, self._membership.member, self.progress)
+        self._metrics = start_server(self._config, self._membership.member, self.progress, self._membership.job)
         self.progress.metrics_address = self._metrics.address
         log.info("%s: metrics at %s", self._membership.member, self._metrics.url)
 

@@ -36,9 +36,14 @@ needs_prometheus = pytest.mark.skipif(
 NAMES = {metric.name for catalogue in CATALOGUES for metric in catalogue.own}
 
 
+JOB = "night"
+"""The name of the job that Prometheus scrapes."""
+
+
 def dashboard_queries() -> list[str]:
+    """For one job."""
     panels = json.loads((MONITORING / "dashboard.json").read_text())["panels"]
-    return [target["expr"] for panel in panels for target in panel.get("targets", ())]
+    return [target["expr"].replace("$ps_job", JOB) for panel in panels for target in panel.get("targets", ())]
 
 
 def rules() -> list[dict[str, Any]]:
@@ -71,7 +76,18 @@ def test_every_alert_has_a_case_of_its_own():
     for case in cases:
         before, after = case["alert_rule_test"]
         assert not before["exp_alerts"]
-        assert after["exp_alerts"]
+        assert [alert["exp_labels"]["ps_job"] for alert in after["exp_alerts"]] == ["one"]
+        # Another job is well, and not to blame.
+        assert any('ps_job="two"' in series["series"] for series in case["input_series"])
+
+
+def test_every_panel_shows_the_job_that_is_chosen():
+    dashboard = json.loads((MONITORING / "dashboard.json").read_text())
+    assert [each["name"] for each in dashboard["templating"]["list"]] == ["datasource", "ps_job"]
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", ()):
+            names = re.findall(r"torch_ps_\w+", target["expr"])
+            assert re.findall(r'(torch_ps_\w+)\{ps_job="\$ps_job"', target["expr"]) == names
 
 
 @needs_prometheus
@@ -154,7 +170,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
         running.start(
             "coordinator",
             *(*module, "ps_server.coordinator.main", "--port", "0", "--ready-file", str(ready)),
-            *("--shards", "2", "--workers", "2", "--mode", "sync", "--lease-seconds", "10"),
+            *("--shards", "2", "--workers", "2", "--mode", "sync", "--lease-seconds", "10", "--job", JOB),
             *("--checkpoint-dir", str(folder / "checkpoints"), "--checkpoint-seconds", "2"),
         )
         running.wait("the coordinator", ready.exists)
@@ -203,6 +219,9 @@ def test_every_process_of_the_job_is_found_and_scraped(job):
     up = "up == 1"
     job.wait("six targets", lambda: len(job.values(up)) == 6)
     found = job.ask("/api/v1/query", query=up)["result"]
+    assert {each["metric"]["ps_job"] for each in found} == {JOB}
+    # Of every sample; none was renamed for the label of its target.
+    assert len(job.values(f'count by (instance) (torch_ps_build_info{{ps_job="{JOB}",exported_ps_job=""}})')) == 6
     components = sorted(each["metric"]["component"] for each in found)
     assert components == ["coordinator", "shard", "shard", "standby", "worker", "worker"]
     for each in found:

@@ -39,6 +39,34 @@ def test_the_address_that_ps_run_prints_is_that_of_the_page(tmp_path: Path) -> N
     assert f"the worker scrapes {metrics} 200" in done.stdout
 
 
+EVERY_PROCESS = """
+import json, os, re, time, urllib.request
+import ps_worker
+from ps_protocol.client.coordinator import CoordinatorClient
+def fetched(url):
+    return urllib.request.urlopen(url).read().decode()
+with ps_worker.connect(), CoordinatorClient(os.environ["PS_COORDINATOR"]) as client:
+    url = client.get_status().metrics_url.removesuffix("metrics") + "targets"
+    deadline = time.monotonic() + 90
+    while len(targets := json.loads(fetched(url))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for target in targets:
+        lines = [line for line in fetched(f"http://{target['targets'][0]}/metrics").splitlines() if line[0] != "#"]
+        jobs = {tuple(re.findall('ps_job="([^"]*)"', line)) for line in lines}
+        print("seen", target["labels"]["component"], target["labels"]["ps_job"], *jobs)
+"""
+
+
+def test_the_name_of_a_job_is_on_every_sample_of_every_process_and_on_every_target(tmp_path: Path) -> None:
+    script = tmp_path / "look.py"
+    script.write_text(EVERY_PROCESS)
+    command = [sys.executable, "-m", "ps_server.cli.launcher.main", "--job", "night-7", "--no-progress", str(script)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = sorted(re.findall(r"seen (\w+) (\S+) (.*)", done.stdout))
+    assert found == [(component, "night-7", "('night-7',)") for component in ("coordinator", "shard", "worker")]
+
+
 @pytest.mark.parametrize(("port", "flags"), [(None, []), (0, ["--page-port", "0"]), (7080, ["--page-port", "7080"])])
 def test_a_coordinator_that_is_started_again_gets_the_same_port(port: int | None, flags: list[str]) -> None:
     programs = replace(Programs(Script(("python", "x.py")), Consistency(), 1, 1, 1), page_port=port)

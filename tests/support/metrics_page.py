@@ -34,12 +34,14 @@ needs to know the coordinator alone:
 ```yaml
 scrape_configs:
   - job_name: torch-ps
+    honor_labels: true
     http_sd_configs:
       - url: http://coordinator:9400/targets
         refresh_interval: 15s
 ```
 
-Each target has the label `component`: `coordinator`, `shard`, `standby`, `worker` or `evaluator`.
+Each target has the label `component`: `coordinator`, `shard`, `standby`, `worker` or `evaluator`; and `ps_job`, the
+name of the job, which every metric has, too ([monitoring.md](monitoring.md#several-jobs-under-one-prometheus)).
 [deploy/monitoring](../deploy/monitoring) has a `prometheus.yml`, alert rules and a Grafana dashboard.
 
 With TLS the pages are served over HTTPS with the certificate of the process; with tokens a caller needs any role but

@@ -122,6 +122,11 @@ class Membership:
         return self._client.open_shard(address, self.member)
 
     @property
+    def job(self) -> str:
+        """Name of the job; empty: its coordinator tells none."""
+        return self._joined.job
+
+    @property
     def seed(self) -> int:
         """Common seed of the job."""
         return self._joined.seed

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ps_protocol.cluster.events import JobEvent
 from ps_protocol.cluster.held import LogCounts, TableCounts
+from ps_protocol.cluster.job import DEFAULT_JOB
 from ps_protocol.model.spec import Consistency
 
 TOOK_OVER = "it took the place of the shard"
@@ -148,6 +149,8 @@ class Joined:
     seed: int
     #: Barriers the job had passed.
     phase: int
+    #: Name of the job; empty: its coordinator tells none.
+    job: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,3 +212,5 @@ class ClusterStatus:
     at_seconds: float = 0.0
     #: Of the coordinator, as in ``MemberStats``.
     certificate_ends: float = 0.0
+    #: Name of the job.
+    job: str = DEFAULT_JOB

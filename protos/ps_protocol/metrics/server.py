@@ -31,6 +31,9 @@ CONNECTIONS = 16
 REQUEST_SECONDS = 10.0
 """How long a client may leave the connection idle within one request."""
 
+JOB_LABEL = "ps_job"
+"""The label with the name of the job. Not ``job``: Prometheus sets that one, to the name of its own configuration."""
+
 _JSON = "application/json; charset=utf-8"
 _TEXT = "text/plain; charset=utf-8"
 _WILDCARDS = frozenset({"", "0.0.0.0", "::"})
@@ -84,6 +87,10 @@ class MetricsServer:
         self._closing, told = socket.socketpair()
         self._thread = threading.Thread(target=self._server.serve_until, args=(told,), name="metrics", daemon=True)
         self._thread.start()
+
+    def label(self, **labels: str) -> None:
+        """From now on every sample has these labels, too."""
+        self._server.constant = {**self._server.constant, **labels}
 
     @property
     def url(self) -> str:
@@ -166,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(HTTPStatus.OK, *exposition(samples, self.server.constant, accept))
             elif path == "/targets" and self.server.targets is not None:
                 own = Target(self.server.address, self.server.component)
-                self._answer(HTTPStatus.OK, _discovery([own, *self.server.targets()]), _JSON)
+                self._answer(HTTPStatus.OK, _discovery([own, *self.server.targets()], self.server.constant), _JSON)
             else:
                 known = "/metrics" if self.server.targets is None else "/metrics, /targets"
                 self._answer(HTTPStatus.NOT_FOUND, f"nothing is here; known: {known}\n".encode(), _TEXT)
@@ -209,9 +216,10 @@ class _Handler(BaseHTTPRequestHandler):
         logger.debug("%s: %s", self.address_string(), printable(format % args))
 
 
-def _discovery(found: Sequence[Target]) -> bytes:
-    """The format of Prometheus' HTTP service discovery."""
-    groups = [{"targets": [each.address], "labels": {"component": each.component}} for each in found]
+def _discovery(found: Sequence[Target], constant: Mapping[str, str]) -> bytes:
+    """The format of Prometheus' HTTP service discovery. All targets are of the job that ``constant`` names."""
+    of_job = {JOB_LABEL: constant[JOB_LABEL]} if JOB_LABEL in constant else {}
+    groups = [{"targets": [each.address], "labels": {"component": each.component} | of_job} for each in found]
     return json.dumps(groups).encode()
 
 

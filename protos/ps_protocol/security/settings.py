@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ps_protocol.cluster.job import DEFAULT_JOB, job_name
 from ps_protocol.errors import ConfigError
 
 
@@ -42,7 +43,7 @@ class SecuritySettings:
     #: Another user than this process's own who may map shared memory, too.
     shm_uid: int | None = None
     #: Name of the job; the certificates of its servers name it.
-    job: str = "job"
+    job: str = DEFAULT_JOB
     #: Servers: describe the services to tools such as grpcurl. None: unless callers are authenticated.
     reflection: bool | None = None
 
@@ -138,6 +139,6 @@ _READERS: Mapping[str, Callable[[str, str], Any]] = {
     "insecure": _switch,
     "bulk": _bulk,
     "shm_uid": _uid,
-    "job": _text,
+    "job": job_name,
     "reflection": _switch,
 }

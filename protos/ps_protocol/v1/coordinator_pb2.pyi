@@ -52,7 +52,7 @@ class JoinRequest(_message.Message):
     def __init__(self, role: _Optional[_Union[Role, str]] = ..., index: _Optional[int] = ..., address: _Optional[str] = ..., protocol_version: _Optional[int] = ..., token: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., data_incarnation: _Optional[int] = ..., directory: _Optional[str] = ..., yields: bool = ..., add: bool = ..., lineage: _Optional[str] = ..., take_over: bool = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("index", "incarnation", "lease_seconds", "heartbeat_seconds", "revision", "seed", "phase", "session", "session_key")
+    __slots__ = ("index", "incarnation", "lease_seconds", "heartbeat_seconds", "revision", "seed", "phase", "session", "session_key", "job")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,7 @@ class JoinReply(_message.Message):
     PHASE_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     SESSION_KEY_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
     index: int
     incarnation: int
     lease_seconds: float
@@ -71,7 +72,8 @@ class JoinReply(_message.Message):
     phase: int
     session: bytes
     session_key: bytes
-    def __init__(self, index: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ..., revision: _Optional[int] = ..., seed: _Optional[int] = ..., phase: _Optional[int] = ..., session: _Optional[bytes] = ..., session_key: _Optional[bytes] = ...) -> None: ...
+    job: str
+    def __init__(self, index: _Optional[int] = ..., incarnation: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ..., revision: _Optional[int] = ..., seed: _Optional[int] = ..., phase: _Optional[int] = ..., session: _Optional[bytes] = ..., session_key: _Optional[bytes] = ..., job: _Optional[str] = ...) -> None: ...
 
 class MemberStats(_message.Message):
     __slots__ = ("steps", "version", "steps_per_second", "bytes_per_second", "samples_per_second", "staleness", "metrics", "transport", "samples", "dropped", "standby_lag", "activity", "versions", "phase", "clock", "wait_seconds", "streams", "held_bytes", "log", "tables", "metrics_address", "queued_pushes", "queued_bytes", "certificate_ends")
@@ -546,20 +548,22 @@ class MemberStatus(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., seconds_since_heartbeat: _Optional[float] = ..., stats: _Optional[_Union[MemberStats, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., gone: _Optional[str] = ..., ended_at: _Optional[float] = ...) -> None: ...
 
 class ClusterStatus(_message.Message):
-    __slots__ = ("view", "members", "metrics_url", "decisions", "at_seconds", "certificate_ends")
+    __slots__ = ("view", "members", "metrics_url", "decisions", "at_seconds", "certificate_ends", "job")
     VIEW_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     METRICS_URL_FIELD_NUMBER: _ClassVar[int]
     DECISIONS_FIELD_NUMBER: _ClassVar[int]
     AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_ENDS_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
     view: ClusterView
     members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
     metrics_url: str
     decisions: _containers.RepeatedCompositeFieldContainer[JobEvent]
     at_seconds: float
     certificate_ends: float
-    def __init__(self, view: _Optional[_Union[ClusterView, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., metrics_url: _Optional[str] = ..., decisions: _Optional[_Iterable[_Union[JobEvent, _Mapping]]] = ..., at_seconds: _Optional[float] = ..., certificate_ends: _Optional[float] = ...) -> None: ...
+    job: str
+    def __init__(self, view: _Optional[_Union[ClusterView, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., metrics_url: _Optional[str] = ..., decisions: _Optional[_Iterable[_Union[JobEvent, _Mapping]]] = ..., at_seconds: _Optional[float] = ..., certificate_ends: _Optional[float] = ..., job: _Optional[str] = ...) -> None: ...
 
 class GetHistoryRequest(_message.Message):
     __slots__ = ("last_points",)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ps_protocol.cluster.job import DEFAULT_JOB
 from ps_protocol.security.roles import AccessRole
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
 
@@ -16,14 +17,14 @@ CERTIFICATES = "tls"
 """Name of their folder."""
 
 
-def certificates_in(path: Path, shards: int, hosts: Sequence[str] = ()) -> CertificateFolder:
+def certificates_in(path: Path, shards: int, hosts: Sequence[str] = (), job: str = DEFAULT_JOB) -> CertificateFolder:
     """Made in ``path``; those of an earlier start are renewed, and its tokens stay. Raises ConfigError.
 
-    ``hosts``: names and addresses of servers, beside those of this machine.
+    ``hosts``: names and addresses of servers, beside those of this machine; ``job``: the name of the job.
     """
     from ps_server.certs.folder import CertificateFolder  # slow to import
 
-    folder = CertificateFolder(path)
+    folder = CertificateFolder(path, job)
     if folder.authority_file.exists():
         folder.renew(shards, hosts)
     else:

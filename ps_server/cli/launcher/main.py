@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import click
 
+from ps_protocol.cluster.job import DEFAULT_JOB
 from ps_protocol.errors import ConfigError
 from ps_protocol.logs import LEVELS, LogFormat
 from ps_protocol.model.spec import Mode
@@ -39,6 +40,7 @@ from ps_server.cli.options.limits import every_limit_option, limit_flags
 from ps_server.cli.options.logs import format_option
 from ps_server.cli.options.mode import MODES, bound_options, consistency_of
 from ps_server.cli.options.page import page_port_option
+from ps_server.cli.options.security import job_option
 from ps_server.cli.options.storage import Durability, StorageConfig, storage_config, storage_options
 from ps_server.port_option import PortOption
 from ps_server.serving.metrics import metrics_option, parse_port
@@ -153,6 +155,7 @@ def run_replicas(programs: Programs, form: LogFormat, log_dir: Path | None) -> i
 @metrics_option(
     "PS_RUN_METRICS_PORT", "PS_METRICS_PORT", what="the coordinator; every other process takes any free one"
 )
+@job_option("Name of the job, for metrics, logs, the page and its certificates. PS_JOB.  [default: job]")
 @click.option(
     "--tls",
     is_flag=True,
@@ -216,6 +219,7 @@ def main(
     hosts: HostsOptions | None,
     slurm: SlurmOptions | None,
     port: int,
+    job: str | None,
     tls: bool,
     page: bool,
     page_port: int | None,
@@ -305,6 +309,7 @@ def main(
         coordinator_flags=given_flags(context) + limits[0],
         shard_flags=limits[1],
         port=port,
+        job=job or DEFAULT_JOB,
         tls=tls,
         page_port=0 if page and page_port is None else page_port,
         metrics_port=serves_metrics,

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ps_protocol.client.coordinator import LINEAGE_VARIABLE
+from ps_protocol.cluster.job import DEFAULT_JOB
 from ps_protocol.cluster.replicas import STRATEGY_VARIABLE
 from ps_protocol.logs import LogFormat
 from ps_protocol.model.registered_optimizers import ENVIRONMENT as OPTIMIZERS_VARIABLE
 from ps_protocol.model.spec import Consistency
+from ps_protocol.security.settings import VARIABLES
 from ps_protocol.tracing.settings import VARIABLE as TRACE_VARIABLE
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.options.checkpoint import CheckpointConfig
@@ -68,6 +70,8 @@ class Programs:
     port: int = 0
     #: Port of the coordinator's page; 0: any, None: no page.
     page_port: int | None = None
+    #: Name of the job.
+    job: str = DEFAULT_JOB
     #: The job has certificates and tokens of its own.
     tls: bool = False
     #: Port of the coordinator's metrics, 0: any; every other process takes any free one. None: no process serves any.
@@ -166,6 +170,7 @@ class Programs:
         # As in ps_worker, also for scripts that import gRPC before it.
         environment.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         # A process is started only after the end of the previous one in its place.
+        environment |= {VARIABLES["job"]: self.job} if self.job != DEFAULT_JOB else {}
         environment[LINEAGE_VARIABLE] = f"{self.lineage} {process}"
         if self.trace is not None:
             environment[TRACE_VARIABLE] = str(self.trace)

@@ -131,7 +131,7 @@ class Runner:
         if self._programs.tls:
             kept = self._programs.storage.data_dir if self._programs.keeps_state else None
             path, names = (kept or Path(self._folder.name)) / CERTIFICATES, self._place.names
-            self._certificates = certificates_in(path, self._programs.shards, names)
+            self._certificates = certificates_in(path, self._programs.shards, names, self._programs.job)
             settings = self._certificates.settings(AccessRole.ADMIN.value, role=AccessRole.ADMIN)
             self._screen.say(f"certificates and tokens of this job are in {self._certificates.path}")
         else:

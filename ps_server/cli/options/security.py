@@ -10,9 +10,24 @@ from typing import Any
 
 import click
 
+from ps_protocol.cluster.job import job_name
+from ps_protocol.errors import ConfigError
 from ps_protocol.security.settings import VARIABLES, BulkSecurity, SecuritySettings
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+def _job(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+    try:
+        return None if text is None else job_name("--job or PS_JOB", text)
+    except ConfigError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
+
+
+def job_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add --job with ``text`` as its help: ``job``, None where it is not given."""
+    return click.option("--job", metavar="NAME", envvar=VARIABLES["job"], callback=_job, help=text)
+
 
 _EVERY_PROGRAM = (
     click.option(
@@ -72,10 +87,9 @@ _SERVERS = (
         envvar=VARIABLES["shm_uid"],
         help="Number of another user whose processes may share memory with this one. PS_SHM_UID.",
     ),
-    click.option(
-        "--job",
-        envvar=VARIABLES["job"],
-        help="Name of the job, which the certificates of its servers name. PS_JOB.  [default: job]",
+    job_option(
+        "Name of the job. The coordinator tells all members, for metrics, logs and the page; the certificates of "
+        "servers name it. PS_JOB.  [default: job]"
     ),
     click.option(
         "--reflection/--no-reflection",

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import click
 
+from ps_protocol.cluster.job import DEFAULT_JOB
 from ps_server.cli.options.common import clean_errors
+from ps_server.cli.options.security import job_option
 
 _HELP = """Make certificates and tokens in DIR: an authority, a certificate for the coordinator, for each shard and for
 each role, and a file of tokens. Keys and tokens have mode 0600.
@@ -39,7 +41,7 @@ def certs() -> None:
     multiple=True,
     help="Name or IP address under which servers are reached; repeat it for more. localhost is always one.",
 )
-@click.option("--job", default="job", show_default=True, envvar="PS_JOB", help="Name of the job.")
+@job_option("Name of the job. PS_JOB.  [default: job]")
 @click.option(
     "--days",
     type=click.FloatRange(0, min_open=True),
@@ -54,7 +56,7 @@ def init(
     folder: Path,
     shards: int,
     hosts: tuple[str, ...],
-    job: str,
+    job: str | None,
     days: float,
     renew: bool,
     new_tokens: bool,
@@ -65,7 +67,7 @@ def init(
         raise click.UsageError("--drop-old is for --new-tokens")
     from ps_server.certs.folder import CertificateFolder  # slow to import
 
-    made = CertificateFolder(folder, job)
+    made = CertificateFolder(folder, job or DEFAULT_JOB)
     with clean_errors():
         paths = []
         if renew:

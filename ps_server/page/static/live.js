@@ -2,7 +2,7 @@
 "use strict";
 (function (ps) {
   const SILENT_MS = 4000, AGAIN_MS = 1000;
-  const page = new ps.Page();
+  const page = new ps.Page(true);
   let source = null, last = Date.now(), fresh = true;
 
   function say(state, text) {

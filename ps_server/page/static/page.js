@@ -11,7 +11,9 @@ window.ps = window.ps || {};
   }
 
   ps.Page = class {
-    constructor() {
+    // live: its title is the name of the job; a report has the title that it was given.
+    constructor(live) {
+      this.live = live;
       const named = (row) => row.name;
       this.tables = {
         workers: new ps.Table($("workers"), "worker", ps.COLUMNS.workers, named, true),
@@ -30,7 +32,8 @@ window.ps = window.ps || {};
       if (message.clock && this.head) {
         ps.drawTiles($("tiles"), this.head, message.clock.at - message.clock.began);
         $("subtitle").textContent = this.head.models.join() === "model" ? "" : this.head.models.join(", ");
-        document.title = (this.head.alerts.length ? `(${this.head.alerts.length}) ` : "") + `${this.head.state} · torch-ps job`;
+        if (this.live && this.head.job) $("title").textContent = this.head.job;
+        document.title = (this.head.alerts.length ? `(${this.head.alerts.length}) ` : "") + `${this.head.state} · ${$("title").textContent}`;
         ps.drawAlerts($("alerts"), this.head.alerts);
       }
       for (const name of ["workers", "shards", "tables", "checkpoints"]) if (message[name]) this.takeTable(name, ps.objects(message[name]));

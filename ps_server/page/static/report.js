@@ -1,3 +1,3 @@
 // A report: the whole state stands in the file.
 "use strict";
-new window.ps.Page().take(JSON.parse(document.getElementById("job").textContent));
+new window.ps.Page(false).take(JSON.parse(document.getElementById("job").textContent));

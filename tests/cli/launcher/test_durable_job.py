@@ -110,7 +110,7 @@ def test_a_server_that_dies_at_once_every_time_does_not_spin(tmp_path):
 
 
 def test_a_job_with_tls_goes_on_with_its_sessions_when_every_server_was_killed(training):
-    job = training(*KEPT, "--tls")
+    job = training(*KEPT, "--tls", "--job", "night")
     job.says("half-way")
     job.kill("coordinator")
     job.kill("shard")

@@ -1,6 +1,7 @@
 """The HTTP server of metrics: formats, other paths, limits, and who may read."""
 
 import http.client
+import json
 import socket
 import ssl
 import time
@@ -106,6 +107,16 @@ def test_targets_are_the_process_itself_and_the_others(serve):
         f'[{{"targets": ["{server.address}"], "labels": {{"component": "coordinator"}}}}, '
         '{"targets": ["10.0.0.7:9000"], "labels": {"component": "shard"}}]'
     )
+
+
+def test_a_label_that_is_learnt_later_is_on_every_sample_and_the_job_s_on_every_target(serve):
+    server = serve(targets=lambda: [Target("10.0.0.7:9000", "shard")])
+    server.label(ps_job="night")
+    families = text_string_to_metric_families(get(server)[2])
+    labels = [sample.labels for family in families for sample in family.samples]
+    assert labels
+    assert {(each["shard"], each["ps_job"]) for each in labels} == {("1", "night")}
+    assert [each["labels"]["ps_job"] for each in json.loads(get(server, "/targets")[2])] == ["night", "night"]
 
 
 def test_a_process_that_cannot_answer_is_told_as_503(serve):

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from ps_protocol.cluster.closed_model import ClosedModelAsk
 from ps_protocol.cluster.events import JobEvent
+from ps_protocol.cluster.job import DEFAULT_JOB, job_name
 from ps_protocol.cluster.view import (
     BarrierState,
     ClusterStatus,
@@ -20,7 +21,7 @@ from ps_protocol.cluster.view import (
     MoveProgress,
     Role,
 )
-from ps_protocol.errors import InvalidRequest
+from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_protocol.text import printable
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.wire.convert.enums import enum_member
@@ -85,6 +86,7 @@ def joined_to_pb(joined: Joined) -> pb.JoinReply:
         revision=joined.revision,
         seed=joined.seed,
         phase=joined.phase,
+        job=joined.job,
     )
 
 
@@ -97,7 +99,16 @@ def joined_from_pb(message: pb.JoinReply, role: Role, address: str) -> Joined:
         revision=message.revision,
         seed=message.seed,
         phase=message.phase,
+        job=_job_from_pb(message.job),
     )
+
+
+def _job_from_pb(name: str) -> str:
+    """Raises InvalidRequest for what can name no job; a coordinator may tell none."""
+    try:
+        return name and job_name("the name that the coordinator tells", name)
+    except ConfigError as error:
+        raise InvalidRequest(error.message, expected=error.expected, actual=error.actual) from error
 
 
 def stats_to_pb(stats: MemberStats) -> pb.MemberStats:
@@ -315,6 +326,7 @@ def status_to_pb(status: ClusterStatus) -> pb.ClusterStatus:
         decisions=map(event_to_pb, status.decisions),
         at_seconds=status.at_seconds,
         certificate_ends=status.certificate_ends,
+        job=status.job,
     )
 
 
@@ -339,4 +351,5 @@ def status_from_pb(message: pb.ClusterStatus) -> ClusterStatus:
         tuple(map(event_from_pb, message.decisions)),
         message.at_seconds,
         _moment(message.certificate_ends),
+        _job_from_pb(message.job) or DEFAULT_JOB,
     )

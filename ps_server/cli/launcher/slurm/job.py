@@ -84,7 +84,7 @@ def run_in_slurm(
     environment = dict(os.environ)
     if options.insecure:
         environment[VARIABLES["insecure"]] = "1"
-    certificates = _certificates(options.tls_dir)
+    certificates = _certificates(options.tls_dir, programs.job)
     check_listening({task.node: address}, environment, tls=certificates is not None)
     environment.setdefault("OMP_NUM_THREADS", str(threads(task, environment)))
     coordinator = join_address(task.coordinator_node, task.port(programs.port))
@@ -132,12 +132,12 @@ def threads(task: SlurmTask, environ: Mapping[str, str]) -> int:
     return max(1, len(os.sched_getaffinity(0)) // beside)
 
 
-def _certificates(path: Path | None) -> CertificateFolder | None:
+def _certificates(path: Path | None, job: str) -> CertificateFolder | None:
     if path is None:
         return None
     from ps_server.certs.folder import CertificateFolder  # slow to import
 
-    folder = CertificateFolder(path.absolute())
+    folder = CertificateFolder(path.absolute(), job)
     if not folder.authority_file.exists():
         raise ConfigError(
             f"{path} has no certificates",

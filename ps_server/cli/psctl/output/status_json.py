@@ -34,6 +34,7 @@ def status_json(status: ClusterStatus, tables: Sequence[TableTotals]) -> str:
     facts = {
         "schema": SCHEMA,
         "at_seconds": status.at_seconds,
+        "job": status.job,
         "state": state.name,
         "stalled_by": state.text,
         "metrics_url": status.metrics_url,
@@ -49,7 +50,7 @@ def status_json(status: ClusterStatus, tables: Sequence[TableTotals]) -> str:
 def schema_fields() -> dict[str, str]:
     """The type of each field by its path: ``members[].stats.steps`` is a number, ``view.models.*`` too."""
     found = {"schema": "number", "at_seconds": "number", "certificate_ends": "number"}
-    found |= dict.fromkeys(("state", "stalled_by", "metrics_url"), "string")
+    found |= dict.fromkeys(("job", "state", "stalled_by", "metrics_url"), "string")
     for path, part in _PARTS.items():
         found.update(_fields_of(part, path))
     return found

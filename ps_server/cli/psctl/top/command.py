@@ -105,9 +105,9 @@ def _look(client: CoordinatorClient) -> JobHistory:
     show_default=True,
     help="File to write; one that exists is replaced.",
 )
-@click.option("--title", default="torch-ps job", show_default=True, help="Title of the report.")
+@click.option("--title", help="Title of the report.  [default: the name of the job]")
 @coordinator_option
-def report(coordinator: str, file: Path, title: str) -> None:
+def report(coordinator: str, file: Path, title: str | None) -> None:
     """Write the job as one HTML file: curves, events, members, placement, configuration.
 
     The file opens in any browser, without a network and without this job. Needs torch-ps[page].
@@ -117,7 +117,8 @@ def report(coordinator: str, file: Path, title: str) -> None:
         # Its libraries are an extra of the package.
         from ps_server.page.report import report_html
 
-        text = report_html(client.get_history(CALL_SECONDS), title)
+        history = client.get_history(CALL_SECONDS)
+        text = report_html(history, title or glance_of(history).job or "torch-ps job")
         partial = file.with_name(f"{file.name}.{os.getpid()}.part")
         try:
             partial.write_text(text)
