@@ -30,6 +30,18 @@ PRESSED_SECONDS = 5.0
 _PRESSED_LOOK_SECONDS = 0.01
 
 
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """How much of a log the newest snapshot made unnecessary."""
+
+    #: The last record that a restart does not replay.
+    number: int
+    #: ``DurableLog.written_bytes`` when that was the last record; below 0 for one that an earlier process wrote.
+    written_bytes: int
+    #: When that snapshot began, or this process, on the monotonic clock.
+    at: float
+
+
 @dataclass(slots=True)
 class _Open:
     """The segment that is written."""
@@ -63,8 +75,10 @@ class DurableLog:
         """
         self.waits = sync
         self._bound_bytes = bound_bytes
-        #: Pushes wait for a snapshot, which frees space.
+        #: Pushes have found no room: a snapshot, which frees space, is due.
         self.pressed = False
+        #: Why the last try of one failed; empty: it did not.
+        self.snapshot_failure = ""
         #: The last record; being written while ``append`` runs.
         self.number = number
         #: The last record that is written whole.
@@ -77,6 +91,8 @@ class DurableLog:
         self.read_from: int | None = None
         #: Bytes written since the process began.
         self.written_bytes = 0
+        #: What snapshots hold of it: all that was there before, until recovery or a snapshot says otherwise.
+        self.saved = Saved(number, 0, time.monotonic())
         #: How long the disk took to have a record.
         self.syncs = Histogram()
         self._folder = folder
@@ -101,6 +117,16 @@ class DurableLog:
         self._preparing: asyncio.Task[None] | None = None
 
     @property
+    def unsaved_records(self) -> int:
+        """Records that no snapshot holds: a restart replays them."""
+        return self.number - self.saved.number
+
+    @property
+    def unsaved_bytes(self) -> int:
+        """What these records take."""
+        return self.written_bytes - self.saved.written_bytes
+
+    @property
     def _is_full(self) -> bool:
         return self._bound_bytes is not None and self._segments.is_full(self._bound_bytes - self.segment_bytes)
 
@@ -122,14 +148,20 @@ class DurableLog:
         while self._wanting(size) and self._is_full:
             self.pressed = True
             if time.monotonic() > until:
-                raise StorageFull(
-                    f"the log of shard {self._shard} has reached its limit, and no snapshot frees space",
-                    shard=str(self._shard),
-                    expected=f"{self._bound_bytes >> 20} MB",
-                    actual=str(self._path),
-                    remedy="raise --log-mb; pushes are accepted again as soon as there is room",
-                )
+                raise self._at_limit(self._bound_bytes)
             await asyncio.sleep(_PRESSED_LOOK_SECONDS)
+
+    def _at_limit(self, bound_bytes: int) -> StorageFull:
+        failed = self.snapshot_failure
+        return StorageFull(
+            f"the log of shard {self._shard} has reached its limit, and no snapshot frees space"
+            + (f": {failed}" if failed else ""),
+            shard=str(self._shard),
+            expected=f"{bound_bytes >> 20} MB",
+            actual=str(self._path),
+            remedy=("see why snapshots fail" if failed else "raise --log-mb")
+            + "; pushes are accepted again as soon as there is room",
+        )
 
     async def reserve(self, nbytes: int) -> None:
         """Have room for a record of ``nbytes`` bytes of payload. Raises StorageFull; then nothing is reserved."""
@@ -137,7 +169,11 @@ class DurableLog:
         if size > self._largest:
             self._largest, self.segment_bytes = size, segment_bytes_for(size, self._bound_bytes)
         while not self._promise(size):
-            await asyncio.shield(self._prepare_ahead())
+            try:
+                await asyncio.shield(self._prepare_ahead())
+            except StorageFull:
+                self.pressed = True
+                raise
         # Not before: a smaller record, which fits, does not wait for the room of a larger one.
         if self._writing and max(self._segments.spare_bytes, default=0) < self.segment_bytes and not self._is_full:
             self._prepare_ahead()
@@ -203,6 +239,7 @@ class DurableLog:
         self._close_segment()
         self._segments = SegmentFolder(self._path, sync=self.waits)
         self.number = self.whole = number
+        self.saved = Saved(number, self.written_bytes, time.monotonic())
         self.last_writer = 0
         self._begin_head(None)
 

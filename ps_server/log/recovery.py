@@ -41,6 +41,9 @@ class Recovered:
     #: The last record.
     number: int
     end: End | None
+    #: Records up to this one are in the snapshot; those after it, which were replayed, take so many bytes.
+    saved_number: int = 0
+    unsaved_bytes: int = 0
     #: The incarnation that wrote that record; 0 when it is not in the log any more.
     writer: int = 0
     #: Every push that was acknowledged by who wrote here must be in it.
@@ -124,7 +127,8 @@ def _recover(folder: DataFolder, careful: Collection[str], *, log_goes_on: bool)
         )
     # A log that was not written all the time may end before the snapshot does: then it continues in a new segment.
     end = scan.end if scan.end and scan.end.number == number + 1 else None
-    return Recovered(replay.models, number, end, scan.writer, head is not None and head.promises)
+    promised = head is not None and head.promises
+    return Recovered(replay.models, number, end, after, scan.behind_bytes, scan.writer, promised)
 
 
 def _say_torch(head: LogHead, shard: int, records: int) -> None:

@@ -66,6 +66,8 @@ class Scan:
         self._life = 0
         #: The writer of the last record read, also of those passed over.
         self.writer = 0
+        #: What the records after ``after`` take.
+        self.behind_bytes = 0
         self.end: End | None = None
 
     def __iter__(self) -> Iterator[Record]:
@@ -81,6 +83,7 @@ class Scan:
         data, offset = _mapped(segment), 0
         while (header := self._record_at(data, offset, number)) is not None:
             if number > self._after:
+                self.behind_bytes += header.record_bytes
                 yield _record(header, data[offset + HEADER_BYTES : offset + header.record_bytes])
             self._life, self.writer = header.life, header.writer
             number, offset = number + 1, offset + header.record_bytes

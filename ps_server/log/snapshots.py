@@ -85,7 +85,8 @@ class SnapshotWriter:
         """``number``: the last record before anything was copied; those after it will be replayed. Raises OSError."""
         self._root = root
         self._folder = root / f"{number:020}.part"
-        shutil.rmtree(self._folder, ignore_errors=True)
+        for unfinished in root.glob("*.part"):  # of processes that were killed
+            shutil.rmtree(unfinished, ignore_errors=True)
         make_private_folder(self._folder)
         spare = root / "spare.bin"
         path = self._folder / _PARTS
@@ -148,18 +149,23 @@ class SnapshotWriter:
         os.fdatasync(self._descriptor)
         # A model may have been placed after the copying began: the records that say so are needed.
         number = min([self._begun, *(part.number for part in self._models)])
-        folder = self._root / f"{through:020}"
+        folder = self._free_name(through)
         snapshot = Snapshot(folder, number, through, log_goes_on, tuple(self._models))
         replace_file(self._folder / _MANIFEST, seal(_to_json(snapshot)))
-        shutil.rmtree(folder, ignore_errors=True)
         self._folder.rename(folder)
         sync_folder(self._root)
         self._recycle(folder)
         return snapshot
 
+    def _free_name(self, through: int) -> Path:
+        """Behind the names of others that were whole at the same record: they count until this one does."""
+        same = [path for path in _folders(self._root) if _through(path) == through]
+        ordinal = 1 + int(same[-1].name.partition("-")[2] or 0) if same else 0
+        return self._root / (f"{through:020}" + (f"-{ordinal:03}" if ordinal else ""))
+
     def _recycle(self, newest: Path) -> None:
-        for path in self._root.glob("[0-9]*"):
-            if path in (newest, self._folder) or path.suffix:
+        for path in _folders(self._root):
+            if path == newest:
                 continue
             (path / _MANIFEST).unlink(missing_ok=True)
             parts = path / _PARTS
@@ -168,13 +174,23 @@ class SnapshotWriter:
             shutil.rmtree(path, ignore_errors=True)
 
 
+def _folders(root: Path) -> list[Path]:
+    """The folders of snapshots that were finished, oldest first; those without a manifest are being removed."""
+    return sorted(path for path in root.glob("[0-9]*") if not path.suffix)
+
+
+def _through(folder: Path) -> int:
+    """The record at which the snapshot in ``folder`` was whole."""
+    return int(folder.name.partition("-")[0])
+
+
 def newest_snapshot(root: Path, at_least: int = 0) -> Snapshot | None:
     """The snapshot that counts, None when there is none; ``at_least``: the one of this record, or a newer one, is here.
 
     Raises DamagedData.
     """
-    folders = sorted(path for path in root.glob("[0-9]*") if not path.suffix and (path / _MANIFEST).exists())
-    if not folders or int(folders[-1].name) < at_least:
+    folders = [path for path in _folders(root) if (path / _MANIFEST).exists()]
+    if not folders or _through(folders[-1]) < at_least:
         if at_least:
             raise _damaged(root / f"{at_least:020}" / _MANIFEST, "the file is missing")
         return None

@@ -156,9 +156,9 @@ class ShardMetrics:
             yield LOG_RECORDS.of(log.number)
             yield LOG_FSYNC.of(log.syncs.value)
             yield RECOVERY.of(storage.recovery_seconds)
-        if (snapshotter := storage.snapshotter) is not None:
-            yield LOG_LAG.of(snapshotter.unsaved_records)
-            yield LOG_LAG_SECONDS.of(storage.age_seconds(snapshotter.saved_number))
+        if log is not None and (snapshotter := storage.snapshotter) is not None:
+            yield LOG_LAG.of(log.unsaved_records)
+            yield LOG_LAG_SECONDS.of(storage.age_seconds(log.saved.number))
             yield SNAPSHOT.of(snapshotter.times.value)
             yield SNAPSHOT_BYTES.of(snapshotter.written_bytes)
             yield SNAPSHOT_FAILURES.of(snapshotter.failures)

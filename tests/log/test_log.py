@@ -18,7 +18,18 @@ from ps_server.log.record import HEADER_BYTES, Header, decode_header, encode_rec
 from ps_server.log.recovery import recover
 from ps_server.log.scan import Scan
 from ps_server.log.segments import SegmentFolder
-from tests.log.support import beginning, layout_of, opened, segments, served_by_version, update, write_log
+from tests.checkpoint.faults import counted, dies_at
+from tests.log.support import (
+    beginning,
+    layout_of,
+    opened,
+    segments,
+    served_by_version,
+    update,
+    write_log,
+    write_snapshot,
+)
+from tests.support.length import choose
 from tests.support.loops import LoopThread
 from tests.support.seeds import seeded
 
@@ -310,3 +321,26 @@ def test_a_reader_from_the_beginning_is_not_misled_by_the_first_record_being_wri
 
         monkeypatch.setattr(reader, "live_segments", looked_late)
         assert LogReader(log, 0).is_behind(0)
+
+
+def test_a_snapshot_of_the_same_record_as_the_one_before_replaces_it_whenever_its_process_dies(tmp_path):
+    """One that a start makes: the one before was whole at the last record, and begun some records earlier."""
+    layout = layout_of(*SMALL)
+    served = write_log(tmp_path / "first", layout, 5)[-1]
+    write_snapshot(tmp_path / "first")
+
+    def again(name):
+        return shutil.copytree(tmp_path / "first", tmp_path / name)
+
+    counted_at = again("counted")
+    total = counted(lambda: write_snapshot(counted_at))
+    assert total > 20
+    for number in range(0, total, choose(1, 2)):
+        root = again(str(number))
+        with dies_at(number):
+            write_snapshot(root)
+        with opened(root) as (_, found):
+            assert bytes(found.models["model"].replica.region.bytes) == served
+        write_snapshot(root)
+        left = {path.name for path in (root / "shard-0" / "snapshots").iterdir()} - {"spare.bin"}
+        assert [name[:20] for name in left] == [f"{7:020}"], "what was not finished stays on the disk"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -15,6 +18,10 @@ BALLAST = 1 << 18
 """Elements; a push of 1 MB soon fills a log."""
 
 STEPS = 50
+
+SMALL_BALLAST = 1 << 13
+
+SMALL_STEPS = 500
 
 
 @pytest.fixture
@@ -41,6 +48,21 @@ class SmallDisk:
         self.folder = folder
         self.inside = {NAMESPACE: f"/proc/{pid}/ns/mnt"}
 
+    @contextmanager
+    def filled(self) -> Iterator[None]:
+        """Every byte is taken by a file of others, also what becomes free meanwhile; at the end they remove it."""
+        file = self.folder / "of-others"
+        fill = f"while :; do cat /dev/zero >> {file} 2> /dev/null; sleep 0.02; done"
+        others = subprocess.Popen(["nsenter", "-t", str(self.pid), "-m", "sh", "-c", fill], start_new_session=True)
+        seen_from_here = f"/proc/{self.pid}/root{self.folder}"
+        try:
+            wait_until(lambda: os.statvfs(seen_from_here).f_bavail == 0)
+            yield
+        finally:
+            os.killpg(others.pid, signal.SIGKILL)
+            others.wait()
+            subprocess.run(["nsenter", "-t", str(self.pid), "-m", "rm", str(file)], check=True)
+
     def grow(self):
         remount = ["mount", "-o", "remount,size=300m", str(self.folder)]
         subprocess.run(["nsenter", "-t", str(self.pid), "-m", *remount], check=True)
@@ -59,3 +81,27 @@ def test_pushes_wait_for_room_on_a_full_disk_and_training_ends_with_the_bits_of_
     small_disk.grow()
     assert worker.read("digest") == f"digest {alone(STEPS, 'SGD', BALLAST)}"
     assert worker.steps == STEPS
+
+
+@pytest.mark.long
+def test_a_shard_that_was_stopped_at_the_limit_of_its_log_trains_on_once_there_is_room(launch, small_disk):
+    cluster = launch(start=False)
+    shard = cluster.shard(0, "--log-mb", "6", "--snapshot-seconds", "1e6", data=small_disk.folder)
+    cluster.shards = [shard]
+    cluster.start(**small_disk.inside)
+    worker = cluster.worker(optimizer="Adam", ballast=SMALL_BALLAST, steps=SMALL_STEPS, pauses=[280])
+    # The files of its log are there by now; what others write takes the rest, and what failed snapshots free.
+    worker.read("step 280")
+    with small_disk.filled():
+        worker.tell()
+        wait_until(lambda: "waiting: the log of shard 0 has reached its limit" in worker.said)
+        shard.send(signal.SIGTERM)
+        assert shard.wait() == 0
+        # Where there is still no room for a byte, it says so and ends.
+        shard.launch(**small_disk.inside)
+        assert shard.wait() != 0
+        assert "error: shard 0 has no room for its log" in shard.said
+    assert "no snapshot at the end" in shard.said
+    shard.start(**small_disk.inside)
+    assert worker.read("digest") == f"digest {alone(SMALL_STEPS, 'Adam', SMALL_BALLAST)}"
+    assert worker.steps == SMALL_STEPS

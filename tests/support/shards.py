@@ -211,7 +211,7 @@ def running_shard(
         shard = TestShard(loop, registry, failpoints, counters, storage)
 
         async def begin() -> None:
-            storage.begin(incarnation, lambda: registry.models)
+            storage.begin(incarnation, lambda: registry.kept)
 
         loop.run(begin())
         side_channels = loop.run(listening(side_channel_config or SideChannelConfig()))

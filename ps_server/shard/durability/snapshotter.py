@@ -15,7 +15,7 @@ from ps_protocol.errors import ModelMoved, ModelReleased, PsError, Unavailable
 from ps_protocol.metrics.histogram import Histogram
 from ps_protocol.model.layout import Layout
 from ps_server.cli.options.storage import SnapshotRule
-from ps_server.log.durable import DurableLog
+from ps_server.log.durable import DurableLog, Saved
 from ps_server.log.folder import DataFolder
 from ps_server.log.manifest import ModelPart
 from ps_server.log.row_messages import describe_buckets
@@ -83,9 +83,6 @@ class Snapshotter:
         self._rule = rule
         self._log_goes_on = log_goes_on
         self._buffer = memoryview(b"")
-        self._taken_at = time.monotonic()
-        self._taken_number = log.number
-        self._taken_bytes = log.written_bytes
         #: What the log grew by while the last snapshot was made.
         self._grown_bytes = 0
         #: Snapshots made, and how long each took.
@@ -103,8 +100,8 @@ class Snapshotter:
     def counts(self) -> LogCounts:
         """The log and its snapshots in numbers. From any thread."""
         log = self._log
-        age = time.monotonic() - self._taken_at if self.count else None
-        return LogCounts(log.number, log.written_bytes, log.written_bytes - self._taken_bytes, age)
+        age = time.monotonic() - log.saved.at if self.count else None
+        return LogCounts(log.number, log.written_bytes, log.unsaved_bytes, age)
 
     async def run(self) -> None:
         """Take snapshots when they are due, until ``stop``. A failure is said, and tried again."""
@@ -112,16 +109,6 @@ class Snapshotter:
             await self._pause(_LOOK_SECONDS if self._rule.log_bytes >= _SMALL_BYTES else _LOOK_SECONDS / 5)
             if self._due() and not self._stopping.is_set():
                 await self._try()
-
-    @property
-    def saved_number(self) -> int:
-        """The last record that a snapshot holds."""
-        return self._taken_number
-
-    @property
-    def unsaved_records(self) -> int:
-        """Records of the log that no snapshot holds: a restart replays them."""
-        return self._log.number - self._taken_number
 
     def stop(self) -> None:
         """``run`` ends once a snapshot under way is finished. It is not to be cancelled: a thread may be writing."""
@@ -141,6 +128,7 @@ class Snapshotter:
             )
         except (OSError, PsError) as error:
             self.failures += 1
+            self._log.snapshot_failure = str(error)
             logger.error("shard %d: no snapshot: %s", self._folder.identity.shard, error)
             await self._pause(_RETRY_SECONDS)
 
@@ -155,7 +143,7 @@ class Snapshotter:
         ``logs``: work whose records are to be kept with it; what they follow is in the snapshot.
         """
         async with self._one:
-            if logs is None and (self._log.number == self._taken_number or self._any_bound()):
+            if logs is None and not await self._has_work():
                 return
             began = time.monotonic()
             if not self._log_goes_on:
@@ -173,16 +161,27 @@ class Snapshotter:
         shard = self._folder.identity.shard
         logger.info("shard %d: snapshot of %.1f MB in %.1f s", shard, written / 1e6, seconds)
 
+    async def _has_work(self) -> bool:
+        """Whether a snapshot may begin, and would hold what none does."""
+        if self._any_bound():
+            return False
+        if not self._log.unsaved_records and self._log.pressed:
+            # The newest holds everything: what waits for room waits for files that are still there.
+            await to_thread(self._log.cut, self._log.saved.number, self._rule.log_bytes)
+        return self._log.unsaved_records > 0
+
     def _any_bound(self) -> bool:
         return any(model.is_pending for model in self._models())
 
     def _due(self) -> bool:
         rule, log = self._rule, self._log
-        return log.number > self._taken_number and (
-            time.monotonic() - self._taken_at >= rule.seconds
-            or log.written_bytes - self._taken_bytes >= self._due_bytes
-            or log.number - self._taken_number >= rule.log_records
-            or log.pressed
+        return log.pressed or (
+            log.unsaved_records > 0
+            and (
+                time.monotonic() - log.saved.at >= rule.seconds
+                or log.unsaved_bytes >= self._due_bytes
+                or log.unsaved_records >= rule.log_records
+            )
         )
 
     @property
@@ -220,7 +219,7 @@ class Snapshotter:
                 snapshot = await to_thread(writer.commit, through, log_goes_on=self._log_goes_on)
                 await to_thread(self._folder.holds_snapshot, snapshot.through)
                 await to_thread(log.cut, snapshot.number, self._rule.log_bytes)
-                self._taken_at, self._taken_number, self._taken_bytes = begun_at, snapshot.number, begun_bytes
+                log.saved, log.snapshot_failure = Saved(snapshot.number, begun_bytes, begun_at), ""
                 self._grown_bytes = log.written_bytes - begun_bytes
                 return writer.written_bytes
 

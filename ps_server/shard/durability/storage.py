@@ -6,13 +6,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Self
 
 from ps_protocol.cluster.held import LogCounts
 from ps_protocol.errors import PsError
 from ps_server.cli.options.storage import Durability, StorageConfig
-from ps_server.log.durable import DurableLog
+from ps_server.log.durable import DurableLog, Saved
 from ps_server.log.entries import MemoryLog, UpdateLog
+from ps_server.log.files import told_when_full
 from ps_server.log.folder import DataFolder
 from ps_server.log.recovery import recover
 from ps_server.shard.durability.record_ages import SAMPLE_SECONDS, RecordAges
@@ -46,17 +48,22 @@ class Storage:
 
     @classmethod
     async def open(cls, shard: int, config: StorageConfig, executor: ShardExecutor) -> Self:
-        """Take the directory and recover what it holds. Raises ConfigError, DamagedData, OSError."""
+        """Take the directory and recover what it holds. Raises ConfigError, DamagedData, StorageFull, OSError."""
         storage = cls(executor, config)
-        if config.data_dir is None or config.durability is Durability.MEMORY:
-            return storage
+        if config.data_dir is not None and config.durability is not Durability.MEMORY:
+            with told_when_full(shard, config.data_dir):
+                await storage._open(shard, config.data_dir)
+        return storage
+
+    async def _open(self, shard: int, data_dir: Path) -> None:
+        config, executor = self._config, self._executor
         goes_on, began = config.durability is Durability.DURABLE, time.monotonic()
-        folder = storage._folder = DataFolder.open(config.data_dir, shard)
+        folder = self._folder = DataFolder.open(data_dir, shard)
         try:
             # In the executor: replaying uses as many threads of torch as training.
             found = await executor.submit(lambda: recover(folder, log_goes_on=goes_on), 1 << 62)
             rule = config.snapshots
-            storage._durable = DurableLog(
+            log = self._durable = DurableLog(
                 folder,
                 found.number,
                 found.end,
@@ -64,15 +71,15 @@ class Storage:
                 writing=goes_on,
                 bound_bytes=rule.log_bytes if rule.strict else None,
             )
-            storage._durable.last_writer = found.writer
-            storage._sampling = asyncio.create_task(storage._sample(storage._durable), name="record-ages")
+            log.last_writer = found.writer
+            log.saved = Saved(found.saved_number, -found.unsaved_bytes, time.monotonic())
+            self._sampling = asyncio.create_task(self._sample(log), name="record-ages")
         except BaseException:
             folder.close()
             raise
-        storage.recovered = found.models
-        storage.recovery_seconds = time.monotonic() - began
-        storage.promised = found.promised and goes_on
-        return storage
+        self.recovered = found.models
+        self.recovery_seconds = time.monotonic() - began
+        self.promised = found.promised and goes_on
 
     @property
     def log(self) -> UpdateLog:
@@ -102,7 +109,7 @@ class Storage:
     async def _sample(self, log: DurableLog) -> None:
         while True:
             self._ages.sample(log.number, time.monotonic())
-            saved = self._snapshotter.saved_number if self._snapshotter else 0
+            saved = log.saved.number
             self._ages.forget(saved if log.read_from is None else min(saved, log.read_from - 1))
             await asyncio.sleep(SAMPLE_SECONDS)
 
@@ -132,12 +139,13 @@ class Storage:
     def begin(self, incarnation: int, models: Callable[[], Sequence[SnapshotSource]]) -> bool:
         """From now on ``incarnation`` writes here, and snapshots are taken of ``models()``; False: nothing is kept.
 
-        Raises OSError.
+        Raises StorageFull, OSError.
         """
         if self._folder is None or self._durable is None:
             return False
         self._durable.writer = incarnation
-        self._folder.belongs_to(incarnation)
+        with told_when_full(self._folder.identity.shard, self._folder.path):
+            self._folder.belongs_to(incarnation)
         self.take_snapshots(models)
         return True
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import click
@@ -18,7 +22,7 @@ from ps_server.log.folder import DataFolder
 from tests.log.support import layout_of, update
 from tests.shard.disks import shard_on
 from tests.support.loops import LoopThread
-from tests.support.shards import StubStream, flat, gradients, simple_spec, start, wait_until, whole_map
+from tests.support.shards import StubStream, TestShard, flat, gradients, simple_spec, start, wait_until, whole_map
 
 BOUND = 4 << 20
 
@@ -162,3 +166,130 @@ def test_files_of_a_log_are_overwritten_and_no_others_made_once_it_has_all_its_s
             assert files() == full, "a new file is filled with zeros first, which takes as long as a snapshot"
     log.close()
     folder.close()
+
+
+@contextmanager
+def without_snapshots(monkeypatch) -> Iterator[None]:
+    """Within the block each snapshot fails, as on a full disk."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ps_server.shard.durability.snapshotter.SnapshotWriter", full)
+        patched.setattr("ps_server.shard.durability.snapshotter._RETRY_SECONDS", 0.01)
+        yield
+
+
+def fill(shard: TestShard, stream: StubStream) -> None:
+    """Push until the log has reached its limit."""
+    payload = flat(shard.model().layout, *gradients(shard.model(), 1))
+    for _ in range(1000):
+        result, _ = stream.exchange(payload)
+        if result.outcome == shard_pb2.OUTCOME_REFUSED:
+            assert "has reached its limit, and no snapshot frees space" in result.error.message
+            return
+    raise AssertionError("the log has no limit")
+
+
+@pytest.mark.parametrize("gently", [True, False], ids=["stopped", "killed"])
+def test_a_shard_that_ended_at_the_limit_of_its_log_takes_pushes_after_its_start(tmp_path, monkeypatch, killed, gently):
+    monkeypatch.setattr("ps_server.log.durable.PRESSED_SECONDS", 0.2)
+    rule = SnapshotRule(seconds=1e9, log_bytes=1 << 20, strict=True)
+    with ExitStack() as first:
+        with without_snapshots(monkeypatch):
+            shard = first.enter_context(shard_on(tmp_path / "a", rule=rule))
+            model, _ = start(shard, (5_000,))
+            stream = StubStream(shard)
+            fill(shard, stream)
+            stream.end()
+            again = killed(shard, rule=rule) if not gently else None
+            if gently:
+                first.close()
+        with again or shard_on(tmp_path / "a", rule=rule) as shard:
+            other = shard.place(model.layout.shard_map)
+            assert other.tracker.version == model.tracker.version
+            stream, payload = StubStream(shard), flat(model.layout, *gradients(model, 1))
+            place = {"sequence": stream.sequence + 1, "clock": stream.clock + 1}
+            wait_until(lambda: stream.exchange(payload, **place)[0].outcome == shard_pb2.OUTCOME_APPLIED)
+            stream.end()
+
+
+def applied(stream: StubStream, payload: bytes, count: int) -> None:
+    for _ in range(count):
+        assert stream.exchange(payload)[0].outcome == shard_pb2.OUTCOME_APPLIED
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [SnapshotRule(seconds=1e9, log_records=12), SnapshotRule(seconds=1e9, log_bytes=1 << 20)],
+    ids=["records", "bytes"],
+)
+def test_what_a_start_replays_counts_towards_the_next_snapshot(tmp_path, killed, rule):
+    with shard_on(tmp_path / "a", rule=rule) as shard:
+        model, _ = start(shard, (5_000,))
+        payload, stream = flat(model.layout, *gradients(model, 1)), StubStream(shard)
+        applied(stream, payload, 8)
+        log = shard.storage._durable
+        unsaved = log.unsaved_records, log.unsaved_bytes
+        with killed(shard, rule=rule) as again:
+            again.place(model.layout.shard_map)
+            found = again.storage._durable
+            assert (found.unsaved_records, found.unsaved_bytes) == unsaved
+            later = StubStream(again)
+            applied(later, payload, 8)
+            wait_until(lambda: again.storage.snapshotter.count == 1 or not applied(later, payload, 1))
+            later.end()
+            assert found.number < 40
+        stream.end()
+
+
+def test_a_shard_that_begins_its_snapshots_anew_forgets_no_record_that_none_holds(tmp_path):
+    """As a standby does whenever its stream was broken."""
+    with shard_on(tmp_path, rule=SnapshotRule(seconds=1e9)) as shard:
+        model, _ = start(shard)
+        stream = StubStream(shard)
+        applied(stream, flat(model.layout, *gradients(model, 1)), 3)
+        storage, log = shard.storage, shard.storage._durable
+        unsaved = log.unsaved_records
+        shard.loop.run(storage.give_up_snapshots())
+
+        async def anew() -> None:
+            storage.take_snapshots(lambda: shard.registry.kept)
+
+        shard.loop.run(anew())
+        assert log.unsaved_records == unsaved > 0
+        shard.loop.run(storage.snapshotter.take())
+        assert log.unsaved_records == 0
+        stream.end()
+
+
+def test_pushes_that_find_a_full_disk_make_a_snapshot_due_whose_files_they_use(tmp_path, monkeypatch):
+    monkeypatch.setattr("ps_server.log.segment_size.SEGMENT_BYTES", 1 << 17)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with shard_on(tmp_path, rule=SnapshotRule(seconds=1e9)) as shard:
+        model, _ = start(shard, (5_000,))
+        payload, stream = flat(model.layout, *gradients(model, 1)), StubStream(shard)
+        applied(stream, payload, 20)
+        assert shard.storage.snapshotter.count == 0
+        monkeypatch.setattr(os, "posix_fallocate", full)
+        for _ in range(100):
+            place = {"sequence": stream.sequence + 1, "clock": stream.clock + 1}
+            wait_until(lambda place=place: stream.exchange(payload, **place)[0].outcome == shard_pb2.OUTCOME_APPLIED)
+            stream.sequence, stream.clock = place["sequence"], place["clock"]
+        assert shard.storage.snapshotter.count > 0
+        stream.end()
+
+
+def test_pressure_without_a_record_that_none_holds_frees_files_and_makes_no_snapshot(tmp_path):
+    with shard_on(tmp_path, rule=SnapshotRule(seconds=1e9)) as shard:
+        start(shard)
+        log, snapshotter = shard.storage._durable, shard.storage.snapshotter
+        shard.loop.run(snapshotter.take())
+        assert (snapshotter.count, log.unsaved_records) == (1, 0)
+        log.pressed = True
+        wait_until(lambda: not log.pressed)
+        assert snapshotter.count == 1

@@ -93,7 +93,7 @@ def primary(
         shard.replication, shard.words = replication, []
 
         async def begin() -> SideChannels:
-            storage.begin(incarnation, lambda: registry.placed)
+            storage.begin(incarnation, lambda: registry.kept)
             shard.feed = LogFeed(0, registry, storage.kept[1], replication)
             shard.feed.begin(incarnation, shard.words.append)
             return SideChannels(SideChannelConfig())
