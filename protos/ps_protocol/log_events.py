@@ -188,6 +188,7 @@ _BEGINNINGS = {
         "clip_grad_norm_ clips the gradients of each worker",
         "workers evaluate different parameters: '%s' was set",
         "'%s' stays as it is: its weight is also used by a",
+        "the first items of the %s are others on rank %d: it",
     ),
     "step.skipped": ("shard %d, model '%s': %s (%d so far)",),
     "step.cut": (

@@ -6,15 +6,19 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from torch.utils.data import DataLoader
 
+from ps_protocol.cluster.exchange import ExchangeKey
 from ps_protocol.cluster.view import Role
-from ps_protocol.errors import ConfigError
+from ps_protocol.errors import ConfigError, PsError
 from ps_worker.data import samples
-from ps_worker.data.equal_batches import equal_share
+from ps_worker.data.equal_batches import EqualStream, equal_share, is_common
 from ps_worker.data.leased_loader import LeasedData, can_lease, leased
+from ps_worker.data.same_items import SameItems
+from ps_worker.session.reporting import log
 from ps_worker.session.session import Session
 
 
@@ -29,6 +33,11 @@ def share_of(session: Session) -> samples.Share:
     return samples.Share(ranks.index(session.rank), len(ranks), session.seed)
 
 
+def _both(first: Callable[[int], None], second: Callable[[int], None], count: int) -> None:
+    first(count)
+    second(count)
+
+
 class Datasets:
     """Used from the training thread."""
 
@@ -40,6 +49,7 @@ class Datasets:
         self._names: weakref.WeakKeyDictionary[DataLoader[Any], str] = weakref.WeakKeyDictionary()
         self._numbers = itertools.count()
         self._epochs: dict[str, Iterator[int]] = {}
+        self._compared_numbers = itertools.count()
         self._leased: weakref.WeakSet[LeasedData] = weakref.WeakSet()
 
     @property
@@ -48,15 +58,18 @@ class Datasets:
         return list(self._leased)
 
     def shard(self, loader: Any, lease: bool | None, name: str | None, even: bool = False) -> Any:
-        """The worker's part of ``loader``. Raises ConfigError where it cannot be split, or leased as asked."""
+        """The worker's part of ``loader``. Raises ConfigError where it cannot be split, was, or is not leased."""
         if even and lease:
             raise ConfigError("shard() is given lease=True and even=True", expected="one of them", actual="both")
+        samples.refuse_split_data(loader)
         name = self._name_of(loader, name)
         epochs = self._epochs.setdefault(name, itertools.count()) if name else itertools.count()
         record = self._session.progress.record_samples
         if even:
             share = share_of(self._session)
-            return equal_share(loader, share.rank, share.world_size, share.seed, epochs, None, record)
+            verify = self._same_items("sampler", share, None).verify if share.world_size > 1 else None
+            made = equal_share(loader, share.rank, share.world_size, share.seed, epochs, verify, record)
+            return self._compared(made, share)
         if lease and not can_lease(loader):
             raise ConfigError(
                 "shard() cannot lease this",
@@ -70,7 +83,40 @@ class Datasets:
             loader = leased(loader, name, self._session, epochs, record, self._idle)
             self._leased.add(loader.leases)
             return loader
-        return samples.shard(loader, share_of(self._session), epochs, record)
+        share = share_of(self._session)
+        return self._compared(samples.shard(loader, share, epochs, record), share)
+
+    def _compared(self, part: Any, share: samples.Share) -> Any:
+        """``part``, whose first items are compared with those of the other workers, where these might differ."""
+        found = part.dataset if isinstance(part, DataLoader) else part
+        source: Any = None
+        if isinstance(found, samples.ShareIterable | EqualStream):
+            source, what = found, "iterable dataset"
+        elif isinstance(part, DataLoader):
+            what = "sampler"
+            # A sampler of torch's gives all workers the same by itself.
+            chosen = (part.batch_sampler, part.sampler, getattr(part.batch_sampler, "sampler", None))
+            own = [each for each in chosen if isinstance(each, samples.ShareSampler)]
+            source = next((each for each in own if not is_common(each.whole)), None)
+        if source is None or share.world_size < 2:
+            return part
+        source.same = self._same_items(what, share, samples.length_of(source.whole))
+        if isinstance(part, samples.ShareLoader | samples.OwnIteration):
+            part.on_samples = partial(_both, part.on_samples, source.same.check)
+        return part
+
+    def _same_items(self, what: str, share: samples.Share, length: int | None) -> SameItems:
+        key = ExchangeKey("first items", next(self._compared_numbers))
+        return SameItems(what, share.world_size, length, partial(self._compare, key))
+
+    def _compare(self, key: ExchangeKey, own: str) -> dict[int, str] | None:
+        """What all workers gave, without waiting for them or for a coordinator that is away; None: not yet."""
+        try:
+            state = self._session.try_exchange(key, own.encode())
+        except PsError as error:
+            log.debug("the first items of workers are not compared now: %s", error)
+            return None
+        return {r: told.decode(errors="replace") for r, told in state.payloads.items()} if state.complete else None
 
     def _name_of(self, loader: object, name: str | None) -> str:
         if not isinstance(loader, DataLoader):

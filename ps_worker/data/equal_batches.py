@@ -25,7 +25,9 @@ from torch.utils.data import (
 )
 
 from ps_protocol.errors import ConfigError
+from ps_worker.data.same_items import SameItems
 from ps_worker.data.samples import (
+    OwnPart,
     common_order,
     iterates_by_itself,
     kept_arguments,
@@ -70,7 +72,7 @@ def not_counted(samples: int) -> None:
     """Counts nothing."""
 
 
-class EqualBatches(Sampler[list[Any]]):
+class EqualBatches(OwnPart, Sampler[list[Any]]):
     """The batches of one replica. Each iteration takes the next epoch's order, or that which ``set_epoch`` named."""
 
     def __init__(
@@ -89,6 +91,19 @@ class EqualBatches(Sampler[list[Any]]):
         self._epochs = epochs
         self._verify = verify
         self._on_samples = on_samples
+
+    @property
+    def whole(self) -> object:
+        """What all replicas have."""
+        return self._source
+
+    @property
+    def own_length(self) -> int | None:
+        """About how many samples this replica's batches have."""
+        try:
+            return len(range(self._rank, len(self._source), self._replicas))  # type: ignore[arg-type]  # the next line
+        except TypeError:
+            return None
 
     def set_epoch(self, epoch: int) -> None:
         """All iterations from now on have the order of ``epoch``, until it is set again."""
@@ -114,7 +129,7 @@ class EqualBatches(Sampler[list[Any]]):
         return windows(count, self._replicas * self._batch_size, self._replicas, drop_last=self._drop_last)
 
 
-class EqualTurns(Sampler[T]):
+class EqualTurns(OwnPart, Sampler[T]):
     """Every ``replicas``-th element of a batch sampler of the user's own, whose batches are taken as they are.
 
     Each iteration takes the next epoch's order, or that which ``set_epoch`` named.
@@ -133,6 +148,11 @@ class EqualTurns(Sampler[T]):
         self._epochs = epochs
         self._verify = verify
         self._on_samples = on_samples
+
+    @property
+    def whole(self) -> object:
+        """What all replicas have."""
+        return self._source
 
     def set_epoch(self, epoch: int) -> None:
         """All iterations from now on have the order of ``epoch``, until it is set again."""
@@ -164,7 +184,7 @@ class EqualTurns(Sampler[T]):
             )
 
 
-class EqualStream(IterableDataset[list[Any]]):
+class EqualStream(OwnPart, IterableDataset[list[Any]]):
     """The batches of one replica out of a stream that all replicas read alike, one window ahead."""
 
     def __init__(
@@ -179,6 +199,13 @@ class EqualStream(IterableDataset[list[Any]]):
         self._source, self._batch_size, self._drop_last = source, batch_size, drop_last
         self._rank, self._replicas = rank, replicas
         self._on_samples = on_samples
+        #: Compares the first items with those of other workers.
+        self.same: SameItems | None = None
+
+    @property
+    def whole(self) -> object:
+        """What all replicas have."""
+        return self._source
 
     def __iter__(self) -> Iterator[list[Any]]:
         for batch in self._batches():
@@ -187,7 +214,8 @@ class EqualStream(IterableDataset[list[Any]]):
 
     def _batches(self) -> Iterator[list[Any]]:
         window, held = self._replicas * self._batch_size, list[Any]()
-        for item in self._source:
+        items = iter(self._source)
+        for item in items if self.same is None else self.same.watch(items, checks=True):
             held.append(item)
             # Held until it is known that enough follow for another step.
             if len(held) == window + self._replicas:
@@ -227,12 +255,12 @@ def equal_share(
     place = rank, replicas, seed
     if loader.batch_size is None:
         source: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
-        turns = EqualTurns(source, place, epochs, None if _is_common(source) else verify, on_samples)
+        turns = EqualTurns(source, place, epochs, None if is_common(source) else verify, on_samples)
         if loader.batch_sampler is not None:
             return DataLoader(loader.dataset, batch_sampler=turns, **arguments)
         return DataLoader(loader.dataset, batch_size=None, sampler=turns, **arguments)
     source = loader.sampler
-    checked = None if _is_common(source) else verify
+    checked = None if is_common(source) else verify
     batches = EqualBatches(source, loader.batch_size, loader.drop_last, place, epochs, checked, on_samples)
     return DataLoader(loader.dataset, batch_sampler=batches, **arguments)
 
@@ -252,7 +280,8 @@ def _stream(
     return DataLoader(stream, batch_size=None, **arguments)
 
 
-def _is_common(source: object) -> bool:
+def is_common(source: object) -> bool:
+    """Whether all workers get the same order of ``source`` by construction."""
     if type(source) is BatchSampler:
         source = source.sampler
     return type(source) in _COMMON

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler, SequentialSam
 from ps_protocol.cluster.leases import LeaseAsk, Span
 from ps_protocol.errors import ConfigError
 from ps_worker.data.leases import LeaseFeed
-from ps_worker.data.samples import batch_samples, common_order, rebuilt
+from ps_worker.data.samples import OwnPart, batch_samples, common_order, rebuilt
 from ps_worker.session.session import Session
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ _ANSWER_SECONDS = 0.02
 _HINT_SECONDS = 0.5
 
 
-class LeasedData(Sampler[Any]):
+class LeasedData(OwnPart, Sampler[Any]):
     """The items of one dataset that this worker leases, epoch after epoch. Used from the training thread.
 
     As a sampler it yields the items of the leases at hand and ends when none is available at once. It records the
@@ -52,6 +52,11 @@ class LeasedData(Sampler[Any]):
         self._sampled: deque[Span] = deque()
         #: Steps made when the loop got its present batch; None when it has none.
         self._steps_before: int | None = None
+
+    @property
+    def whole(self) -> object:
+        """The sampler that all workers have."""
+        return self._source
 
     def __len__(self) -> int:
         """An equal part among the live workers: an estimate, since the real number depends on the others' pace."""

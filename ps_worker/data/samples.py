@@ -26,6 +26,7 @@ from torch.utils.data import (
 from torch.utils.data._utils import worker as loader_worker
 
 from ps_protocol.errors import ConfigError
+from ps_worker.data.same_items import SameItems
 
 T = TypeVar("T")
 L = TypeVar("L", bound=DataLoader[Any])
@@ -58,7 +59,21 @@ class Share:
         return (length - self.rank + self.world_size - 1) // self.world_size
 
 
-class ShareSampler(Sampler[T]):
+class OwnPart:
+    """What yields one worker's part alone: it is not to be split again. ``whole`` has all of it."""
+
+    @property
+    def whole(self) -> object:
+        """What was split."""
+        raise NotImplementedError
+
+    @property
+    def own_length(self) -> int | None:
+        """How much of it is in this part; None: that is not known."""
+        return length_of(self)
+
+
+class ShareSampler(OwnPart, Sampler[T]):
     """The worker's own elements of a sampler that all workers have. Used by one DataLoader in its own process.
 
     Each iteration takes the next epoch. The order is that of ``source``; torch's random samplers are drawn from (seed,
@@ -71,6 +86,13 @@ class ShareSampler(Sampler[T]):
         self._source = source
         self._share = share
         self._epochs = epochs
+        #: Compares the first elements with those of other workers; for samplers of the user's own.
+        self.same: SameItems | None = None
+
+    @property
+    def whole(self) -> object:
+        """The sampler that all workers have."""
+        return self._source
 
     def start_epochs(self, first: int) -> None:
         """The next iteration has the order of epoch ``first``, and those after it the orders that follow."""
@@ -78,13 +100,24 @@ class ShareSampler(Sampler[T]):
 
     def __iter__(self) -> Iterator[T]:
         order = common_order(self._source, self._share.seed, next(self._epochs))
+        if self.same is not None:
+            order = self.same.watch(order, checks=True)
         return islice(order, self._share.rank, None, self._share.world_size)
 
     def __len__(self) -> int:
         return self._share.of(len(self._source))  # type: ignore[arg-type]  # TypeError as from the source itself
 
 
-class ShareIterable(IterableDataset[T]):
+class ShareSubset(OwnPart, Subset[T]):
+    """The worker's own items of a dataset."""
+
+    @property
+    def whole(self) -> object:
+        """The dataset with all items."""
+        return self.dataset
+
+
+class ShareIterable(OwnPart, IterableDataset[T]):
     """The worker's own items of an iterable dataset that yields the same items in the same order on every worker.
 
     Iterated in the training process, or in each of a DataLoader's processes: these share the worker's items among
@@ -94,12 +127,22 @@ class ShareIterable(IterableDataset[T]):
     def __init__(self, source: IterableDataset[T], share: Share) -> None:
         self._source = source
         self._share = share
+        #: Compares the first items with those of other workers.
+        self.same: SameItems | None = None
+
+    @property
+    def whole(self) -> object:
+        """The dataset that all workers have."""
+        return self._source
 
     def __iter__(self) -> Iterator[T]:
         info = get_worker_info()
         loaders, loader = (info.num_workers, info.id) if info else (1, 0)
         first = self._share.rank + self._share.world_size * loader
-        return islice(_unsplit(self._source), first, None, self._share.world_size * loaders)
+        items = _unsplit(self._source)
+        if self.same is not None and not loader:
+            items = self.same.watch(items, checks=info is None)
+        return islice(items, first, None, self._share.world_size * loaders)
 
     def __len__(self) -> int:
         return self._share.of(len(self._source))  # type: ignore[arg-type]  # TypeError as from the source itself
@@ -153,17 +196,18 @@ def shard(data: Any, share: Share, epochs: Iterator[int], on_samples: Callable[[
     - An ``IterableDataset``, alone or in a ``DataLoader``, gives every world_size-th item.
     - Another ``Dataset`` gives a ``Subset``: items rank, rank + world_size, …
 
-    ``epochs`` gives the number of the next epoch. Raises ConfigError for anything else and for data that
-    ``DistributedSampler`` has split already.
+    ``epochs`` gives the number of the next epoch. Raises ConfigError for anything else and for data that was split
+    already.
     """
     if isinstance(data, DataLoader):
         loader = _shard_loader(data, share, epochs)
         loader.on_samples = on_samples
         return loader
+    refuse_split_data(data)
     if isinstance(data, IterableDataset):
         return ShareIterable(data, share)
     if isinstance(data, Dataset) and hasattr(data, "__len__"):
-        return Subset(data, range(share.rank, len(data), share.world_size))
+        return ShareSubset(data, range(share.rank, len(data), share.world_size))
     raise ConfigError(
         "shard() cannot split this",
         expected="a DataLoader, an IterableDataset, or a Dataset with a length",
@@ -189,7 +233,7 @@ def rebuilt(
 ) -> L:
     """A loader of ``kind`` with the arguments of ``loader`` but for its sampler, or batch sampler, and ``changes``.
 
-    Raises ConfigError for data that ``DistributedSampler`` has split already, and for an ``__iter__`` of the user's.
+    Raises ConfigError for data that was split already, and for an ``__iter__`` of the user's.
     """
     if iterates_by_itself(loader):
         raise own_iteration_refused(loader)
@@ -260,16 +304,73 @@ def kept_arguments(loader: DataLoader[Any]) -> dict[str, Any]:
     return arguments
 
 
-def refuse_split_data(loader: DataLoader[Any]) -> None:
-    """Raises ConfigError for data that ``DistributedSampler`` has split already."""
-    for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
-        if isinstance(sampler, DistributedSampler):
+def refuse_split_data(data: object) -> None:
+    """Raises ConfigError for data that the cluster, ``DistributedSampler`` or another program has split already."""
+    for each in _parts(data):
+        if isinstance(each, OwnPart):
+            whole = length_of(each.whole)
+            own = each.own_length
             raise ConfigError(
-                "the data is split by a DistributedSampler already",
-                expected="the loader as for one process",
-                actual=type(sampler).__name__,
-                remedy="leave the DistributedSampler out: the cluster, or the strategy, splits and shuffles by itself",
+                "the data is split among the workers already, and would be split again",
+                expected="all of the data, as for one process",
+                actual="a part of it, from cluster.shard or its like"
+                + ("" if whole is None or own is None else f": {own} of {whole}, from {type(each).__name__}"),
+                remedy="split it once: leave cluster.shard out, or have the trainer leave the data as it is "
+                "(Trainer(use_distributed_sampler=False))",
             )
+        if _splits_by_rank(each):
+            raise ConfigError(
+                f"the data is split by a {type(each).__name__} already",
+                expected="the loader as for one process",
+                actual=type(each).__name__,
+                remedy=f"leave the {type(each).__name__} out: the cluster, or the strategy, splits and shuffles by "
+                "itself",
+            )
+
+
+def _parts(data: object) -> Iterator[object]:
+    """``data`` and what it takes its items from: samplers, and datasets in datasets."""
+    seen: set[int] = set()
+    left: list[object] = [data]
+    while left and len(seen) < _MOST_PARTS:
+        each = left.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        found = vars(each) if hasattr(each, "__dict__") else {}
+        left += [found.get(name) for name in ("dataset", "sampler", "batch_sampler")]
+        nested = found.get("datasets")
+        left += list(nested.values() if isinstance(nested, Mapping) else nested or ()) if _is_nested(nested) else []
+
+
+_MOST_PARTS = 1000
+"""So many parts of a dataset are looked at."""
+
+
+def _is_nested(value: object) -> bool:
+    return isinstance(value, list | tuple | Mapping)
+
+
+def _splits_by_rank(each: object) -> bool:
+    """Whether this gives one of several processes its part: DistributedSampler, those of accelerate and datasets."""
+    found = vars(each) if hasattr(each, "__dict__") else {}
+    if isinstance(each, DistributedSampler) or getattr(found.get("_distributed"), "world_size", 1) > 1:
+        return True
+    if isinstance(each, Sampler | BatchSampler | IterableDataset):
+        return any(
+            isinstance(count := found.get(number), int) and count > 1 and rank in found
+            for number, rank in (("num_replicas", "rank"), ("num_processes", "process_index"))
+        )
+    return False
+
+
+def length_of(data: Any) -> int | None:
+    """``len(data)``; None where it has none."""
+    try:
+        return len(data)
+    except TypeError:
+        return None
 
 
 def _seeded(source: Any, generator: torch.Generator) -> Any:

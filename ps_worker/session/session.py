@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _BARRIER_SECONDS = 1.0
+_TRY_SECONDS = 2.0
 _RETRY_SECONDS = 0.2
 
 
@@ -279,6 +280,10 @@ class Session:
     def exchange(self, key: ExchangeKey, payload: bytes, wait_seconds: float) -> ExchangeState:
         """See CoordinatorClient.exchange; repeated while the coordinator is away."""
         return self._persist(lambda s: self._client.exchange(self._membership.member, key, payload, wait_seconds, s))
+
+    def try_exchange(self, key: ExchangeKey, payload: bytes) -> ExchangeState:
+        """``exchange`` once, waiting neither for other workers nor for a coordinator that is away. Raises PsError."""
+        return self._client.exchange(self._membership.member, key, payload, 0.0, _TRY_SECONDS)
 
     def record_step(self, samples: int | None, staleness: int, bytes: int, clock: int = 0) -> None:
         """Count one push; ``bytes`` were transferred in both directions. ``clock``: of this phase, with the push."""

@@ -79,6 +79,14 @@ def test_an_accumulation_is_one_step_of_optimizer_and_scheduler(cluster: Cluster
     accelerator.wait_for_everyone()
 
 
+def test_a_loader_that_the_cluster_has_split_is_refused(cluster: Cluster) -> None:
+    accelerator = PsAccelerator(cluster)
+    data = TensorDataset(torch.ones(8, 3))
+    for loader in (cluster.shard(DataLoader(data, batch_size=2)), DataLoader(cluster.shard(data), batch_size=2)):
+        with pytest.raises(ConfigError, match="split among the workers already"):
+            accelerator.prepare(loader)
+
+
 def test_nothing_of_the_optimizers_state_travels_at_prepare(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     def travels(*arguments: object) -> None:
         raise AssertionError("the state was asked for")

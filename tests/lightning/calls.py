@@ -65,6 +65,8 @@ def fabric_calls(folder: Path) -> dict[str, Any]:
     ):
         with pytest.raises(ConfigError):
             refused()
+    with pytest.raises(ConfigError, match=r"split among the workers already.*12 of 24"):
+        fabric.setup_dataloaders(strategy.cluster.shard(loader(4, 24)))
     with pytest.raises(InvalidRequest, match="at most 65536 bytes"):
         strategy.all_reduce(torch.zeros(1 << 16))
     with pytest.raises(InvalidRequest, match="tensors that differ"):
@@ -80,6 +82,8 @@ def trainer_calls(folder: Path) -> dict[str, Any]:
     mixed = trainer(folder, TorchPsStrategy(cluster), 1, precision="bf16-mixed", enable_checkpointing=False)
     module = Classifier().float()
     mixed.fit(module, loader(8))
+    with pytest.raises(ConfigError, match=r"split among the workers already.*use_distributed_sampler=False"):
+        mixed.strategy.process_dataloader(cluster.shard(loader(8)))
     validated = mixed.validate(module, loader(8, 24, 2), verbose=False)
     predicted = mixed.predict(module, loader(8, 24, 2))
     failing = trainer(folder, "torch_ps", 1, enable_checkpointing=False)
