@@ -181,6 +181,7 @@ _BEGINNINGS = {
         "model '%s' has been trained already: '%s' and",
         "model '%s' has been trained already: the shards keep",
         "model '%s': '%s'%s was set on rank %d before %s, and",
+        "model '%s': values are set here, and worker %d has",
         "model '%s': '%s' was set on rank %d after its last",
         "model '%s': '%s' was set after the last step: this",
         "training changes the buffers %s%s, which belong to",

@@ -26,6 +26,10 @@ from ps_worker.step.summary import Writes
 
 logger = logging.getLogger("ps_worker")
 
+UNBOUNDED_SECONDS = 60.0
+"""How long values that are set before the first step wait, where no step waits, for a worker that has not declared
+the model: perhaps it does not train it."""
+
 _POLL_SECONDS = 0.002
 _LONGEST_POLL_SECONDS = 0.1
 
@@ -105,7 +109,7 @@ class AssignedValues:
         """
         match self._fate(overlaps):
             case Fate.ASSIGN:
-                self.assign(written)
+                self._assign_after_start(written)
             case Fate.AGREE:
                 self._agree(written)
             case Fate.YIELD:
@@ -156,7 +160,7 @@ class AssignedValues:
         buffers = self._flat.changed_buffers() if with_buffers or written else ()
         if self._session.initialiser() if assigns is None else assigns:
             if written or buffers:
-                self.assign((*written, *buffers))
+                self._assign_after_start((*written, *buffers))
         elif not self._at_barrier:
             self._at_barrier = {n: self._flat.values_of(n).clone() for n in written}
 
@@ -177,7 +181,7 @@ class AssignedValues:
             return
         fate = self._fate(overlaps=False)
         if fate is Fate.ASSIGN:
-            self.assign(written)
+            self._assign_after_start(written)
         elif fate is Fate.AGREE:
             self._warn_not_kept(written)
         else:
@@ -187,6 +191,42 @@ class AssignedValues:
                 self._pipeline.name,
                 self._name(written),
             )
+
+    def _assign_after_start(self, written: Iterable[int]) -> None:
+        """``assign``; before the first step only when all workers have what they begin with.
+
+        A change that all of them make alike, as ``weight *= 0.5``, would else be made twice on one that begins with
+        values that are changed already. Waits for the workers that live now; one that leaves, or comes later, is not
+        waited for, and begins with the values that the shards have then.
+        """
+        if not (self.has_stepped or self._pipeline.joined_running):
+            self._wait_for_others_first_values()
+        self.assign(written)
+
+    def _wait_for_others_first_values(self) -> None:
+        bounded = self._session.consistency.mode.bounded
+        deadline = time.monotonic() + (INITIAL_TIMEOUT_SECONDS if bounded else UNBOUNDED_SECONDS)
+        others, pause = set(self._session.workers) - {self._session.rank}, _POLL_SECONDS
+        while others:
+            statuses = self._streams.on_each(lambda stream: stream.values.status())
+            having = [{clock.rank for clock in status.clocks if clock.has_values} for status in statuses]
+            live = set(self._session.workers)
+            others = {rank for rank in others & live if not all(rank in known for known in having)}
+            if others and time.monotonic() > deadline:
+                logger.warning(
+                    "model '%s': values are set here, and worker %d has not called cluster.optimizer(...) for it in "
+                    "time: it begins with the values that are set",
+                    self._pipeline.name,
+                    min(others),
+                )
+                return
+            if others:
+                self._session.wait_hint(
+                    f"waiting for worker {min(others)} to have the first values of model '{self._pipeline.name}', "
+                    "before values that were set here are assigned"
+                )
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_POLL_SECONDS)
 
     def assign(self, variables: Iterable[int]) -> None:
         """Make this worker's values of ``variables``, by number, the cluster's. Raises PsError."""
@@ -246,6 +286,8 @@ class AssignedValues:
         deadline = time.monotonic() + INITIAL_TIMEOUT_SECONDS
         pause = _POLL_SECONDS
         while not self._session.initialiser():
+            # The lowest rank waits until each shard knows that this worker has the first values.
+            self._streams.following_moves(self._streams.ensure_open)
             statuses = self._streams.on_each(lambda stream: (stream.values.status(), stream.values.holds(written)))
             came = all(self._lowest_came(status) for status, _ in statuses)
             if self._session.consistency.mode.collects:
@@ -266,7 +308,7 @@ class AssignedValues:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_POLL_SECONDS)
         # The lowest rank has left: this one is it now.
-        self.assign(written)
+        self._assign_after_start(written)
 
     def _take_assigned(self, written: tuple[int, ...]) -> None:
         """Take the cluster's values, which may have been trained since; warn where other values were set here."""

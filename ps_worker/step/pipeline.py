@@ -87,6 +87,8 @@ class StepPipeline:
             self.streams.drop()
             raise
         self.streams.started = True
+        # Where one broke meanwhile, its shard does not know that this worker has the values.
+        self.streams.following_moves(self.streams.ensure_open)
         self.streams.report_transports()
 
     def _start(self) -> None:

@@ -13,6 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 from ps_protocol.errors import InvalidRequest
 from ps_protocol.model.spec import Consistency, Mode
 from ps_worker.memory import local_writes
+from ps_worker.step import assigned_values
 from tests.end_to_end.setting import (
     STEPS,
     WEIGHTS,
@@ -253,6 +254,83 @@ def test_before_training_a_rank_that_set_other_values_than_the_lowest_takes_thos
     said = [record.getMessage() for record in caplog.records if "was set on rank" in record.getMessage()]
     assert len(said) == 1
     assert "'2.bias' was set on rank 1 before its first step, and not so on the lowest rank" in said[0]
+
+
+def normalise(model):
+    """A change that is another one where it is made twice."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(0.5).add_(0.1)
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.SSP, Mode.ASYNC])
+@pytest.mark.parametrize("adopts", [False, True])
+@pytest.mark.parametrize("meets", [False, True])
+def test_all_ranks_begin_with_the_same_values_whoever_changes_them_first(mode, adopts, meets, caplog):
+    """Rank 1 comes when rank 0 has changed what it began with, and would step on it, or meet at a barrier."""
+
+    def work(cluster):
+        if cluster.rank == 1:
+            changed.wait(30)
+        model = net(seed=cluster.rank)
+        if adopts:
+            optimizer = cluster.adopt(torch.optim.SGD(model.parameters(), lr=0.0), model)
+        else:
+            optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.0)
+        first = values_of(model)
+        normalise(model)
+        if cluster.rank == 0:
+            threading.Timer(0.3, changed.set).start()
+        if meets:
+            cluster.barrier()
+        train(model, optimizer, STEPS[:1])
+        cluster.barrier()
+        return first, values_of(model)
+
+    changed = threading.Event()
+    wanted = net(seed=0)
+    normalise(wanted)
+    with (
+        running_job(2, 2, consistency=Consistency(mode, 2 * (mode is Mode.SSP))) as job,
+        caplog.at_level(logging.WARNING, "ps_worker"),
+    ):
+        for first, last in run_workers(job, 2, work):
+            assert_bitwise(first, values_of(net(seed=0)))
+            assert_bitwise(last, values_of(wanted))
+    assert "was set on rank" not in caplog.text
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.ASYNC])
+def test_values_that_are_set_at_the_start_do_not_wait_for_a_worker_that_is_lost_there(mode):
+    with running_job(2, 2, consistency=Consistency(mode), lease_seconds=1.0) as job:
+        lost = threading.Thread(target=lambda: job.cluster(rank=1)._session._membership.close())
+        lost.start()
+        with job.cluster(rank=0) as cluster:
+            lost.join()
+            model = net()
+            optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.0)
+            model.load_state_dict(WEIGHTS)
+            train(model, optimizer, STEPS[:1])
+            assert_bitwise(values_of(model), list(WEIGHTS.values()))
+
+
+def test_a_worker_that_does_not_train_the_model_is_not_waited_for_for_ever_in_async(caplog, monkeypatch):
+    monkeypatch.setattr(assigned_values, "UNBOUNDED_SECONDS", 0.2)
+
+    def work(cluster):
+        if cluster.rank == 0:
+            model = net()
+            optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.0)
+            model.load_state_dict(WEIGHTS)
+            train(model, optimizer, STEPS[:1])
+            trained.set()
+            return
+        trained.wait(30)
+
+    trained = threading.Event()
+    with running_job(2, 2) as job, caplog.at_level(logging.WARNING, "ps_worker"):
+        run_workers(job, 2, work)
+    assert "worker 1 has not called cluster.optimizer(...) for it in time" in caplog.text
 
 
 @pytest.mark.parametrize("stepped", [True, False])

@@ -19,6 +19,8 @@ class WorkerStatus:
     last_sequence: int
     #: The transport of its open stream; None while it has none.
     transport: Transport | None
+    #: It has been sent the model's values: those that training began with, or newer.
+    has_values: bool = False
 
 
 @dataclass(frozen=True, slots=True)

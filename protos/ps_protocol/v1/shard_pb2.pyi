@@ -917,20 +917,22 @@ class GetModelRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class WorkerClock(_message.Message):
-    __slots__ = ("rank", "incarnation", "phase", "clock", "last_sequence", "transport")
+    __slots__ = ("rank", "incarnation", "phase", "clock", "last_sequence", "transport", "has_values")
     RANK_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    HAS_VALUES_FIELD_NUMBER: _ClassVar[int]
     rank: int
     incarnation: int
     phase: int
     clock: int
     last_sequence: int
     transport: _common_pb2.Transport
-    def __init__(self, rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., last_sequence: _Optional[int] = ..., transport: _Optional[_Union[_common_pb2.Transport, str]] = ...) -> None: ...
+    has_values: bool
+    def __init__(self, rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., last_sequence: _Optional[int] = ..., transport: _Optional[_Union[_common_pb2.Transport, str]] = ..., has_values: bool = ...) -> None: ...
 
 class ModelStatus(_message.Message):
     __slots__ = ("shard_map", "version", "initialised", "consistency", "clocks", "staleness_counts", "outcomes", "parked_pulls", "tables", "assigned", "assigned_checksums", "learning_rates")

@@ -25,6 +25,7 @@ def model_status(model: ShardModel) -> ModelStatus:
                 standing.position.clock,
                 standing.last_sequence,
                 model.streams.transports.get(standing.worker),
+                standing.worker in model.supplied,
             )
             for standing in tracker.clocks()
         ),

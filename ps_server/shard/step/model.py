@@ -95,6 +95,8 @@ class ShardModel(CopiedModel):
         self.differences = OptionDifferences(self.name)
         #: Open step streams, one of each rank; and calls that upload values or rows, one of each incarnation.
         self.streams, self.uploads = Connections(self.name), Connections(self.name)
+        #: Live workers that have been sent the values, or had them when they opened a stream.
+        self.supplied: set[WorkerKey] = set()
         self._executor = executor
         self.failpoints = failpoints
         #: The next shard map and what it needs, until the cluster decides; nothing changes and no snapshot begins then.
@@ -156,6 +158,7 @@ class ShardModel(CopiedModel):
     def continues(self, before: ShardModel) -> None:
         """Take the place of ``before``: go on with its counts, and with memory that its streams have used."""
         self.staleness = dict(before.staleness)
+        self.supplied = set(before.supplied)
         self.times = self._applier.times = before.times
         before.pool.continue_in(self.pool)
         self.lent.keep(before.lent)
@@ -168,6 +171,7 @@ class ShardModel(CopiedModel):
         if self.clipped is not None:
             self.clipped.live_workers = self._live_workers
         self.staleness = {rank: value for rank, value in self.staleness.items() if rank in live}
+        self.supplied = {worker for worker in self.supplied if live.get(worker.rank) == worker.incarnation}
         self.differences.members(live)
         self.tracker.members(live)
         self.streams.members(live)
@@ -180,9 +184,11 @@ class ShardModel(CopiedModel):
         self._advance()
 
     def attach(self, worker: WorkerKey, phase: int, clock: int | None = None) -> Position:
-        """A worker opened its stream; returns where it stands. Raises Fenced."""
+        """A worker opened its stream; returns where it stands. ``clock``: it has been here before. Raises Fenced."""
         self.gate.check()
         position = self.tracker.attach(worker, phase, clock)
+        if clock is not None:
+            self.supplied.add(worker)
         self._advance()
         return position
 

@@ -211,6 +211,7 @@ class StepStream:
         while (asked := await self._answers.get()) is not None:
             if isinstance(asked, Fetched):
                 await self._reply(StepAnswer(with_buffers=True))
+                self._model.supplied.add(self._worker)
             elif isinstance(asked, RequestedLookup):
                 await self._lookups.answer(asked)
             else:

@@ -25,6 +25,7 @@ def model_status_to_pb(status: ModelStatus, shard_map: ShardMap, consistency: Co
                 clock=each.clock,
                 last_sequence=each.last_sequence,
                 transport=transport_to_pb(each.transport),
+                has_values=each.has_values,
             )
             for each in status.clocks
         ],
@@ -65,6 +66,7 @@ def model_status_from_pb(message: pb.ModelStatus) -> ModelStatus:
                 each.clock,
                 each.last_sequence,
                 transport_from_pb(each.transport),
+                each.has_values,
             )
             for each in message.clocks
         ),
