@@ -26,7 +26,7 @@ EVENTS = MappingProxyType(
         "barrier.released": "workers that were lost no longer hold up a barrier",
         "uncaught": "an exception ends the process",
         "job": "ps-run: what it does, and what ended",
-        "status": "ps-run: the progress of the job",
+        "status": "ps-run: the progress of the job, on changes and once a minute",
         "trace": "ps-run: where the trace is",
         "metrics": "ps-run: where Prometheus finds every process of the job",
         "output": "ps-run: a line that a script or process printed",

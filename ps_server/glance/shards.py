@@ -100,7 +100,7 @@ def _standby_words(standby: MemberStatus | None, history: JobHistory) -> str:
     if standby is None:
         return ""
     if standby.gone:
-        return note_of(standby) if state_of(standby) == "took over" else ""
+        return note_of(standby).replace("no standby", "none") if state_of(standby) == "took over" else ""
     return "silent" if is_silent(standby, history) else "follows"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 from ps_protocol.cluster.job import DEFAULT_JOB
@@ -106,6 +106,17 @@ def _absent_shards(status: ClusterStatus) -> Iterator[tuple[str, str]]:
     if (more := len(absent) - NAMED) > 0:
         words = f"{more} more shard{'s' if more > 1 else ''}"
         yield words, words
+
+
+def outline(status: ClusterStatus) -> Hashable:
+    """What changes seldom of a job: its state and mode, who is a member and in what state, its models, moves."""
+    view, state = status.view, job_state(status)
+    members = tuple(
+        (str(entry.member), entry.member.incarnation, state_of(entry, entry.member.index in view.spare))
+        for role in Role
+        for entry in current_members(status, role)
+    )
+    return state.name, state.why, view.consistency, members, tuple(sorted(view.models)), bool(view.moving)
 
 
 def ailments(status: ClusterStatus) -> list[str]:

@@ -116,7 +116,7 @@ def test_a_standby_that_took_over_is_no_failure_and_there_is_none_now() -> None:
     words = f"took over at {time_text(991.0)}; no standby now"
     assert (state_of(took_over), note_of(took_over)) == ("took over", words)
     assert ailments(job.status) == []
-    assert glance_of(job).shards[0].standby == words
+    assert glance_of(job).shards[0].standby == f"took over at {time_text(991.0)}; none now"
     assert glance_of(job).alerts == ()
     lines = shown(job.status).splitlines()
     assert any(line.split()[:4] == ["standby", "0", "took", "over"] for line in lines)

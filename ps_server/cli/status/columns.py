@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from rich.cells import cell_len
 
@@ -20,16 +21,19 @@ FEWEST_QUEUED = 0.05
 """Pushes that wait at a shard, of which a view tells; fewer are none in one decimal."""
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True, slots=True)
-class Column:
-    """One column of a table of members."""
+class Column(Generic[T]):
+    """One column of a table."""
 
     title: str
-    cell: Callable[[MemberStatus], str]
+    cell: Callable[[T], str]
     numeric: bool = True
     #: In a narrow terminal, columns with the highest number are left out first; 0: never left out.
     spare: int = 0
-    #: Left out when it is empty for all members.
+    #: Left out when it is empty for all rows.
     optional: bool = False
 
 
@@ -53,10 +57,10 @@ def queue_text(queued_pushes: float) -> str:
 
 
 REPORTED = "reported"
-NAME = Column("", lambda entry: str(entry.member), numeric=False)
-SPEED = Column("MB/s", rate(lambda stats: stats.bytes_per_second / 1e6), spare=5)
+NAME: Column[MemberStatus] = Column("", lambda entry: str(entry.member), numeric=False)
+SPEED: Column[MemberStatus] = Column("MB/s", rate(lambda stats: stats.bytes_per_second / 1e6), spare=5)
 
-WORKER_COLUMNS = (
+WORKER_COLUMNS: tuple[Column[MemberStatus], ...] = (
     NAME,
     Column("state", state_of, numeric=False),
     Column("step", lambda entry: f"{entry.stats.steps}"),
@@ -85,7 +89,7 @@ def versions_of(shards: Iterable[MemberStatus]) -> dict[str, tuple[int, int]]:
 
 def shard_columns(
     spare: frozenset[int], lags: Mapping[int, int | None], *, with_version: bool = True
-) -> tuple[Column, ...]:
+) -> tuple[Column[MemberStatus], ...]:
     """Columns of shards and standbys. ``spare``: shards that hold nothing; ``lags``: records that each standby lacks.
 
     ``with_version``: with the version of the one model of a shard.
@@ -117,14 +121,14 @@ def _of_shards(cell: Callable[[MemberStatus], str]) -> Callable[[MemberStatus], 
     return lambda entry: "" if entry.member.role is Role.STANDBY else cell(entry)
 
 
-def fitting(columns: Sequence[Column], members: Sequence[MemberStatus], width: int) -> list[tuple[Column, int]]:
+def fitting(columns: Sequence[Column[T]], rows: Sequence[T], width: int) -> list[tuple[Column[T], int]]:
     """The columns that a terminal of ``width`` shows, in order, with their widths. The least important ones are left
     out. Only reported metrics, which can have any length, are shortened.
     """
     shown = {
-        each: max(map(cell_len, [each.title, *map(each.cell, members)]))
+        each: max(map(cell_len, [each.title, *map(each.cell, rows)]))
         for each in columns
-        if not each.optional or any(map(each.cell, members))
+        if not each.optional or any(map(each.cell, rows))
     }
     report = next((each for each in shown if each.title == REPORTED), None)
     asked = shown.get(report, 0) if report else 0
@@ -137,5 +141,5 @@ def fitting(columns: Sequence[Column], members: Sequence[MemberStatus], width: i
     return list(shown.items())
 
 
-def _needed(widths: Mapping[Column, int]) -> int:
+def _needed(widths: Mapping[Column[T], int]) -> int:
     return sum(widths.values()) + GAP * (len(widths) - 1)

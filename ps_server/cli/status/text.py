@@ -63,13 +63,14 @@ def elapsed_text(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
 
 
-def _table(columns: Sequence[Column], members: Sequence[MemberStatus], width: int) -> Table:
+def _table(columns: Sequence[Column[MemberStatus]], members: Sequence[MemberStatus], width: int) -> Table:
     shown = fitting(columns, members, width)
-    rows = (([_shortened(column.cell(entry), room) for column, room in shown], bool(entry.gone)) for entry in members)
+    rows = (([shortened(column.cell(entry), room) for column, room in shown], bool(entry.gone)) for entry in members)
     return _grid([(column.title, column.numeric) for column, _ in shown], rows)
 
 
-def _shortened(cell: str, room: int) -> str:
+def shortened(cell: str, room: int) -> str:
+    """``cell``, without what a terminal would obey, in ``room`` columns."""
     text = Text(printable(cell))
     text.truncate(room, overflow="ellipsis")
     return text.plain

@@ -19,7 +19,7 @@ from ps_protocol.cluster.view import (
     Role,
     TableCounts,
 )
-from ps_protocol.model.spec import Consistency, Mode
+from ps_protocol.model.spec import Consistency, Mode, StalePolicy
 from ps_server.cli.launcher.main import main as ps_run
 from ps_server.cli.psctl.main import main as psctl
 from ps_server.cli.psctl.output import facts
@@ -84,6 +84,12 @@ def test_the_docs_list_every_field_with_its_type():
     section = DOCS.read_text().partition("## The status as JSON")[2].partition("```")[0]
     listed = dict(re.findall(r"^\| `([^`]+)` \| ([^|]+) \|", section, re.MULTILINE))
     assert listed == schema_fields()
+
+
+def test_the_docs_list_the_values_of_modes_and_policies():
+    rows = dict(re.findall(r"^\| `view\.consistency\.(\w+)` \| string \| ([^|]+) \|", DOCS.read_text(), re.MULTILINE))
+    assert set(re.findall(r"\w+", rows["mode"])) - {"or"} == {each.value for each in Mode}
+    assert set(re.findall(r"\w+", rows["stale_policy"].partition(":")[2])) - {"or"} == {p.value for p in StalePolicy}
 
 
 def test_a_number_that_json_lacks_is_null():

@@ -17,13 +17,14 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
+from ps_protocol.cluster.held import LogCounts
 from ps_protocol.cluster.history import Curve, Curves, JobHistory
-from ps_protocol.cluster.view import Member, MemberStats, Role
+from ps_protocol.cluster.view import TOOK_OVER, Member, MemberStats, Role
 from ps_server.cli.psctl import connection, main
-from ps_server.cli.psctl.top.glance_view import glance_view, short, spark
+from ps_server.cli.psctl.top.glance_view import NO_LIMIT, glance_view, short, spark
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.glance.job import glance_of
-from tests.glance.jobs import history, shard, worker
+from tests.glance.jobs import entry, history, shard, worker
 from tests.support.coordinators import running_coordinator
 
 
@@ -43,10 +44,10 @@ def psctl_says(*arguments: str) -> Result:
     return CliRunner().invoke(main.main, arguments, env={"PS_COORDINATOR": None, "COLUMNS": "120"})
 
 
-def shown(job: JobHistory, height: int | None = None) -> str:
-    console = Console(width=140, highlight=False, markup=False)
+def shown(job: JobHistory, height: int = NO_LIMIT, width: int = 140) -> str:
+    console = Console(width=width, highlight=False, markup=False)
     with console.capture() as capture:
-        console.print(glance_view(glance_of(job), job.curves, height))
+        console.print(glance_view(glance_of(job), job.curves, width, height))
     return capture.get()
 
 
@@ -116,6 +117,64 @@ def test_alerts_stragglers_and_waits_are_named() -> None:
     assert "! worker 2 is lost: lease ended" in found
     assert "live, straggler" in found
     assert "50% the staleness bound: worker 1" in found
+
+
+TITLES = {
+    *("worker", "state", "step", "behind", "steps/s", "samples/s", "staleness", "waits", "reported", "over", "note"),
+    *("shard", "version", "pushes/s", "bytes/s", "holds", "dropped", "queue", "streams", "log", "standby"),
+}
+
+
+def full() -> JobHistory:
+    """A job in which every column has something."""
+    reports = {"loss": 0.123456, "accuracy": 0.98765}
+    rates = {"steps_per_second": 12345.6, "samples_per_second": 1e6, "metrics": reports}
+    shards = [
+        shard(
+            number,
+            versions={"embedding": 123456},
+            streams={"shm": 2, "bulk": 2},
+            log=LogCounts(9, 8, 7, 1.0),
+            dropped=12,
+            queued_pushes=3.0,
+            activity="placing model embedding" if number else "",
+        )
+        for number in range(2)
+    ]
+    workers = [worker(rank, steps=123456, staleness=2, transport="shm", **rates) for rank in range(2)]
+    return history(
+        *workers,
+        worker(2, gone="left: RuntimeError: " + "x" * 100),
+        *shards,
+        entry(Role.STANDBY, 0, "left: " + TOOK_OVER, incarnation=9, ended_at=5.0),
+        expected_shards=2,
+        wait_shares={0: {"bound": 0.5}},
+    )
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 140, NO_LIMIT])
+def test_a_narrow_terminal_gets_fewer_columns_with_whole_titles(width: int) -> None:
+    lines = shown(full(), width=width).splitlines()
+    heads = [line.split() for line in lines if line.split()[:2] in (["worker", "state"], ["shard", "state"])]
+    assert len(heads) == 2
+    assert set().union(*heads) <= TITLES
+    assert all(len(line.rstrip()) <= width for line in lines)
+    (first,) = [line.split() for line in lines if line.startswith("worker 0")]
+    assert first[2:4] == ["live,", "straggler"] or first[2] == "live"
+    assert "123456" in first
+    if width >= 80:
+        assert {"steps/s", "pushes/s", "standby"} <= set().union(*heads)
+    if width == NO_LIMIT:
+        assert set().union(*heads) == TITLES
+
+
+def test_a_file_gets_every_column(job: tuple[CoordinatorClient, Member]) -> None:
+    at = ("--coordinator", job[0].address, "--count", "1")
+    done = CliRunner().invoke(main.main, ["top", *at], env={"PS_COORDINATOR": None, "COLUMNS": "20"})
+    assert done.exit_code == 0, done.output
+    assert "worker    state  step  behind  steps/s  samples/s  staleness  reported" in done.output
+    assert "…" not in done.output
+    assert max(map(len, done.output.splitlines())) < 200
 
 
 def test_the_queue_of_a_shard_is_shown_where_pushes_wait() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TextIO
 
 from rich.console import Console
@@ -17,9 +17,12 @@ from ps_protocol.logs import LogFormat
 from ps_server.cli.launcher.events import SERVERS, ProcessName, ProcessRole
 from ps_server.cli.launcher.output.json_lines import own_record, record_of
 from ps_server.cli.status.text import status_line, status_tables
-from ps_server.glance.state import time_text
+from ps_server.glance.state import outline, time_text
 
 WORKER_STYLES = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
+STATUS_SECONDS = 60.0
+"""Longest time between two status lines of a job that makes progress, where nothing can be drawn."""
+
 SELF = "ps-run"
 PREFIX_WIDTH = len(ProcessRole.COORDINATOR.value)
 
@@ -48,6 +51,9 @@ class Screen:
         self._out, self._err = out, err
         self._clock = clock
         self._live: Live | None = None
+        #: Of the status that was written last: what changes seldom, when in the job, and the line.
+        self._outline: Hashable = None
+        self._said_at = 0.0
         self._last_line = ""
         #: The other end of the pipe, or the terminal, was closed.
         self.broken = False
@@ -74,7 +80,7 @@ class Screen:
         self._write(SELF, style, [shown], self._err)
 
     def progress(self, status: ClusterStatus, elapsed_seconds: float) -> None:
-        """The status of the job: a table on a terminal, else one line if something changed."""
+        """The status of the job: a table on a terminal; else a line when what changes seldom has, and once a minute."""
         if self.interactive:
             tables = status_tables(status, self._console.width, elapsed_seconds)
             if self._live is None:
@@ -84,9 +90,11 @@ class Screen:
                 self._live.update(tables, refresh=True)
             except OSError:
                 self._lose_reader()
-        elif (line := status_line(status)) != self._last_line:
-            self._last_line = line
-            self.say(line, style="none", event="status")
+        elif (seen := outline(status)) != self._outline or elapsed_seconds - self._said_at >= STATUS_SECONDS:
+            self._outline, self._said_at = seen, elapsed_seconds
+            if (line := status_line(status)) != self._last_line:
+                self._last_line = line
+                self.say(line, style="none", event="status")
 
     def close(self) -> None:
         """Keep the last table on the screen and show the cursor again."""

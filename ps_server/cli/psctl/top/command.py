@@ -17,7 +17,7 @@ from ps_protocol.cluster.history import JobHistory
 from ps_protocol.errors import ConfigError, Unavailable
 from ps_server.cli.psctl.connection import connected, coordinator_option
 from ps_server.cli.psctl.output.notes import note
-from ps_server.cli.psctl.top.glance_view import glance_view
+from ps_server.cli.psctl.top.glance_view import NO_LIMIT, glance_view
 from ps_server.cli.psctl.top.keys import keys
 from ps_server.glance.job import glance_of
 from ps_server.glance.state import time_text
@@ -46,6 +46,9 @@ def top(coordinator: str, interval: float, count: int | None) -> None:
     interval.
     """
     console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        # A file has room for every column.
+        console = Console(highlight=False, markup=False, emoji=False, width=NO_LIMIT)
     with connected(coordinator) as client:
         try:
             if console.is_terminal:
@@ -62,7 +65,7 @@ def _live(client: CoordinatorClient, console: Console, interval: float, count: i
         while True:
             try:
                 history = _look(client)
-                shown = glance_view(glance_of(history), history.curves, console.height)
+                shown = glance_view(glance_of(history), history.curves, console.width, console.height)
                 live.update(shown, refresh=True)
             except Unavailable:
                 history = None
@@ -80,7 +83,7 @@ def _print(client: CoordinatorClient, console: Console, interval: float, count: 
         try:
             history = _look(client)
             console.print(time_text(history.at_seconds))
-            console.print(glance_view(glance_of(history), history.curves, None), soft_wrap=True)
+            console.print(glance_view(glance_of(history), history.curves))
             if history.status.view.finished:
                 return
         except Unavailable as error:

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from ps_protocol.cluster.history import Curve, Curves
 from ps_protocol.text import printable
-from ps_server.cli.status.columns import queue_text
-from ps_server.cli.status.text import elapsed_text
+from ps_server.cli.status.columns import GAP, NOTHING, REPORTED, Column, fitting, queue_text
+from ps_server.cli.status.text import elapsed_text, shortened
 from ps_server.glance.job import JobGlance
 from ps_server.glance.shards import ShardGlance, TableGlance
 from ps_server.glance.workers import WorkerGlance
@@ -22,7 +22,6 @@ from ps_server.glance.workers import WorkerGlance
 T = TypeVar("T")
 
 SPARKS = "▁▂▃▄▅▆▇█"
-NOTHING = "–"
 EVENTS = 6
 FEWEST_WORKERS = 4
 
@@ -30,21 +29,23 @@ _WRONG = ("lost", "failed", "missing", "silent")
 _ENDED = ("left", "stopped", "lost", "failed", "missing")
 _STYLES: Mapping[str, str] = {"live": "green", "busy": "yellow", **dict.fromkeys(_WRONG, "bold red")}
 
-Columns = Sequence[tuple[str, Callable[[T], str], bool]]
-"""Title, cell, and whether it is a number."""
+NO_LIMIT = 1 << 16
+"""Columns and lines where the output is no terminal."""
 
 
-def glance_view(glance: JobGlance, curves: Curves, height: int | None) -> Group:
-    """The whole view. ``height``: lines of the terminal, which limits the number of workers; None: no limit."""
-    parts: list[RenderableType] = [_headline(glance), *_curves(glance, curves)]
-    parts += [Text(printable(f"! {alert.text}"), style="bold red") for alert in glance.alerts]
-    rest: list[RenderableType] = [_table("shard", _SHARDS, glance.shards, _state_of_shard)]
+def glance_view(glance: JobGlance, curves: Curves, width: int = NO_LIMIT, height: int = NO_LIMIT) -> Group:
+    """The whole view for a terminal of ``width`` columns and ``height`` lines: the least important columns and workers
+    are left out.
+    """
+    texts = [_headline(glance), *_curves(glance, curves)]
+    texts += [Text(printable(f"! {alert.text}"), style="bold red") for alert in glance.alerts]
+    rest: list[RenderableType] = [_table(_SHARDS, glance.shards, lambda shard: shard.state, width)]
     if glance.tables:
-        rest.append(_table("table", _TABLES, glance.tables, lambda table: ""))
+        rest.append(_table(_TABLES, glance.tables, lambda table: "", width))
     rest += _events(glance)
-    used = len(parts) + len(rest) + len(glance.shards) + len(glance.tables) + 2
-    most = None if height is None else max(FEWEST_WORKERS, height - used - 2)
-    return Group(*parts, *_workers(glance.workers, most), *rest)
+    lines = sum(-(-max(1, text.cell_len) // width) for text in texts)
+    used = lines + len(rest) + len(glance.shards) + len(glance.tables) + 2
+    return Group(*texts, *_workers(glance.workers, max(FEWEST_WORKERS, height - used - 2), width), *rest)
 
 
 def spark(values: Sequence[float], width: int = 24) -> str:
@@ -75,7 +76,7 @@ def short(value: float) -> str:
 
 def _headline(glance: JobGlance) -> Text:
     words = f"{glance.headline} · {elapsed_text(glance.elapsed_seconds)}"
-    return Text(printable(words), style="bold", no_wrap=True, overflow="ellipsis")
+    return Text(printable(words), style="bold")
 
 
 def _curves(glance: JobGlance, curves: Curves) -> Iterable[Text]:
@@ -92,13 +93,13 @@ def _curves(glance: JobGlance, curves: Curves) -> Iterable[Text]:
         yield Text(printable(f"{name[:18]:<18} {short(value):>9}  {bars}"), no_wrap=True, overflow="ellipsis")
 
 
-def _workers(workers: Sequence[WorkerGlance], most: int | None) -> Iterable[RenderableType]:
+def _workers(workers: Sequence[WorkerGlance], most: int, width: int) -> Iterable[RenderableType]:
     shown = workers
-    if most is not None and len(workers) > most:
+    if len(workers) > most:
         # What is worth a look comes first.
         ranked = sorted(workers, key=lambda each: (each.state not in _WRONG, not each.straggler, each.state in _ENDED))
         shown = sorted(ranked[:most], key=lambda each: (each.evaluator, each.index))
-    yield _table("worker", _WORKERS, shown, lambda worker: worker.state)
+    yield _table(_WORKERS, shown, lambda worker: worker.state, width)
     if len(shown) < len(workers):
         yield Text(f"and {len(workers) - len(shown)} more workers", style="dim")
 
@@ -122,18 +123,19 @@ def _reported(worker: WorkerGlance) -> str:
     return "  ".join(f"{name} {value:.4g}" for name, value in worker.reported.items())
 
 
-_WORKERS: Columns[WorkerGlance] = (
-    ("", lambda worker: worker.name, False),
-    ("state", _state, False),
-    ("step", lambda worker: str(worker.steps), True),
-    ("behind", lambda worker: NOTHING if worker.state in _ENDED else str(worker.behind), True),
-    ("steps/s", _rate(lambda worker: worker.steps_per_second), True),
-    ("samples/s", _rate(lambda worker: worker.samples_per_second), True),
-    ("staleness", lambda worker: str(worker.staleness), True),
-    ("waits", _waits, False),
-    ("reported", _reported, False),
-    ("over", lambda worker: worker.transport, False),
-    ("", lambda worker: worker.note, False),
+#: In a narrow terminal, those with the highest numbers are left out first.
+_WORKERS: tuple[Column[WorkerGlance], ...] = (
+    Column("worker", lambda worker: worker.name, numeric=False),
+    Column("state", _state, numeric=False),
+    Column("step", lambda worker: str(worker.steps)),
+    Column("behind", lambda worker: NOTHING if worker.state in _ENDED else str(worker.behind), spare=3),
+    Column("steps/s", _rate(lambda worker: worker.steps_per_second), spare=1),
+    Column("samples/s", _rate(lambda worker: worker.samples_per_second), spare=5),
+    Column("staleness", lambda worker: str(worker.staleness), spare=6),
+    Column("waits", _waits, numeric=False, spare=2, optional=True),
+    Column(REPORTED, _reported, numeric=False, spare=4, optional=True),
+    Column("over", lambda worker: worker.transport, numeric=False, spare=7, optional=True),
+    Column("note", lambda worker: worker.note, numeric=False, spare=8, optional=True),
 )
 
 
@@ -151,48 +153,47 @@ def _log(shard: ShardGlance) -> str:
     return f"{short(shard.log.unsaved_bytes)}B since snapshot" if shard.log else ""
 
 
-def _state_of_shard(shard: ShardGlance) -> str:
-    return shard.state
-
-
-_SHARDS: Columns[ShardGlance] = (
-    ("", lambda shard: shard.name, False),
-    ("state", _state_of_shard, False),
-    ("version", lambda shard: ", ".join(map(str, shard.versions.values())), True),
-    ("pushes/s", lambda shard: short(shard.pushes_per_second), True),
-    ("bytes/s", lambda shard: short(shard.bytes_per_second), True),
-    ("holds", lambda shard: f"{short(shard.held_bytes + shard.table_bytes)}B", True),
-    ("dropped", lambda shard: str(shard.dropped or ""), True),
-    ("queue", _queue, True),
-    ("streams", lambda shard: " ".join(f"{name} {count}" for name, count in shard.streams.items()), False),
-    ("log", _log, False),
-    ("standby", _standby, False),
-    ("", lambda shard: shard.note, False),
+_SHARDS: tuple[Column[ShardGlance], ...] = (
+    Column("shard", lambda shard: shard.name, numeric=False),
+    Column("state", lambda shard: shard.state, numeric=False),
+    Column("version", lambda shard: ", ".join(map(str, shard.versions.values())), spare=2, optional=True),
+    Column("pushes/s", lambda shard: short(shard.pushes_per_second), spare=1),
+    Column("bytes/s", lambda shard: short(shard.bytes_per_second), spare=5),
+    Column("holds", lambda shard: f"{short(shard.held_bytes + shard.table_bytes)}B", spare=6),
+    Column("dropped", lambda shard: str(shard.dropped or ""), spare=4, optional=True),
+    Column("queue", _queue, spare=4, optional=True),
+    Column("streams", lambda shard: _pairs(shard.streams), numeric=False, spare=7, optional=True),
+    Column("log", _log, numeric=False, spare=8, optional=True),
+    Column("standby", _standby, numeric=False, spare=3, optional=True),
+    Column("note", lambda shard: shard.note, numeric=False, spare=9, optional=True),
 )
 
-_TABLES: Columns[TableGlance] = (
-    ("", lambda table: f"table {table.table}", False),
-    ("rows", lambda table: short(table.rows), True),
-    ("rows/s", lambda table: short(table.growth), True),
-    ("bytes", lambda table: short(table.size_bytes), True),
-    ("waiting", lambda table: short(table.waiting), True),
-    ("admitted", lambda table: short(table.inserted), True),
-    ("expired", lambda table: short(table.expired), True),
-    ("evicted", lambda table: short(table.evicted), True),
+_TABLES: tuple[Column[TableGlance], ...] = (
+    Column("table", lambda table: f"table {table.table}", numeric=False),
+    Column("rows", lambda table: short(table.rows)),
+    Column("rows/s", lambda table: short(table.growth), spare=1),
+    Column("bytes", lambda table: short(table.size_bytes), spare=2),
+    Column("waiting", lambda table: short(table.waiting), spare=3),
+    Column("admitted", lambda table: short(table.inserted), spare=4),
+    Column("expired", lambda table: short(table.expired), spare=5),
+    Column("evicted", lambda table: short(table.evicted), spare=6),
 )
 
 
-def _table(what: str, columns: Columns[T], rows: Sequence[T], state: Callable[[T], str]) -> Table:
-    """Columns that are empty in all rows are left out; ``state`` of a row gives its colour."""
-    cells = [[printable(cell(row)) for _, cell, _ in columns] for row in rows]
-    used = [number for number in range(len(columns)) if number == 0 or any(row[number] for row in cells)]
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for number in used:
-        title, _, numeric = columns[number]
-        table.add_column(title or (what if number == 0 else ""), justify="right" if numeric else "left", no_wrap=True)
-    for row, texts in zip(rows, cells, strict=True):
+def _pairs(counts: Mapping[str, int]) -> str:
+    return " ".join(f"{name} {count}" for name, count in counts.items())
+
+
+def _table(columns: Sequence[Column[T]], rows: Sequence[T], state: Callable[[T], str], width: int) -> Table:
+    """``state`` of a row gives the colour of its state."""
+    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
+    shown = fitting(columns, rows, width)
+    for column, _ in shown:
+        table.add_column(column.title, justify="right" if column.numeric else "left", no_wrap=True)
+    for row in rows:
         style = _STYLES.get(state(row), "dim" if state(row) else "")
-        table.add_row(*(Text(texts[number], style=style if columns[number][0] == "state" else "") for number in used))
+        cells = ((column, shortened(column.cell(row), room)) for column, room in shown)
+        table.add_row(*(Text(text, style=style if column.title == "state" else "") for column, text in cells))
     return table
 
 

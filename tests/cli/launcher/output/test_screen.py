@@ -237,6 +237,31 @@ def test_without_a_terminal_progress_is_one_line_and_nothing_while_nothing_moves
     assert out.getvalue() == "worker 0    | [not markup]\n"
 
 
+def advanced(steps: int, **changes) -> ClusterStatus:
+    """The same job some steps later."""
+    worker = replace(WORKER, stats=replace(WORKER.stats, steps=120 + steps, **changes))
+    return replace(STATUS, members=(worker, SHARD))
+
+
+def test_without_a_terminal_steps_are_told_once_a_minute_and_changes_at_once():
+    err = io.StringIO()
+    screen = Screen(io.StringIO(), err, clock=lambda: NOON)
+    lost = replace(SHARD, gone="its lease ended", ended_at=1.0)
+    for second in range(0, 200, 2):
+        status = advanced(second)
+        if 100 <= second < 110:  # the shard is lost, and comes back; each second of it is no change
+            view = replace(STATUS.view, members=(WORKER.member,))
+            status = replace(status, view=view, members=(*status.members[:1], lost), at_seconds=float(second))
+        if second >= 150:
+            status = replace(status, view=replace(STATUS.view, consistency=Consistency(Mode.SYNC)))
+        screen.progress(status, float(second))
+    told = [line.split(" | ")[1:4] for line in err.getvalue().splitlines()]
+    steps = [int(worker.split()[3]) - 120 for *_, worker in told]
+    assert steps == [0, 60, 100, 110, 150]
+    assert told[2][1] == "stalled: shard 0 lost for 99 s"
+    assert [state for _, state, _ in told[3:]] == ["training", "training"]
+
+
 @given(st.lists(st.binary(max_size=20)))
 def test_lines_are_whole_however_the_pipe_cuts_them(pieces):
     splitter = LineSplitter()
