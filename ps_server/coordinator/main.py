@@ -99,7 +99,7 @@ async def serve(
     recorder = JobRecorder(driver, config.words, file=history)
 
     def on_made(made: CheckpointMade) -> None:
-        recorder.saved(str(made.folder), made.size_bytes, made.seconds)
+        recorder.saved(str(made.folder), made.size_bytes, made.seconds, frozenset(map(str, made.there)))
 
     limit_counts = LimitCounts()
     checkpoints = Checkpoints(driver, config.checkpoints, on_made)

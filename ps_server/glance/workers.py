@@ -61,7 +61,7 @@ def workers_of(history: JobHistory) -> tuple[WorkerGlance, ...]:
     status = history.status
     entries = current_members(status, Role.WORKER)
     live = [entry for entry in entries if not entry.gone]
-    front = max(((entry.stats.phase, clock_now(entry)) for entry in live), default=(0, 0.0))
+    front = max(((entry.stats.phase, clock_now(entry)) for entry in live if has_stepped(entry)), default=(0, 0.0))
     found = [_glance(entry, history, front) for entry in entries]
     # Nobody waits for a worker that waits for a shard itself.
     running = [worker for worker in found if worker.state == "live" and not _is_cut_off(worker.index, history)]
@@ -89,6 +89,11 @@ def is_silent(entry: MemberStatus, history: JobHistory) -> bool:
 def _is_cut_off(rank: int, history: JobHistory) -> bool:
     """Whether a worker has spent its last seconds waiting for a connection to a shard."""
     return history.wait_shares.get(rank, {}).get("reconnect", 0.0) >= WAITS
+
+
+def has_stepped(entry: MemberStatus) -> bool:
+    """Whether a worker has told a position: before its first push it is at none, and has none to be behind from."""
+    return (entry.stats.phase, entry.stats.clock) != (0, 0)
 
 
 def clock_now(entry: MemberStatus) -> float:
@@ -127,7 +132,7 @@ def _least_held(ranks: Sequence[int], shares: Mapping[int, Mapping[str, float]])
 def _glance(entry: MemberStatus, history: JobHistory, front: tuple[int, float] | None) -> WorkerGlance:
     stats, member = entry.stats, entry.member
     behind = 0
-    if front and not entry.gone:
+    if front and not entry.gone and has_stepped(entry):
         behind = round(front[1] - clock_now(entry) if stats.phase == front[0] else front[1])
     shares = history.wait_shares.get(member.index) if front and not entry.gone else None
     return WorkerGlance(

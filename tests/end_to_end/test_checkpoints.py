@@ -234,7 +234,9 @@ def test_a_damaged_checkpoint_reaches_the_worker_as_one_clear_error(tmp_path):
 def test_checkpoints_are_made_at_the_interval_and_at_the_end_and_old_ones_go(tmp_path, monkeypatch):
     monkeypatch.setattr("ps_server.coordinator.jobs.checkpoints._LOOK_SECONDS", 0.01)
     config = CheckpointConfig(tmp_path, seconds=0.05, keep=2)
+    told = []
     with running_job(1, 1, checkpoints=config) as job:
+        job.checkpoints._on_made = told.append
         job.run_checkpoints()
         with job.cluster(rank=0) as cluster:
             parameter = torch.nn.Parameter(torch.zeros(4))
@@ -247,6 +249,10 @@ def test_checkpoints_are_made_at_the_interval_and_at_the_end_and_old_ones_go(tmp
         wait_until(lambda: job.view.finished)
         wait_until(lambda: read(committed(tmp_path)[-1]) == 6)
         wait_until(lambda: len(committed(tmp_path)) == 2)
+    # Whoever shows them is told which are left.
+    assert [each.there[-1] for each in told] == [each.folder for each in told]
+    assert max(len(each.there) for each in told) == 2
+    assert list(told[-1].there) == committed(tmp_path)
 
 
 def read(folder) -> float:

@@ -202,8 +202,8 @@ def run_replicas(programs: Programs, form: LogFormat, log_dir: Path | None) -> i
 @click.option(
     "--no-progress",
     is_flag=True,
-    help="Do not show the status table of the job; where stderr is not a terminal, nor the status lines, on changes and once "
-    "a minute.",
+    help="Do not show the status table of the job; where stderr is not a terminal, nor the status lines, which come on "
+    "changes and once a minute.",
 )
 @click.option(
     "--python", default=sys.executable, metavar="EXE", help="Python interpreter that runs SCRIPT.  [default: this one]"

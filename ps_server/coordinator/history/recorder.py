@@ -6,8 +6,9 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from ps_protocol.cluster.history import CheckpointFacts, JobHistory, PlacedVariable
 from ps_protocol.cluster.view import ClusterStatus, MemberStatus, Role
@@ -115,8 +116,11 @@ class JobRecorder:
         self._observe_tables(now, status)
         self._observe_alerts(glance_of(self._history(status)).alerts)
 
-    def saved(self, folder: str, size_bytes: int, seconds: float) -> None:
-        """A checkpoint was written."""
+    def saved(self, folder: str, size_bytes: int, seconds: float, there: Collection[str] = ()) -> None:
+        """A checkpoint was written. ``there``: all that its directory holds; others of that directory are forgotten."""
+        directory = Path(folder).parent
+        kept = [each for each in self._checkpoints if Path(each.folder).parent != directory or each.folder in there]
+        self._checkpoints = deque(kept, maxlen=CHECKPOINTS)
         self._checkpoints.append(CheckpointFacts(folder, size_bytes, seconds, self._clock()))
 
     def history(self) -> JobHistory:

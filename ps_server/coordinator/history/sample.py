@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from ps_protocol.cluster.view import ClusterStatus, MemberStatus, Role
 from ps_server.coordinator.history.curve_book import Key, Spread
-from ps_server.glance.workers import clock_now
+from ps_server.glance.workers import clock_now, has_stepped
 
 STEPS, SAMPLES, BYTES = "steps/s", "samples/s", "bytes/s"
 STALENESS, SPREAD, WORKERS = "staleness", "clock spread", "workers"
@@ -38,9 +38,13 @@ def sample(status: ClusterStatus) -> dict[Key, Spread]:
 
 
 def clock_spread(workers: Sequence[MemberStatus]) -> int:
-    """By about how many steps the first worker is ahead of the last, of those in the highest phase."""
-    phase = max((entry.stats.phase for entry in workers), default=0)
-    clocks = [clock_now(entry) for entry in workers if entry.stats.phase == phase]
+    """By about how many steps the first worker is ahead of the last, of those in the highest phase.
+
+    A worker that has not pushed since it joined, as in a job that goes on, has no clock yet.
+    """
+    stepped = [entry for entry in workers if has_stepped(entry)]
+    phase = max((entry.stats.phase for entry in stepped), default=0)
+    clocks = [clock_now(entry) for entry in stepped if entry.stats.phase == phase]
     return round(max(clocks) - min(clocks)) if clocks else 0
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from ps_protocol.errors import ConfigError, NotReady, PsError
 from ps_protocol.metrics.histogram import Histogram
 from ps_protocol.model.spec import ShardMap
-from ps_server.checkpoint.folder.directory import begin, discard, latest, prune
+from ps_server.checkpoint.folder.directory import begin, committed, discard, latest, prune
 from ps_server.checkpoint.write.commit import commit
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.coordinator.driver import Driver
@@ -34,6 +34,8 @@ class CheckpointMade:
     folder: Path
     size_bytes: int
     seconds: float
+    #: All that its directory holds now, itself included: older ones were removed.
+    there: tuple[Path, ...] = ()
 
 
 class Checkpoints:
@@ -128,7 +130,8 @@ class Checkpoints:
             self.done += 1
             # It is complete, whatever becomes of older ones.
             await asyncio.to_thread(prune, directory, self._config.keep, self._config.restored)
-            made = CheckpointMade(folder, size, time.monotonic() - began)
+            there = await asyncio.to_thread(committed, directory)
+            made = CheckpointMade(folder, size, time.monotonic() - began, tuple(there))
             self.times.observe(made.seconds)
             logger.info("checkpoint %s: %.1f MB in %.1f s", made.folder, made.size_bytes / 1e6, made.seconds)
             self._driver.events.add(f"checkpoint: {made.size_bytes / 1e6:.1f} MB in {made.seconds:.1f} s")

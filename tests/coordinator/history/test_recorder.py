@@ -19,6 +19,7 @@ from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.history.recorder import JobRecorder
 from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.settings import ClusterSettings
+from ps_server.glance.job import glance_of
 from tests.support.coordinators import connected
 
 
@@ -143,12 +144,41 @@ def test_tables_grow_by_the_rows_of_all_shards() -> None:
 
 def test_checkpoints_are_remembered() -> None:
     def test(job: Recorded) -> None:
-        for number in range(30):
-            job.recorder.saved(f"c{number}", 100, 0.5)
+        folders = [f"/saves/c{number}" for number in range(30)]
+        for folder in folders:
+            job.recorder.saved(folder, 100, 0.5, folders)
         kept = job.recorder.history().checkpoints
-        assert [each.folder for each in kept] == [f"c{number}" for number in range(10, 30)]
+        assert [each.folder for each in kept] == folders[10:]
 
     recorded(test)
+
+
+def test_checkpoints_that_were_removed_are_forgotten_and_those_of_another_directory_are_not() -> None:
+    def test(job: Recorded) -> None:
+        job.recorder.saved("/before/c1", 100, 0.5, ["/before/c1"])
+        for number in range(5):
+            folders = [f"/saves/c{each}" for each in range(number + 1)][-2:]
+            job.recorder.saved(folders[-1], 100, 0.5, folders)
+        kept = job.recorder.history().checkpoints
+        assert [each.folder for each in kept] == ["/before/c1", "/saves/c3", "/saves/c4"]
+
+    recorded(test)
+
+
+def test_a_worker_that_has_not_pushed_yet_is_not_behind() -> None:
+    """As when a job goes on: members begin at no position, while others are at theirs already."""
+
+    def test(job: Recorded) -> None:
+        workers = [job.join(Role.WORKER, rank) for rank in range(3)]
+        job.join(Role.SHARD, 0)
+        job.beat(workers[0], clock=5000)
+        job.beat(workers[1], clock=5003)
+        job.recorder.observe()
+        history = job.recorder.history()
+        assert means(history)["clock spread"] == [3.0]
+        assert [worker.behind for worker in glance_of(history).workers] == [3, 0, 0]
+
+    recorded(test, expected_workers=3)
 
 
 def test_a_history_survives_the_wire() -> None:
