@@ -78,9 +78,16 @@ class CertificateFolder:
     def renew(self, shards: int, hosts: Sequence[str], days: float = CERTIFICATE_DAYS) -> list[Path]:
         """Replace the certificates by new ones of the same authority, each file at once. Raises ConfigError."""
         try:
-            certificate, key = self.pair(AUTHORITY)
-            authority = Authority(KeyedCertificate(certificate.read_bytes(), key.read_bytes()))
-            return self._issue_all(authority, shards, hosts, days)
+            return self._issue_all(self._authority(), shards, hosts, days)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+    def have_shard(self, number: int, hosts: Sequence[str], days: float = CERTIFICATE_DAYS) -> None:
+        """Make the certificate of a shard that is added to a job, where there is none. Raises ConfigError."""
+        if self.pair(f"shard-{number}")[0].exists():
+            return
+        try:
+            list(self._issue_shard(self._authority(), number, hosts, days))
         except OSError as error:
             raise _unwritable(self.path, error) from error
 
@@ -92,15 +99,21 @@ class CertificateFolder:
         return made + [self._write(f"{role.value}.token", lines[role].encode()) for role in CLIENTS]
 
     def _issue_all(self, authority: Authority, shards: int, hosts: Iterable[str], days: float) -> list[Path]:
-        names = list(dict.fromkeys([*LOCAL_HOSTS, *hosts]))
-        servers = {COORDINATOR: f"coordinator/{self.job}"}
-        servers |= {f"shard-{number}": f"shard/{self.job}/{number}" for number in range(shards)}
-        made: list[Path] = []
-        for name, identity in servers.items():
-            made += self._write_pair(name, authority.issue(identity, names, days))
+        pair = authority.issue(f"coordinator/{self.job}", _names(hosts), days)
+        made = [*self._write_pair(COORDINATOR, pair)]
+        for number in range(shards):
+            made += self._issue_shard(authority, number, hosts, days)
         for role in CLIENTS:
             made += self._write_pair(role.value, authority.issue(f"{role.value}/{role.value}", (), days))
         return made
+
+    def _issue_shard(self, authority: Authority, number: int, hosts: Iterable[str], days: float) -> Iterator[Path]:
+        identity = f"shard/{self.job}/{number}"
+        yield from self._write_pair(f"shard-{number}", authority.issue(identity, _names(hosts), days))
+
+    def _authority(self) -> Authority:
+        certificate, key = self.pair(AUTHORITY)
+        return Authority(KeyedCertificate(certificate.read_bytes(), key.read_bytes()))
 
     def _write_pair(self, name: str, pair: KeyedCertificate) -> Iterator[Path]:
         yield self._write(f"{name}.key", pair.key)
@@ -112,6 +125,10 @@ class CertificateFolder:
             file.write(data)
         partial.replace(path)
         return path
+
+
+def _names(hosts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys([*LOCAL_HOSTS, *hosts]))
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ps_protocol.cluster.scaling import WorkerRange
 from ps_protocol.cluster.tf_config import TfConfig
 from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_protocol.security.settings import SecuritySettings
@@ -20,6 +21,7 @@ from ps_server.cli.options.checkpoint import CheckpointConfig, checkpoint_config
 from ps_server.cli.options.mode import consistency_of
 from ps_server.coordinator.elasticity.engines.base import WorkerEngine
 from ps_server.coordinator.elasticity.engines.find import find_engine
+from ps_server.coordinator.elasticity.engines.kept_request import LAUNCHER
 from ps_server.coordinator.elasticity.policy import ElasticSettings
 from ps_server.coordinator.persistence.cluster_records import ClusterRecords
 from ps_server.coordinator.persistence.saved_facts import saved_seed
@@ -61,7 +63,7 @@ class CoordinatorConfig:
         return {
             "job": cluster.job,
             "shards": str(cluster.expected_shards),
-            "workers": str(cluster.expected_workers or "any number"),
+            "workers": _workers_text(cluster.identity.workers),
             "first mode": str(cluster.consistency),
             "partition": partition_flags(cluster.partition),
             "lease": f"{cluster.lease_seconds:g} s",
@@ -90,8 +92,9 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
         options["stale_policy"],
         options["stale_threshold"],
     )
+    workers = WorkerRange.of(options["workers"])
     try:
-        check_consistency(consistency, options["workers"])
+        check_consistency(consistency, workers.least)
     except InvalidRequest as error:
         raise ConfigError(error.message, expected=error.expected, actual=error.actual, remedy=error.remedy) from error
     lease, heartbeat, most = options["lease_seconds"], options["heartbeat_seconds"], options["max_model_bytes"]
@@ -105,7 +108,9 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
     job_limits: JobLimits = options.get("job_limits") or JobLimits()
     cluster = ClusterSettings(
         expected_shards=options["shards"],
-        expected_workers=options["workers"],
+        expected_workers=workers.fixed,
+        least_workers=0 if workers.fixed else workers.least,
+        most_workers=workers.most if workers.bounded and not workers.fixed else 0,
         consistency=consistency,
         partition=_partition_rule(options),
         lease_seconds=lease,
@@ -153,20 +158,20 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
         options["page_port"],
         limits,
         security,
-        *_elasticity(options, cluster.expected_workers),
+        *_elasticity(options, workers),
     )
 
 
-def _elasticity(options: Mapping[str, Any], workers: int) -> tuple[ElasticSettings, WorkerEngine | None]:
+def _elasticity(options: Mapping[str, Any], workers: WorkerRange) -> tuple[ElasticSettings, WorkerEngine | None]:
     """What the coordinator may do by itself, and whom it asks for workers. Raises ConfigError."""
-    text, wanted = options.get("engine"), options.get("engine_workers") or workers
+    text, wanted = options.get("engine"), options.get("engine_workers") or workers.least
     if text is None:
         if options.get("engine_workers") or options.get("engine_most"):
             raise ConfigError("--engine-workers and --engine-most need --engine")
         return ElasticSettings(bool(options.get("rebalance"))), None
-    if not wanted:
+    if not wanted and not text.startswith(LAUNCHER):
         raise ConfigError("--engine needs the number of workers", remedy="give --workers or --engine-workers")
-    most = options.get("engine_most") or 2 * wanted
+    most = options.get("engine_most") or (workers.most if workers.bounded and not workers.fixed else 2 * wanted)
     if most < wanted:
         raise ConfigError("--engine-most is below the workers", expected=f"{wanted} or more", actual=str(most))
     return ElasticSettings(bool(options.get("rebalance")), wanted), find_engine(text, most)
@@ -190,7 +195,7 @@ def _saved(chosen: str | None, directory: Path | None) -> Checkpoint | None:
 def _from_journal(kept: ClusterRecords, given: Set[str]) -> dict[str, Any]:
     """The journal's values of options that were not ``given``."""
     job = kept.identity
-    values = {"shards": job.expected_shards, "workers": job.expected_workers, "seed": job.seed}
+    values = {"shards": job.expected_shards, "workers": job.workers, "seed": job.seed}
     return {name: value for name, value in values.items() if name not in given}
 
 
@@ -225,3 +230,9 @@ def _partition_rule(options: Mapping[str, Any]) -> PartitionRule:
             return MaxSize(nbytes, slices)
         case _:
             return Balanced()
+
+
+def _workers_text(workers: WorkerRange) -> str:
+    if workers.bounded:
+        return str(workers)
+    return f"{workers.least} or more" if workers.least else "any number"

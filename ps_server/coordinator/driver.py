@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from ps_protocol.cluster.exchange import ExchangeKey, ExchangeState
 from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk
+from ps_protocol.cluster.scaling import ScaleAsk
 from ps_protocol.cluster.view import (
     BarrierState,
     ClusterStatus,
@@ -35,6 +36,7 @@ from ps_server.coordinator.event_log import EventLog
 from ps_server.coordinator.lease_timer import LeaseTimer
 from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.membership.member_streams import MemberStreams
+from ps_server.coordinator.membership.scaling import WantedSize, scaled
 from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.persistence.saved_facts import place_as_saved
 from ps_server.coordinator.placement.declaration import PlacementPlan
@@ -239,6 +241,25 @@ class Driver:
         decision = self._state.placement.abort_move(move)
         with suppress(Unavailable):
             self._settle(decision)
+
+    @property
+    def wanted(self) -> WantedSize:
+        """What the job is to have since it was scaled."""
+        return self._state.wanted
+
+    def scale(self, ask: ScaleAsk, *, by_count: bool = False) -> WantedSize:
+        """See ClusterState.scale."""
+        return self._settle(self._state.scale(ask, by_count=by_count))
+
+    def check_scale(self, ask: ScaleAsk, *, by_count: bool = False) -> WantedSize:
+        """What ``scale`` would set. Changes nothing; raises what it raises."""
+        return scaled(self.wanted, ask, self.view, self._settings.most_workers, by_count=by_count)
+
+    async def wait_for_change(self, seconds: float) -> None:
+        """Return at the next change of the state, or after ``seconds``. Raises Unavailable once this is closed."""
+        self._publisher.check_open()
+        await self._publisher.wait_for_change(seconds)
+        self._publisher.check_open()
 
     def use_shards(self, numbers: Collection[int]) -> None:
         """See ClusterState.use_shards."""

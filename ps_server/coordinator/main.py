@@ -32,11 +32,13 @@ from ps_server.cli.options.limits import job_limit_options, server_limit_options
 from ps_server.cli.options.mode import MODES, bound_options
 from ps_server.cli.options.page import page_port_option
 from ps_server.cli.options.security import server_security_options
+from ps_server.cli.options.workers import WORKERS
 from ps_server.coordinator.access import CoordinatorAccess
 from ps_server.coordinator.config import CoordinatorConfig, configure, from_tf_config
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.elasticity.engines.kept_request import KeptRequest
 from ps_server.coordinator.elasticity.runner import ElasticityRunner
+from ps_server.coordinator.elasticity.scaling import JobScaling
 from ps_server.coordinator.history.history_file import HistoryFile
 from ps_server.coordinator.history.recorder import JobRecorder
 from ps_server.coordinator.jobs.checkpoints import CheckpointMade, Checkpoints
@@ -105,7 +107,8 @@ async def serve(
     checkpoints = Checkpoints(driver, config.checkpoints, on_made)
     moves = MoveRunner(driver, checkpoints.busy)
     kept = config.engine if isinstance(config.engine, KeptRequest) else None
-    service = CoordinatorService(driver, checkpoints, moves, recorder, access.sessions, limit_counts, kept)
+    scaling = JobScaling(driver, moves, config.engine, time.monotonic)
+    service = CoordinatorService(driver, checkpoints, moves, recorder, access.sessions, limit_counts, kept, scaling)
     metrics: MetricsServer | None = None
     page: PageServer | None = None
     server = await grpc_server.start(
@@ -120,7 +123,7 @@ async def serve(
     try:
         driver.start()
         view = driver.status().view
-        workers = view.expected_workers or "any number of"
+        workers = config.words["workers"].replace("any number", "any number of")
         logger.info(
             "coordinator serves at %s: %d shards, %s workers, %s",
             server.address,
@@ -136,12 +139,13 @@ async def serve(
         recording = asyncio.create_task(recorder.run(), name="history")
         elasticity = ElasticityRunner(driver, moves, config.elastic, config.engine, time.monotonic)
         adapting = asyncio.create_task(elasticity.run(), name="elasticity")
+        scaling_task = asyncio.create_task(scaling.run(), name="scaling")
         running = asyncio.create_task(checkpoints.run(), name="checkpoints")
         ending = end_with_job(driver, checkpoints, stop if config.exit_when_finished else None)
         watching = asyncio.create_task(ending, name="end-with-job")
         ends = [asyncio.ensure_future(event.wait()) for event in (stop, driver.failed)]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for each in (*ends, watching, recording, adapting):
+        for each in (*ends, watching, recording, adapting, scaling_task):
             each.cancel()
         await moves.stop()
         if driver.failed.is_set():
@@ -213,9 +217,10 @@ def _serve_metrics(
 )
 @click.option(
     "--workers",
-    type=click.IntRange(0),
+    type=WORKERS,
     default=0,
-    help="Number of workers. The job starts when all of them have joined. 0: workers join and leave at any time.",
+    help="Number of workers. The job starts when all of them have joined. MIN:MAX: it starts with MIN, and workers "
+    "join and leave at any time, MAX at most. 0: any number of them.",
 )
 @click.option(
     "--mode",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -21,9 +22,11 @@ from ps_protocol.wire.convert.exchange import exchange_state_to_pb
 from ps_protocol.wire.convert.history import history_to_pb
 from ps_protocol.wire.convert.leases import answer_to_pb, ask_from_pb
 from ps_protocol.wire.convert.model import consistency_from_pb
+from ps_protocol.wire.convert.scaling import ask_to_scale_from_pb, order_to_pb
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.elasticity.engines.kept_request import KeptRequest
+from ps_server.coordinator.elasticity.scaling import JobScaling
 from ps_server.coordinator.history.recorder import JobRecorder
 from ps_server.coordinator.jobs.checkpoints import Checkpoints
 from ps_server.coordinator.jobs.declaring import DeclarationThread
@@ -67,6 +70,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         sessions: SessionIssuer | None = None,
         limit_counts: LimitCounts | None = None,
         kept_request: KeptRequest | None = None,
+        scaling: JobScaling | None = None,
     ) -> None:
         """``sessions`` gives members their session tokens; None: nobody is authenticated. ``limit_counts``: of the
         server. ``kept_request``: the engine, where the program that starts workers asks for requests.
@@ -81,6 +85,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._declaring = DeclarationThread(driver)
         self._views = ViewEncoder()
         self._kept_request = kept_request or KeptRequest()
+        self._scaling = scaling or JobScaling(driver, self._moves, kept_request, time.monotonic)
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add this service to a server that is not started yet."""
@@ -263,6 +268,14 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 async for progress in made:
                     yield convert.progress_to_pb(progress)
 
+    async def Scale(  # noqa: N802
+        self, request: pb.ScaleRequest, context: Context
+    ) -> AsyncIterator[pb.ScaleProgress]:
+        """What the job waits for until it has as many workers and shards as asked for."""
+        async with translated(context), aclosing(self._scaling.scale(ask_to_scale_from_pb(request))) as steps:
+            async for step in steps:
+                yield pb.ScaleProgress(text=step.text, done=step.done)
+
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.ClusterStatus:  # noqa: N802
         """Members with their last statistics."""
         async with translated(context):
@@ -293,7 +306,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 )
                 for each in self._driver.lost_servers
             ]
-            return pb.WorkerRequest(number=last.number, workers=last.workers, ranks=last.ranks, lost=lost)
+            self._kept_request.asked_at = time.monotonic()
+            order = order_to_pb(self._scaling.order)
+            return pb.WorkerRequest(number=last.number, workers=last.workers, ranks=last.ranks, lost=lost, scale=order)
 
     def _encode(self, view: ClusterView, before: ClusterView | None) -> bytes:
         return self._views.encode(view, before)

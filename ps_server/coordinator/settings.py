@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from ps_protocol.cluster.job import DEFAULT_JOB
+from ps_protocol.cluster.scaling import MOST_RANKS, WorkerRange
 from ps_protocol.errors import ConfigError, InvalidRequest
 from ps_protocol.model.spec import Consistency, StalePolicy
 from ps_server.coordinator.placement.variables import Balanced, FixedShards, MaxSize, MinSize, PartitionRule
@@ -19,6 +20,9 @@ class ClusterSettings:
     expected_shards: int = 1
     #: 0: workers join and leave at any time, and the job waits for none.
     expected_workers: int = 0
+    #: Where ``expected_workers`` is 0: how many the start waits for, and the most at the same time; 0: any number.
+    least_workers: int = 0
+    most_workers: int = 0
     consistency: Consistency = field(default_factory=Consistency)
     partition: PartitionRule = field(default_factory=Balanced)
     #: A member without a heartbeat for this long counts as dead; one whose connection has ended, sooner.
@@ -36,7 +40,19 @@ class ClusterSettings:
     @property
     def identity(self) -> JobIdentity:
         """The settings that must be the same at every start of the coordinator of this job."""
-        return JobIdentity(self.expected_shards, self.expected_workers, self.partition, self.seed)
+        return JobIdentity(
+            self.expected_shards,
+            self.expected_workers,
+            self.partition,
+            self.seed,
+            self.least_workers,
+            self.most_workers,
+        )
+
+    @property
+    def always_workers(self) -> int:
+        """So many workers has the job at least while all are there."""
+        return self.expected_workers or self.least_workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +63,15 @@ class JobIdentity:
     expected_workers: int
     partition: PartitionRule
     seed: int
+    least_workers: int = 0
+    most_workers: int = 0
+
+    @property
+    def workers(self) -> WorkerRange:
+        """How many workers the job has."""
+        if self.expected_workers:
+            return WorkerRange(self.expected_workers, self.expected_workers)
+        return WorkerRange(self.least_workers, self.most_workers or MOST_RANKS)
 
 
 def check_same_job(settings: ClusterSettings, kept: JobIdentity) -> None:
@@ -54,7 +79,7 @@ def check_same_job(settings: ClusterSettings, kept: JobIdentity) -> None:
     ours = settings.identity
     named = (
         ("--shards", kept.expected_shards, ours.expected_shards),
-        ("--workers", kept.expected_workers, ours.expected_workers),
+        ("--workers", str(kept.workers), str(ours.workers)),
         ("--partition", partition_flags(kept.partition), partition_flags(ours.partition)),
         ("--seed", kept.seed, ours.seed),
     )
@@ -82,7 +107,10 @@ def partition_flags(rule: PartitionRule) -> str:
 
 
 def check_consistency(consistency: Consistency, expected_workers: int) -> None:
-    """Raises InvalidRequest for a mode that contradicts itself or cannot work with this number of workers."""
+    """Raises InvalidRequest for a mode that contradicts itself or cannot work with this number of workers.
+
+    ``expected_workers``: how many the job has at least; 0: it may have any number.
+    """
     mode, shown = consistency.mode, str(consistency)
     if min(consistency.staleness, consistency.backup, consistency.stale_threshold) < 0:
         raise InvalidRequest("staleness, backup and stale threshold are not negative", actual=shown)
@@ -112,7 +140,7 @@ def check_consistency(consistency: Consistency, expected_workers: int) -> None:
     if consistency.backup >= expected_workers:
         raise InvalidRequest(
             "a step of sync cannot omit that many pushes",
-            expected=f"backup below the number of workers, {expected_workers or 'which must be fixed: --workers'}",
+            expected=f"backup below the number of workers, {expected_workers or 'which must be known: --workers'}",
             actual=shown,
             remedy="lower --backup or raise --workers",
         )

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from ps_protocol.cluster.scaling import ScaleAsk
 from ps_protocol.cluster.view import ClusterStatus, ClusterView, Role
 from ps_protocol.model.spec import Consistency
 from ps_server.coordinator.changes import CurrentView, StateChange
+from ps_server.coordinator.membership.scaling import Scaling, WantedSize, scaled
 from ps_server.coordinator.membership.state import STARTS, MembershipState
 from ps_server.coordinator.persistence.cluster_records import ClusterRecords
 from ps_server.coordinator.placement.model_uses import used_by_all
@@ -24,16 +26,18 @@ class ClusterState:
 
     def __init__(self, settings: ClusterSettings, phase: int = 0) -> None:
         """Begin in ``phase``. Raises InvalidRequest when the settings' consistency mode cannot work."""
-        check_consistency(settings.consistency, settings.expected_workers)
+        check_consistency(settings.consistency, settings.always_workers)
         self._settings = settings
         self._view = CurrentView(
             ClusterView(
                 consistency=settings.consistency,
                 expected_shards=settings.expected_shards,
                 expected_workers=settings.expected_workers,
+                least_workers=settings.least_workers,
             )
         )
-        self.membership = MembershipState(settings, self._view, phase)
+        self._scaling = Scaling()
+        self.membership = MembershipState(settings, self._view, phase, self._scaling)
         self.placement = PlacementState(settings.partition, settings.limits, self._view)
 
     @classmethod
@@ -48,6 +52,9 @@ class ClusterState:
         is_over = records.finished and records.released
         state.membership.restore(records.membership, now, finished=is_over)
         state.placement.restore(records.maps)
+        # A new run begins with the workers that it is started with; shards hold what they held.
+        kept = records.wanted
+        state._scaling.wanted = replace(kept, ranks=None, ending=frozenset()) if is_over else kept
         state._view.now = replace(
             state.view,
             revision=records.revision,
@@ -58,6 +65,8 @@ class ClusterState:
             expected_shards=records.shards,
             spare=records.spare,
             released_models=records.released_models,
+            wanted_workers=_count(state.wanted.ranks),
+            wanted_shards=_count(state.wanted.shards),
         )
         live = state.view.live(Role.WORKER)
         state.placement.uses.restore(used_by_all(records.maps, live) if records.uses is None else records.uses)
@@ -84,6 +93,7 @@ class ClusterState:
             released_models=self.view.released_models,
             uses=self.placement.uses.records,
             released=self.view.released,
+            wanted=self.wanted,
         )
 
     @property
@@ -100,9 +110,26 @@ class ClusterState:
             job=self._settings.job,
         )
 
+    @property
+    def wanted(self) -> WantedSize:
+        """What the job is to have since it was scaled."""
+        return self._scaling.wanted
+
+    def scale(self, ask: ScaleAsk, *, by_count: bool = False) -> StateChange[WantedSize]:
+        """Set what the job is to have. ``by_count``: see WantedSize. Raises what ``scaled`` raises."""
+        before = self.wanted
+        after = scaled(before, ask, self.view, self._settings.most_workers, by_count=by_count)
+        if after == before:
+            return StateChange(before)
+        self._scaling.wanted = after
+        self._view.change(wanted_workers=_count(after.ranks), wanted_shards=_count(after.shards))
+        parts = [] if ask.workers is None else [f"{ask.workers} workers"]
+        parts += [] if ask.shards is None else [f"{ask.shards} shards"]
+        return StateChange(after, f"the job is to have {' and '.join(parts)}")
+
     def set_consistency(self, consistency: Consistency) -> StateChange[ClusterView]:
         """Change the mode of the job. Raises InvalidRequest when it cannot work."""
-        check_consistency(consistency, self._settings.expected_workers)
+        check_consistency(consistency, self._settings.always_workers)
         before = self.view.consistency
         if consistency == before:
             return StateChange(self.view)
@@ -129,3 +156,7 @@ class ClusterState:
             return StateChange(None)
         self._view.change(released=True)
         return StateChange(None, "no member is needed any more")
+
+
+def _count(numbers: Collection[int] | None) -> int | None:
+    return None if numbers is None else len(numbers)

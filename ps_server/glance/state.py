@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 from ps_protocol.cluster.job import DEFAULT_JOB
+from ps_protocol.cluster.scaling import ENDED
 from ps_protocol.cluster.view import TOOK_OVER, ClusterStatus, MemberStatus, Role
 from ps_protocol.text import printable
 
@@ -44,7 +45,7 @@ def current_members(status: ClusterStatus, role: Role) -> list[MemberStatus]:
 
 def state_of(entry: MemberStatus, spare: bool = False) -> str:
     """One of "live", "busy" while it cannot do its usual work yet, "spare", "left" after a clean end, "stopped" after a
-    request to stop, "took over" of a standby that has become the shard, "failed", "lost".
+    request to stop, or to have fewer workers, "took over" of a standby that has become the shard, "failed", "lost".
     """
     how, _, why = entry.gone.partition(": ")
     if not how:
@@ -53,7 +54,7 @@ def state_of(entry: MemberStatus, spare: bool = False) -> str:
         return "lost"
     if entry.member.role is Role.STANDBY and why == TOOK_OVER:
         return "took over"
-    return {"": "left", "stopped": "stopped"}.get(why, "failed")
+    return {"": "left", "stopped": "stopped", ENDED: "stopped"}.get(why, "failed")
 
 
 def note_of(entry: MemberStatus) -> str:
@@ -70,7 +71,7 @@ def note_of(entry: MemberStatus) -> str:
 def job_state(status: ClusterStatus) -> JobState:
     """The state of the job. A job is stalled while a shard that holds slices is not there, or no worker is.
 
-    A job of any number of workers waits for members until its first worker has come.
+    A job of any number of workers waits for members until its first worker has come, and while it is to have none.
     """
     view = status.view
     if view.finished:
@@ -79,7 +80,7 @@ def job_state(status: ClusterStatus) -> JobState:
         return JobState(WAITING)
     causes = list(_absent_shards(status))
     if not view.live(Role.WORKER):
-        if not causes and not current_members(status, Role.WORKER):
+        if not causes and (view.wanted_workers == 0 or not current_members(status, Role.WORKER)):
             return JobState(WAITING)
         causes.append(("no worker", "no worker"))
     if not causes:
@@ -135,6 +136,8 @@ def ailments(status: ClusterStatus) -> list[str]:
     left = {each.member.index for each in current_members(status, Role.WORKER) if each.gone == "left"}
     if view.expected_workers > workers + len(left):
         found.append(f"{workers} of {view.expected_workers} workers live")
+    elif (view.wanted_workers or 0) > workers:  # without those that have left
+        found.append(f"{workers} of {view.wanted_workers} workers live")
     entries = (entry for role in Role for entry in current_members(status, role))
     found += [f"{entry.member} {note_of(entry)}" for entry in entries if state_of(entry) in ("failed", "lost")]
     return [*found, expiring(status)] if has_expired(status) else found
@@ -165,7 +168,8 @@ def headline(status: ClusterStatus) -> str:
     view = status.view
     live, used = view.live(Role.SHARD).keys(), view.used_shards
     workers, shards, spare = len(view.live(Role.WORKER)), len(live & set(used)), len(live & view.spare)
-    expected = f" of {view.expected_workers}" if view.expected_workers else ""
+    wanted = view.expected_workers if view.wanted_workers is None else view.wanted_workers
+    expected = f" of {wanted}" if wanted else ""
     beside = f" and {spare} spare" if spare else ""
     parts = [
         *([] if status.job == DEFAULT_JOB else [f"job {status.job}"]),

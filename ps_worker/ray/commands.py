@@ -16,7 +16,7 @@ TIMEOUTS: Mapping[str, str] = MappingProxyType(
 _STANDBYS = "standbys"
 
 #: The coordinator is asked for what it requests: by the driver. An option of the user's comes later, and wins.
-_ASKS_DRIVER = ("--engine", "launcher")
+_ASKS_DRIVER = ("--engine", "launcher:workers")
 
 #: What processes of one job do not take from the environment of Ray's processes.
 _OURS = "PS_"

@@ -187,7 +187,7 @@ class Progress:
 def missing(view: ClusterView) -> str:
     """The missing members of a cluster that has not started, as text: "shard 1 and 1 more worker"."""
     shards = sorted(set(range(view.expected_shards)) - set(view.live(Role.SHARD)))
-    workers = max(0, view.expected_workers - len(view.live(Role.WORKER)))
+    workers = max(0, (view.expected_workers or view.least_workers) - len(view.live(Role.WORKER)))
     parts = [f"shard{'s' if len(shards) > 1 else ''} " + ", ".join(map(str, shards))] if shards else []
     parts += [f"{workers} more worker{'s' if workers > 1 else ''}"] if workers else []
     return " and ".join(parts) or "the coordinator to start the job"

@@ -25,7 +25,7 @@ def wait_until_started(
         if time.monotonic() >= deadline:
             raise Unavailable(
                 f"the cluster is not complete after {config.connect_timeout_seconds:g} s: {lacking} missing",
-                expected=f"{view.expected_shards} shards and {view.expected_workers} workers",
+                expected=f"{view.expected_shards} shards and {view.expected_workers or view.least_workers} workers",
                 remedy="start what is missing, or wait longer with PS_CONNECT_TIMEOUT",
             )
         hint(f"waiting for {lacking}")

@@ -60,6 +60,12 @@ class Nobody:
     def take(self) -> Wanted:
         return Wanted()
 
+    def take_order(self) -> None:
+        return None
+
+    def ask_now(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

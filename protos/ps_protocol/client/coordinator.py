@@ -13,12 +13,13 @@ import grpc
 
 from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.client.connection import CoordinatorConnection
-from ps_protocol.client.coordinator_streams import MoveStream, ViewStream
+from ps_protocol.client.coordinator_streams import MoveStream, ScaleStream, ViewStream
 from ps_protocol.client.member_sessions import MemberSessions
 from ps_protocol.cluster.closed_model import ClosedModelAsk
 from ps_protocol.cluster.exchange import ExchangeKey, ExchangeState
 from ps_protocol.cluster.history import JobHistory
 from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk
+from ps_protocol.cluster.scaling import ScaleAsk, ScaleOrder
 from ps_protocol.cluster.view import (
     BarrierState,
     ClusterStatus,
@@ -39,6 +40,7 @@ from ps_protocol.wire.convert.exchange import exchange_state_from_pb, exchange_t
 from ps_protocol.wire.convert.history import history_from_pb
 from ps_protocol.wire.convert.leases import answer_from_pb, ask_to_pb
 from ps_protocol.wire.convert.model import consistency_to_pb, shard_map_from_pb, spec_to_pb
+from ps_protocol.wire.convert.scaling import ask_to_scale_to_pb, order_from_pb
 
 CONNECT_SECONDS = 5.0
 """How long a command that a person waits for tries to reach the coordinator."""
@@ -79,9 +81,9 @@ class JoinSpec:
 
 
 class CoordinatorClient:
-    """The coordinator's calls, blocking. Any thread may use it; each call but watch and move has a deadline.
+    """The coordinator's calls, blocking. Any thread may use it; each call but watch, move and scale has a deadline.
 
-    Every call is safe to repeat (the .proto says so), so all but heartbeat, leave, watch, move and those about
+    Every call is safe to repeat (the .proto says so), so all but heartbeat, leave, watch, move, scale and those about
     checkpoints are repeated with growing pauses until ``timeout_seconds`` have passed, then raise Unavailable. Errors
     are ps_protocol.errors.
     """
@@ -321,6 +323,21 @@ class CoordinatorClient:
         """
         request = pb.ReshardRequest(to=to, drain=drain, model=model, variable=variable, batch_bytes=batch_bytes)
         return MoveStream(self._connection.stub.Reshard(request), self._connection.peer)
+
+    def scale(self, ask: ScaleAsk, timeout_seconds: float | None = None) -> ScaleStream:
+        """Have the job have as many workers and shards as asked for; the stream tells what it waits for until it has.
+
+        What was asked for stays wanted when the stream is left early. The stream raises InvalidRequest for a number
+        that the job cannot have, NotReady where nobody starts and ends processes, when another caller scales the job,
+        and after ``timeout_seconds``; Unavailable.
+        """
+        request = ask_to_scale_to_pb(ask)
+        return ScaleStream(lambda: self._connection.stub.Scale(request), self._connection.peer, timeout_seconds)
+
+    def get_order(self, timeout_seconds: float = CALL_SECONDS) -> ScaleOrder:
+        """Which workers and shards are to run. Not repeated without an answer."""
+        answer = self._connection.once("GetWorkerRequest", pb.GetWorkerRequestRequest(), timeout_seconds)
+        return order_from_pb(answer.scale)
 
     def get_status(self, timeout_seconds: float = CALL_SECONDS, *, once: bool = False) -> ClusterStatus:
         """The view, and every member with its last statistics. ``once``: not repeated without an answer."""

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import queue
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ps_protocol.client.connection import CoordinatorConnection
+from ps_protocol.cluster.scaling import ScaleOrder
 from ps_protocol.cluster.view import Role
 from ps_protocol.errors import PsError, Unavailable
 from ps_protocol.security.security import OFF, Security
 from ps_protocol.text import printable
 from ps_protocol.v1 import coordinator_pb2 as pb
 from ps_protocol.wire.convert.cluster import role_from_pb
+from ps_protocol.wire.convert.scaling import order_from_pb
 
-ASK_SECONDS = 5.0
-"""Interval of calls. A request is made 30 s after a worker was lost, and comes again."""
+ASK_SECONDS = 2.0
+"""Interval of calls: somebody may wait for what psctl scale asks for. A request for lost workers comes again."""
 
-UNANSWERED = 60
+TASK_ASK_SECONDS = 10.0
+"""The same where many programs ask for one job each for itself."""
+
+UNANSWERED = 150
 """Calls in a row, from the first on, of which nobody answered one: then that is told."""
 
 JOINING_SECONDS = 300.0
@@ -63,6 +69,10 @@ class WorkerRequests:
         self._interval_seconds = interval_seconds
         self._closed = threading.Event()
         self._found: queue.SimpleQueue[Wanted | PsError] = queue.SimpleQueue()
+        #: What is to run, as answers told.
+        self._orders: queue.SimpleQueue[ScaleOrder] = queue.SimpleQueue()
+        #: Ask now.
+        self._now = threading.Event()
         self._thread = threading.Thread(target=self._ask, name="ps-worker-requests", daemon=True)
         self._thread.start()
 
@@ -79,16 +89,35 @@ class WorkerRequests:
             raise found
         return found
 
+    def take_order(self) -> ScaleOrder | None:
+        """What is to run, where that was told since the last call."""
+        order = None
+        with suppress(queue.Empty):
+            while True:
+                order = self._orders.get_nowait()
+        return order
+
+    def ask_now(self) -> None:
+        """Do not wait for the end of the interval."""
+        self._now.set()
+
     def close(self) -> None:
         """End the thread; a call in progress is cancelled."""
         self._closed.set()
+        self._now.set()
         self._connection.close()
         self._thread.join()
+
+    def _wait(self) -> bool:
+        """Wait until the next call is due; whether there is none any more."""
+        self._now.wait(self._interval_seconds)
+        self._now.clear()
+        return self._closed.is_set()
 
     def _ask(self) -> None:
         #: The last number; it starts over with another coordinator process.
         seen, unanswered, told = 0, 0, False
-        while not self._closed.wait(self._interval_seconds):
+        while not self._wait():
             try:
                 answer = self._connection.once("GetWorkerRequest", pb.GetWorkerRequestRequest(), _CALL_SECONDS)
                 lost = tuple(map(_lost_from_pb, answer.lost))
@@ -100,6 +129,7 @@ class WorkerRequests:
                     self._found.put(error)
                 continue
             unanswered, told = UNANSWERED, False
+            self._orders.put(order_from_pb(answer.scale))
             ranks = tuple(answer.ranks) if answer.number not in (0, seen) else ()
             if ranks or lost:
                 self._found.put(Wanted(ranks, lost))

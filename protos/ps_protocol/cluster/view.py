@@ -65,6 +65,11 @@ class ClusterView:
     released_models: Mapping[str, int] = field(default_factory=dict)
     #: Proves what the coordinator's journal held when this was told; opaque. Empty without a journal.
     journal_mark: bytes = b""
+    #: Where workers come and go: so many are waited for at the start.
+    least_workers: int = 0
+    #: How many the job was told to have since; None: it was not told.
+    wanted_workers: int | None = None
+    wanted_shards: int | None = None
 
     @property
     def used_shards(self) -> tuple[int, ...]:

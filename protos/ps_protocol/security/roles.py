@@ -50,6 +50,7 @@ _COORDINATOR: Mapping[str, frozenset[AccessRole]] = {
     "Checkpoint": frozenset({_ADMIN}),
     "RestoreCheckpoint": frozenset({_ADMIN}),
     "Reshard": frozenset({_ADMIN}),
+    "Scale": frozenset({_ADMIN}),
     "GetStatus": _EVERY_ROLE,
     "GetHistory": _EVERY_ROLE,
     "GetWorkerRequest": _EVERY_ROLE,

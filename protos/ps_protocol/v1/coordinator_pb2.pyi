@@ -278,7 +278,7 @@ class ModelEpoch(_message.Message):
     def __init__(self, name: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class ClusterView(_message.Message):
-    __slots__ = ("revision", "members", "consistency", "models", "expected_shards", "expected_workers", "started", "finished", "spare", "moving", "journal_mark", "released", "released_models", "base_revision", "gone")
+    __slots__ = ("revision", "members", "consistency", "models", "expected_shards", "expected_workers", "started", "finished", "spare", "moving", "journal_mark", "released", "released_models", "base_revision", "gone", "least_workers", "wanted_workers", "wanted_shards")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
@@ -294,6 +294,9 @@ class ClusterView(_message.Message):
     RELEASED_MODELS_FIELD_NUMBER: _ClassVar[int]
     BASE_REVISION_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
+    LEAST_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    WANTED_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    WANTED_SHARDS_FIELD_NUMBER: _ClassVar[int]
     revision: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
     consistency: _common_pb2.Consistency
@@ -309,7 +312,10 @@ class ClusterView(_message.Message):
     released_models: _containers.RepeatedCompositeFieldContainer[ModelEpoch]
     base_revision: int
     gone: _containers.RepeatedCompositeFieldContainer[Member]
-    def __init__(self, revision: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., consistency: _Optional[_Union[_common_pb2.Consistency, _Mapping]] = ..., models: _Optional[_Iterable[_Union[ModelEpoch, _Mapping]]] = ..., expected_shards: _Optional[int] = ..., expected_workers: _Optional[int] = ..., started: bool = ..., finished: bool = ..., spare: _Optional[_Iterable[int]] = ..., moving: _Optional[str] = ..., journal_mark: _Optional[bytes] = ..., released: bool = ..., released_models: _Optional[_Iterable[_Union[ModelEpoch, _Mapping]]] = ..., base_revision: _Optional[int] = ..., gone: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+    least_workers: int
+    wanted_workers: int
+    wanted_shards: int
+    def __init__(self, revision: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., consistency: _Optional[_Union[_common_pb2.Consistency, _Mapping]] = ..., models: _Optional[_Iterable[_Union[ModelEpoch, _Mapping]]] = ..., expected_shards: _Optional[int] = ..., expected_workers: _Optional[int] = ..., started: bool = ..., finished: bool = ..., spare: _Optional[_Iterable[int]] = ..., moving: _Optional[str] = ..., journal_mark: _Optional[bytes] = ..., released: bool = ..., released_models: _Optional[_Iterable[_Union[ModelEpoch, _Mapping]]] = ..., base_revision: _Optional[int] = ..., gone: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., least_workers: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., wanted_shards: _Optional[int] = ...) -> None: ...
 
 class DeclareModelRequest(_message.Message):
     __slots__ = ("rank", "incarnation", "spec")
@@ -498,16 +504,18 @@ class GetWorkerRequestRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerRequest(_message.Message):
-    __slots__ = ("number", "workers", "ranks", "lost")
+    __slots__ = ("number", "workers", "ranks", "lost", "scale")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
     number: int
     workers: int
     ranks: _containers.RepeatedScalarFieldContainer[int]
     lost: _containers.RepeatedCompositeFieldContainer[LostServer]
-    def __init__(self, number: _Optional[int] = ..., workers: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., lost: _Optional[_Iterable[_Union[LostServer, _Mapping]]] = ...) -> None: ...
+    scale: ScaleOrder
+    def __init__(self, number: _Optional[int] = ..., workers: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., lost: _Optional[_Iterable[_Union[LostServer, _Mapping]]] = ..., scale: _Optional[_Union[ScaleOrder, _Mapping]] = ...) -> None: ...
 
 class LostServer(_message.Message):
     __slots__ = ("role", "index", "host", "pid", "how", "replaced")
@@ -524,6 +532,46 @@ class LostServer(_message.Message):
     how: str
     replaced: bool
     def __init__(self, role: _Optional[_Union[Role, str]] = ..., index: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., how: _Optional[str] = ..., replaced: bool = ...) -> None: ...
+
+class ScaleOrder(_message.Message):
+    __slots__ = ("number", "ranks", "shards", "added_shards", "live_ranks", "live_shards", "finished")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    ADDED_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    LIVE_RANKS_FIELD_NUMBER: _ClassVar[int]
+    LIVE_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    ranks: Numbers
+    shards: Numbers
+    added_shards: _containers.RepeatedScalarFieldContainer[int]
+    live_ranks: _containers.RepeatedScalarFieldContainer[int]
+    live_shards: _containers.RepeatedScalarFieldContainer[int]
+    finished: bool
+    def __init__(self, number: _Optional[int] = ..., ranks: _Optional[_Union[Numbers, _Mapping]] = ..., shards: _Optional[_Union[Numbers, _Mapping]] = ..., added_shards: _Optional[_Iterable[int]] = ..., live_ranks: _Optional[_Iterable[int]] = ..., live_shards: _Optional[_Iterable[int]] = ..., finished: bool = ...) -> None: ...
+
+class Numbers(_message.Message):
+    __slots__ = ("numbers",)
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    numbers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, numbers: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ScaleRequest(_message.Message):
+    __slots__ = ("workers", "shards")
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    workers: int
+    shards: int
+    def __init__(self, workers: _Optional[int] = ..., shards: _Optional[int] = ...) -> None: ...
+
+class ScaleProgress(_message.Message):
+    __slots__ = ("text", "done")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    done: bool
+    def __init__(self, text: _Optional[str] = ..., done: bool = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

@@ -110,6 +110,11 @@ class CoordinatorStub(object):
                 request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.ReshardRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.ReshardProgress.FromString,
                 _registered_method=True)
+        self.Scale = channel.unary_stream(
+                '/ps_protocol.v1.Coordinator/Scale',
+                request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.ScaleRequest.SerializeToString,
+                response_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.ScaleProgress.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/ps_protocol.v1.Coordinator/GetStatus',
                 request_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.GetStatusRequest.SerializeToString,
@@ -241,6 +246,15 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Scale(self, request, context):
+        """Set how many workers and shards the job is to have. What it waits for until that is so comes step by step. The number
+        stays wanted when the call ends early, and over a restart of the coordinator. Safe to repeat. INVALID_REQUEST where
+        the job cannot have as many, NOT_READY where nobody starts and ends processes, or another call has changed it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
         """For people and dashboards: members with their last statistics.
         """
@@ -256,8 +270,8 @@ class CoordinatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetWorkerRequest(self, request, context):
-        """For the program that starts processes: the shards and standbys whose leases have ended, and the last request for
-        workers, of a coordinator with --engine launcher.
+        """For the program that starts processes: which workers and shards are to run, the shards and standbys whose leases have
+        ended, and the last request for workers, of a coordinator with --engine launcher.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -340,6 +354,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Reshard,
                     request_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.ReshardRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.ReshardProgress.SerializeToString,
+            ),
+            'Scale': grpc.unary_stream_rpc_method_handler(
+                    servicer.Scale,
+                    request_deserializer=ps__protocol_dot_v1_dot_coordinator__pb2.ScaleRequest.FromString,
+                    response_serializer=ps__protocol_dot_v1_dot_coordinator__pb2.ScaleProgress.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -762,6 +781,33 @@ class Coordinator(object):
             '/ps_protocol.v1.Coordinator/Reshard',
             ps__protocol_dot_v1_dot_coordinator__pb2.ReshardRequest.SerializeToString,
             ps__protocol_dot_v1_dot_coordinator__pb2.ReshardProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Scale(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/ps_protocol.v1.Coordinator/Scale',
+            ps__protocol_dot_v1_dot_coordinator__pb2.ScaleRequest.SerializeToString,
+            ps__protocol_dot_v1_dot_coordinator__pb2.ScaleProgress.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,6 +6,8 @@ import enum
 import signal
 from dataclasses import dataclass
 
+from ps_protocol.cluster.scaling import ScaleOrder
+
 
 class ProcessRole(enum.Enum):
     """The role of a process of the job."""
@@ -77,7 +79,14 @@ class ServerHangs:
     replaced: bool = False
 
 
-Event = CoordinatorReady | Exited | Interrupted | DeadlinePassed | WorkersWanted | ServerHangs
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """Event: the coordinator tells what is to run, and what the job has."""
+
+    order: ScaleOrder
+
+
+Event = CoordinatorReady | Exited | Interrupted | DeadlinePassed | WorkersWanted | ServerHangs | Scaled
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ def end_hanging(
         restarts = restarts_of(process)
         if restarts.used + ends[id(restarts)] >= restarts.total:
             spent = f"--restart-workers {restarts.total} is used up"
+            spent = spent if restarts.total else "without --restart-workers it is not started again"
             commands.append(Say(f"{process} is lost to the coordinator, and {spent}"))
         elif restarts.age(process, now) >= JOINING_SECONDS:
             ends[id(restarts)] += 1

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import click
 
 from ps_protocol.cluster.job import DEFAULT_JOB
+from ps_protocol.cluster.scaling import WorkerRange
 from ps_protocol.errors import ConfigError
 from ps_protocol.logs import LEVELS, LogFormat
 from ps_protocol.model.spec import Mode
@@ -42,6 +43,7 @@ from ps_server.cli.options.mode import MODES, bound_options, consistency_of
 from ps_server.cli.options.page import page_port_option
 from ps_server.cli.options.security import job_option
 from ps_server.cli.options.storage import Durability, StorageConfig, storage_config, storage_options
+from ps_server.cli.options.workers import WORKERS
 from ps_server.port_option import PortOption
 from ps_server.serving.metrics import metrics_option, parse_port
 
@@ -105,10 +107,11 @@ def run_replicas(programs: Programs, form: LogFormat, log_dir: Path | None) -> i
 )
 @click.option(
     "--workers",
-    type=click.IntRange(1),
+    type=WORKERS,
     default=1,
     show_default=True,
-    help="Number of workers, the processes that train.",
+    help="Number of workers, the processes that train. MIN:MAX: begin with MIN; more come by psctl scale --workers, or "
+    "join by hand with PS_COORDINATOR, MAX at most. 0: servers only, and any number of workers that come and go.",
 )
 @click.option(
     "--evaluators",
@@ -226,7 +229,7 @@ def main(
     page_port: int | None,
     metrics_port: str,
     shards: int,
-    workers: int,
+    workers: WorkerRange,
     evaluators: int,
     strategy: str | None,
     mode: str,
@@ -274,13 +277,23 @@ def main(
     if strategy == "central_storage":
         mode = Mode.SYNC.value
     if strategy == "mirrored" and "workers" not in given:
-        workers = max(1, gpus(os.environ))
+        workers = WorkerRange.of(max(1, gpus(os.environ)))
+    if not has_servers(strategy) and not workers.fixed:
+        raise click.UsageError(f"--workers {workers}: the number of processes of strategy {strategy} is fixed")
     with clean_errors():
         if hosts is not None and "workers" not in given:
-            workers = workers_of(hosts)
+            workers = WorkerRange.of(workers_of(hosts))
         task = SlurmTask.from_environment(os.environ) if slurm is not None else None
+        if (hosts or slurm) and not workers.fixed:
+            where = "--hosts" if hosts else "--slurm"
+            raise ConfigError(
+                f"a job with {where} has a fixed number of workers",
+                expected="--workers N",
+                actual=f"--workers {workers}",
+            )
         if slurm is not None and task is not None:
-            workers = workers_of_tasks(slurm.layout, task.tasks, shards, given.get("workers"))
+            asked = workers.fixed if "workers" in given else None
+            workers = WorkerRange.of(workers_of_tasks(slurm.layout, task.tasks, shards, asked))
         if (hosts or slurm) and trace is not None:
             remedy = "give --env PS_TRACE=FOLDER, a folder that the hosts share, and psctl trace FOLDER afterwards"
             raise ConfigError("--trace is for jobs on this machine", remedy=remedy)
@@ -298,7 +311,7 @@ def main(
         script=(find_script if hosts is None else script_on_hosts)(python, script, arguments, module=module),
         consistency=consistency_of(mode, staleness, backup, grace_seconds, stale_policy, stale_threshold),
         shards=shards,
-        workers=workers,
+        workers=workers.least,
         cores=len(os.sched_getaffinity(0)),
         shard_threads=threads,
         seed=seed,
@@ -319,6 +332,7 @@ def main(
         strategy=strategy or "",
         optimizers=optimizers,
         forks_shards=fork_shards and hosts is None and slurm is None,
+        worker_range=None if workers.fixed else workers,
     )
     if not has_servers(strategy):
         sys.exit(run_replicas(programs, form, log_dir))
@@ -335,7 +349,8 @@ def main(
     if folder is not None and folder.used_before:
         screen.say(f"continuing from the state in {folder.path}; use another --data-dir to begin a new job")
     saves = checkpoint_dir is not None
-    supervisor = Supervisor(JobPlan(shards, workers, evaluators, restart_workers, restarts, saves))
+    plan = JobPlan(shards, workers.least, evaluators, restart_workers, restarts, saves, elastic=not workers.fixed)
+    supervisor = Supervisor(plan)
     if hosts is not None:
         with clean_errors():
             code = run_on_hosts(

@@ -11,6 +11,7 @@ from pathlib import Path
 from ps_protocol.client.coordinator import LINEAGE_VARIABLE
 from ps_protocol.cluster.job import DEFAULT_JOB
 from ps_protocol.cluster.replicas import STRATEGY_VARIABLE
+from ps_protocol.cluster.scaling import WorkerRange
 from ps_protocol.logs import LogFormat
 from ps_protocol.model.registered_optimizers import ENVIRONMENT as OPTIMIZERS_VARIABLE
 from ps_protocol.model.spec import Consistency
@@ -37,6 +38,9 @@ SERVER_PROGRAMS = (
 
 ASKS_LAUNCHER = ("--engine", "launcher")
 """Options of a coordinator that is asked for what it requests (``WorkerRequests``)."""
+
+ASKS_FOR_WORKERS = ("--engine", "launcher:workers")
+"""The same where shards cannot be started and ended while the job runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,8 @@ class Programs:
     servers: tuple[tuple[str, ...], tuple[str, ...]] = SERVER_PROGRAMS
     #: Shards of this machine are forked from one process, if they are those of ``SERVER_PROGRAMS``.
     forks_shards: bool = False
+    #: How many workers the job may have; None: ``workers``, which it begins with, and no others.
+    worker_range: WorkerRange | None = None
 
     def command(self, process: ProcessName, coordinator: str, ready_file: str) -> list[str]:
         """The argument vector of ``process``. ``coordinator`` is host:port, empty until it is known: a coordinator that
@@ -106,6 +112,8 @@ class Programs:
             place = ["--shard", str(process.index), "--coordinator", coordinator]
             place += ["--bind", self._address(process), "--port", "0"]
             place += ["--metrics-port", self._any_metrics_port]
+            # One that the job did not begin with is added to it; where it was before, it comes back.
+            place += ["--add"] if process.index >= self.shards else []
             return [
                 *self.servers[1],
                 *place,
@@ -128,7 +136,8 @@ class Programs:
         return ["--log-level", self.log_level, "--log-format", self.log_format.value]
 
     def _coordinator_arguments(self) -> list[str]:
-        arguments = ["--shards", str(self.shards), "--workers", str(self.workers), *flags_of(self.consistency)]
+        workers = str(self.worker_range or self.workers)
+        arguments = ["--shards", str(self.shards), "--workers", workers, *flags_of(self.consistency)]
         if self.page_port is not None:
             arguments += ["--page-port", str(self.page_port)]
         if self.keeps_state:
@@ -161,8 +170,19 @@ class Programs:
 
     def summary(self, *, goes_on: bool) -> str:
         """A short description of the job. The mode of one that ``goes_on`` is in its journal."""
-        parts = [f"{self.shards} shard(s)", f"{self.workers} worker(s)", *([] if goes_on else [str(self.consistency)])]
+        workers = f"{self.workers} worker(s)"
+        if self.worker_range is not None and self.worker_range.bounded and self.worker_range.most > self.workers:
+            workers += f", {self.worker_range.most} at most"
+        elif self.worker_range is not None and not self.worker_range.bounded:
+            workers = "workers that come and go"
+        parts = [f"{self.shards} shard(s)", workers, *([] if goes_on else [str(self.consistency)])]
         return ", ".join([*parts, *([f"{self.storage.durability.value} shards"] if self.keeps_state else [])])
+
+    @property
+    def _most_workers(self) -> int:
+        """Among how many workers the cores are divided."""
+        most = self.worker_range.most if self.worker_range is not None and self.worker_range.bounded else 0
+        return max(1, most, self.workers)
 
     def environment(self, process: ProcessName, coordinator: str, inherited: Mapping[str, str]) -> dict[str, str]:
         """The environment of ``process``. Workers share the cores unless OMP_NUM_THREADS says otherwise."""
@@ -179,7 +199,7 @@ class Programs:
         if process.part in (ProcessRole.WORKER, ProcessRole.EVALUATOR):
             if self.strategy:
                 environment[STRATEGY_VARIABLE] = self.strategy
-            environment.setdefault("OMP_NUM_THREADS", str(max(1, self.cores // self.workers)))
+            environment.setdefault("OMP_NUM_THREADS", str(max(1, self.cores // self._most_workers)))
             environment |= {
                 "PS_COORDINATOR": coordinator,
                 "PS_ROLE": process.part.value,

@@ -50,7 +50,7 @@ def check_strategy(name: str | None, given: Mapping[str, object]) -> None:
         raise click.UsageError(f"unknown strategy '{name}': choose from {', '.join((*SERVED, *REPLICATED, *others))}")
     if name == "central_storage" and given.get("mode", Mode.SYNC.value) != Mode.SYNC.value:
         raise click.UsageError(f"--mode {given['mode']}: central_storage trains in step, with --mode sync")
-    if name == "one_device" and given.get("workers", 1) != 1:
+    if name == "one_device" and str(given.get("workers", 1)) != "1":
         raise click.UsageError(f"--workers {given['workers']}: one_device is one process")
     if name not in SERVED:
         _refuse_server_flags(name, given)

@@ -33,6 +33,7 @@ from ps_server.cli.launcher.events import (
     ProcessName,
     ProcessRole,
     Say,
+    Scaled,
     Send,
     ServerHangs,
     StartProcess,
@@ -43,7 +44,7 @@ from ps_server.cli.launcher.output.progress import ProgressPoller
 from ps_server.cli.launcher.output.screen import Screen
 from ps_server.cli.launcher.output.summary import Folders, silent_workers, summary
 from ps_server.cli.launcher.place import JobProcess, Place, ThisMachine
-from ps_server.cli.launcher.programs import ASKS_LAUNCHER, SERVER_PROGRAMS, Programs
+from ps_server.cli.launcher.programs import ASKS_FOR_WORKERS, ASKS_LAUNCHER, SERVER_PROGRAMS, Programs
 from ps_server.cli.launcher.signals import SignalPipe
 from ps_server.cli.launcher.slurm.task_supervisor import TaskSupervisor
 from ps_server.cli.launcher.supervisor import ENDING, Stage, Supervisor
@@ -87,8 +88,9 @@ class Runner:
         self._folder = tempfile.TemporaryDirectory(prefix="ps-run-")
         #: None: there is no coordinator yet, or none to ask.
         self._requests = requests
-        if isinstance(supervisor, Supervisor) and supervisor.restarts_workers:
-            programs = replace(programs, coordinator_flags=(*programs.coordinator_flags, *ASKS_LAUNCHER))
+        if isinstance(supervisor, Supervisor) and supervisor.coordinated:
+            asks = ASKS_LAUNCHER if place is None else ASKS_FOR_WORKERS
+            programs = replace(programs, coordinator_flags=(*programs.coordinator_flags, *asks))
         self._programs = programs
         forks = programs.forks_shards and programs.servers == SERVER_PROGRAMS
         self._machine = ThisMachine(Path(self._folder.name), job_folder, forks=forks, say=screen.say)
@@ -144,7 +146,7 @@ class Runner:
                 case StartProcess(process):
                     self._start(process)
                 case Send(process, signum):
-                    # Not where one that hangs is killed.
+                    # Not where one alone is killed, or ended.
                     if process.part in SERVERS and self._supervisor.stage in ENDING:
                         self._look_last()
                         if process.part is ProcessRole.SHARD:  # none is started any more
@@ -161,6 +163,8 @@ class Runner:
                     assert_never(command)
 
     def _start(self, process: ProcessName) -> None:
+        if self._certificates is not None and process.part is ProcessRole.SHARD:
+            self._certificates.have_shard(process.index, self._place.names)
         child = self._place.start(
             process,
             self._programs.command(process, self._coordinator, self._place.ready_file()),
@@ -212,11 +216,15 @@ class Runner:
             self._show_page()
             self._show_metrics()
             self._start_asking()
+            if self._place.goes_on:
+                events += self._kept_order()
             events.append(CoordinatorReady())
         for child in list(self._children.values()):
             if (code := child.poll()) is not None:
                 self._forget(child)
                 events.append(Exited(child.name, code, child.peak_bytes, child.why))
+                if self._requests is not None:  # whether others train on
+                    self._requests.ask_now()
             elif why := child.hangs():
                 events.append(ServerHangs(child.name, why))
         deadline = self._supervisor.deadline
@@ -226,14 +234,25 @@ class Runner:
         if wanted.ranks:
             events.append(WorkersWanted(wanted.ranks))
         events += filter(None, map(self._hanging, wanted.lost))
+        if self._requests is not None and (order := self._requests.take_order()) is not None:
+            events.append(Scaled(order))
         return events
+
+    def _kept_order(self) -> list[Event]:
+        """What the journal of the coordinator says that is to run, before the first of it is started."""
+        try:
+            with CoordinatorClient(self._coordinator, self._security) as client:
+                return [Scaled(client.get_order(LAST_LOOK_SECONDS))]
+        except PsError as error:
+            self._screen.say(f"how many workers and shards the job had is not known: {error.message}")
+            return []
 
     def _wanted(self) -> Wanted:
         """What the coordinator has told."""
         try:
             return self._requests.take() if self._requests is not None else Wanted()
         except PsError as error:
-            self._screen.say(f"processes that hang are not noticed: {error}")
+            self._screen.say(f"processes that hang are not noticed, and the job cannot be scaled: {error}")
             return Wanted()
 
     def _hanging(self, lost: LostServer) -> ServerHangs | None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
+import math
 import signal
+from collections.abc import Collection
 from dataclasses import dataclass
 
+from ps_protocol.cluster.scaling import ScaleOrder
 from ps_server.cli.launcher.events import (
     SCRIPTS,
     SERVERS,
@@ -19,6 +22,7 @@ from ps_server.cli.launcher.events import (
     ProcessName,
     ProcessRole,
     Say,
+    Scaled,
     Send,
     ServerHangs,
     StartProcess,
@@ -43,6 +47,9 @@ EVALUATOR_GRACE_SECONDS = 60.0
 
 COORDINATOR_START_SECONDS = 60.0
 
+LEAVING_GRACE_SECONDS = 60.0
+"""For a process that ends because the job is to have fewer: a worker ends after its step, a shard with a snapshot."""
+
 SAVING_GRACE_SECONDS = 600.0
 """For the coordinator to have a last checkpoint written."""
 
@@ -62,6 +69,8 @@ class JobPlan:
     saves: bool = False
     #: There is a coordinator, which comes first; without one there are workers alone.
     coordinated: bool = True
+    #: Workers come and go; the job ends when the coordinator says that all have left after training.
+    elastic: bool = False
 
     def members(self) -> list[ProcessName]:
         """Every process except the coordinator, shards first."""
@@ -118,6 +127,13 @@ class Supervisor:
         self._worker_restarts = Restarts(plan.worker_restarts)
         #: Processes that wait for their restart, and until when.
         self._pausing: dict[ProcessName, float] = {}
+        #: Processes that were told to end because the job is to have fewer, and when they are killed.
+        self._leaving: dict[ProcessName, float] = {}
+        #: Workers that have ended with code 0 since the job was scaled last, and are not started again.
+        self._done: set[ProcessName] = set()
+        self._order = ScaleOrder()
+        #: A worker has ended since ``_order`` was told.
+        self._order_is_old = False
         self._stage_ends: float | None = None
         self._exit_code: int | None = None
         self._hanging = HangingServers()
@@ -125,6 +141,11 @@ class Supervisor:
         self.stage = Stage.STARTING
         #: Unexpected ends of processes, in order.
         self.failures: list[str] = []
+
+    @property
+    def coordinated(self) -> bool:
+        """Whether there is a coordinator."""
+        return self._plan.coordinated
 
     @property
     def restarts_workers(self) -> bool:
@@ -139,7 +160,8 @@ class Supervisor:
     @property
     def deadline(self) -> float | None:
         """When to call with DeadlinePassed, in the seconds of ``now``; None: nothing is due."""
-        due = [*self._pausing.values(), *([] if self._stage_ends is None else [self._stage_ends])]
+        due = [*self._pausing.values(), *self._leaving.values()]
+        due += [] if self._stage_ends is None else [self._stage_ends]
         return min(due, default=None)
 
     def start(self, now: float) -> list[Command]:
@@ -165,6 +187,8 @@ class Supervisor:
                 return end_hanging(ranks, self._live, self._restarts, now) if running else []
             case ServerHangs():
                 return [] if self.stage in ENDING else self._hanging.end(event, self._live)
+            case Scaled(order):
+                return self._on_scaled(order, now)
 
     def _restarts(self, process: ProcessName) -> Restarts:
         return self._server_restarts if process.part in SERVERS else self._worker_restarts
@@ -178,7 +202,16 @@ class Supervisor:
         if self.stage is not Stage.STARTING:
             return []
         self.stage, self._stage_ends = Stage.RUNNING, None
-        return [self._start(process, now) for process in self._plan.members()]
+        return [self._start(process, now) for process in self._members()]
+
+    def _members(self) -> list[ProcessName]:
+        """Every process except the coordinator: those of the plan, unless the job has another number since."""
+        members = self._plan.members()
+        for part, numbers in ((ProcessRole.SHARD, self._order.shards), (ProcessRole.WORKER, self._order.ranks)):
+            if numbers is not None:
+                members = [each for each in members if each.part is not part]
+                members += [ProcessName(part, number) for number in sorted(numbers)]
+        return sorted(members, key=lambda each: list(ProcessRole).index(each.part))
 
     def _on_exit(self, event: Exited, now: float) -> list[Command]:
         process, code = event.process, event.code
@@ -188,6 +221,11 @@ class Supervisor:
             return [*self._on_last_checkpoint(event), *self._advance(now)]
         if self.stage in ENDING:
             return self._advance(now)
+        self._order_is_old = self._order_is_old or process.part is ProcessRole.WORKER
+        if self._leaving.pop(process, None) is not None:
+            return self._advance(now)
+        if code == 0 and process.part is ProcessRole.WORKER:
+            self._done.add(process)
         how = f"{process} {'hung and was killed' if hung else event.why or describe_exit(code, event.peak_bytes)}"
         if code or process.part in SERVERS:
             self.failures.append(how)
@@ -216,6 +254,50 @@ class Supervisor:
         self.failures.append(how)
         self._exit_code = self._exit_code or shell_code(event.code)
         return [Say(f"{how}: the last checkpoint was not written")]
+
+    def _on_scaled(self, order: ScaleOrder, now: float) -> list[Command]:
+        """Start and end what ``order`` says; it comes again and again, the same or not."""
+        if self.stage is Stage.STARTING:
+            self._order = order
+            return []
+        if self.stage is not Stage.RUNNING:
+            return []
+        if order.number != self._order.number:
+            self._done.clear()
+        self._order, self._order_is_old = order, False
+        commands: list[Command] = []
+        if order.ranks is not None:
+            held = {ProcessName(ProcessRole.WORKER, rank) for rank in order.live_ranks} | self._done
+            commands += self._change(ProcessRole.WORKER, order.ranks, order.ranks, held, now)
+        if order.shards is not None:
+            held = {ProcessName(ProcessRole.SHARD, number) for number in order.live_shards}
+            commands += self._change(ProcessRole.SHARD, order.shards, order.added_shards, held, now)
+        return [*commands, *self._advance(now)]
+
+    def _change(
+        self,
+        part: ProcessRole,
+        wanted: Collection[int],
+        begun: Collection[int],
+        held: Collection[ProcessName],
+        now: float,
+    ) -> list[Command]:
+        """End the processes of ``part`` whose numbers are not ``wanted``; start those of ``begun`` that are not there.
+
+        ``held``: places that need no process of this program.
+        """
+        commands: list[Command] = []
+        for process in [each for each in self._pausing if each.part is part and each.index not in wanted]:
+            del self._pausing[process]
+        over = [p for p in self._live - self._leaving.keys() if p.part is part and p.index not in wanted]
+        for process in sorted(over, key=str):
+            self._leaving[process] = now + LEAVING_GRACE_SECONDS
+            commands += [Say(f"{process} is ended: the job is to have fewer"), Send(process, signal.SIGTERM)]
+        for number in sorted(begun):
+            process = ProcessName(part, number)
+            if process not in self._live and process not in self._pausing and process not in held:
+                commands += [Say(f"{process} is started: the job is to have more"), self._start(process, now)]
+        return commands
 
     def _on_lost_server(self, process: ProcessName, code: int, how: str, now: float) -> list[Command]:
         spent = ""
@@ -257,6 +339,10 @@ class Supervisor:
         for process in paused:
             del self._pausing[process]
         commands: list[Command] = [self._start(process, now) for process in paused]
+        for process in sorted((process for process, due in self._leaving.items() if due <= now), key=str):
+            self._leaving[process] = math.inf
+            late = f"{process}: not ended {LEAVING_GRACE_SECONDS:.0f} s after it was told to; killed"
+            commands += [Say(late), Send(process, signal.SIGKILL)]
         if self._stage_ends is not None and self._stage_ends <= now:
             self._stage_ends = None
             commands += self._on_stage_end(now)
@@ -290,13 +376,14 @@ class Supervisor:
     ) -> list[Command]:
         self._exit_code = code
         self._pausing.clear()
+        self._leaving.clear()
         self.stage, self._stage_ends = Stage.LEAVING, now + grace_seconds
         return [Say(text), *self._signal(signum, *SCRIPTS), *self._advance(now)]
 
     def _advance(self, now: float) -> list[Command]:
         """Advance to the next stage when this one is complete. Servers are stopped last."""
         parts = {process.part for process in (*self._live, *self._pausing)}
-        if self.stage is Stage.RUNNING and ProcessRole.WORKER not in parts:
+        if self.stage is Stage.RUNNING and ProcessRole.WORKER not in parts and self._trained:
             self.stage, self._stage_ends = Stage.EVALUATING, now + EVALUATOR_GRACE_SECONDS
         if self.stage in (Stage.EVALUATING, Stage.LEAVING) and not parts & SCRIPTS:
             self._pausing.clear()
@@ -314,6 +401,14 @@ class Supervisor:
             self.stage, self._stage_ends = Stage.FINISHED, None
             return [Finish(self._exit_code or 0)]
         return []
+
+    @property
+    def _trained(self) -> bool:
+        """Once no worker of this program runs: whether the job is done. Others may train on in an elastic one."""
+        order = self._order
+        if not self._plan.elastic:
+            return True
+        return not self._order_is_old and (order.finished or (bool(self._done) and not order.live_ranks))
 
     def _stop_shards(self, now: float) -> list[Command]:
         self.stage, self._stage_ends = Stage.STOPPING, now + SERVER_GRACE_SECONDS

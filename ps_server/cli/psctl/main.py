@@ -35,6 +35,7 @@ from ps_server.cli.psctl.output.notes import log_as, note
 from ps_server.cli.psctl.output.status_json import status_json
 from ps_server.cli.psctl.release import release
 from ps_server.cli.psctl.rows import import_rows
+from ps_server.cli.psctl.scale import scale
 from ps_server.cli.psctl.tables import table_totals
 from ps_server.cli.psctl.top.command import report, top
 from ps_server.cli.psctl.trace import trace
@@ -73,8 +74,8 @@ def main(
     log_level: str | None,
     log_format: str,
 ) -> None:
-    """Inspect a running torch-ps job, change its consistency mode, make and restore checkpoints, move slices between
-    its shards, release models, and load rows of tables.
+    """Inspect a running torch-ps job, change its consistency mode, make and restore checkpoints, scale it, move slices
+    between its shards, release models, and load rows of tables.
     """
     log_as(log_level, LogFormat(log_format), os.environ.get(VARIABLES["job"]))
     context.obj = security
@@ -83,6 +84,7 @@ def main(
 main.add_command(certs)
 main.add_command(move)
 main.add_command(drain)
+main.add_command(scale)
 main.add_command(feed)
 main.add_command(release)
 main.add_command(import_rows)

@@ -27,6 +27,8 @@ class JobLook:
     lost: frozenset[int] = frozenset()
     #: Workers that have left after training: nobody is needed in their place.
     left: int = 0
+    #: How many workers the job was told to have since it began, without those that have left; None: it was not told.
+    wanted: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

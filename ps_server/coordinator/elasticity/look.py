@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ps_protocol.cluster.scaling import ENDED
 from ps_protocol.cluster.view import ClusterStatus, Role
 from ps_server.coordinator.elasticity.decisions import JobLook
 from ps_server.glance.state import current_members, state_of
@@ -13,7 +14,11 @@ def look_of(status: ClusterStatus) -> JobLook:
     workers = [(entry, state_of(entry)) for entry in current_members(status, Role.WORKER)]
     shards = [entry for entry in current_members(status, Role.SHARD) if entry.member.index in view.used_shards]
     working = all(state_of(entry) == "live" for entry in shards) and len(shards) == len(view.used_shards)
-    lost = frozenset(entry.member.index for entry, state in workers if state in ("lost", "failed", "stopped"))
+    lost = frozenset(
+        entry.member.index
+        for entry, state in workers
+        if state in ("lost", "failed", "stopped") and not entry.gone.endswith(ENDED)
+    )
     return JobLook(
         training=view.started and not view.finished and working,
         waiting=not view.started and not view.finished and working and bool(lost),
@@ -26,4 +31,5 @@ def look_of(status: ClusterStatus) -> JobLook:
         moving=bool(view.moving),
         lost=lost,
         left=sum(state == "left" for _, state in workers),
+        wanted=view.wanted_workers,
     )

@@ -85,7 +85,7 @@ class ElasticPolicy:
             yield from _of_slow(workers, slow=slow)
 
     def _requests(self, look: JobLook, now: float) -> Iterator[Decision]:
-        wanted = max(0, self._settings.workers - look.left)
+        wanted = max(0, self._settings.workers - look.left) if look.wanted is None else look.wanted
         missing = wanted - len(look.speeds)
         if self._missing.changed("workers", on=missing > 0, off=missing <= 0, now=now):
             self._ask_from, self._pause_seconds = now, FIRST_PAUSE_SECONDS

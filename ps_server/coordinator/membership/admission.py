@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from ps_protocol import PROTOCOL_VERSION
+from ps_protocol.cluster.scaling import MOST_RANKS
 from ps_protocol.cluster.view import Member, Role
 from ps_protocol.errors import Fenced, InvalidRequest, NotReady, PlaceTaken, ProtocolVersionMismatch, UnknownShard
 from ps_server.coordinator.placement.job_limits import check_length
@@ -13,11 +14,8 @@ from ps_server.coordinator.placement.job_limits import check_length
 _HIGHEST_INCARNATION = 1 << 62
 """Far above any real incarnation, and low enough for later ones."""
 
-_MOST_SHARDS = 4096
+MOST_SHARDS = 4096
 """A higher number is taken for a mistake: all numbers below it would be added as well."""
-
-
-_MOST_RANKS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,7 @@ class StateCopies:
 def check_applicant(ask: Application, shards: int, workers: int) -> None:
     """Raises ProtocolVersionMismatch, InvalidRequest, or UnknownShard for a number not in the range of ``shards``.
 
-    A shard to be added may have a higher number. ``workers``: the fixed number of workers; 0 without one.
+    A shard to be added may have a higher number. ``workers``: the most workers; 0 for any number.
     """
     if ask.protocol_version != PROTOCOL_VERSION:
         raise ProtocolVersionMismatch(
@@ -80,9 +78,9 @@ def check_applicant(ask: Application, shards: int, workers: int) -> None:
         )
     for what in ("address", "host", "token", "directory", "lineage"):
         check_length(f"the {what} of a {ask.role.value} that joins", getattr(ask, what))
-    if ask.role in (Role.WORKER, Role.EVALUATOR) and (ask.index or 0) >= _MOST_RANKS:
+    if ask.role in (Role.WORKER, Role.EVALUATOR) and (ask.index or 0) >= MOST_RANKS:
         raise InvalidRequest(
-            f"the number of {ask.role.value} {ask.index} is too high", expected=f"a number below {_MOST_RANKS}"
+            f"the number of {ask.role.value} {ask.index} is too high", expected=f"a number below {MOST_RANKS}"
         )
     if not ask.token:
         raise InvalidRequest("a join needs a token", expected="a random text, the same in every repetition")
@@ -93,11 +91,12 @@ def check_applicant(ask: Application, shards: int, workers: int) -> None:
         )
     if ask.role is Role.WORKER and ask.index is not None and 0 < workers <= ask.index:
         raise InvalidRequest(
-            f"the job has {workers} worker{'s' if workers > 1 else ''}, and there is no rank {ask.index}",
+            f"the job has at most {workers} worker{'s' if workers > 1 else ''}, and there is no rank {ask.index}",
             expected=f"a rank from 0 to {workers - 1}" if workers > 1 else "rank 0",
             actual=f"rank {ask.index}",
             remedy="correct PS_RANK; or begin a job with --workers "
-            f"{ask.index + 1}, or with --workers 0, where workers come and go",
+            f"{ask.index + 1}, with a range (--workers 1:{ask.index + 1}), or with --workers 0, where workers come and "
+            "go",
         )
     if ask.role is Role.STANDBY and (ask.index is None or not ask.directory):
         raise InvalidRequest("a standby joins with the number of its shard and the name of its data directory")
@@ -105,14 +104,14 @@ def check_applicant(ask: Application, shards: int, workers: int) -> None:
         raise InvalidRequest("a shard joins with its number and the address at which it serves")
     if ask.role not in (Role.SHARD, Role.STANDBY) or ask.index is None:
         return
-    if ask.index >= (_MOST_SHARDS if ask.adds(shards) else shards):
+    if ask.index >= (MOST_SHARDS if ask.adds(shards) else shards):
         raise UnknownShard(
             f"the cluster has no shard {ask.index}",
             shard=str(ask.index),
             expected=f"0 to {shards - 1}" if shards > 1 else "0",
             remedy="use a number in that range, add it to the running job with ps-server --add, or begin a job with "
             f"ps-coordinator --shards {ask.index + 1}"
-            if ask.index < _MOST_SHARDS
+            if ask.index < MOST_SHARDS
             else "use a number in that range, or the next one with ps-server --add",
         )
 
@@ -158,13 +157,14 @@ def check_vacant(ask: Application, holder: Application | None, held: str) -> Non
 
 
 def check_free_rank(workers: int, live: Collection[int]) -> None:
-    """Raises PlaceTaken when every rank of a job with a fixed number of ``workers`` is held; 0: no fixed number."""
+    """Raises PlaceTaken when every rank of a job of at most ``workers`` is held; 0: of any number."""
     if workers and all(rank in live for rank in range(workers)):
         raise PlaceTaken(
-            f"the job has {workers} worker{'s' if workers > 1 else ''}, and all of them are live",
+            f"the job has at most {workers} worker{'s' if workers > 1 else ''}, and all of them are live",
             expected="a free rank",
             actual=f"one more worker than --workers {workers}",
-            remedy=f"begin a job with --workers {workers + 1}, or with --workers 0, where workers come and go",
+            remedy=f"begin a job with --workers {workers + 1}, with a range (--workers 1:{workers + 1}), or with "
+            "--workers 0, where workers come and go",
         )
 
 

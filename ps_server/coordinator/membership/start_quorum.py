@@ -11,9 +11,10 @@ from ps_server.coordinator.membership.members import Key
 class StartQuorum:
     """Part of MembershipState. Before the start it notes who has joined; after it, which workers are done."""
 
-    def __init__(self, expected_workers: int, seen: Iterable[Key] = ()) -> None:
-        """``expected_workers``: 0 if workers join and leave at any time."""
+    def __init__(self, expected_workers: int, seen: Iterable[Key] = (), least_workers: int = 0) -> None:
+        """``expected_workers``: 0 if workers join and leave at any time; the start waits for ``least_workers`` then."""
         self._expected_workers = expected_workers
+        self._awaited = expected_workers or least_workers
         self._seen = set(seen)
 
     @property
@@ -43,7 +44,7 @@ class StartQuorum:
         At a new start after all workers were lost, those that had ended cleanly before count as well.
         """
         workers = sum(role is Role.WORKER for role, _ in self._seen)
-        if workers < self._expected_workers or not self._seen.issuperset((Role.SHARD, number) for number in shards):
+        if workers < self._awaited or not self._seen.issuperset((Role.SHARD, number) for number in shards):
             return False
         self._seen = {key for key in self._seen if key[0] is Role.WORKER and key not in live}
         return True
@@ -57,4 +58,4 @@ class StartQuorum:
     @property
     def missing(self) -> set[int]:
         """Before the start: the expected ranks that have not joined."""
-        return {rank for rank in range(self._expected_workers) if (Role.WORKER, rank) not in self._seen}
+        return {rank for rank in range(self._awaited) if (Role.WORKER, rank) not in self._seen}

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ps_protocol.cluster.scaling import ENDED
 from ps_protocol.cluster.view import BarrierState, Joined, Member, MemberStats, MemberStatus, Role, SyncWord
 from ps_protocol.errors import DamagedData
 from ps_server.coordinator.changes import CurrentView, StateChange
@@ -21,6 +22,7 @@ from ps_server.coordinator.membership.barrier import Barrier
 from ps_server.coordinator.membership.durability_ledger import DurabilityLedger
 from ps_server.coordinator.membership.heartbeat_pace import next_heartbeat_seconds
 from ps_server.coordinator.membership.members import Key, MemberRecord, Members, SavedMember
+from ps_server.coordinator.membership.scaling import Scaling
 from ps_server.coordinator.membership.start_quorum import StartQuorum
 from ps_server.coordinator.settings import ClusterSettings
 
@@ -30,6 +32,7 @@ LATE = 0.25
 """Part of its lease after which a silent member counts as late."""
 
 _LEFT = "left"
+_ENDED = f"{_LEFT}: {ENDED}"
 #: The reason of a worker that was told to stop begins with this.
 _INTERRUPTED = "KeyboardInterrupt"
 
@@ -58,15 +61,18 @@ class MembershipState:
     ``phase`` rises when a barrier opens. Neither it nor incarnations ever fall, also over ``restore``.
     """
 
-    def __init__(self, settings: ClusterSettings, view: CurrentView, phase: int = 0) -> None:
+    def __init__(
+        self, settings: ClusterSettings, view: CurrentView, phase: int = 0, scaling: Scaling | None = None
+    ) -> None:
         self._settings = settings
+        self._scaling = scaling or Scaling()
         self._view = view
         self._members = Members(settings.clock_began)
         self._next_incarnation = settings.first_incarnation
         self._journalled = False
         #: Between the last incarnation of the journal and the first of this process: no member has such an incarnation.
         self._unused_incarnations = range(0)
-        self._quorum = StartQuorum(settings.expected_workers)
+        self._quorum = StartQuorum(settings.expected_workers, least_workers=settings.least_workers)
         self._ledger = DurabilityLedger()
         self._barrier = Barrier(phase)
         #: Members were kept at the last look whose leases had ended, since most members are late.
@@ -86,7 +92,7 @@ class MembershipState:
         self._members.remember(records.gone)
         self._ledger = DurabilityLedger(records.newest_state, records.copies)
         seen = {key for key in self._members if key[0] is Role.SHARD} if finished else records.seen
-        self._quorum = StartQuorum(self._settings.expected_workers, seen)
+        self._quorum = StartQuorum(self._settings.expected_workers, seen, self._settings.least_workers)
 
     def persisted_state(self) -> MembershipRecords:
         """All that ``restore`` needs."""
@@ -155,7 +161,7 @@ class MembershipState:
         PlaceTaken for a place that another process holds, or when every rank is held,
         DamagedData when a shard brings state that a whole journal would know of.
         """
-        workers = self._settings.expected_workers
+        workers = self._settings.expected_workers or self._settings.most_workers
         check_applicant(ask, self._view.now.expected_shards, workers)
         if known := self._members.by_token(ask.token):
             check_repetition(ask, known.member)
@@ -233,8 +239,7 @@ class MembershipState:
         if self._members.fate(role, index, incarnation).startswith(_LEFT):
             return StateChange(None)
         record = self._members.find(role, index, incarnation)
-        how = f"{_LEFT}: {why}" if why else _LEFT
-        self._end(record, how, now)
+        how = self._end(record, f"{_LEFT}: {why}" if why else _LEFT, now)
         reasons = [f"{record.member} {how}"]
         last = role is Role.WORKER and not self._members.ranks
         if last and not why and self._view.now.started:
@@ -247,7 +252,7 @@ class MembershipState:
             if role is Role.WORKER and not why:
                 self._quorum.is_done(index)
             self._change()
-        failed = role is Role.WORKER and bool(why) and not why.startswith(_INTERRUPTED)
+        failed = role is Role.WORKER and bool(why) and not why.startswith(_INTERRUPTED) and how != _ENDED
         return StateChange(None, "; ".join([*reasons, *self._open_barrier()]), loss=failed)
 
     @property
@@ -283,8 +288,10 @@ class MembershipState:
         if not ended:
             return StateChange(())
         for record in ended:
-            self._members.expire(record, now)
-            self._forget(record)
+            if record.member.role is Role.WORKER:
+                self._end(record, record.how_expired, now)
+            else:
+                self._members.expire(record, now)
         members = tuple(record.member for record in ended)
         reasons = ["no heartbeat, lease ended: " + ", ".join(map(str, members))]
         if not self._members.ranks and any(member.role is Role.WORKER for member in members):
@@ -337,9 +344,16 @@ class MembershipState:
         else:
             self._change()
 
-    def _end(self, record: MemberRecord, how: str, now: float) -> None:
+    def _end(self, record: MemberRecord, how: str, now: float) -> str:
+        """Returns how it ended: ``how``, unless the job was told not to have this worker any more."""
+        worker, rank = record.member.role is Role.WORKER, record.member.index
+        if worker and how == _LEFT:
+            self._scaling.left(rank)
+        elif worker and self._scaling.ends(rank, self._members.ranks - {rank}):
+            how = _ENDED
         self._members.end(record, how, now)
         self._forget(record)
+        return how
 
     def _forget(self, record: MemberRecord) -> None:
         if record.member.role is Role.WORKER:

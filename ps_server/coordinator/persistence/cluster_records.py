@@ -19,6 +19,7 @@ from ps_protocol.wire.convert.model import shard_map_from_bytes, shard_map_to_by
 from ps_server.coordinator.exchanges.records import CompleteExchange, ExchangeRecords
 from ps_server.coordinator.membership.admission import Application, StateCopies
 from ps_server.coordinator.membership.members import Key, SavedMember
+from ps_server.coordinator.membership.scaling import WantedSize
 from ps_server.coordinator.membership.state import MembershipRecords
 from ps_server.coordinator.placement.model_uses import Uses
 from ps_server.coordinator.placement.variables import Balanced, FixedShards, MaxSize, MinSize
@@ -59,6 +60,8 @@ class ClusterRecords:
     uses: Uses | None = None
     #: Of a finished job: everything that is written at its end is on disk.
     released: bool = False
+    #: What the job was told to have.
+    wanted: WantedSize = field(default_factory=WantedSize)
 
 
 def changed_rows(before: ClusterRecords | None, after: ClusterRecords) -> dict[str, bytes | None]:
@@ -168,7 +171,9 @@ def _exchanges_from(plain: dict[str, Any], complete: dict[ExchangeKey, CompleteE
 def _identity_from(plain: dict[str, Any]) -> JobIdentity:
     name, arguments = plain["partition"]
     rule = {kind.__name__: kind for kind in _PARTITIONS}[name](**arguments)
-    return JobIdentity(plain["expected_shards"], plain["expected_workers"], rule, plain["seed"])
+    # Before format 6 no journal had a range of workers.
+    least, most = plain.get("least_workers", 0), plain.get("most_workers", 0)
+    return JobIdentity(plain["expected_shards"], plain["expected_workers"], rule, plain["seed"], least, most)
 
 
 def _cluster_to(records: ClusterRecords) -> dict[str, Any]:
@@ -188,6 +193,7 @@ def _cluster_to(records: ClusterRecords) -> dict[str, Any]:
         "spare": sorted(records.spare),
         "moving": records.moving,
         "released_models": dict(records.released_models),
+        "wanted": _wanted_to(records.wanted),
     }
 
 
@@ -224,7 +230,18 @@ def _cluster_from(
         spare=frozenset(plain.get("spare", ())),
         moving=plain.get("moving", ""),
         released_models=plain.get("released_models", {}),
+        wanted=_wanted_from(plain.get("wanted", {})),
     )
+
+
+def _wanted_to(wanted: WantedSize) -> dict[str, Any]:
+    plain = fields_of(wanted)
+    return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in plain.items()}
+
+
+def _wanted_from(plain: dict[str, Any]) -> WantedSize:
+    values: dict[str, Any] = {name: frozenset(each) if isinstance(each, list) else each for name, each in plain.items()}
+    return WantedSize(**values)
 
 
 def _place_to(place: SavedMember) -> dict[str, Any]:

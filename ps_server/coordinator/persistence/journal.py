@@ -21,12 +21,12 @@ logger = logging.getLogger(__name__)
 
 FILE_NAME = "coordinator.sqlite"
 
-FORMAT = 5
+FORMAT = 6
 """Format version of the rows; stored as SQLite's user_version. An older program refuses a newer file.
 
 Format 1 has no row about the journal itself. Shard maps of format 2 hold options as JSON text. Format 3 has no
-exchanges, format 4 neither released models nor who uses a model. All are read, and become format 5 with the first
-commit.
+exchanges, format 4 neither released models nor who uses a model, format 5 no range of workers. All are read, and become
+format 6 with the first commit.
 """
 
 CHECKPOINT_PAGES = 256

@@ -156,7 +156,7 @@ def test_that_the_coordinator_cannot_be_asked_is_told_and_nothing_is_killed(job)
     script = HANGS.replace("time.sleep(600)", "\n    while not pathlib.Path('taken').exists(): time.sleep(0.02)")
     done = job.run("--restart-workers", "1", script=script, WANTS="refused")
     assert done.returncode == 0
-    assert "processes that hang are not noticed: GetWorkerRequest is not for this role" in done.stderr
+    assert "processes that hang are not noticed, and the job cannot be scaled: GetWorkerRequest is not" in done.stderr
     assert "another life" in done.stdout
 
 
@@ -226,7 +226,7 @@ def test_a_module_runs_as_python_would_run_it(job):
         (("-m", "missing_module.train"), "no module named 'missing_module'"),
         (("--python", "no-python", "script.py"), "no interpreter 'no-python'"),
         (("--backup", "1", "script.py"), "--backup has no effect in mode async"),
-        (("--workers", "0", "script.py"), "--workers"),
+        (("--workers", "8:2", "script.py"), "0 <= MIN <= MAX"),
         (("--restart-servers", "1", "script.py"), "--restart-servers needs servers that keep their state"),
         (("--durability", "durable", "script.py"), "--durability durable needs a data directory"),
         (("--data-dir", "script.py/kept", "script.py"), "cannot be written"),

@@ -53,6 +53,8 @@ def full() -> ClusterStatus:
         spare=frozenset({1}),
         journal_mark=b"x",
         released_models={"n": 2},
+        wanted_workers=3,
+        wanted_shards=2,
     )
     decisions = (JobEvent(4, 1.5, "worker 3 is slow", True),)
     return ClusterStatus(view, (MemberStatus(member, 0.1, stats, "host", 9),), "http://a:1/metrics", decisions)

@@ -84,19 +84,23 @@ class RunningJob:
             self._pause.wait(0.5)
         raise AssertionError(f"not within {LIMIT_SECONDS:.0f} s: {what}\n{self.output()}")
 
+    @property
+    def address(self) -> str:
+        """host:port of the coordinator; of nobody before it serves."""
+        found = re.search(r"coordinator at (\S+): ", self.output())
+        return found[1] if found else "127.0.0.1:1"
+
     def members(self, role: Role) -> dict[int, MemberStatus]:
         """Those that live, by number; none while the coordinator does not answer."""
-        found = re.search(r"coordinator at (\S+): ", self.output())
         with suppress(PsError):
-            with CoordinatorClient(found[1] if found else "127.0.0.1:1") as client:
+            with CoordinatorClient(self.address) as client:
                 status = client.get_status(10.0)
             return {each.member.index: each for each in status.members if each.member.role is role and not each.gone}
         return {}
 
     def decisions(self) -> list[str]:
         """What the coordinator has told of what it decides."""
-        found = re.search(r"coordinator at (\S+): ", self.output())
-        with CoordinatorClient(found[1] if found else "") as client:
+        with CoordinatorClient(self.address) as client:
             return [event.text for event in client.get_status(10.0).decisions]
 
     def answered(self, rank: int | str = "*") -> int:

@@ -1,5 +1,5 @@
-"""Jobs of ps-run of which a worker is stopped, or a shard is slower: another worker comes, slices move, and every push
-counts. At full length; 40 s of CPU.
+"""Jobs of ps-run of which a worker is stopped, a shard is slower, or that are scaled: another worker comes, slices
+move, and every push counts. At full length; 60 s of CPU.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
 from ps_protocol.cluster.view import Role
-from tests.coordinator.elasticity.running_job import PAUSE, SIZE, SLOWER, running
+from ps_server.cli.psctl import main
+from tests.coordinator.elasticity.running_job import PAUSE, SIZE, SLOWER, RunningJob, running
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
@@ -68,6 +70,34 @@ def test_servers_that_stand_still_are_replaced_and_every_push_counts(tmp_path: P
     assert "coordinator hung and was killed; starting it again (restart 2 of 10)" in job.output()
     assert not psutil.pid_exists(first)
     assert least == most == version == job.answered()
+
+
+def psctl(job: RunningJob, *arguments: str) -> str:
+    done = CliRunner().invoke(main.main, ["--coordinator", job.address, *arguments])
+    assert done.exit_code == 0, done.output
+    return done.output.rstrip().rpartition("\n")[2]
+
+
+def test_a_job_that_is_scaled_up_and_down_counts_every_push(tmp_path: Path) -> None:
+    flags = ("--workers", "1:4", "--restart-workers", "1", "--data-dir", "kept")
+    with running(tmp_path, *flags, size=1000, pause=0.05) as job:
+        job.waits_until(lambda: job.answered(0) > 5, "it trains")
+        assert psctl(job, "scale", "--workers", "3", "--shards", "2") == "the job has 3 workers and 2 shards"
+        job.waits_until(lambda: all(job.answered(rank) > 5 for rank in range(3)), "all train")
+        held = [each.stats.held_bytes for each in job.members(Role.SHARD).values()]
+        assert min(held) > 0
+        # What was scaled is restarted as what was there from the start.
+        os.kill(job.members(Role.SHARD)[1].pid, signal.SIGKILL)
+        os.kill(job.members(Role.WORKER)[2].pid, signal.SIGKILL)
+        job.waits_until(lambda: len([*tmp_path.glob("answered-2-*")]) == 2, "another worker 2 has joined")
+        assert psctl(job, "scale", "--workers", "2", "--shards", "1") == "the job has 2 workers and 1 shard"
+        assert psctl(job, "wait", "--for", "training") == ""
+        least, most, version = job.ends()
+    assert least == most == version
+    # The push that was under way when worker 2 was killed counts or does not.
+    assert version - job.answered() in (0, 1)
+    assert "finished in" in job.output()
+    assert not re.search("failures:.*worker 1", job.output())
 
 
 def test_slices_move_from_a_shard_that_is_slower_and_every_push_counts(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_a_worker_that_was_done_is_not_waited_for_again() -> None:
 
 def test_a_worker_beyond_the_expected_ones_is_refused() -> None:
     c, joined = running()
-    with pytest.raises(PlaceTaken, match=r"the job has 2 workers, and all of them are live.*--workers 0"):
+    with pytest.raises(PlaceTaken, match=r"the job has at most 2 workers, and all of them are live.*--workers 0"):
         c.worker()
     with pytest.raises(InvalidRequest, match=r"there is no rank 5; expected: a rank from 0 to 1.*PS_RANK"):
         c.worker(5)

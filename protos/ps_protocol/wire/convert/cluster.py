@@ -196,6 +196,9 @@ def view_to_pb(view: ClusterView) -> pb.ClusterView:
         moving=view.moving,
         journal_mark=view.journal_mark,
         released_models=[pb.ModelEpoch(name=name, epoch=epoch) for name, epoch in view.released_models.items()],
+        least_workers=view.least_workers,
+        wanted_workers=view.wanted_workers,
+        wanted_shards=view.wanted_shards,
     )
 
 
@@ -215,6 +218,9 @@ def view_from_pb(message: pb.ClusterView) -> ClusterView:
         moving=printable(message.moving),
         journal_mark=message.journal_mark,
         released_models={m.name: m.epoch for m in message.released_models},
+        least_workers=message.least_workers,
+        wanted_workers=message.wanted_workers if message.HasField("wanted_workers") else None,
+        wanted_shards=message.wanted_shards if message.HasField("wanted_shards") else None,
     )
 
 

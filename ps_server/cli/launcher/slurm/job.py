@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from ps_protocol.client.worker_requests import WorkerRequests
+from ps_protocol.client.worker_requests import TASK_ASK_SECONDS, WorkerRequests
 from ps_protocol.errors import ConfigError
 from ps_protocol.security.binding import is_loopback
 from ps_protocol.security.roles import AccessRole
@@ -20,7 +20,7 @@ from ps_server.cli.launcher.certificates import security_environment
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.launcher.hosts.job import check_listening
 from ps_server.cli.launcher.output.screen import Screen
-from ps_server.cli.launcher.programs import ASKS_LAUNCHER, Programs
+from ps_server.cli.launcher.programs import ASKS_FOR_WORKERS, Programs
 from ps_server.cli.launcher.runner import Runner
 from ps_server.cli.launcher.slurm.options import SlurmOptions
 from ps_server.cli.launcher.slurm.task_supervisor import TaskSupervisor
@@ -50,7 +50,7 @@ class TaskPrograms(Programs):
         restarts_workers: bool,
     ) -> Self:
         """``programs``, of which ``processes`` run here, at ``address``. ``restarts_workers``: of any task."""
-        asks = ASKS_LAUNCHER if restarts_workers else ()
+        asks = ASKS_FOR_WORKERS if restarts_workers else ()
         values = {each.name: getattr(programs, each.name) for each in fields(programs)}
         values |= {
             "lineage": lineage,
@@ -98,7 +98,7 @@ def run_in_slurm(
         role = AccessRole.WORKER
         settings = SecuritySettings.from_environment(environment)
         settings = certificates.settings("worker", role=role) if certificates else settings
-        requests = WorkerRequests(coordinator, Security(settings, role))
+        requests = WorkerRequests(coordinator, Security(settings, role), TASK_ASK_SECONDS)
     runner = Runner(supervisor, programs, screen, environment, log_dir, show_progress=False, requests=requests)
     return runner.run()
 

@@ -19,6 +19,7 @@ from ps_server.cli.launcher.events import (
     ProcessName,
     ProcessRole,
     Say,
+    Scaled,
     Send,
     ServerHangs,
     StartProcess,
@@ -83,7 +84,7 @@ class TaskSupervisor:
                 return end_hanging(ranks, self._live, self._restarts.__getitem__, now) if running else []
             case ServerHangs():
                 return self._hanging.end(event, self._live) if self.stage is Stage.RUNNING else []
-            case CoordinatorReady():
+            case CoordinatorReady() | Scaled():
                 return []
 
     def _start(self, process: ProcessName, now: float) -> StartProcess:

@@ -6,12 +6,12 @@ import importlib
 from pathlib import Path
 
 from ps_protocol.errors import ConfigError
-from ps_server.coordinator.elasticity.engines.base import WorkerEngine
+from ps_server.coordinator.elasticity.engines.base import WORKERS, WorkerEngine
 from ps_server.coordinator.elasticity.engines.kept_request import LAUNCHER, KeptRequest
 from ps_server.coordinator.elasticity.engines.kubernetes import kubernetes_job
 from ps_server.coordinator.elasticity.engines.request_file import RequestFile
 
-FORMS = "launcher, file:PATH, kubernetes:JOB, or MODULE:CLASS"
+FORMS = "launcher, launcher:workers, file:PATH, kubernetes:JOB, or MODULE:CLASS"
 
 
 def find_engine(text: str, most: int) -> WorkerEngine:
@@ -21,6 +21,8 @@ def find_engine(text: str, most: int) -> WorkerEngine:
     """
     if text == LAUNCHER:
         return KeptRequest()
+    if text == f"{LAUNCHER}:{WORKERS}":
+        return KeptRequest(frozenset({WORKERS}))
     kind, colon, rest = text.partition(":")
     if not colon or not kind or not rest:
         raise ConfigError("--engine is not understood", expected=FORMS, actual=text)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
+from ps_protocol.cluster.scaling import ScaleOrder
+from ps_protocol.errors import NotReady
+from ps_server.coordinator.elasticity.engines.base import SHARDS, WORKERS
+
 LAUNCHER = "launcher"
-"""What ``--engine`` calls it."""
+"""What ``--engine`` calls it; ``launcher:workers`` where that program can start and end workers only."""
+
+PRESENT_SECONDS = 60.0
+"""A program that has not asked for so long is taken to be gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +29,35 @@ class WorkerRequest:
 
 
 class KeptRequest:
-    """The engine ``launcher``. ``last`` may be read by any thread."""
+    """The engine ``launcher``. ``last`` may be read by any thread.
 
-    def __init__(self) -> None:
+    The program learns from the cluster's state what was scaled; here is only who can do it.
+    """
+
+    by_count = False
+
+    def __init__(self, scales: frozenset[str] = frozenset({WORKERS, SHARDS})) -> None:
         self.last = WorkerRequest()
+        self.scales = scales
+        #: When the program asked last, of time.monotonic(); at first it is given the time to come.
+        self.asked_at = time.monotonic()
 
     def request(self, wanted: int, ranks: tuple[int, ...]) -> str:
         """Keep it in place of the one before."""
         self.last = WorkerRequest(self.last.number + 1, wanted, ranks)
         return f"request {self.last.number}, of the program that starts them"
+
+    def scale(self, order: ScaleOrder) -> str:
+        """Nothing: the program finds it. Raises NotReady where none has asked for PRESENT_SECONDS."""
+        silent_seconds = time.monotonic() - self.asked_at
+        if silent_seconds > PRESENT_SECONDS:
+            raise NotReady(
+                "the program that started the processes of this job does not ask any more",
+                expected=f"a call within {PRESENT_SECONDS:g} s",
+                actual=f"none for {silent_seconds:.0f} s",
+                remedy="see whether ps-run or the driver with RayCluster runs, and reaches the coordinator",
+            )
+        return "the program that started them is told"
 
     def describe(self) -> str:
         """What started the workers."""

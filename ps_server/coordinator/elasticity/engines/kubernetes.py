@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ps_protocol.cluster.scaling import ScaleOrder
 from ps_protocol.errors import ConfigError, InvalidRequest, Unavailable
+from ps_server.coordinator.elasticity.engines.base import WORKERS
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where a pod finds its token, its namespace and the certificate of the API."""
@@ -64,6 +66,9 @@ class KubernetesJob:
     free rank when the script's rank is not set by the index.
     """
 
+    scales = frozenset({WORKERS})
+    by_count = True
+
     def __init__(self, job: str, account: Account, most: int) -> None:
         """Raises ConfigError for what is no name of a Job."""
         if not _NAME.fullmatch(job):
@@ -81,16 +86,37 @@ class KubernetesJob:
             return f"Job {self._job} has {active} active pods already"
         if more <= 0:
             return f"Job {self._job} stays at parallelism {parallelism}: that is the limit"
-        spec: dict[str, Any] = {"parallelism": parallelism + more}
-        completions = job.get("spec", {}).get("completions")
-        if completions is not None:
+        self._set(job, parallelism + more, _number(job, "spec", "completions", 1) + more)
+        failed = f", {ended} pods have failed" if ended else ""
+        return f"Job {self._job} goes from parallelism {parallelism} to {parallelism + more}{failed}"
+
+    def scale(self, order: ScaleOrder) -> str:
+        """Set parallelism, and completions of an Indexed Job, to the workers of ``order``. Raises as ``request``.
+
+        Of an Indexed Job the highest indexes end; else Kubernetes chooses.
+        """
+        wanted = len(order.ranks or ())
+        if wanted > self._most:
+            raise InvalidRequest(
+                f"Job {self._job} is not given as many pods",
+                expected=f"at most {self._most}: --engine-most",
+                actual=str(wanted),
+            )
+        job = self._call("GET", None)
+        parallelism = _number(job, "spec", "parallelism", 1)
+        if parallelism == wanted:
+            return f"Job {self._job} has parallelism {wanted} already"
+        self._set(job, wanted, wanted)
+        return f"Job {self._job} goes from parallelism {parallelism} to {wanted}"
+
+    def _set(self, job: Mapping[str, Any], parallelism: int, completions: int) -> None:
+        spec: dict[str, Any] = {"parallelism": parallelism}
+        if job.get("spec", {}).get("completions") is not None:
             # Of an Indexed Job both change together (elastic indexed Jobs, Kubernetes 1.27).
-            spec["completions"] = _number(job, "spec", "completions", 1) + more
+            spec["completions"] = completions
         # The version makes it fail when somebody else has changed the Job meanwhile.
         version = job.get("metadata", {}).get("resourceVersion")
         self._call("PATCH", {"spec": spec} | ({"metadata": {"resourceVersion": version}} if version else {}))
-        failed = f", {ended} pods have failed" if ended else ""
-        return f"Job {self._job} goes from parallelism {parallelism} to {parallelism + more}{failed}"
 
     def describe(self) -> str:
         """The Job and its namespace."""

@@ -1,0 +1,227 @@
+"""Scales a job: asks the engine, moves slices off shards before they end and onto them after they started."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+
+from ps_protocol.cluster.scaling import ScaleAsk, ScaleOrder, ScaleProgress, named
+from ps_protocol.cluster.view import MoveProgress, Role
+from ps_protocol.errors import DamagedData, InvalidRequest, NotReady, PsError, Unavailable
+from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.elasticity.engines.base import SHARDS, WORKERS, ScalingEngine, WorkerEngine
+from ps_server.coordinator.jobs.move_runner import MoveRunner
+from ps_server.coordinator.membership.scaling import WantedSize, awaited
+from ps_server.coordinator.placement.move_plan import Wish
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 30.0
+"""Before a move, or a call of the engine, that has failed is tried again."""
+
+_LOOK_SECONDS = 1.0
+
+
+class JobScaling:
+    """Runs on the coordinator's event loop. What is wanted is the driver's: this looks at it and acts, also after a
+    restart of the coordinator. What it tells is an event of the job, and logged.
+    """
+
+    def __init__(
+        self, driver: Driver, moves: MoveRunner, engine: WorkerEngine | None, clock: Callable[[], float]
+    ) -> None:
+        """``clock``: seconds of a steady clock. ``engine``: starts and ends processes."""
+        self._driver, self._moves, self._clock = driver, moves, clock
+        self._engine: ScalingEngine | None = engine if isinstance(getattr(engine, "scales", None), frozenset) else None  # type: ignore[assignment]
+        self._asking = asyncio.Lock()
+        #: What the engine was told last.
+        self._told: ScaleOrder | None = None
+        #: A move for the sake of scaling: how far it is.
+        self._progress: MoveProgress | None = None
+        #: What failed last, and until when that is not tried again.
+        self._failure = ""
+        self._pause_seconds = FIRST_PAUSE_SECONDS
+        self._again_at = float("-inf")
+
+    @property
+    def order(self) -> ScaleOrder:
+        """What is to run now."""
+        view, wanted = self._driver.view, self._driver.wanted
+        shards = None
+        if wanted.shards is not None:
+            # A shard is ended when it holds nothing any more.
+            shards = wanted.shards | frozenset(view.used_shards)
+        return ScaleOrder(
+            number=wanted.number,
+            ranks=wanted.ranks,
+            shards=shards,
+            added_shards=wanted.added & (shards or frozenset()),
+            live_ranks=frozenset(view.live(Role.WORKER)),
+            live_shards=frozenset(view.live(Role.SHARD)),
+            finished=view.finished,
+        )
+
+    async def scale(self, ask: ScaleAsk) -> AsyncGenerator[ScaleProgress, None]:
+        """Set what the job is to have; yields what it waits for, whenever that changes, until it has it.
+
+        It goes on when this is left early. Raises InvalidRequest for a number that the job cannot have, and where the
+        engine can start no such processes; NotReady without an engine, and when another call changes what is wanted;
+        what the engine raises.
+        """
+        async with self._asking:
+            engine = self._engine_for(ask)
+            by_count = getattr(engine, "by_count", False)
+            planned = self._driver.check_scale(ask, by_count=by_count)
+            if planned != self._driver.wanted:
+                told = await self._tell_engine(engine, self._order_of(planned))
+                self._driver.scale(ask, by_count=by_count)
+                self._say(f"the job is scaled: {_asked(ask)}; {told}")
+            self._failure, self._again_at = "", float("-inf")
+            number = self._driver.wanted.number
+        before = ""
+        while text := self._awaited():
+            if text != before:
+                before = text
+                yield ScaleProgress(text)
+            await self._driver.wait_for_change(_LOOK_SECONDS)
+            self._check_goes_on(number)
+        yield ScaleProgress(self._reached(), done=True)
+
+    async def run(self) -> None:
+        """Look at the job until cancelled, or the coordinator ends."""
+        with suppress(Unavailable, DamagedData):
+            while True:
+                await self.look()
+                await self._driver.wait_for_change(_LOOK_SECONDS)
+
+    async def look(self) -> None:
+        """Do what has to be done now; returns when it is."""
+        wanted, view = self._driver.wanted, self._driver.view
+        if not wanted.number or view.finished or self._clock() < self._again_at:
+            return
+        try:
+            await self._tell_changes()
+            await self._move(wanted)
+        except PsError as error:
+            self._failed(error)
+        except Exception as error:  # of a class of the user's own
+            logger.exception("scaling has failed", extra={"event": "elasticity"})
+            self._failed(error)
+        else:
+            self._failure, self._pause_seconds = "", FIRST_PAUSE_SECONDS
+
+    async def _tell_changes(self) -> None:
+        """Tell the engine when a shard may end, and, after a restart of the coordinator, what is wanted."""
+        engine, order = self._engine, self.order
+        if engine is None or self._asking.locked() or _run(order) == (self._told and _run(self._told)):
+            return
+        async with self._asking:
+            if (order := self.order).number:
+                await self._tell_engine(engine, order)
+
+    async def _tell_engine(self, engine: ScalingEngine, order: ScaleOrder) -> str:
+        told = await asyncio.to_thread(engine.scale, order)
+        self._told = order
+        return str(told)
+
+    def _order_of(self, planned: WantedSize) -> ScaleOrder:
+        """What is to run once ``planned`` is wanted."""
+        shards = None if planned.shards is None else planned.shards | frozenset(self._driver.view.used_shards)
+        return ScaleOrder(planned.number, planned.ranks, shards, planned.added & (shards or frozenset()))
+
+    async def _move(self, wanted: WantedSize) -> None:
+        """Move slices to shards that are wanted, once these live, and off those that are not."""
+        view = self._driver.view
+        if wanted.shards is None or not view.started:
+            return
+        live, used = frozenset(view.live(Role.SHARD)), frozenset(view.used_shards)
+        adding, draining = wanted.shards - used, used - wanted.shards
+        if adding - live or not (adding or draining):
+            return
+        parts = [f"slices move to {named('shard', adding)}"] if adding else []
+        parts += [f"slices leave {named('shard', draining)}"] if draining else []
+        self._say("; ".join(parts))
+        try:
+            wish = Wish(to=tuple(sorted(adding)), drain=tuple(sorted(draining)))
+            async with aclosing(self._moves.reshard(wish)) as progress:
+                async for self._progress in progress:
+                    pass
+            moved = self._progress
+        finally:
+            self._progress = None
+        if moved is not None:
+            self._say(f"{moved.moved_bytes / 1e6:.1f} MB have moved in {moved.batches} batches")
+
+    def _engine_for(self, ask: ScaleAsk) -> ScalingEngine:
+        """Raises NotReady where there is none, InvalidRequest for one that can not do it."""
+        engine = self._engine
+        if engine is None:
+            raise NotReady(
+                "nobody starts and ends processes of this job",
+                expected="a job of ps-run or RayCluster, or a coordinator with --engine that can",
+                actual="no such --engine",
+                remedy="start or end the processes by hand: a worker with PS_COORDINATOR, a shard with ps-server --add "
+                "and psctl move --to, or psctl drain before its end",
+            )
+        asked = {WORKERS: ask.workers, SHARDS: ask.shards}
+        for what, number in asked.items():
+            if number is not None and what not in engine.scales:
+                raise InvalidRequest(
+                    f"{engine.describe()} cannot start and end {what}",
+                    expected=" or ".join(sorted(engine.scales)) or "nothing",
+                    actual=what,
+                    remedy="start a shard with ps-server --add, then psctl move --to; psctl drain before one ends"
+                    if what == SHARDS
+                    else "start and end workers by hand",
+                )
+        return engine
+
+    def _awaited(self) -> str:
+        """What the job waits for, in words; empty: it has what is wanted."""
+        text = awaited(self._driver.wanted, self._driver.view)
+        if not text:
+            return ""
+        if (progress := self._progress) is not None:
+            text += f"; {progress.moved_bytes / 1e6:.1f} of {progress.total_bytes / 1e6:.1f} MB have moved"
+        return f"{text}; {self._failure}" if self._failure else text
+
+    def _check_goes_on(self, number: int) -> None:
+        if self._driver.view.finished:
+            raise NotReady("the job finished before it was scaled", remedy="start it again")
+        if self._driver.wanted.number != number:
+            view = self._driver.view
+            raise NotReady(
+                "the job was scaled again meanwhile",
+                actual=f"{view.wanted_workers} workers, {view.wanted_shards} shards are wanted now",
+                remedy="look at psctl status, then scale again if that is not what you want",
+            )
+
+    def _reached(self) -> str:
+        view = self._driver.view
+        workers, shards = len(view.live(Role.WORKER)), len(view.used_shards)
+        return f"the job has {workers} worker{'s' * (workers != 1)} and {shards} shard{'s' * (shards != 1)}"
+
+    def _failed(self, error: Exception) -> None:
+        text = error.message if isinstance(error, PsError) else f"{type(error).__name__}: {error}"
+        if text != self._failure:
+            self._say(f"scaling has failed and is tried again: {text}", warning=True)
+        self._failure = text
+        self._again_at = self._clock() + self._pause_seconds
+        self._pause_seconds = min(2 * self._pause_seconds, LONGEST_PAUSE_SECONDS)
+
+    def _say(self, text: str, *, warning: bool = False) -> None:
+        logger.log(logging.WARNING if warning else logging.INFO, "%s", text, extra={"event": "elasticity"})
+        self._driver.events.add(text, warning=warning, decision=True)
+
+
+def _run(order: ScaleOrder) -> tuple[object, object]:
+    """The part of ``order`` that an engine acts on."""
+    return order.ranks, order.shards
+
+
+def _asked(ask: ScaleAsk) -> str:
+    parts = [] if ask.workers is None else [f"{ask.workers} workers"]
+    parts += [] if ask.shards is None else [f"{ask.shards} shards"]
+    return " and ".join(parts)
