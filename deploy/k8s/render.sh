@@ -7,6 +7,6 @@ command -v kubectl > /dev/null || { echo "kubectl is not installed" >&2; exit 1;
 sources=$(find . -name '*.yaml' -not -path './rendered/*' | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -d ' ' -f 1)
 rm -rf rendered
 mkdir rendered
-for folder in base overlays/* jobset kubeflow; do
+for folder in base overlays/* jobset jobset-tls kubeflow kubeflow-tls; do
     { echo "# make manifests: $folder, sources $sources"; kubectl kustomize "$folder"; } > "rendered/${folder##*/}.yaml"
 done

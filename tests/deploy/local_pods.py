@@ -13,7 +13,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from ps_server import health
-from tests.deploy.manifests import ROOT, Pod, pods
+from tests.deploy.manifests import JOB_SETS, ROOT, Pod, expanded, pods
 from tests.recovery.zygote import COORDINATOR, PYTHON, SHARD, Forked, shared
 from tests.support.ports import free_port
 
@@ -30,7 +30,7 @@ class LocalPods:
         self.pods: Mapping[str, Pod] = {pod.name: pod for pod in pods(name)}
         self._folder = folder
         #: The claims of a JobSet are of all its pods.
-        self._shares = name in ("jobset", "kubeflow")
+        self._shares = name in JOB_SETS
         self._secrets = secrets
         self.ports = {
             pod.name: {each["containerPort"]: free_port() for each in pod.container.get("ports", ())}
@@ -89,19 +89,23 @@ class LocalPods:
             for mount in self.pods[name].container["volumeMounts"]:
                 path = mount["mountPath"]
                 if value == path or value.startswith(f"{path}/"):
-                    value = f"{self._volume(name, mount['name'])}{value.removeprefix(path)}"
+                    place = self._volume(name, mount["name"])
+                    if part := mount.get("subPathExpr"):
+                        place /= expanded(part, self.pods[name].environment)
+                    value = f"{place}{value.removeprefix(path)}"
                     break
             made.append(value)
         return made
 
     def _volume(self, name: str, volume: str) -> Path:
-        for each in self.pods[name].spec.get("volumes", ()):
+        pod = self.pods[name]
+        for each in pod.spec.get("volumes", ()):
             if each["name"] == volume and "secret" in each:
                 assert self._secrets is not None
                 return self._secrets / each["secret"]["secretName"]
             if each["name"] == volume and "persistentVolumeClaim" in each:
                 name = "shared"
-        if self._shares and volume in self.pods[name].claims:
+        if self._shares and volume in pod.claims:
             name = "shared"
         path = self._folder / name / volume
         path.mkdir(parents=True, exist_ok=True)

@@ -18,9 +18,13 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "deploy" / "k8s"
 RENDERED = SOURCES / "rendered"
 
-#: Those of plain Kubernetes; jobset and kubeflow have custom resources.
+#: Those of plain Kubernetes.
 OVERLAYS = ("base", "dev", "tls", "spot", "gpu", "durable")
-ALL = (*OVERLAYS, "jobset", "kubeflow")
+#: Those with custom resources: JobSet, and Kubeflow's.
+JOB_SETS = ("jobset", "jobset-tls", "kubeflow", "kubeflow-tls")
+ALL = (*OVERLAYS, *JOB_SETS)
+#: Those with certificates and tokens.
+SECURED = ("tls", "spot", "gpu", "durable", "jobset-tls", "kubeflow-tls")
 
 Document = dict[str, Any]
 
@@ -44,7 +48,7 @@ def found(name: str, kind: str, called: str) -> Document:
 
 def job_set(name: str) -> tuple[str, Document]:
     """Name and spec of the JobSet; of Kubeflow's runtime, as it is for the TrainJob."""
-    if name == "jobset":
+    if name.startswith("jobset"):
         return "torch-ps", found(name, "JobSet", "torch-ps")["spec"]
     (job,) = [each for each in documents(name) if each["kind"] == "TrainJob"]
     runtime = found(name, "ClusterTrainingRuntime", job["spec"]["runtimeRef"]["name"])
@@ -116,7 +120,7 @@ def expanded(text: str, environment: Mapping[str, str]) -> str:
 
 def pods(name: str) -> list[Pod]:
     """All pods of the overlay."""
-    if name in ("jobset", "kubeflow"):
+    if name in JOB_SETS:
         return list(_set_pods(*job_set(name)))
     made: list[Pod] = []
     for document in documents(name):

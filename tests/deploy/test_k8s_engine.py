@@ -9,12 +9,12 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.deploy.manifests import ROOT, SOURCES, Pod, pods, written_secrets
+from tests.deploy.manifests import ROOT, SOURCES, Pod, expanded, pods, written_secrets
 from tests.deploy.test_up import no_engine
 
 #: Another run of these tests on the same engine has its own.
@@ -66,7 +66,9 @@ class Engine:
             *(f"--env={name}={value}" for name, value in pod.environment.items()),
         ]
         for mount in pod.container["volumeMounts"]:
-            options += self._mounted(pod, mount)
+            if "subPathExpr" not in mount:
+                options += self._mounted(pod, mount)
+        options += self._parts(pod)
         docker("create", *options, pod.container["image"], *arguments, *added)
         return f"{PROJECT}-{pod.name}"
 
@@ -84,15 +86,32 @@ class Engine:
             # Of the pod's user: the engine gives it the mode of the image's folder, where there is one.
             owner = f"uid={pod.spec['securityContext']['runAsUser']},gid={pod.spec['securityContext']['runAsGroup']}"
             return [f"--tmpfs={path}:exec,{owner}"]
-        self._fill(volume, self._secret(pod, name))
+        secret = self._secret(pod, name)
+        self._fill(volume, {".": secret} if secret else {})
         return [f"--volume={volume}:{path}"]
 
-    def _fill(self, volume: str, secret: Path | None) -> None:
-        """Give the volume to the group of the pods, as ``fsGroup`` does, with the files of a Secret."""
+    def _parts(self, pod: Pod) -> list[str]:
+        """Files of Secrets that are mounted one by one: those of one folder in one volume."""
+        folders: dict[str, dict[str, Path]] = {}
+        for mount in pod.container["volumeMounts"]:
+            if part := mount.get("subPathExpr"):
+                secret = self._secret(pod, mount["name"])
+                assert secret
+                folder, _, name = mount["mountPath"].rpartition("/")
+                folders.setdefault(folder, {})[name] = (secret / expanded(part, pod.environment)).resolve()
+        options = []
+        for folder, files in folders.items():
+            volume = f"{PROJECT}-{pod.name}-{folder.strip('/')}"
+            self._fill(volume, files)
+            options.append(f"--volume={volume}:{folder}")
+        return options
+
+    def _fill(self, volume: str, files: Mapping[str, Path]) -> None:
+        """Give the volume to the group of the pods, as ``fsGroup`` does, with ``files`` under these names."""
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as archive:
-            if secret:
-                archive.add(secret, ".", filter=of_the_group)
+            for name, path in files.items():
+                archive.add(path, name, filter=of_the_group)
         command = ["docker", "run", "--rm", "--interactive", "--user", "0", "--entrypoint", "sh"]
         script = "tar --extract --directory /v && chgrp 1000 /v && chmod 2770 /v"
         command += [f"--volume={volume}:/v", "torch-ps", "-c", script]

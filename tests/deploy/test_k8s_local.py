@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.view import Role
@@ -18,13 +19,14 @@ from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
 from tests.deploy.local_pods import PATIENCE_SECONDS, LocalPods
-from tests.deploy.manifests import SOURCES, pods, written_secrets
+from tests.deploy.manifests import SECURED, SOURCES, expanded, pods, written_secrets
 from tests.support.length import choose
+from tests.support.shards import wait_until
 
 EPOCHS, ACCURACY = choose((10, 0.97), (3, 0.8))
 
 #: A job without TLS and one with everything; the others differ in labels and numbers.
-RUN = choose(["base", "dev", "tls", "durable", "kubeflow"], ["durable"])
+RUN = choose(["base", "dev", "tls", "durable", "kubeflow", "jobset-tls"], ["durable"])
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,7 @@ def secrets(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("secrets")
     environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     for _ in range(2):
-        command = [SOURCES / "secrets.sh", folder / "certs", "2"]
+        command = [SOURCES / "secrets.sh", folder / "certs", "2", "torch-ps"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     written_secrets(done.stdout, folder / "mounted")
     return folder / "mounted"
@@ -46,8 +48,10 @@ def test_secrets_are_made_for_each_role_alone(secrets):
     pair = {f"shard-{n}.{kind}" for n in (0, 1) for kind in ("pem", "key")}
     assert made == {
         "torch-ps-coordinator": {"ca.pem", "coordinator.pem", "coordinator.key", "tokens"},
-        "torch-ps-shards": {"ca.pem", "tokens"} | pair,
+        "torch-ps-shards": {"ca.pem", "tokens"},
+        "torch-ps-shard-keys": pair,
         "torch-ps-worker": {"ca.pem", "worker.pem", "worker.key", "worker.token"},
+        "torch-ps-viewer": {"ca.pem", "viewer.pem", "viewer.key", "viewer.token"},
     }
     assert "admin" not in (secrets / "torch-ps-worker" / "worker.token").read_text()
     mounted = {
@@ -56,7 +60,37 @@ def test_secrets_are_made_for_each_role_alone(secrets):
         for volume in pod.spec["volumes"]
         if "secret" in volume
     }
-    assert mounted == dict.fromkeys(made, 0o440)
+    # The one that is left is for Prometheus.
+    assert mounted == dict.fromkeys(made.keys() - {"torch-ps-viewer"}, 0o440)
+
+
+@pytest.mark.parametrize("name", SECURED)
+def test_a_pod_can_read_its_own_key_and_no_other(name, secrets):
+    for pod in pods(name):
+        sources = {each["name"]: each["secret"]["secretName"] for each in pod.spec["volumes"] if "secret" in each}
+        seen = set()
+        for mount in pod.container["volumeMounts"]:
+            if mount["name"] in sources:
+                part = expanded(mount.get("subPathExpr", ""), pod.environment)
+                place = secrets / sources[mount["name"]] / part
+                assert place.exists()
+                seen |= {place.name} if part else {each.name for each in place.iterdir()}
+        number = pod.environment.get("PS_SERVER_SHARD")
+        owner = {"coordinator": "coordinator", "worker": "worker"}.get(pod.component, f"shard-{number}")
+        assert {each for each in seen if each.endswith(".key")} == {f"{owner}.key"}
+
+
+@pytest.mark.parametrize("name", ["tls", "durable", "jobset-tls"])
+def test_the_certificate_of_a_server_has_the_names_under_which_it_is_reached(name, secrets):
+    for pod in pods(name):
+        if pod.component != "worker":
+            number = pod.environment.get("PS_SERVER_SHARD")
+            owner = "coordinator" if number is None else f"shard-{number}"
+            (file,) = secrets.glob(f"torch-ps-*/{owner}.pem")
+            names = x509.load_pem_x509_certificate(file.read_bytes()).extensions.get_extension_for_class(
+                x509.SubjectAlternativeName
+            )
+            assert set(pod.hosts) <= set(names.value.get_values_for_type(x509.DNSName))
 
 
 def test_secrets_need_a_folder_and_a_number():
@@ -107,6 +141,10 @@ def test_the_pods_train_lose_a_shard_and_go_on(name, secrets, tmp_path):
             [tmp_path / "shared" / "models" / "digits.pt"] if "--save" in cluster.pods[workers[0]].command else []
         )
         cluster.wait_ready(lost)
+        (coordinator,) = cluster.of("coordinator")
+        if "PS_COORDINATOR_CHECKPOINT_DIR" in cluster.pods[coordinator].environment:
+            # The last one, which needs all shards: without it the coordinator ends with another code.
+            wait_until(lambda: list(tmp_path.glob("shared/checkpoints/checkpoint-*/manifest.json")))
         # Ended together, as with kubectl delete.
         assert set(cluster.end(*cluster.of("standby", "shard", "coordinator")).values()) == {0}
 

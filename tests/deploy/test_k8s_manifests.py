@@ -21,9 +21,11 @@ from packaging.version import Version
 
 from tests.deploy.manifests import (
     ALL,
+    JOB_SETS,
     OVERLAYS,
     RENDERED,
     ROOT,
+    SECURED,
     SOURCES,
     Document,
     Pod,
@@ -134,12 +136,12 @@ def test_every_manifest_is_valid_for_the_newest_three_versions_of_kubernetes(ver
     }
 
 
-@pytest.mark.parametrize("name", ["jobset", "kubeflow"])
+@pytest.mark.parametrize("name", JOB_SETS)
 def test_custom_resources_are_what_kubeflows_models_have(name):
     custom = [document for document in documents(name) if document["kind"] in CUSTOM]
     for document in custom:
         check_custom(document)
-    assert len(custom) == (1 if name == "jobset" else 2)
+    assert len(custom) == (1 if name.startswith("jobset") else 2)
 
 
 def renamed(document: Document, path: str, to: str) -> Document:
@@ -200,7 +202,7 @@ def test_the_coordinator_expects_as_many_shards_and_workers_as_there_are(name):
     workers = [pod for pod in made if pod.component == "worker"]
     assert coordinator.environment["PS_COORDINATOR_SHARDS"] == str(len(shards))
     # 0: any number, where the manifests do not know it.
-    expected = "0" if name in ("spot", "kubeflow") else str(len(workers))
+    expected = "0" if name in ("spot", "kubeflow", "kubeflow-tls") else str(len(workers))
     assert coordinator.environment["PS_COORDINATOR_WORKERS"] == expected
     assert [pod.environment["PS_SERVER_SHARD"] for pod in shards] == [str(n) for n in range(len(shards))]
     assert [pod.environment["PS_RANK"] for pod in workers] == [str(n) for n in range(len(workers))]
@@ -254,14 +256,14 @@ def test_volumes_that_are_mounted_exist_and_those_that_exist_are_mounted(pod: Po
 
 
 #: Those with a volume for what the script saves.
-SAVES = ("dev", "durable", "jobset", "kubeflow")
+SAVES = ("dev", "durable", *JOB_SETS)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_what_a_worker_saves_is_in_a_volume_that_stays(name):
     (worker, *_) = [pod for pod in pods(name) if pod.component == "worker"]
     command = list(worker.command)
-    if name == "kubeflow":
+    if name.startswith("kubeflow"):
         (job,) = [each for each in documents(name) if each["kind"] == "TrainJob"]
         assert job["spec"]["trainer"]["args"][-2:] == command[-2:]
     assert ("--save" in command) == (name in SAVES)
@@ -355,9 +357,9 @@ def test_nobody_but_the_job_reaches_servers_and_one_server_is_drained_at_a_time(
     assert found(name, "NetworkPolicy", "torch-ps-workers")["spec"].get("ingress") is None
 
 
-@pytest.mark.parametrize("name", OVERLAYS)
+@pytest.mark.parametrize("name", ALL)
 def test_only_those_without_tls_trust_everybody_who_reaches_them(name):
-    secured = name in ("tls", "spot", "gpu", "durable")
+    secured = name in SECURED
     for pod in pods(name):
         environment = pod.environment
         assert ("PS_TLS_CA" in environment) == secured
@@ -430,7 +432,7 @@ def test_a_failure_action_behind_a_feature_gate_is_noticed(action):
     assert refused_actions([document]) == {action}
 
 
-@pytest.mark.parametrize("name", ["jobset", "kubeflow"])
+@pytest.mark.parametrize("name", JOB_SETS)
 def test_in_a_job_set_the_end_of_a_worker_restarts_no_shard(name):
     _, spec = job_set(name)
     jobs = {each["name"]: each["template"]["spec"] for each in spec["replicatedJobs"]}
@@ -450,19 +452,43 @@ def test_in_a_job_set_the_end_of_a_worker_restarts_no_shard(name):
         assert jobs[server]["backoffLimit"] == 1000
     assert jobs[worker]["backoffLimitPerIndex"] == 10
     assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": [worker]}
-    if name == "kubeflow":
+    if name.startswith("kubeflow"):
         (node,) = [each for each in spec["replicatedJobs"] if each["name"] == worker]
         labels = node["template"]["metadata"]["labels"]
         assert labels == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
         assert node["template"]["spec"]["template"]["spec"]["containers"][0]["name"] == "node"
 
 
+@pytest.mark.parametrize("name", ["jobset-tls", "kubeflow-tls"])
+def test_a_job_set_has_tls_as_the_overlays_do(name):
+    of_jobs = {pod.component: pod for pod in pods(name)}
+    of_sets = {pod.component: pod for pod in pods("tls")}
+    for component in ("coordinator", "shard", "worker"):
+        one, other = of_jobs[component], of_sets[component]
+        for own in (one, other):
+            listed = own.container["env"]
+            own.container["env"] = [each for each in listed if each["name"].startswith(("PS_TLS", "PS_TOKEN"))]
+        assert without_order(one.container["env"]) == without_order(other.container["env"])
+        secret = [
+            [each for each in pod.spec["volumes"] if "secret" in each]
+            + [each for each in pod.container["volumeMounts"] if each["name"] in ("certs", "keys")]
+            for pod in (one, other)
+        ]
+        assert without_order(secret[0]) == without_order(secret[1])
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert one.container.get(probe, {}).get("exec") == other.container.get(probe, {}).get("exec")
+    of_set, of_runtime = (
+        (SOURCES / folder / "tls.yaml").read_text().partition("\n")[2] for folder in ("jobset-tls", "kubeflow-tls")
+    )
+    assert of_set.replace("/spec/replicatedJobs", "/spec/template/spec/replicatedJobs") == of_runtime
+
+
 def test_a_reference_to_a_variable_that_comes_later_is_noticed():
     pod = pods("tls")[1]
     listed = pod.container["env"]
-    assert pod.environment["PS_TLS_CERT"] == "/certs/shard-0.pem"
+    assert pod.environment["PS_SERVER_ADVERTISE"] == "shard-0.shards:7001"
     moved = copy.deepcopy(pod.spec)
-    moved["containers"][0]["env"] = sorted(listed, key=lambda each: each["name"] != "PS_TLS_CERT")
-    with pytest.raises(AssertionError, match="PS_SERVER_SHARD is not defined before"):
+    moved["containers"][0]["env"] = sorted(listed, key=lambda each: each["name"] != "PS_SERVER_ADVERTISE")
+    with pytest.raises(AssertionError, match="POD_NAME is not defined before"):
         _ = Pod(pod.name, pod.component, moved, pod.labels).environment
     assert expanded("$$(A) $(A)", {"A": "b"}) == "$(A) b"
