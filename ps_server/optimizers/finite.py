@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -16,7 +18,7 @@ def first_nonfinite(layout: Layout, region: Region, absent: frozenset[int] = fro
     Slices in ``absent`` are not looked at. Reads each byte once and allocates nothing of the region's size.
     """
     for run in parameter_runs(layout, [absent]):
-        if run.absent == (False,) and not _finite(region.tensor(run.begin, run.end, run.dtype)):
+        if run.absent == (False,) and not _finite(region.flat(run.begin, run.end, run.dtype)):
             named = (
                 span.variable.name
                 for index, span in enumerate(layout.slices)
@@ -29,8 +31,9 @@ def first_nonfinite(layout: Layout, region: Region, absent: frozenset[int] = fro
 
 
 def _finite(tensor: Tensor) -> bool:
-    if tensor.numel() == 0:
+    # A sum takes half of the time of the rest, passes NaN and infinity on, and overflows seldom.
+    if tensor.numel() == 0 or math.isfinite(tensor.sum().item()):
         return True
-    # Smallest and largest pass a NaN on and cannot overflow, as a sum could.
+    # Smallest and largest pass a NaN on and cannot overflow.
     smallest, largest = torch.aminmax(tensor)
     return bool(torch.isfinite(smallest) and torch.isfinite(largest))

@@ -52,6 +52,8 @@ class ShardContext:
     #: What clients may take, and how often they wanted more.
     limits: ServerLimits = field(default_factory=ServerLimits)
     limit_counts: LimitCounts = field(default_factory=LimitCounts)
+    #: What a worker says of its gradients is believed: that all are finite.
+    trusts_workers: bool = True
     #: Opens a channel to another shard, with the credentials of this one.
     open_channel: OpenChannel = open_async_channel
     #: Records the pushes that workers trace; None: tracing is off.

@@ -139,6 +139,7 @@ class ShardProcess:
                 CheckpointRoots.of(config.checkpoint_dirs),
                 config.limits,
                 self.limit_counts,
+                not self._security.authenticates,
                 self._open_shard,
                 tracer,
             ),

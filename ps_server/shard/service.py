@@ -163,6 +163,7 @@ class ShardService:
                 keeps_slices=request.keeps_slices,
                 budgets=self._registry.context.budgets,
                 tracer=self._registry.context.tracer,
+                trusted=self._registry.context.trusts_workers,
             )
             # Over shared memory a worker's gradients are in a segment of its own.
             spare = model.pool.reserved(sharing=transport.kind is Transport.SHM)
@@ -173,8 +174,10 @@ class ShardService:
         """Open, one push header, its payload; answered when accepted."""
         request = await self._open_request(context)
         model, worker, _opened = await self._open(request)
-        anchor, budgets = GrpcServerTransport(context), self._registry.context.budgets
-        stream = StepStream(anchor, model, worker, self._counters, request.wire, budgets=budgets)
+        anchor, shared = GrpcServerTransport(context), self._registry.context
+        stream = StepStream(
+            anchor, model, worker, self._counters, request.wire, budgets=shared.budgets, trusted=shared.trusts_workers
+        )
         try:
             with model.streams.place(worker) as ended:
                 answer = await until(ended, stream.push_once())

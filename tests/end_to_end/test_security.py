@@ -15,7 +15,7 @@ from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.client.lease import MemberLease
 from ps_protocol.client.membership import Membership
 from ps_protocol.cluster.view import Member, Role
-from ps_protocol.errors import Fenced, PermissionDenied, Unauthenticated, Unavailable
+from ps_protocol.errors import Fenced, NonFiniteGradient, PermissionDenied, Unauthenticated, Unavailable
 from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.security import callers, expiry, tls
 from ps_protocol.security.certificates import CertificateFacts, facts_in
@@ -33,6 +33,7 @@ from ps_server.glance.state import expiring
 from ps_server.serving import open_streams
 from ps_worker import Cluster
 from ps_worker.session.session import Session
+from ps_worker.step.remote_model import RemoteModel
 from tests.support.certificates import made_folder, security_of, write_pair
 from tests.support.length import choose
 from tests.support.shards import wait_until
@@ -455,6 +456,34 @@ def test_a_coordinator_that_is_started_again_ends_sessions_with_their_tokens_too
     remove_line(lab.path / "tokens", line)
     with pytest.raises(SessionEnded, match="session of worker 0 was made with is not in the token file"):
         security.authenticate(session=session, verifier=verifier)
+
+
+@pytest.mark.parametrize("nonfinite", ["refuse", "skip"])
+@pytest.mark.parametrize("transport", ["grpc", "bulk", "shm"])
+def test_no_nan_of_a_worker_that_calls_it_finite_gets_into_the_parameters(lab, transport, nonfinite, monkeypatch):
+    """Where callers prove who they are, their word on their gradients is not taken."""
+    monkeypatch.setattr(RemoteModel, "_first_nonfinite", lambda *_: None)
+    with running_job(shards=1, workers=1, lab=lab, consistency=MODES[0]) as job:
+        cluster = job.cluster(transport=transport)
+        model = torch.nn.Linear(3, 2)
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1, nonfinite=nonfinite)
+        for wrong in (float("nan"), float("inf"), -float("inf")):
+            before = model.weight.detach().clone()
+            model(torch.ones(4, 3)).sum().backward()
+            model.weight.grad[1, 2] = wrong
+            if nonfinite == "refuse":
+                with pytest.raises(NonFiniteGradient, match="from worker 0 holds NaN or infinity") as refused:
+                    optimizer.step()
+                assert refused.value.variable == "weight"
+            else:
+                optimizer.step()
+            optimizer.zero_grad()
+            optimizer.pull()
+            assert torch.equal(model.weight, before)
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+        assert not torch.equal(model.weight, before)
+        assert bool(model.weight.isfinite().all())
 
 
 def test_a_member_speaks_for_itself_alone(lab):

@@ -17,6 +17,9 @@ from ps_server.shard.step.push_trace import ServedPush
 from ps_server.shard.step.rows.pushed_rows import PushedRows, inspect, nonfinite_rows
 from ps_server.state.region import Region
 
+QUICK_BYTES = 1 << 20
+"""To look at so many bytes of gradients takes no more time than handing that to a thread."""
+
 
 @dataclass(slots=True, eq=False)
 class IncomingPush:
@@ -35,7 +38,7 @@ class IncomingPush:
     with_buffers: bool = False
     #: No parameters are wanted back.
     push_only: bool = False
-    #: The worker has looked: there is no NaN or infinity in it.
+    #: The worker has looked, and is believed: there is no NaN or infinity in it.
     finite: bool = False
     #: sync: what its gradients weigh in the mean of their step.
     weight: float = 1.0
@@ -105,7 +108,9 @@ async def _must_skip(push: IncomingPush, executor: ShardExecutor, tables: Sequen
             return True
     if push.finite or policy is NonFinite.ALLOW:
         return False
-    name = await executor.submit(lambda: first_nonfinite(layout, region, push.absent), layout.parameter_bytes)
+    size = layout.parameter_bytes
+    look = executor.submit(lambda: first_nonfinite(layout, region, push.absent), size, quick=size <= QUICK_BYTES)
+    name = await look
     if name is not None and policy is NonFinite.REFUSE:
         raise NonFiniteGradient(
             f"a gradient from worker {push.info.worker.rank} holds NaN or infinity; nothing was applied",

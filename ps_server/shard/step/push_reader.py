@@ -57,6 +57,8 @@ class PushReader:
         self._traffic = counters.traffic[transport.kind]
         self._codec = codec
         self._replied = replied
+        #: What the worker says of its gradients is believed.
+        self.trusted = True
         self._slices = model.layout.parameter_slices
         self._options: Sequence[Options] = model.layout.shard_map.spec.group_options
         self._row_options: Sequence[RowOptions] = [table.options for table in model.layout.shard_map.spec.tables]
@@ -156,7 +158,7 @@ class PushReader:
             self._options,
             with_buffers=header.with_buffers,
             push_only=header.push_only,
-            finite=header.finite,
+            finite=header.finite and self.trusted,
             ahead=header.ahead,
             weight=header.weight or 1.0,
             squared_norm=header.squared_norm,

@@ -73,11 +73,13 @@ class StepStream:
         keeps_slices: bool = False,
         budgets: ByteBudgets | None = None,
         tracer: Tracer | None = None,
+        trusted: bool = True,
     ) -> None:
         """``wire`` is how payloads are written; raw where they are in memory that both sides map.
 
         ``keeps_slices``: the worker keeps what comes, so that only what has changed need come again. ``budgets``
-        limit the bytes of rows and pushes on their way. ``tracer`` records the pushes that workers trace.
+        limit the bytes of rows and pushes on their way. ``tracer`` records the pushes that workers trace. ``trusted``:
+        a push of which the worker says that it is finite is not looked at again.
         """
         budgets = budgets or ByteBudgets.of()
         self._tracing = PushTracing(tracer, worker, model.name, model.layout.shard) if tracer else None
@@ -95,6 +97,7 @@ class StepStream:
         self._replied = asyncio.Event()
         self._replied.set()
         self._reader = PushReader(transport, model, worker, counters, self._codec, self._replied, budgets)
+        self._reader.trusted = trusted
         self._lookups = StreamLookups(
             transport, model, worker, counters, self._reader, budgets.answers, self._wait_for_mode
         )
