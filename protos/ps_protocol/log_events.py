@@ -184,6 +184,7 @@ _BEGINNINGS = {
         "model '%s': values are set here, and worker %d has",
         "model '%s': '%s' was set on rank %d after its last",
         "model '%s': '%s' was set after the last step: this",
+        "model '%s': '%s' was written to since the last step",
         "training changes the buffers %s%s, which belong to",
         "gradients change after backward: they are not sent",
         "clip_grad_norm_ clips the gradients of each worker",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -102,6 +102,15 @@ class FlatModel:
         if self._mirrored and (found or on_devices):
             return tuple(sorted({*found, *self._written.on_devices()}))
         return found
+
+    @property
+    def unsure(self) -> frozenset[int]:
+        """Of those found by ``written`` last, the variables of which it is not known whether any value is another."""
+        return self._written.unsure
+
+    def watch(self, numbers: Iterable[int]) -> None:
+        """Compare all values of these variables in every step from now on."""
+        self._written.watch(numbers)
 
     def written_on_devices(self) -> tuple[int, ...]:
         """Those that ``written`` has left out. From any thread, before ``written`` is called twice again."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,9 @@ _PROBE_VARIABLES = 64
 
 _WORD_BYTES = 8
 
+_COLUMNS = 1021
+"""Sums are of this many columns of words, so that values which change their places change them: a prime."""
+
 _VERSION = attrgetter("_version")
 
 _INTEGERS = MappingProxyType({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64})
@@ -54,11 +58,13 @@ class WrittenValues:
     """Used by the model's FlatModel, in the training thread; ``on_devices`` also in that of an exchange.
 
     A write to a parameter itself raises its version: ``copy_``, ``load_state_dict``, ``torch.nn.init``, ``max_norm``.
-    Versions are compared in every step. A write through ``param.data`` or numpy does not raise it. For these, values
-    are compared in every step: all of a small model, a sample of each variable of a larger one, which a write of a
-    whole variable changes. Sums of all values are compared in the first steps, then those of some variables in turn,
-    and in every step those of a variable in which such a write was found once. Parameters with memory of their own are
-    compared with the received values, element by element.
+    Versions are compared in every step. Where one has risen and the values are as before, since others were put in
+    their place and taken out again, nothing was written, if all values or their sums are known; else it is ``unsure``.
+    A write through ``param.data`` or numpy does not raise it. For these, values are compared in every step: all of a
+    small model, a sample of each variable of a larger one, which a write of a whole variable changes. Sums of all
+    values are compared in the first steps, then those of some variables in turn, and in every step those of a variable
+    in which such a write was found once. Parameters with memory of their own are compared with the received values,
+    element by element.
     """
 
     def __init__(
@@ -84,10 +90,14 @@ class WrittenValues:
         self._published = 0
         #: Of the last publication.
         self._step: Step = (0, 0)
+        self._memory = memory
         #: Sums of the values published last, by number.
-        self._sums: dict[int, int] = {}
-        #: Parameters that have been written without a new version.
+        self._sums: dict[int, object] = {}
+        #: Parameters that have been written without a new version, or whose values were put back.
         self._watched: set[int] = set()
+        #: Of those found last, the ones with a new version whose samples are as before: some values may not be.
+        self.unsure: frozenset[int] = frozenset()
+        self._offsets = plan.offsets
         self._windows = _windows([p.nbytes for p in bindings.parameters])
         devices = bindings.devices[: len(bindings.parameters)]
         on_host = _Places.of(plan, [n for n, device in enumerate(devices) if device == HOST])
@@ -129,11 +139,33 @@ class WrittenValues:
         if versions == self._versions and not changed and not self._sums and not self._apart:
             return ()
         written = {n for n, (now, then) in enumerate(zip(versions, self._versions, strict=True)) if now != then}
+        sums = self._summed(set(self._sums) - changed)
         past = changed - written
-        past |= {n for n, total in self._summed(set(self._sums) - written - past).items() if total != self._sums[n]}
+        past |= {n for n, total in sums.items() if n not in written and total != self._sums[n]}
         past.update(n for n in self._apart if n not in written and not self._is_received(n))
-        self._watched |= past
+        put_back = {n for n in written if self._is_put_back(n, changed, sums)} if written else set()
+        self._watched |= past | (put_back & sums.keys())
+        written -= put_back
+        known = {*changed, *sums, *self._apart}
+        self.unsure = frozenset(n for n in written if n not in known and self._received[n].device == HOST)
         return tuple(sorted(written | past))
+
+    def watch(self, numbers: Iterable[int]) -> None:
+        """Compare all values of these parameters in every step from now on."""
+        self._watched.update(numbers)
+
+    def _is_put_back(self, number: int, changed: set[int], sums: Mapping[int, object]) -> bool:
+        """Whether a parameter with a new version is known to have the values that were published."""
+        if number in self._apart:
+            return self._is_received(number)
+        if self._received[number].device != HOST:
+            # Exact: the host has what the device was given, unless the next values are arriving.
+            begin = self._offsets[number]
+            there = self._received[number].cpu().reshape(-1).view(torch.uint8)
+            return torch.equal(there, self._memory.host[begin : begin + len(there)])
+        if isinstance(self._host, _Whole):
+            return number not in changed
+        return number in sums and sums[number] == self._sums[number]
 
     def on_devices(self) -> tuple[int, ...]:
         """Numbers of the parameters on devices that differed when ``found`` was called, once they have been copied."""
@@ -171,15 +203,15 @@ class WrittenValues:
             return ()
         return self._windows[(phase + clock // _PROBE_EVERY) % len(self._windows)]
 
-    def _summed(self, numbers: Iterable[int]) -> dict[int, int]:
-        """The sum of each parameter's bytes as integers."""
-        sums: dict[int, int] = {}
+    def _summed(self, numbers: Iterable[int]) -> dict[int, object]:
+        """The sums of each parameter's bytes as integers: by column, on devices in all."""
+        sums: dict[int, object] = {}
         elsewhere: list[int] = []
         for number in numbers:
             if number in self._apart:
                 continue
             if (values := self._received[number]).device.type == "cpu":
-                sums[number] = int(np.add.reduce(_as_words(values).numpy(), dtype=np.int64))
+                sums[number] = _column_sums(_as_words(values).numpy())
             else:
                 elsewhere.append(number)
         if elsewhere:
@@ -187,6 +219,14 @@ class WrittenValues:
             totals = [_as_words(self._received[n]).sum(dtype=torch.int64) for n in elsewhere]
             sums.update(zip(elsewhere, torch.stack([total.cpu() for total in totals]).tolist(), strict=True))
         return sums
+
+
+def _column_sums(words: npt.NDArray[Any]) -> bytes:
+    whole = len(words) // _COLUMNS * _COLUMNS
+    if not whole:
+        return words.tobytes()
+    sums: npt.NDArray[np.int64] = np.add.reduce(words[:whole].reshape(-1, _COLUMNS), axis=0, dtype=np.int64)
+    return sums.tobytes() + words[whole:].tobytes()
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,8 +115,10 @@ class AssignedValues:
             case Fate.YIELD:
                 self._yield(written)
                 self._pipeline.pull()
-            case Fate.REFUSE:
+            case Fate.REFUSE if self._writes is Writes.REFUSE or not self._flat.unsure.issuperset(written):
                 raise self._refusal(written)
+            case Fate.REFUSE:
+                self._doubt(written)
             case Fate.IGNORE:
                 # The answer to a step has the values that the step changes; others would stay as they were set.
                 if any(self._flat.is_untrained(number) for number in written):
@@ -236,6 +238,18 @@ class AssignedValues:
         checksums = not self.has_stepped
         self._streams.on_each(lambda stream: stream.values.assign(chosen, checksums=checksums))
         self._flat.mark_published()
+
+    def _doubt(self, written: tuple[int, ...]) -> None:
+        """Take the cluster's values; from now on it is known whether values of these variables were put back."""
+        logger.warning(
+            "model '%s': '%s' was written to since the last step, and the values that were compared are as before: "
+            "they count as put back, and a part that was set to other values is dropped; from now on all are compared",
+            self._pipeline.name,
+            self._name(written),
+        )
+        self._flat.watch(written)
+        if any(self._flat.is_untrained(number) for number in written):
+            self._pipeline.pull()
 
     def _yield(self, written: tuple[int, ...]) -> None:
         logger.warning(

@@ -409,3 +409,85 @@ def test_what_is_set_stays_while_a_worker_waits_for_others_in_a_collective_call(
     assert_bitwise(found, list(WEIGHTS.values()))
     assert_bitwise(first, found)
     assert_bitwise(second, found)
+
+
+def large() -> torch.nn.Module:
+    """More than is compared whole in every step."""
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(6, 3000), torch.nn.Tanh(), torch.nn.Linear(3000, 3))
+
+
+@pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.SYNC])
+@pytest.mark.parametrize("make", [net, large])
+@pytest.mark.parametrize("way", ["copy", "data"])
+def test_sam_trains_with_two_workers(mode, make, way, caplog):
+    """It moves the parameters to where the loss is worst, takes the gradient there, and puts them back before step."""
+
+    def ascend(model):
+        for parameter in model.parameters():
+            if way == "copy":
+                with torch.no_grad():
+                    parameter.add_(parameter.grad, alpha=0.05)
+            else:
+                parameter.data = parameter.data + 0.05 * parameter.grad
+
+    def put_back(model, own):
+        for parameter, values in zip(model.parameters(), own, strict=True):
+            if way == "copy":
+                with torch.no_grad():
+                    parameter.copy_(values)
+            else:
+                parameter.data = values
+
+    def steps(model, optimizer, given):
+        for batch in given:
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            own = [p.detach().clone() for p in model.parameters()]
+            ascend(model)
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            put_back(model, own)
+            optimizer.step()
+
+    def work(cluster):
+        model = make()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        before = values_of(model)
+        steps(model, optimizer, STEPS)
+        cluster.barrier()
+        return before, values_of(model)
+
+    with running_job(2, 2, consistency=Consistency(mode)) as job, caplog.at_level(logging.WARNING, "ps_worker"):
+        (before, first), (_, second) = run_workers(job, 2, work)
+    assert_bitwise(first, second)
+    assert not torch.equal(first[0], before[0])
+    assert "was written to" not in caplog.text
+    if mode is Mode.SYNC:
+        alone = make()
+        steps(alone, torch.optim.SGD(alone.parameters(), lr=0.1), STEPS)
+        assert_close(first, values_of(alone))
+
+
+def test_in_async_weights_swapped_for_an_evaluation_are_no_error(caplog):
+    def work(cluster):
+        model = large()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        train(model, optimizer, STEPS)
+        for _ in range(2):
+            own = {name: value.clone() for name, value in model.state_dict().items()}
+            model.load_state_dict({name: 0.5 * value for name, value in own.items()})
+            model.load_state_dict(own)
+            train(model, optimizer, STEPS[:2])
+        # Part of a variable that is written a second time is known to be set.
+        with torch.no_grad():
+            model[0].weight[7].fill_(1)
+        with pytest.raises(InvalidRequest, match="updates of other workers may be lost"):
+            train(model, optimizer, STEPS[:1])
+        optimizer.pull()
+        cluster.barrier()
+
+    with running_job(2, 2, consistency=Consistency(Mode.ASYNC)) as job, caplog.at_level(logging.WARNING, "ps_worker"):
+        run_workers(job, 2, work)
+    # Once for each worker.
+    assert caplog.text.count("they count as put back") == 2

@@ -129,10 +129,8 @@ def test_a_module_is_saved_tested_and_fitted_again_as_in_one_process(
     assert_equal(*(moments(torch.load(tmp_path / run / "end.ckpt", weights_only=False)) for run in ("job", "alone")))
 
 
-@pytest.mark.parametrize(
-    ("kind", "mode"),
-    [(kind, mode) for kind in ("swa", "best", "lowest") for mode in (Mode.SYNC, Mode.ASYNC)] + [("swap", Mode.SYNC)],
-)
+@pytest.mark.parametrize("kind", ["ema", "swa", "best", "lowest", "swap"])
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.ASYNC])
 def test_weights_that_are_set_are_tested_predicted_with_and_fitted_on(
     processes: LightningProcesses, tmp_path: Path, kind: str, mode: Mode
 ) -> None:
@@ -147,7 +145,6 @@ def test_weights_that_are_set_are_tested_predicted_with_and_fitted_on(
         assert_equal(worker["tested"], zero["set"])
         assert_equal(worker["tested_buffers"], zero["tested_buffers"])
         assert worker["measured"] == zero["measured"]
-        assert not [text for text in worker["warnings"] if "was set" in text]
     if mode is Mode.SYNC and kind != "lowest":
         for worker in (zero, one):
             assert_equal(worker["tested"], alone["tested"])

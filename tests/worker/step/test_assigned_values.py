@@ -141,6 +141,83 @@ def test_a_write_that_no_sample_shows_is_found_when_it_is_repeated_and_then_in_e
     assert found[first:] == [(90,)] * (400 - first)
 
 
+@torch.no_grad()
+def swap(parameter: nn.Parameter) -> None:
+    """Other values are put in, as for an evaluation, and the first ones back."""
+    own = parameter.clone()
+    parameter.mul_(0.5)
+    parameter.copy_(own)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 4, 5])
+@pytest.mark.parametrize("whole_bytes", [local_writes.WHOLE_BYTES, 0])
+def test_values_that_were_put_back_are_nothing_set(
+    number: int, whole_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_writes, "WHOLE_BYTES", whole_bytes)
+    module = mixed()
+    model = flatten(module)
+    for _ in range(10):
+        swap(module[number])
+        assert model.written() == ()
+        if module[number].numel():
+            with torch.no_grad():
+                module[number][(-1,) * module[number].dim()] += 1
+            assert model.written() == (number,)
+        model.publish_parameters()
+
+
+def test_values_put_back_in_a_large_model_are_known_in_the_first_steps_and_then_where_that_was_done_before() -> None:
+    module = nn.ParameterList([nn.Parameter(torch.randn(300, 200)) for _ in range(2)])
+    model = flatten(module)
+    for clock in range(1, 60):
+        swap(module[0])
+        assert model.written() == ()
+        assert model.unsure == frozenset()
+        if clock in (10, 40):
+            # Rows that change places, which a plain sum would not show.
+            with torch.no_grad():
+                module[0][:2] = module[0][:2].flip(0)
+            assert model.written() == (0,)
+            assert model.unsure == frozenset()
+        model.publish_parameters((0, clock))
+    swap(module[1])
+    assert model.written() == (1,)
+    assert model.unsure == {1}
+    model.watch([1])
+    model.publish_parameters((0, 60))
+    swap(module[1])
+    assert model.written() == ()
+    # Samples show a write to a whole variable: nothing is unsure of it.
+    model._written._watched.clear()
+    model.publish_parameters((0, 61))
+    model.publish_parameters((0, 62))
+    with torch.no_grad():
+        module[1].add_(1)
+    assert model.written() == (1,)
+    assert model.unsure == frozenset()
+
+
+@pytest.mark.parametrize("devices", [(ONE,), (HOST, ONE)])
+def test_values_put_back_on_a_device_are_nothing_set(devices: Devices) -> None:
+    module = mixed_module()
+    with placed(module, devices):
+        model = flatten(module)
+    for step in range(10):
+        model.publish_parameters((0, step))
+        for parameter in module.parameters():
+            swap(parameter)
+        # Of those on the host only the first steps are known.
+        unknown = {n for n in range(6) if devices[n % len(devices)] == HOST} if step > 4 else set()
+        assert set(model.written()) <= unknown
+        if step > 4:
+            number = 1
+            with torch.no_grad():
+                list(module.parameters())[number].reshape(-1)[-1:].add_(1)
+            assert number in model.written()
+            assert (number in model.unsure) == (devices[number % len(devices)] == HOST)
+
+
 def test_all_processes_look_at_the_same_places() -> None:
     def looked_at() -> list[tuple[int, ...]]:
         module = nn.ParameterList([nn.Parameter(torch.zeros(100_000))])
