@@ -46,14 +46,14 @@ class Cluster:
     embedding_bags = staticmethod(factories.embedding_bags)
     convert_embeddings = staticmethod(factories.convert_embeddings)
 
-    def __init__(self, session: Session, embedded: EmbeddedCluster | None = None) -> None:
-        """``embedded``: the servers of this script alone, which end with this object."""
+    def __init__(self, session: Session, embedded: EmbeddedCluster | None = None, name: str | None = None) -> None:
+        """``embedded``: the servers of this script alone, which end with this object. ``name``: see ``connect``."""
         self._session = session
         self._embedded = embedded
         session.check_own_servers = embedded.check if embedded is not None else session.check_own_servers
-        self._models = TrainedModels(session)
+        self._models = TrainedModels(session, name or "model")
         self._collectives = Collectives(session, self._models)
-        self._datasets = Datasets(session, self._models.idle)
+        self._datasets = Datasets(session, self._models.idle, f"{name}-data" if name else "data")
         #: This process has left the job; it has called ``follow``, as workers may do too.
         self._left = self._followed = False
 
@@ -119,8 +119,8 @@ class Cluster:
         ``model`` is a module, or anything that torch.optim takes; where it is parameters or groups, ``module`` is the
         module of their buffers, tables and names. On return its values are rank 0's, or those the shards have already.
         Every worker calls this for the same models in the same order; ``name`` defaults to "model", "model-1", … in
-        that order. ``nonfinite`` is the policy for NaN and infinite gradients: "refuse", "skip" or "allow". ``buffers``
-        selects the buffers that are kept: "rank0", "average" or "local".
+        that order (see ``connect``). ``nonfinite`` is the policy for NaN and infinite gradients: "refuse", "skip" or
+        "allow". ``buffers`` selects the buffers that are kept: "rank0", "average" or "local".
 
         ``wire`` is a format that makes payloads on a network smaller: "bf16", "fp16", "int8" or "topk:RATIO"
         (docs/codecs.md); shared memory does not use it. With ``overlap`` a step returns at once, and the exchange with

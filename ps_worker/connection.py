@@ -27,6 +27,7 @@ def connect(
     reconnect_timeout_seconds: float | None = None,
     security: SecuritySettings | None = None,
     local: bool = True,
+    name: str | None = None,
 ) -> Cluster:
     """Join the cluster as a worker (or evaluator) and wait until it is complete.
 
@@ -39,6 +40,10 @@ def connect(
 
     ``transport`` is the transport of steps: "shm" (shared memory with shards on this host), "bulk" (TCP sockets beside
     gRPC) or "grpc" alone. Where one is not available, the next is used; "auto", the default, begins with the first.
+
+    ``name``: models are then called "NAME", "NAME-1", … in place of "model", "model-1", …, and leased data "NAME-data".
+    A process that connects to one job again, as a training function that is called twice does, would otherwise go on
+    with the models and the data of before; all workers give the same name.
 
     ``security`` names the files of TLS and tokens (``ps_protocol.security.settings``); without it they come from
     ``PS_TLS_CA``, ``PS_TLS_CERT``, ``PS_TLS_KEY``, ``PS_TOKEN_FILE`` and ``PS_TOKEN`` (docs/security.md).
@@ -71,7 +76,7 @@ def connect(
         security=security,
     )
     try:
-        return Cluster(Session.join(config), embedded)
+        return Cluster(Session.join(config), embedded, name)
     except BaseException:
         if embedded is not None:
             embedded.close()

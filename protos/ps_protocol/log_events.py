@@ -182,6 +182,7 @@ _BEGINNINGS = {
         "model '%s' has been trained already: the shards keep",
         "model '%s': '%s'%s was set on rank %d before %s, and",
         "model '%s': values are set here, and worker %d has",
+        "model '%s' goes on: this process trained it before,",
         "model '%s': '%s' was set on rank %d after its last",
         "model '%s': '%s' was set after the last step: this",
         "model '%s': '%s' was written to since the last step",

@@ -41,8 +41,14 @@ def _both(first: Callable[[int], None], second: Callable[[int], None], count: in
 class Datasets:
     """Used from the training thread."""
 
-    def __init__(self, session: Session, idle: Callable[[], AbstractContextManager[None]]) -> None:
-        """``idle()`` is entered while the training thread waits for leased data."""
+    def __init__(
+        self, session: Session, idle: Callable[[], AbstractContextManager[None]], default_name: str = "data"
+    ) -> None:
+        """``idle()`` is entered while the training thread waits for leased data.
+
+        ``default_name``: of the first dataset without a name; those after it have a number behind it.
+        """
+        self._default_name = default_name
         self._session = session
         self._idle = idle
         #: A loader that is sharded again keeps its name, and a name keeps its epochs.
@@ -123,5 +129,5 @@ class Datasets:
             return ""
         if loader not in self._names or name:
             number = next(self._numbers) if name is None else 0
-            self._names[loader] = name or (f"data-{number}" if number else "data")
+            self._names[loader] = name or self._default_name + (f"-{number}" if number else "")
         return self._names[loader]

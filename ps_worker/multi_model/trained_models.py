@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
@@ -14,12 +15,20 @@ from ps_worker.session.session import Session
 from ps_worker.step.remote_model import RemoteModel
 from ps_worker.tables.table import TableModule
 
+logger = logging.getLogger("ps_worker")
+
+_trained: set[tuple[str, int, str]] = set()
+"""What this process trained in connections that it has closed: coordinator, the job's seed, name of the model. It is
+the process that goes on with a model without meaning to, whichever object held its connection."""
+
 
 class TrainedModels:
     """In the order in which they were declared. Used from the training thread."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, default_name: str = "model") -> None:
+        """``default_name``: of the first model without a name; those after it have a number behind it."""
         self._session = session
+        self._default_name = default_name
         self._models: dict[str, RemoteModel] = {}
         #: Names of the models that this worker has, or has closed without releasing them.
         self._names: set[str] = set()
@@ -49,7 +58,7 @@ class TrainedModels:
         Models that were released do not count.
         """
         count = self._count
-        chosen = name or (f"model-{count}" if count else "model")
+        chosen = name or self._default_name + (f"-{count}" if count else "")
         if chosen in self._models:
             raise ConfigError(f"this worker has an optimizer named '{chosen}' already", remedy="give each its own name")
         if chosen in self._names:
@@ -66,6 +75,7 @@ class TrainedModels:
         self._models[model.name] = model
         self._names.add(model.name)
         self._count += 1
+        self._warn_of_another_life(model)
         if len(self) < 2:
             return
         if self._deadlock_avoidance is None:
@@ -77,6 +87,23 @@ class TrainedModels:
             )
         for each in self:
             each.around = partial(self._deadlock_avoidance.waiting, each)
+
+    def _warn_of_another_life(self, model: RemoteModel) -> None:
+        """Say that ``model`` is one that this process has trained before, in a connection that it has closed."""
+        pipeline = model.pipeline
+        goes_on = pipeline.joined_running or (self._session.initialiser() and not pipeline.uploaded)
+        if goes_on and self._key(model.name) in _trained:
+            logger.warning(
+                "model '%s' goes on: this process trained it before, in a connection to this job that it closed; it "
+                "begins with the values and the optimizer state of %d updates; for another model give it a name of its "
+                "own, cluster.optimizer(..., name=...) or connect(name=...), or end the first one with "
+                "optimizer.close(release=True)",
+                model.name,
+                pipeline.version,
+            )
+
+    def _key(self, name: str) -> tuple[str, int, str]:
+        return self._session.config.coordinator, self._session.seed, name
 
     def meet(self) -> None:
         """Wait until every live worker is at this barrier, then take the newest values. Raises PsError."""
@@ -98,6 +125,7 @@ class TrainedModels:
             end_use(self._session, model, release=release)
             if release:
                 self._names.discard(model.name)
+                _trained.discard(self._key(model.name))
 
     def idle(self) -> AbstractContextManager[None]:
         """Entered while this worker waits for data: no-op steps keep others from waiting for its steps."""
@@ -125,6 +153,7 @@ class TrainedModels:
 
     def close(self) -> None:
         """End their streams, whatever fails; may be repeated."""
+        _trained.update(map(self._key, self._names))
         with ExitStack() as ending:
             for model in reversed(list(self)):
                 ending.callback(model.close)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,36 @@ def wait_for_models(job: Job, *models: str) -> None:
     maps = [job.client.get_shard_map(model) for model in models]
     nbytes = sum(Layout.of(each, shard).region_bytes for each in maps for shard in range(each.shards))
     wait_until(lambda: held_bytes(job) == nbytes)
+
+
+def test_a_training_that_is_made_twice_in_one_job_is_told_that_it_goes_on_unless_it_has_a_name(caplog):
+    def trained(name: str | None = None, *, releases: bool = False, model_name: str | None = None):
+        with ps_worker.connect(job.address, rank=0, device="cpu", name=name) as cluster:
+            model = net()
+            optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1, momentum=0.9, name=model_name)
+            train(model, optimizer, [step[0] for step in STEPS])
+            said = [record.getMessage() for record in caplog.records if record.name == "ps_worker"]
+            found = optimizer.name, values(model), said
+            caplog.clear()
+            if releases:
+                optimizer.close(release=True)
+            return found
+
+    with running_job(2, 1) as job, caplog.at_level(logging.WARNING, "ps_worker"):
+        _, first, said = trained()
+        assert said == []
+        name, second, (said,) = trained()
+        assert name == "model"
+        assert any(not torch.equal(a, b) for a, b in zip(first, second, strict=True))
+        assert "'model' goes on: this process trained it before" in said
+        assert "6 updates" in said
+        assert "connect(name=...)" in said
+        # By a name of the connection, or of the model; or the one before was released.
+        assert trained("second")[0] == "second"
+        for _ in range(2):
+            name, again, said = trained(model_name="third", releases=True)
+            assert (name, said) == ("third", [])
+            assert_bitwise(again, first)
 
 
 def test_a_released_model_is_dropped_and_its_name_is_free(tmp_path):
