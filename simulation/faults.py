@@ -158,6 +158,23 @@ class Faults:
     def _disk_full(self) -> bool:
         return self._fill(self._random.choice(self._processes.disks))
 
+    def _full_restart(self) -> bool:
+        """A shard is killed while its disk is full; that may have room again before it is started, or a while later."""
+        place = self._random.randrange(len(self._processes.disks))
+        disk, seconds = self._processes.disks[place], self._until(6.0)
+        disk.full = True
+
+        def kill() -> None:
+            shard = self._processes.shards[place]
+            if shard is not None and shard.disk is disk:
+                shard.process.kill()
+
+        self._kernel.schedule(seconds, None, kill)
+        self._kernel.schedule(
+            seconds + self._random.choice([0.0, self._until(3.0)]), None, setattr, disk, "full", False
+        )
+        return True
+
     def _journal_refuses(self) -> bool:
         return self._fill(self._processes.coordinator_disk)
 

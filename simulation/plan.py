@@ -28,14 +28,18 @@ ALL_FAULTS = (
 )
 """Kinds of faults."""
 
-SEPARATE = ("calls", "move", "balance", "release", "restore", "new_job")
+SEPARATE = ("calls", "move", "balance", "release", "restore", "new_job", "full_restart")
 """More of them, which need what not every plan has.
 
 ``calls``: lost, late and repeated all the time until faults end. ``move``: a variable or a table moves to one shard
 while the job trains. ``balance``: what is uneven is evened out. ``release``: an operator releases a model, which is
 refused as long as a worker uses it. ``restore``: the newest checkpoint is put into the running job. ``new_job``: all
 processes end, all disks but that of the checkpoints are lost, and a job begins with the newest checkpoint.
+``full_restart``: the disk of a shard, whose log is small, fills until the shard is killed, or a while longer.
 """
+
+SMALL_LOG_BYTES = 24 << 10
+"""Some twenty records: see ``installed``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,11 @@ class Plan:
     def has_checkpoints(self) -> bool:
         """Whether the coordinator has a folder for checkpoints."""
         return any(fault.kind == "checkpoint" for fault in self.faults)
+
+    @property
+    def has_small_log(self) -> bool:
+        """Whether logs reach their limit within a run."""
+        return self.log_bytes <= SMALL_LOG_BYTES
 
     @property
     def has_table(self) -> bool:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from simulation.plan import SEPARATE, Fault, Plan, Size, random_mode
+from simulation.plan import SEPARATE, SMALL_LOG_BYTES, Fault, Plan, Size, random_mode
 from simulation.swarms import as_swarm, in_order, moving
 
 
 def make_plan(seed: int, size: Size) -> Plan:
     """The run that ``seed`` stands for; the same whenever ``size`` is the same."""
     plan, random = _ordinary(seed, size), Random(f"swarm of {seed}")
-    return as_swarm(plan, size.faults, random) if random.random() < size.swarms and size.workers <= 100 else plan
+    if random.random() < size.swarms and size.workers <= 100:
+        plan = as_swarm(plan, size.faults, random)
+    return _with_small_logs(plan, Random(f"logs of {seed}")) if "full_restart" in size.faults else plan
 
 
 def _ordinary(seed: int, size: Size) -> Plan:
@@ -67,6 +69,19 @@ def _ordinary(seed: int, size: Size) -> Plan:
         return plan
     times = [more.uniform(1.5, plan.quiet_at) for _ in range(more.randrange(1, 4))]
     return replace(moving(plan), faults=in_order((*plan.faults, *(Fault(time, "move") for time in times))))
+
+
+def _with_small_logs(plan: Plan, random: Random) -> Plan:
+    """Some plans: logs reach their limit, and shards are killed while their disk is full."""
+    if not plan.durable or plan.workers > 100 or random.random() < 0.7:
+        return plan
+    times = [random.uniform(0.2, 0.9) * plan.quiet_at for _ in range(random.randrange(1, 5))]
+    return replace(
+        plan,
+        log_bytes=SMALL_LOG_BYTES,
+        snapshot_seconds=random.choice([plan.snapshot_seconds, 0.0]),
+        faults=in_order((*plan.faults, *(Fault(time, "full_restart") for time in times))),
+    )
 
 
 def _rows(shards: int, random: Random) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from ps_protocol.client.coordinator import LINEAGE_VARIABLE
-from ps_protocol.errors import Fenced, NotReady, PlaceTaken, PsError, StateLost, Unavailable
+from ps_protocol.errors import Fenced, NotReady, PlaceTaken, PsError, StateLost, StorageFull, Unavailable
 from ps_server.checkpoint.read.checkpoint import Checkpoint
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.cli.options.storage import Durability, SnapshotRule, StorageConfig
@@ -207,7 +207,7 @@ class ShardProgram(Program):
             self._failpoints.disarm(point)
 
     def _over(self, error: BaseException | None) -> None:
-        if error is not None and not isinstance(error, Fenced | Unavailable):
+        if error is not None and not isinstance(error, Fenced | Unavailable | StorageFull):
             self.kernel.violate(f"{self.process} ended with {error!r}")
         self._on_end(self, repr(error))
 

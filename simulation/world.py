@@ -62,7 +62,7 @@ class World:
         try:
             with (
                 new_folder() as folder,
-                installed(self._kernel, self._network, self._files),
+                installed(self._kernel, self._network, self._files, small_log=self.plan.has_small_log),
                 Observers(self._subjects).watching(),
                 self._kernel.undisturbed(),
             ):

@@ -107,9 +107,12 @@ class Files:
         return descriptor
 
     def fdopen(self, descriptor: int, *arguments: Any, **keywords: Any) -> Any:
-        """As ``os.fdopen``: the file closes the descriptor."""
+        """As ``os.fdopen``: the file closes the descriptor. A full disk takes none that is to be written."""
         if process := kernel().process:
             process.descriptors.discard(descriptor)
+        if "r" not in arguments[0] and self._is_full(descriptor):
+            os.close(descriptor)
+            raise _no_space()
         return os.fdopen(descriptor, *arguments, **keywords)
 
     def memfd_create(self, name: str, flags: int = 0) -> int:
@@ -130,8 +133,9 @@ class Files:
         os.close(descriptor)
 
     def pwritev(self, descriptor: int, pieces: Sequence[memoryview], offset: int) -> int:
-        """As ``os.pwritev``; a process may die in the middle of it."""
+        """As ``os.pwritev``; a process may die in the middle of it, and a file does not grow on a full disk."""
         kernel().check_alive()
+        self._check_room(descriptor, offset + sum(map(len, pieces)))
         if self._dies("write"):
             torn = b"".join(pieces)
             os.pwrite(descriptor, torn[: kernel().random.randrange(len(torn) + 1)], offset)
@@ -139,8 +143,9 @@ class Files:
         return os.pwritev(descriptor, pieces, offset)
 
     def pwrite(self, descriptor: int, data: Any, offset: int) -> int:
-        """As ``os.pwrite``."""
+        """As ``os.pwrite``; a file does not grow on a full disk."""
         kernel().check_alive()
+        self._check_room(descriptor, offset + len(data))
         return os.pwrite(descriptor, data, offset)
 
     def fsync(self, descriptor: int) -> None:
@@ -156,13 +161,23 @@ class Files:
     fdatasync = fsync
 
     def posix_fallocate(self, descriptor: int, offset: int, size: int) -> None:
-        """As ``os.posix_fallocate``; a full disk has room for no file, and memory is on no disk."""
+        """As ``os.posix_fallocate``; a full disk has room for no file."""
         kernel().check_alive()
+        self._check_room(descriptor, offset + size)
+        os.posix_fallocate(descriptor, offset, size)
+
+    def _check_room(self, descriptor: int, end: int) -> None:
+        """Raises OSError where a file on a full disk would grow to ``end`` bytes."""
+        if self._is_full(descriptor) and end > os.fstat(descriptor).st_size:
+            raise _no_space()
+
+    def _is_full(self, descriptor: int) -> bool:
+        """Whether it is of a file on a full disk. Memory is on none, nor is what all processes share."""
         process = kernel().process
         disk = self.disks.get(process) if process else None
-        if disk is not None and disk.full and descriptor not in self._memory:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        os.posix_fallocate(descriptor, offset, size)
+        if disk is None or not disk.full:
+            return False
+        return Path(f"/proc/self/fd/{descriptor}").readlink().is_relative_to(disk.path)
 
     def _exit(self, code: int) -> None:
         self._kill()
@@ -180,3 +195,7 @@ class Files:
         if process is not None:
             process.kill()
         raise Killed
+
+
+def _no_space() -> OSError:
+    return OSError(errno.ENOSPC, "No space left on device")

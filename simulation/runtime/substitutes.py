@@ -19,8 +19,10 @@ from typing import Any
 
 import grpc
 
+from ps_server.log import record, segment_size
 from ps_server.serving import grpc_server
 from ps_server.shard.durability import snapshotter
+from ps_server.shard.reshard import resharding
 from ps_worker.multi_model import no_op_steps
 from simulation.runtime import futures, locks, threads, wait
 from simulation.runtime.aio_clients import AioChannel
@@ -44,6 +46,14 @@ _PERIODS: Sequence[tuple[ModuleType, str, float]] = (
     (no_op_steps, "_PAUSE_SECONDS", 0.2),
 )
 """What is asked for many times a second: a step takes about a second here, and nothing happens meanwhile."""
+
+
+_SMALL_LOGS: Sequence[tuple[ModuleType, str, float]] = (
+    (record, "MESSAGE_BYTES", 3 << 10),
+    (resharding, "_MESSAGE_BYTES", 3 << 10),
+    (segment_size, "_SMALLEST_SEGMENT_BYTES", 4 << 10),
+)
+"""What a log sets aside for a message, and its smallest file: a log of some kilobytes holds some twenty records."""
 
 
 class _Time:
@@ -234,8 +244,12 @@ def _places() -> tuple[list[_Place], list[tuple[FunctionType, int]]]:
 
 
 @contextmanager
-def installed(kernel: Kernel, network: Network, files: Files) -> Iterator[None]:
-    """Within the block the shipped code runs on ``kernel``, ``network`` and ``files``."""
+def installed(kernel: Kernel, network: Network, files: Files, *, small_log: bool = False) -> Iterator[None]:
+    """Within the block the shipped code runs on ``kernel``, ``network`` and ``files``.
+
+    ``small_log``: a log may be smaller than it could be otherwise.
+    """
+    numbers = [*_PERIODS, *(_SMALL_LOGS if small_log else ())]
     table = {
         "time": _Time(),
         "monotonic": _Time.monotonic,
@@ -253,11 +267,11 @@ def installed(kernel: Kernel, network: Network, files: Files) -> Iterator[None]:
     }
     originals = _originals()
     places, defaults = _places()
-    periods = [(module, name, getattr(module, name)) for module, name, _ in _PERIODS]
+    periods = [(module, name, getattr(module, name)) for module, name, _ in numbers]
     before = [(function, function.__defaults__) for function, _ in defaults]
     wait.use(kernel)
     try:
-        for module, name, period in _PERIODS:
+        for module, name, period in numbers:
             setattr(module, name, period)
         for place in places:
             setattr(place.holder, place.name, table[originals[id(place.value)]])

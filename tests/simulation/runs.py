@@ -33,7 +33,8 @@ def shown(texts: str | tuple[str, ...], seeds: Iterable[int], size: Size | None 
     standbys and raw payloads, where ``fixed`` does not say otherwise.
     """
     fixed = {"models": 1, "standby": False, "acknowledged_after": True, "wire": "raw", "table": False} | fixed
-    ordinary = replace(size or Size(), swarms=0.0)
+    size = size or Size()
+    ordinary = replace(size, swarms=0.0, faults=tuple(kind for kind in size.faults if kind != "full_restart"))
     wanted = (texts,) if isinstance(texts, str) else texts
 
     def showing(tried: Iterable[int]) -> Iterator[Outcome]:

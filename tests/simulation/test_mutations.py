@@ -18,6 +18,7 @@ from ps_server.coordinator.views.publisher import Publisher
 from ps_server.log import recovery
 from ps_server.log.durable import DurableLog
 from ps_server.shard.durability.replication import Replication
+from ps_server.shard.durability.snapshotter import Snapshotter
 from ps_server.shard.models import errors, registry
 from ps_server.shard.standby import follower
 from ps_server.shard.step import applier
@@ -25,7 +26,7 @@ from ps_server.shard.step.model import ShardModel
 from ps_server.state.apply import Replay
 from ps_worker.step.model_streams import ModelStreams
 from ps_worker.step.shard_stream import ShardStream
-from simulation.plan import Fault, Size
+from simulation.plan import SMALL_LOG_BYTES, Fault, Size
 from tests.simulation.runs import every_second, shown
 
 SEEDS = range(40)
@@ -207,6 +208,29 @@ def test_what_is_left_of_a_first_snapshot_is_taken_for_damage(monkeypatch):
     )
     early = tuple(Fault(0.3 + 0.25 * number, "snapshot_crash") for number in range(12))
     assert shown("record 1 and those after it", SEEDS, **SNAPSHOT_CRASHES | {"quiet_at": 6.0, "faults": early})
+
+
+def test_replayed_records_that_make_no_snapshot_due_leave_a_log_at_its_limit_for_ever(monkeypatch):
+    begin, due = Snapshotter.__init__, Snapshotter._due
+
+    def beginning(self, folder, log, *others, **rule):
+        begin(self, folder, log, *others, **rule)
+        self.replayed = log.number
+
+    monkeypatch.setattr(Snapshotter, "__init__", beginning)
+    monkeypatch.setattr(Snapshotter, "_due", lambda self: self._log.number > self.replayed and due(self))
+    fixed = {
+        "durable": True,
+        "consistency": Consistency(Mode.ASYNC),
+        "log_bytes": SMALL_LOG_BYTES,
+        "snapshot_seconds": 0.0,
+        **LONG,
+        "think_seconds": 0.2,
+        "quiet_at": 12.0,
+        "ends_at": 120.0,
+    }
+    faults = tuple(Fault(2.0 + 0.5 * number, "full_restart") for number in range(16))
+    assert shown("have not finished", SEEDS, faults=faults, **fixed)
 
 
 def test_a_model_that_is_placed_without_room_for_its_record_is_seen(monkeypatch):
