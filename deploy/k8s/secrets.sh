@@ -31,4 +31,6 @@ secret torch-ps-coordinator ca.pem coordinator.pem coordinator.key tokens
 secret torch-ps-shards ca.pem tokens
 secret torch-ps-shard-keys "${own[@]}"
 secret torch-ps-worker ca.pem worker.pem worker.key worker.token
-secret torch-ps-viewer ca.pem viewer.pem viewer.key viewer.token
+secret torch-ps-viewer ca.pem viewer.pem viewer.key
+# What Prometheus sends: the third field of the line alone.
+printf '  viewer.secret: %s\n' "$(cut -d : -f 3 "$folder/viewer.token" | tr -d '\n' | base64 --wrap 0)"

@@ -19,12 +19,12 @@ SOURCES = ROOT / "deploy" / "k8s"
 RENDERED = SOURCES / "rendered"
 
 #: Those of plain Kubernetes.
-OVERLAYS = ("base", "dev", "tls", "spot", "gpu", "durable")
+OVERLAYS = ("base", "dev", "tls", "spot", "gpu", "durable", "elastic", "monitored")
 #: Those with custom resources: JobSet, and Kubeflow's.
 JOB_SETS = ("jobset", "jobset-tls", "kubeflow", "kubeflow-tls")
 ALL = (*OVERLAYS, *JOB_SETS)
 #: Those with certificates and tokens.
-SECURED = ("tls", "spot", "gpu", "durable", "jobset-tls", "kubeflow-tls")
+SECURED = ("tls", "spot", "gpu", "durable", "elastic", "monitored", "jobset-tls", "kubeflow-tls")
 
 Document = dict[str, Any]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -19,7 +21,7 @@ from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
 from tests.deploy.local_pods import PATIENCE_SECONDS, LocalPods
-from tests.deploy.manifests import SECURED, SOURCES, expanded, pods, written_secrets
+from tests.deploy.manifests import SECURED, SOURCES, Document, expanded, found, pods, written_secrets
 from tests.support.length import choose
 from tests.support.shards import wait_until
 
@@ -51,7 +53,7 @@ def test_secrets_are_made_for_each_role_alone(secrets):
         "torch-ps-shards": {"ca.pem", "tokens"},
         "torch-ps-shard-keys": pair,
         "torch-ps-worker": {"ca.pem", "worker.pem", "worker.key", "worker.token"},
-        "torch-ps-viewer": {"ca.pem", "viewer.pem", "viewer.key", "viewer.token"},
+        "torch-ps-viewer": {"ca.pem", "viewer.pem", "viewer.key", "viewer.secret"},
     }
     assert "admin" not in (secrets / "torch-ps-worker" / "worker.token").read_text()
     mounted = {
@@ -98,6 +100,25 @@ def test_secrets_need_a_folder_and_a_number():
     assert (done.returncode, "usage:" in done.stderr) == (2, True)
 
 
+def metrics_status(cluster: LocalPods, name: str, endpoint: Document, secrets: Path) -> int:
+    """The HTTP status that Prometheus gets with what a PodMonitor says, from another machine."""
+
+    def secret(reference: Document) -> Path:
+        return secrets / reference["name"] / reference["key"]
+
+    tls = endpoint["tlsConfig"]
+    context = ssl.create_default_context(cafile=str(secret(tls["ca"]["secret"])))
+    context.load_cert_chain(secret(tls["cert"]["secret"]), secret(tls["keySecret"]))
+    token = secret(endpoint["authorization"]["credentials"]).read_text()
+    port = cluster.ports[name][7009]
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS) as plain,
+        context.wrap_socket(plain, server_hostname=tls["serverName"]) as line,
+    ):
+        line.sendall(f"GET /metrics HTTP/1.1\r\nHost: 10.1.2.3:7009\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
+        return int(line.makefile("rb").readline().split()[1])
+
+
 def steps_of_workers(cluster: LocalPods) -> int:
     (name,) = cluster.of("coordinator")
     environment = cluster.environment(name)
@@ -121,6 +142,10 @@ def test_the_pods_train_lose_a_shard_and_go_on(name, secrets, tmp_path):
             cluster.start(pod, "--epochs", str(EPOCHS))
         cluster.wait_ready(*standbys)
         assert all(cluster.probe_succeeds(pod) for pod in standbys)
+        if name in SECURED:
+            (endpoint,) = found("monitored", "PodMonitor", "torch-ps")["spec"]["podMetricsEndpoints"]
+            for pod in (*servers, *standbys):
+                assert metrics_status(cluster, pod, endpoint, secrets) == 200
         end = time.monotonic() + PATIENCE_SECONDS
         while steps_of_workers(cluster) < 4:
             assert time.monotonic() < end, cluster.log(workers[0]).read_text()

@@ -67,7 +67,7 @@ def each_pod() -> list[Any]:
 def plain_documents(name: str) -> Iterator[Document]:
     """Those that every API server knows; the Jobs in a JobSet as Jobs."""
     for document in documents(name):
-        if document["kind"] not in CUSTOM:
+        if document["kind"] not in {*CUSTOM, "PodMonitor"}:
             yield document
     if name not in OVERLAYS:
         for each in job_set(name)[1]["replicatedJobs"]:
@@ -132,7 +132,8 @@ def test_every_manifest_is_valid_for_the_newest_three_versions_of_kubernetes(ver
         kubernetes_validate.validate(document, version, strict=True)
     kinds = {document["kind"] for document in different_ones.values()}
     assert kinds == {
-        *("Service", "StatefulSet", "Job", "NetworkPolicy", "PodDisruptionBudget", "PersistentVolumeClaim", "Pod")
+        *("Service", "StatefulSet", "Job", "NetworkPolicy", "PodDisruptionBudget", "PersistentVolumeClaim", "Pod"),
+        *("ServiceAccount", "Role", "RoleBinding"),
     }
 
 
@@ -202,7 +203,8 @@ def test_the_coordinator_expects_as_many_shards_and_workers_as_there_are(name):
     workers = [pod for pod in made if pod.component == "worker"]
     assert coordinator.environment["PS_COORDINATOR_SHARDS"] == str(len(shards))
     # 0: any number, where the manifests do not know it.
-    expected = "0" if name in ("spot", "kubeflow", "kubeflow-tls") else str(len(workers))
+    unknown = dict.fromkeys(("spot", "kubeflow", "kubeflow-tls"), "0")
+    expected = {**unknown, "elastic": f"{len(workers)}:16"}.get(name, str(len(workers)))
     assert coordinator.environment["PS_COORDINATOR_WORKERS"] == expected
     assert [pod.environment["PS_SERVER_SHARD"] for pod in shards] == [str(n) for n in range(len(shards))]
     assert [pod.environment["PS_RANK"] for pod in workers] == [str(n) for n in range(len(workers))]
@@ -319,7 +321,10 @@ def test_every_pod_is_admitted_where_the_restricted_standard_is_enforced(pod: Po
     }
     assert re.search(r"useradd .*--uid 1000 torch-ps", (ROOT / "deploy" / "Dockerfile").read_text())
     assert pod.spec["enableServiceLinks"] is False
-    assert pod.spec["automountServiceAccountToken"] is False
+    # One asks the API for pods.
+    asks = "PS_COORDINATOR_ENGINE" in pod.environment
+    assert pod.spec["automountServiceAccountToken"] is asks
+    assert ("serviceAccountName" in pod.spec) is asks
     assert {"cpu", "memory"} <= pod.container["resources"]["requests"].keys()
     assert "memory" in pod.container["resources"]["limits"]
 
@@ -481,6 +486,39 @@ def test_a_job_set_has_tls_as_the_overlays_do(name):
         (SOURCES / folder / "tls.yaml").read_text().partition("\n")[2] for folder in ("jobset-tls", "kubeflow-tls")
     )
     assert of_set.replace("/spec/replicatedJobs", "/spec/template/spec/replicatedJobs") == of_runtime
+
+
+def test_the_coordinator_may_change_the_job_of_the_workers_and_nothing_else():
+    (coordinator, *_) = [pod for pod in pods("elastic") if pod.component == "coordinator"]
+    engine, _, job = coordinator.environment["PS_COORDINATOR_ENGINE"].partition(":")
+    assert (engine, found("elastic", "Job", job)["spec"]["completionMode"]) == ("kubernetes", "Indexed")
+    (role,) = [each for each in documents("elastic") if each["kind"] == "Role"]
+    # What KubernetesJob calls: GET and PATCH.
+    allowed = {"apiGroups": ["batch"], "resources": ["jobs"], "resourceNames": [job], "verbs": ["get", "patch"]}
+    assert role["rules"] == [allowed]
+    (binding,) = [each for each in documents("elastic") if each["kind"] == "RoleBinding"]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    account = {"kind": "ServiceAccount", "name": coordinator.spec["serviceAccountName"]}
+    assert binding["subjects"] == [account]
+    assert found("elastic", "ServiceAccount", account["name"])
+    assert not any(pod.spec.get("serviceAccountName") for pod in pods("elastic") if pod.component != "coordinator")
+    # As many as the job may have, and a rank for each.
+    _, _, most = coordinator.environment["PS_COORDINATOR_WORKERS"].partition(":")
+    assert coordinator.environment["PS_COORDINATOR_ENGINE_MOST"] == most
+    assert all(pod.environment["PS_SERVER_ADD"] == "1" for pod in pods("elastic") if pod.component == "shard")
+
+
+def test_prometheus_reads_every_server_and_nothing_else():
+    monitor = found("monitored", "PodMonitor", "torch-ps")["spec"]
+    assert monitor["selector"] == found("base", "PodDisruptionBudget", "torch-ps-servers")["spec"]["selector"]
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    for pod in pods("monitored"):
+        ports = {each["name"] for each in pod.container.get("ports", ())}
+        assert (endpoint["port"] in ports) == (pod.component in SERVERS)
+    # Certificates have the names of servers, and not the addresses of their pods.
+    assert (endpoint["scheme"], endpoint["tlsConfig"]["serverName"]) == ("https", "localhost")
+    plain = yaml.safe_load((SOURCES / "components" / "monitoring" / "pod-monitor.yaml").read_text())
+    assert "scheme" not in plain["spec"]["podMetricsEndpoints"][0]
 
 
 def test_a_reference_to_a_variable_that_comes_later_is_noticed():

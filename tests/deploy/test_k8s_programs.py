@@ -9,6 +9,7 @@ import re
 import subprocess
 import time
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,6 +17,7 @@ import pytest
 
 from ps_server.cli.options.storage import Durability, storage_config
 from ps_server.coordinator.config import configure
+from ps_server.coordinator.elasticity.engines import kubernetes
 from ps_worker.session.alive import TOUCH_SECONDS
 from ps_worker.session.config import WorkerConfig
 from tests.deploy.manifests import ALL, ROOT, Pod, pods
@@ -111,10 +113,15 @@ def test_a_flag_with_a_typo_is_noticed(monkeypatch):
 
 @pytest.mark.parametrize("pod", each_pod("coordinator"))
 def test_the_coordinator_takes_its_options(pod, monkeypatch):
+    account = kubernetes.Account("https://10.0.0.1:443", "training", Path("token"))
+    monkeypatch.setattr(kubernetes.Account, "of_pod", lambda environment: account)
     options = parsed(pod, monkeypatch)
     config = configure(options, given=set(), kept=None)
     assert config.cluster.expected_shards == int(pod.environment["PS_COORDINATOR_SHARDS"])
-    assert config.cluster.expected_workers == int(pod.environment["PS_COORDINATOR_WORKERS"])
+    least, _, most = pod.environment["PS_COORDINATOR_WORKERS"].partition(":")
+    number = (0, int(least), int(most)) if most else (int(least), 0, 0)
+    cluster = config.cluster
+    assert (cluster.expected_workers, cluster.least_workers, cluster.most_workers) == number
     assert config.bind == "0.0.0.0"
     listens = {"grpc": options["port"], "metrics": int(options["metrics_port"])}
     assert {each["name"]: each["containerPort"] for each in pod.container.get("ports", ())} in (listens, {})
