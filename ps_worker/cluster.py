@@ -10,9 +10,11 @@ from typing import Any, Self, TypeVar, overload
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from ps_protocol.cluster.scaling import ScaleAsk
 from ps_protocol.cluster.view import Role
 from ps_protocol.errors import ConfigError
 from ps_protocol.model.spec import Consistency, Mode, StalePolicy
+from ps_protocol.security.settings import SecuritySettings
 from ps_protocol.wire.formats import Wire
 from ps_worker.adopt import adopt_optimizer
 from ps_worker.collectives.collectives import Collectives
@@ -310,6 +312,26 @@ class Cluster:
         chosen = choice(Mode, mode, "mode")
         bound = chosen.default_staleness if staleness is None else staleness
         self._session.set_consistency(Consistency(chosen, bound, backup, policy, stale_threshold, grace_seconds))
+
+    def scale(
+        self,
+        *,
+        workers: int | None = None,
+        shards: int | None = None,
+        wait: bool = False,
+        timeout_seconds: float | None = None,
+        security: SecuritySettings | None = None,
+    ) -> str:
+        """Have whoever started the job start or end workers and shards, until it has as many; None: as it is.
+
+        Returns what the job waits for, in words, once the coordinator has taken the numbers, which stay wanted. With
+        ``wait`` it returns when the job has them. In sync the others cannot finish a step while this worker waits, and
+        a worker ends after its step: wait where this worker has no other step to make, or on an evaluator. This worker
+        may itself be one that ends. ``security``: the files of an admin, where the job has roles, since a worker may
+        not scale it. Raises InvalidRequest for a number that the job cannot have, NotReady where nobody starts and ends
+        processes, when another caller scales the job, and after ``timeout_seconds``; PermissionDenied, Unavailable.
+        """
+        return self._session.scale(ScaleAsk(workers, shards), wait, timeout_seconds, security)
 
     def close(self) -> None:
         """Leave the job, as the end of a ``with`` block does. Safe to repeat."""

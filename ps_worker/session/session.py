@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import grpc
@@ -18,12 +18,15 @@ from ps_protocol.client.membership import Membership
 from ps_protocol.cluster.closed_model import ClosedModelAsk
 from ps_protocol.cluster.exchange import ExchangeKey, ExchangeState
 from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk
+from ps_protocol.cluster.scaling import ScaleAsk
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.cluster.view import ClusterView, Member, Role
 from ps_protocol.errors import ModelReleased, NotReady, Retryable, Unavailable, UnknownModel
 from ps_protocol.logs import describe_process
 from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
+from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
+from ps_protocol.security.settings import SecuritySettings
 from ps_worker.session.alive import AliveFile
 from ps_worker.session.backoff import persistently
 from ps_worker.session.config import TRANSPORTS, WorkerConfig
@@ -260,6 +263,26 @@ class Session:
     def set_consistency(self, consistency: Consistency) -> None:
         """Change the mode of the whole job. Raises InvalidRequest when it does not fit the job."""
         self._persist(lambda seconds: self._client.set_consistency(consistency, seconds))
+
+    def scale(
+        self, ask: ScaleAsk, wait: bool, timeout_seconds: float | None, security: SecuritySettings | None = None
+    ) -> str:
+        """Set how many workers and shards the job is to have; what it waits for, with ``wait`` what it has then.
+
+        ``security``: of an admin. Raises what ``CoordinatorClient.scale`` raises.
+        """
+        with ExitStack() as opened:
+            client = self._client
+            if security is not None:
+                admin = Security(security, AccessRole.ADMIN)
+                client = opened.enter_context(CoordinatorClient(self._config.coordinator, admin))
+            steps = opened.enter_context(closing(iter(client.scale(ask, timeout_seconds))))
+            text = ""
+            for step in steps:
+                text = step.text
+                if not wait:
+                    break
+            return text
 
     def pass_barrier(self, announce: Callable[[], None]) -> None:
         """Wait until every live worker is at this phase's barrier, then enter the next phase. Raises Fenced.

@@ -21,6 +21,7 @@ from ps_server.checkpoint.read.checkpoint import Checkpoint
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.coordinator.access import CoordinatorAccess
 from ps_server.coordinator.driver import Driver
+from ps_server.coordinator.elasticity.engines.kept_request import KeptRequest
 from ps_server.coordinator.jobs.checkpoints import Checkpoints
 from ps_server.coordinator.service import SERVICE_NAME, CoordinatorService
 from ps_server.coordinator.settings import ClusterSettings
@@ -152,7 +153,7 @@ def running_job(
             return Checkpoints(driver, checkpoints or CheckpointConfig())
 
         made = loop.run(serving_checkpoints())
-        service = CoordinatorService(driver, made, sessions=access.sessions)
+        service = CoordinatorService(driver, made, sessions=access.sessions, kept_request=KeptRequest())
         services = [(SERVICE_NAME, service.register)]
         server = loop.run(grpc_server.start("127.0.0.1", 0, services, authorization=access.authorization))
 

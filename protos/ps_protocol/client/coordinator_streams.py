@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -111,7 +111,7 @@ class ScaleStream:
         self._call, self._peer = call, peer
         self._timeout_seconds = timeout_seconds
 
-    def __iter__(self) -> Iterator[ScaleProgress]:
+    def __iter__(self) -> Generator[ScaleProgress, None, None]:
         """Yields whenever it changes, and at last with ``done``. Raises NotReady when it is not so in time, PsError."""
         begin = heard = time.monotonic()
         text = ""

@@ -95,6 +95,7 @@ def test_what_users_hold_has_users_methods_only() -> None:
             "rank",
             "report",
             "role",
+            "scale",
             "seed",
             "set_mode",
             "shard",

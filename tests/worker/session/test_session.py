@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from ps_protocol.cluster.view import Role
-from ps_protocol.errors import ConfigError, Fenced, InvalidRequest, Unavailable
+from ps_protocol.errors import ConfigError, Fenced, InvalidRequest, NotReady, PermissionDenied, Unavailable
 from ps_protocol.model.spec import Consistency, Mode
+from ps_protocol.security.roles import AccessRole
+from ps_server.certs.folder import CertificateFolder
 from ps_server.cli.options.mode import consistency_of
 from ps_worker.data.datasets import share_of
 from ps_worker.session.config import WorkerConfig
@@ -209,6 +212,30 @@ def test_what_is_no_number_is_not_reported(value: Any) -> None:
         cluster = job.cluster()
         with pytest.raises(ConfigError, match="loss"):
             cluster.report(loss=value)
+
+
+def test_the_job_can_be_scaled() -> None:
+    with running_job(workers=0) as job:
+        cluster = job.cluster()
+        assert cluster.scale(workers=2) == "worker 1 has to join"
+        assert job.view.wanted_workers == 2
+        with pytest.raises(NotReady, match=r"not scaled after 0.1 s: worker 1 has to join"):
+            cluster.scale(workers=2, wait=True, timeout_seconds=0.1)
+        assert cluster.scale(workers=1, wait=True) == "the job has 1 worker and 1 shard"
+        with pytest.raises(InvalidRequest, match="nothing is to be scaled"):
+            cluster.scale()
+    with running_job(workers=1) as job, pytest.raises(InvalidRequest, match="is fixed"):
+        job.cluster().scale(workers=2)
+
+
+def test_where_the_job_has_roles_it_is_scaled_with_the_files_of_an_admin(tmp_path: Path) -> None:
+    lab = CertificateFolder(tmp_path / "lab")
+    lab.make(1, ())
+    with running_job(workers=0, lab=lab) as job:
+        cluster = job.cluster()
+        with pytest.raises(PermissionDenied, match="admin"):
+            cluster.scale(workers=2)
+        assert cluster.scale(workers=2, security=lab.settings("admin", role=AccessRole.ADMIN)) == "worker 1 has to join"
 
 
 def test_the_mode_of_the_job_can_be_changed() -> None:
