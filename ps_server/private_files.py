@@ -1,14 +1,20 @@
-"""Decides who may read what servers keep: folders and files are for their own user alone."""
+"""Folders and files for their own user alone: what servers keep, and what is gone with its process."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
+import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from types import TracebackType
+from typing import BinaryIO, Self
 
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
+
+_MARK = "made-by-torch-ps"
 
 
 def make_private_folder(path: Path) -> None:
@@ -33,3 +39,61 @@ def make_private_file(path: Path) -> None:
     """Make an empty file; one that exists is not opened, and stays as it is. Raises OSError."""
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
+
+
+class OwnFolder:
+    """A temporary folder of one process, which holds its lock. A context: the folder goes with its end.
+
+    One whose process was killed is removed by the next of the same kind and user: its lock is free then.
+    """
+
+    def __init__(self, prefix: str, base: Path | None = None) -> None:
+        """Make one below ``base``, by default where temporary files are. ``prefix``: of its name, and of those that are
+        removed; nobody makes such a folder without a lock. Raises OSError.
+        """
+        base = base or Path(tempfile.gettempdir())
+        _sweep(base, prefix)
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):
+                make_private_file(self.path / _MARK)
+                return
+            os.close(self._lock)  # another process swept it before it was locked
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the folder, then give up its lock."""
+        _remove(self.path)
+        os.close(self._lock)
+
+
+def _sweep(base: Path, prefix: str) -> None:
+    """Remove the folders of processes of this user that have ended without doing so."""
+    for path in base.glob(f"{prefix}*"):
+        with suppress(OSError):
+            if path.is_symlink() or path.stat().st_uid != os.geteuid():
+                continue
+            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(path)
+            finally:
+                os.close(folder)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder that is locked; of one that was not made here nothing but itself, where it is empty."""
+    if (path / _MARK).is_file():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.rmdir()

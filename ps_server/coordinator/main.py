@@ -44,6 +44,7 @@ from ps_server.coordinator.history.recorder import JobRecorder
 from ps_server.coordinator.jobs.checkpoints import CheckpointMade, Checkpoints
 from ps_server.coordinator.jobs.ending import end_with_job
 from ps_server.coordinator.jobs.move_runner import MoveRunner
+from ps_server.coordinator.membership.admission import MOST_SHARDS
 from ps_server.coordinator.metrics import COORDINATOR, CoordinatorMetrics, targets
 from ps_server.coordinator.page import serve_page
 from ps_server.coordinator.persistence.cluster_records import from_rows
@@ -211,7 +212,7 @@ def _serve_metrics(
 )
 @click.option(
     "--shards",
-    type=click.IntRange(1),
+    type=click.IntRange(1, MOST_SHARDS),
     default=1,
     help="Number of shards at the start of the job. ps-server --add adds more.",
 )
@@ -245,6 +246,8 @@ def main(context: click.Context, /, **options: Any) -> None:
     unsaved: list[PsError] = []
     with common.clean_errors():
         given = {name for name in options if context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)}
+        common.check_descriptors(common.OWN_DESCRIPTORS, "this coordinator")
+        common.check_ready_file(options["ready_file"])
         life = take_life_pipe(os.environ)
         told = from_tf_config(os.environ.get("TF_CONFIG", ""), given)
         folder: Path | None = options["data_dir"]

@@ -83,7 +83,7 @@ async def start(
     """
     authorization = authorization or Authorization()
     security = authorization.security
-    _check_free(bind, port)
+    check_free(bind, port)
     security.check_bind(bind, "this server")
     counts = limit_counts or LimitCounts()
     guard = ConnectionGuard(limits, counts)
@@ -117,8 +117,8 @@ def _raise_descriptors() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _check_free(bind: str, port: int) -> None:
-    """Bind once before gRPC does, which would not report the reason of a failure."""
+def check_free(bind: str, port: int) -> None:
+    """Bind once before gRPC does, which would not report the reason of a failure. Raises ConfigError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             bind or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -20,12 +20,23 @@ from ps_protocol.errors import ConfigError
 from ps_protocol.logs import LogFormat, configure_logging, describe_process
 from ps_protocol.model.registered_optimizers import ENVIRONMENT as OPTIMIZERS_VARIABLE
 from ps_protocol.model.registered_optimizers import load_entry_points, load_modules, named_modules
+from ps_protocol.security.roles import AccessRole
+from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
 from ps_server.checkpoint.folder.files import check_writable
-from ps_server.cli.options.common import clean_errors, exit_option, run_program, server_options
+from ps_server.cli.options.common import (
+    OWN_DESCRIPTORS,
+    check_descriptors,
+    check_ready_file,
+    clean_errors,
+    exit_option,
+    run_program,
+    server_options,
+)
 from ps_server.cli.options.limits import byte_limit_options, shard_limit_options
 from ps_server.cli.options.security import server_security_options
 from ps_server.cli.options.storage import Durability, StorageConfig, storage_config, storage_options
+from ps_server.entry import ended_by_ctrl_c
 from ps_server.failpoints import ENVIRONMENT, Failpoints
 from ps_server.limits import ServerLimits
 from ps_server.serving import grpc_server
@@ -206,6 +217,11 @@ def main(
             token_seconds=limits.token_seconds,
             max_handshakes=limits.max_side_handshakes,
         )
+        # What can be wrong is told before torch is imported, which takes its time on a busy machine.
+        check_descriptors(OWN_DESCRIPTORS, f"shard {shard}")
+        check_ready_file(ready_file)
+        grpc_server.check_free(bind, port)
+        Security(security, AccessRole.SERVER, listens=True).check_bind(bind, "this server")
         kept = storage_config(**storage)
         # The others may be there to be read.
         for folder in checkpoint_dirs[:1]:
@@ -250,7 +266,8 @@ def serving() -> Callable[[ShardConfig, asyncio.Event], Coroutine[Any, Any, None
     looked = gc.isenabled()
     gc.disable()
     try:
-        from ps_server.shard import process
+        with ended_by_ctrl_c():
+            from ps_server.shard import process
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("ps_"):
             raise

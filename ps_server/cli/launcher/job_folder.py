@@ -13,6 +13,9 @@ from ps_protocol.errors import ConfigError
 from ps_server.coordinator.persistence.journal import FILE_NAME as JOURNAL
 from ps_server.private_files import FILE_MODE, make_private_folder
 
+RUN_FOLDERS = "torch-ps-run-"
+"""Prefix of the temporary folders of ps-run, and of its program on other hosts (``OwnFolder``)."""
+
 LOCK = "ps-run.lock"
 
 RELEASE_SECONDS = 10.0

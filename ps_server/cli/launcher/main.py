@@ -6,7 +6,6 @@ import importlib.machinery
 import os
 import shutil
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,7 +13,7 @@ from typing import Any, NoReturn
 import click
 
 from ps_protocol.cluster.job import DEFAULT_JOB
-from ps_protocol.cluster.scaling import WorkerRange
+from ps_protocol.cluster.scaling import MOST_RANKS, WorkerRange
 from ps_protocol.errors import ConfigError
 from ps_protocol.logs import LEVELS, LogFormat
 from ps_protocol.model.spec import Mode
@@ -22,7 +21,7 @@ from ps_server.checkpoint.folder.files import check_writable
 from ps_server.cli.launcher.benchmark import JobCommand
 from ps_server.cli.launcher.hosts.job import run_on_hosts, script_on_hosts, workers_of
 from ps_server.cli.launcher.hosts.options import HostsOptions, hosts_options
-from ps_server.cli.launcher.job_folder import JobFolder, lineage_of, make_log_folder
+from ps_server.cli.launcher.job_folder import RUN_FOLDERS, JobFolder, lineage_of, make_log_folder
 from ps_server.cli.launcher.job_trace import JobTrace
 from ps_server.cli.launcher.output.screen import Screen
 from ps_server.cli.launcher.programs import Programs, Script
@@ -36,7 +35,14 @@ from ps_server.cli.launcher.slurm.tasks import workers_of as workers_of_tasks
 from ps_server.cli.launcher.supervisor import JobPlan, Supervisor
 from ps_server.cli.options.checkpoint import checkpoint_config, checkpoint_options
 from ps_server.cli.options.cluster import CLUSTER_OPTIONS, cluster_options, given_flags
-from ps_server.cli.options.common import clean_errors, config_option, run_program, version_option
+from ps_server.cli.options.common import (
+    OWN_DESCRIPTORS,
+    check_descriptors,
+    clean_errors,
+    config_option,
+    run_program,
+    version_option,
+)
 from ps_server.cli.options.limits import every_limit_option, limit_flags
 from ps_server.cli.options.logs import format_option
 from ps_server.cli.options.mode import MODES, bound_options, consistency_of
@@ -44,7 +50,9 @@ from ps_server.cli.options.page import page_port_option
 from ps_server.cli.options.security import job_option
 from ps_server.cli.options.storage import Durability, StorageConfig, storage_config, storage_options
 from ps_server.cli.options.workers import WORKERS
+from ps_server.coordinator.membership.admission import MOST_SHARDS
 from ps_server.port_option import PortOption
+from ps_server.private_files import OwnFolder
 from ps_server.serving.metrics import metrics_option, parse_port
 
 SERVER_RESTARTS = 10
@@ -84,8 +92,8 @@ def server_restarts(asked: int | None, storage: StorageConfig) -> int:
 
 def run_replicas(programs: Programs, form: LogFormat, log_dir: Path | None) -> int:
     """A job of ``programs.workers`` scripts alone, to its end; returns the exit code."""
-    with tempfile.TemporaryDirectory(prefix="ps-run-") as folder:
-        replicas = ReplicaPrograms.of(programs, Path(folder) / "store")
+    with OwnFolder(RUN_FOLDERS) as folder:
+        replicas = ReplicaPrograms.of(programs, folder.path / "store")
         screen = Screen(form=form)
         screen.say(replicas.summary(goes_on=False))
         supervisor = Supervisor(JobPlan(0, replicas.workers, coordinated=False))
@@ -100,7 +108,7 @@ def run_replicas(programs: Programs, form: LogFormat, log_dir: Path | None) -> i
 @config_option
 @click.option(
     "--shards",
-    type=click.IntRange(1),
+    type=click.IntRange(1, MOST_SHARDS),
     default=1,
     show_default=True,
     help="Number of shards, the processes that hold parameters.",
@@ -115,7 +123,7 @@ def run_replicas(programs: Programs, form: LogFormat, log_dir: Path | None) -> i
 )
 @click.option(
     "--evaluators",
-    type=click.IntRange(0),
+    type=click.IntRange(0, MOST_RANKS),
     default=0,
     show_default=True,
     help="Number of evaluators, which read the newest parameters and do not train.",
@@ -305,6 +313,9 @@ def main(
             check_writable(checkpoints.directory)
         if log_dir is not None:
             make_log_folder(log_dir)
+        started = 1 if slurm is not None else 1 + shards + workers.least + evaluators
+        # Of each process a pipe, with --hosts both of its ends, and its log.
+        check_descriptors(OWN_DESCRIPTORS + 3 * started, f"ps-run with {started} processes")
         job_trace = JobTrace(trace) if trace is not None else None
     form, limits = LogFormat(log_format), limit_flags(context)
     programs = Programs(

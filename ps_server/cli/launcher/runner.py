@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import selectors
 import signal
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -39,7 +38,7 @@ from ps_server.cli.launcher.events import (
     StartProcess,
     WorkersWanted,
 )
-from ps_server.cli.launcher.job_folder import JobFolder
+from ps_server.cli.launcher.job_folder import RUN_FOLDERS, JobFolder
 from ps_server.cli.launcher.output.progress import ProgressPoller
 from ps_server.cli.launcher.output.screen import Screen
 from ps_server.cli.launcher.output.summary import Folders, silent_workers, summary
@@ -48,7 +47,7 @@ from ps_server.cli.launcher.programs import ASKS_FOR_WORKERS, ASKS_LAUNCHER, SER
 from ps_server.cli.launcher.signals import SignalPipe
 from ps_server.cli.launcher.slurm.task_supervisor import TaskSupervisor
 from ps_server.cli.launcher.supervisor import ENDING, Stage, Supervisor
-from ps_server.private_files import open_private
+from ps_server.private_files import OwnFolder, open_private
 
 if TYPE_CHECKING:
     from ps_server.certs.folder import CertificateFolder
@@ -56,6 +55,8 @@ if TYPE_CHECKING:
 READY_POLL_SECONDS = 0.02
 LIVE_SECONDS = 0.5
 LINE_SECONDS = 2.0
+#: Exit code of a process that cannot be started, as of a shell.
+CANNOT_START = 126
 #: How long the end of a job waits for the final status.
 LAST_LOOK_SECONDS = 2.0
 #: Interval of checks for processes that ended without SIGCHLD.
@@ -85,7 +86,7 @@ class Runner:
         self._screen = screen
         self._environment = environment
         self._log_dir = log_dir
-        self._folder = tempfile.TemporaryDirectory(prefix="ps-run-")
+        self._folder = OwnFolder(RUN_FOLDERS)
         #: None: there is no coordinator yet, or none to ask.
         self._requests = requests
         if isinstance(supervisor, Supervisor) and supervisor.coordinated:
@@ -93,11 +94,13 @@ class Runner:
             programs = replace(programs, coordinator_flags=(*programs.coordinator_flags, *asks))
         self._programs = programs
         forks = programs.forks_shards and programs.servers == SERVER_PROGRAMS
-        self._machine = ThisMachine(Path(self._folder.name), job_folder, forks=forks, say=screen.say)
+        self._machine = ThisMachine(self._folder.path, job_folder, forks=forks, say=screen.say)
         self._place: Place = place or self._machine
         self._progress_seconds = (LIVE_SECONDS if screen.interactive else LINE_SECONDS) if show_progress else None
         self._children: dict[ProcessName, JobProcess] = {}
         self._logs: dict[ProcessName, BinaryIO] = {}
+        #: Processes that were to be started and could not be.
+        self._unstarted: list[Exited] = []
         self._selector = selectors.DefaultSelector()
         self._coordinator = ""
         self._poller: ProgressPoller | None = None
@@ -132,7 +135,7 @@ class Runner:
         """Make certificates and tokens where the job is to have its own; those of the environment count else."""
         if self._programs.tls:
             kept = self._programs.storage.data_dir if self._programs.keeps_state else None
-            path, names = (kept or Path(self._folder.name)) / CERTIFICATES, self._place.names
+            path, names = (kept or self._folder.path) / CERTIFICATES, self._place.names
             self._certificates = certificates_in(path, self._programs.shards, names, self._programs.job)
             settings = self._certificates.settings(AccessRole.ADMIN.value, role=AccessRole.ADMIN)
             self._screen.say(f"certificates and tokens of this job are in {self._certificates.path}")
@@ -163,15 +166,20 @@ class Runner:
                     assert_never(command)
 
     def _start(self, process: ProcessName) -> None:
-        if self._certificates is not None and process.part is ProcessRole.SHARD:
-            self._certificates.have_shard(process.index, self._place.names)
-        child = self._place.start(
-            process,
-            self._programs.command(process, self._coordinator, self._place.ready_file()),
-            self._programs.environment(process, self._coordinator, self._environment),
-            security_environment(process, self._certificates),
-            self._log_of(process),
-        )
+        try:
+            if self._certificates is not None and process.part is ProcessRole.SHARD:
+                self._certificates.have_shard(process.index, self._place.names)
+            child = self._place.start(
+                process,
+                self._programs.command(process, self._coordinator, self._place.ready_file()),
+                self._programs.environment(process, self._coordinator, self._environment),
+                security_environment(process, self._certificates),
+                self._log_of(process),
+            )
+        except OSError as error:
+            # No memory, process or descriptor is left.
+            self._unstarted.append(Exited(process, CANNOT_START, why=f"cannot be started: {error.strerror or error}"))
+            return
         self._children[process] = child
         self._selector.register(child.output, selectors.EVENT_READ, child)
 
@@ -184,7 +192,7 @@ class Runner:
     def _timeout(self) -> float:
         """Seconds until the next timeout."""
         now = time.monotonic()
-        due = [WATCH_SECONDS]
+        due = [0.0 if self._unstarted else WATCH_SECONDS]
         if self._place.look() or self._supervisor.stage is Stage.STARTING:
             due.append(READY_POLL_SECONDS)
         if self._supervisor.deadline is not None:
@@ -227,6 +235,8 @@ class Runner:
                     self._requests.ask_now()
             elif why := child.hangs():
                 events.append(ServerHangs(child.name, why))
+        events += self._unstarted
+        self._unstarted = []
         deadline = self._supervisor.deadline
         if deadline is not None and deadline <= time.monotonic():
             events.append(DeadlinePassed())
@@ -320,6 +330,8 @@ class Runner:
         if self._looked:
             return
         self._looked = True
+        if not self._coordinator:  # it has not served
+            return
         with suppress(PsError), CoordinatorClient(self._coordinator, self._security) as client:
             self._final = client.get_status(LAST_LOOK_SECONDS, once=True)
 

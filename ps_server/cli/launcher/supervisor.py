@@ -45,7 +45,11 @@ INTERRUPT_GRACE_SECONDS = 30.0
 EVALUATOR_GRACE_SECONDS = 60.0
 """For evaluators to finish after the last worker."""
 
-COORDINATOR_START_SECONDS = 60.0
+COORDINATOR_START_SECONDS = 300.0
+"""For the coordinator to serve; on a busy machine its imports take their time. One that fails ends by itself."""
+
+LATE_START_SECONDS = 30.0
+"""After that it is told that the coordinator is waited for."""
 
 LEAVING_GRACE_SECONDS = 60.0
 """For a process that ends because the job is to have fewer: a worker ends after its step, a shard with a snapshot."""
@@ -138,6 +142,7 @@ class Supervisor:
         self._exit_code: int | None = None
         self._hanging = HangingServers()
         self._saved = False
+        self._start_is_late = False
         self.stage = Stage.STARTING
         #: Unexpected ends of processes, in order.
         self.failures: list[str] = []
@@ -168,7 +173,7 @@ class Supervisor:
         """The first commands of the job."""
         if not self._plan.coordinated:
             return self._on_ready(now)
-        self._stage_ends = now + COORDINATOR_START_SECONDS
+        self._stage_ends = now + LATE_START_SECONDS
         return [self._start(ProcessName(ProcessRole.COORDINATOR), now)]
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -350,6 +355,10 @@ class Supervisor:
 
     def _on_stage_end(self, now: float) -> list[Command]:
         match self.stage:
+            case Stage.STARTING if not self._start_is_late:
+                self._start_is_late, self._stage_ends = True, now + COORDINATOR_START_SECONDS - LATE_START_SECONDS
+                late, limit = f"{LATE_START_SECONDS:.0f}", f"{COORDINATOR_START_SECONDS:.0f}"
+                return [Say(f"the coordinator does not serve after {late} s; waiting for it, {limit} s at most")]
             case Stage.STARTING:
                 text = f"the coordinator was not ready within {COORDINATOR_START_SECONDS:.0f} s; stopping the job"
                 return self._end(1, text, now)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import resource
 import sys
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,7 +16,7 @@ from typing import Any, NoReturn
 
 import click
 
-from ps_protocol.errors import ConfigError, PsError
+from ps_protocol.errors import ConfigError, PsError, Unavailable
 from ps_protocol.logs import logs_json
 from ps_protocol.text import printable
 from ps_server.cli.options.logs import log_options
@@ -98,6 +101,41 @@ exit_option = click.option(
 )
 
 
+OWN_DESCRIPTORS = 64
+"""Open files of a process beside those of its connections and children: what a server that idles has, doubled."""
+
+
+def check_descriptors(needed: int, who: str) -> None:
+    """Raise this process's limit of open files to ``needed``. Raises ConfigError where it may not have so many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ConfigError(
+            f"{who} may not open as many files as it needs",
+            expected=f"{needed} or more",
+            actual=f"a limit of {hard}",
+            remedy=f"raise the limit (ulimit -n {needed}, LimitNOFILE of systemd)",
+        )
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def check_ready_file(path: Path | None) -> None:
+    """Raises ConfigError unless ``path`` can be written; None: there is none."""
+    if path is None or path.is_fifo():
+        return
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+        reason = "it is a folder" if path.is_dir() else ""
+    except OSError as error:
+        reason = error.strerror or str(error)
+    if reason:
+        raise ConfigError(
+            f"the ready file {path} cannot be written: {reason}",
+            remedy="give a path in a folder that this user may write",
+        )
+
+
 def run_program(command: click.Command) -> NoReturn:
     """Run ``command`` as the whole of this process, and exit with the command's exit code as soon as it returns.
 
@@ -129,6 +167,10 @@ def clean_errors() -> Iterator[None]:
         yield
     except PsError as error:
         fail(error, 2 if isinstance(error, ConfigError) else 1)
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        fail(Unavailable("too many files are open here", actual=str(error), remedy="raise the limit: ulimit -n"), 1)
 
 
 def fail(error: PsError, code: int) -> NoReturn:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import socket
 import tempfile
-from contextlib import suppress
 from pathlib import Path
+
+from ps_server.private_files import OwnFolder
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +26,8 @@ _BASES = (tempfile.gettempdir, lambda: "/dev/shm")  # where the other is too lon
 class PrivateSocket:
     """A listener in a folder that it owns. The folder of a process that was killed is removed by the next shard."""
 
-    def __init__(self, path: Path, listener: socket.socket, folder: int) -> None:
-        """``folder``: a descriptor that holds the folder's lock. See ``listen``."""
+    def __init__(self, path: Path, listener: socket.socket, folder: OwnFolder) -> None:
+        """See ``listen``."""
         self.path = path
         self.listener = listener
         self._folder = folder
@@ -40,33 +40,21 @@ class PrivateSocket:
         """
         for base in _BASES:
             try:
-                made = _made_folder(Path(base()))
+                folder = OwnFolder(PREFIX, Path(base()))
             except OSError as error:
                 logger.debug("no socket for shared memory below %s: %s", base(), error)
                 continue
             try:
-                return cls(made[0] / NAME, _bound(made[0] / NAME, for_others), made[1])
+                return cls(folder.path / NAME, _bound(folder.path / NAME, for_others), folder)
             except OSError as error:
-                logger.debug("no socket for shared memory in %s: %s", made[0], error)
-                _remove(*made)
+                logger.debug("no socket for shared memory in %s: %s", folder.path, error)
+                folder.close()
         return None
 
     def close(self) -> None:
         """Stop listening, and remove the folder."""
         self.listener.close()
-        _remove(self.path.parent, self._folder)
-
-
-def _made_folder(base: Path) -> tuple[Path, int]:
-    """A new folder below ``base``, and a descriptor that holds its lock. Raises OSError."""
-    _sweep(base)
-    while True:
-        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        if path.exists():
-            return path, folder
-        os.close(folder)  # another shard swept it before it was locked
+        self._folder.close()
 
 
 def _bound(path: Path, for_others: bool) -> socket.socket:
@@ -83,26 +71,3 @@ def _bound(path: Path, for_others: bool) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def _sweep(base: Path) -> None:
-    """Remove the folders of processes of this user that have ended without doing so."""
-    for path in base.glob(f"{PREFIX}*"):
-        with suppress(OSError):
-            if path.is_symlink() or path.stat().st_uid != os.geteuid():
-                continue
-            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(folder)  # in use
-            else:
-                _remove(path, folder)
-
-
-def _remove(path: Path, folder: int) -> None:
-    """Remove the folder, then give up its lock."""
-    with suppress(OSError):
-        (path / NAME).unlink(missing_ok=True)
-        path.rmdir()
-    os.close(folder)

@@ -65,6 +65,8 @@ class Job:
         self.pids = folder / "pids"
         self.pids.mkdir()
         self._started: list[PsRun] = []
+        #: Where temporary files are; empty: where they are for everybody.
+        self.temporary = ""
 
     def command(self, *flags: str, script: str, arguments: tuple[str, ...] = ()) -> list[str]:
         path = self.folder / "script.py"
@@ -82,7 +84,8 @@ class Job:
     def _added(self) -> dict[str, str]:
         paths = os.pathsep.join((str(ROOT), str(ROOT / "protos")))
         # Unbuffered, as in containers: what ps-run writes must arrive whole all the same.
-        return {"PIDS": str(self.pids), "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
+        added = {"PIDS": str(self.pids), "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
+        return {**added, "TMPDIR": self.temporary} if self.temporary else added
 
     def run(
         self, *flags: str, script: str, arguments: tuple[str, ...] = (), **environment: str
@@ -109,10 +112,10 @@ class Job:
         self.leaves_nothing()
         return done
 
-    def start(self, *flags: str, script: str) -> PsRun:
+    def start(self, *flags: str, script: str, **environment: str) -> PsRun:
         """Start in a session of its own, as from a terminal; forked."""
         command = self.command(*flags, script=script)
-        self._started.append(PsRun("-c", _BEGIN, str(self.folder), "one", *command[1:], **self._added()))
+        self._started.append(PsRun("-c", _BEGIN, str(self.folder), "one", *command[1:], **self._added(), **environment))
         return self._started[-1]
 
     def close(self) -> None:

@@ -232,6 +232,9 @@ def test_a_module_runs_as_python_would_run_it(job):
         (("--data-dir", "script.py/kept", "script.py"), "cannot be written"),
         (("--log-dir", "script.py/logs", "script.py"), "logs cannot be written: Not a directory"),
         (("--checkpoint-seconds", "5", "script.py"), "--checkpoint-seconds without --checkpoint-dir"),
+        (("--shards", "1000000", "script.py"), "1000000 is not in the range 1<=x<=4096"),
+        (("--workers", "1000000", "script.py"), "expected 0 <= MIN <= MAX <= 65536"),
+        (("--evaluators", "1000000", "script.py"), "1000000 is not in the range 0<=x<=65536"),
     ],
 )
 def test_a_command_that_cannot_work_is_refused_before_anything_starts(job, arguments, says):
@@ -300,6 +303,74 @@ def test_nothing_outlives_a_ps_run_that_was_killed(job):
     process.kill()
     process.ends()
     job.leaves_nothing()
+
+
+def test_the_folder_of_a_ps_run_that_was_killed_is_removed_by_the_next_and_that_of_a_live_one_stays(job, tmp_path):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    job.temporary = str(temporary)
+
+    def folders() -> set[str]:
+        return {path.name for path in temporary.iterdir() if path.name.startswith("torch-ps-run-")}
+
+    process = job.start("--tls", script=WAITS)
+    job.has_started("worker0")
+    (left,) = folders()
+    assert list((temporary / left).glob("tls/*.key"))
+    process.kill()
+    process.ends()
+    job.leaves_nothing()
+    lives = job.start(script=WAITS)
+    while "waiting" not in lives.stdout.readline():
+        pass
+    (kept,) = folders()
+    assert kept != left
+    (tmp_path / "other").mkdir()
+    other = Job(tmp_path / "other")
+    other.temporary = str(temporary)
+    assert other.run(script="print('done')").returncode == 0
+    assert folders() == {kept}
+    lives.send_signal(signal.SIGTERM)
+    lives.ends()
+    assert folders() == set()
+
+
+LIMITED = """
+import resource, runpy, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
+sys.argv[:] = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_limit_of_open_files_that_is_too_low_is_told_with_the_number_that_is_needed(job):
+    command = job.command("--workers", "5", script="print('trained')")
+    limited = [command[0], "-c", LIMITED, *command[1:]]
+    env = job.environment()
+    done = subprocess.run(limited, cwd=job.folder, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "ps-run with 7 processes may not open as many files as it needs" in done.stderr
+    assert "expected: 85 or more; actual: a limit of 24; remedy: raise the limit (ulimit -n 85" in done.stderr
+
+
+@pytest.mark.parametrize("process", ["coordinator", "shard 0", "worker 0"])
+def test_a_process_that_cannot_be_started_is_told_and_ends_the_job(job, process):
+    done = job.run("--no-fork-shards", script=WAITS, REFUSED=process)
+    assert done.returncode == 126
+    assert f"{process} cannot be started: Resource temporarily unavailable" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_coordinator_that_never_served_is_not_asked_at_the_end(job):
+    process = job.start(script=WAITS, UNREADY="1")
+    job.has_started("coordinator")
+    process.send_signal(signal.SIGTERM)
+    code, output = process.ends()
+    assert code == 143
+    first, second, last = output.splitlines()
+    assert own_line(first) == "received SIGTERM; stopping the job"
+    assert second == "coordinator | stopped"
+    assert own_line(last).startswith("ended with exit code 143 after")
 
 
 def test_what_a_script_started_ends_with_it(job):

@@ -154,6 +154,7 @@ def test_a_server_that_refuses_its_first_start_is_not_started_again(server, code
 def test_a_coordinator_killed_before_it_was_ready_is_started_again():
     job = Job(server_restarts=1)
     assert job.exits(COORDINATOR, -9) == [StartProcess(COORDINATOR)]
+    assert job.late() == []
     assert job.late() == [Send(COORDINATOR, signal.SIGTERM)]
 
 
@@ -215,7 +216,10 @@ def test_a_coordinator_that_cannot_start_ends_the_job_before_anything_else_start
 
 def test_a_coordinator_that_never_gets_ready_is_given_up():
     job = Job()
+    assert job.late() == []
+    assert job.said == ["the coordinator does not serve after 30 s; waiting for it, 300 s at most"]
     assert job.late() == [Send(COORDINATOR, signal.SIGTERM)]
+    assert job.now == 400.0
     assert job.exits(COORDINATOR, -15) == [Finish(1)]
 
 

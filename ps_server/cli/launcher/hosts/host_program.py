@@ -14,7 +14,6 @@ from base64 import urlsafe_b64encode
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from ps_protocol.errors import ConfigError, PsError, StorageFull
 from ps_server.checkpoint.folder.files import check_writable
@@ -39,9 +38,9 @@ from ps_server.cli.launcher.hosts.messages import (
     pack,
     unpack,
 )
-from ps_server.cli.launcher.job_folder import JobFolder
+from ps_server.cli.launcher.job_folder import RUN_FOLDERS, JobFolder
 from ps_server.cli.launcher.signals import SignalPipe
-from ps_server.private_files import open_private
+from ps_server.private_files import OwnFolder, open_private
 
 FIRST_SILENCE_SECONDS = 60.0
 """How long it waits for the first message; that one sets the limit from then on."""
@@ -79,7 +78,7 @@ class HostProgram:
     def run(self) -> str:
         """Serve ps-run until it is gone; returns why."""
         with ExitStack() as stack:
-            self._folder = Path(stack.enter_context(TemporaryDirectory(prefix="ps-run-")))
+            self._folder = stack.enter_context(OwnFolder(RUN_FOLDERS)).path
             stack.callback(self._kill)
             signals = stack.enter_context(SignalPipe())
             self._send(Hello(version("torch-ps")))

@@ -1,6 +1,6 @@
 """Stands for ps-coordinator and ps-server: ready at once, ends at SIGTERM, leaves its pid in PIDS.
 
-With LIVES a coordinator shows life, until it is stopped.
+With UNREADY a coordinator does not say that it serves. With LIVES a coordinator shows life, until it is stopped.
 The one that DIES names writes its name to the file "lives" and is killed at once.
 """
 
@@ -22,7 +22,7 @@ if os.environ.get("DIES") == name:
     with Path("lives").open("a") as file:
         file.write(name + "\n")
     os.kill(os.getpid(), signal.SIGKILL)
-if "--ready-file" in sys.argv:
+if "--ready-file" in sys.argv and "UNREADY" not in os.environ:
     path = Path(sys.argv[sys.argv.index("--ready-file") + 1])
     path.with_suffix(".new").write_text("127.0.0.1:9\n")
     path.with_suffix(".new").rename(path)

@@ -1,8 +1,9 @@
 """ps-run as it is, but for its servers, and for what the coordinator tells it: with WANTS that worker 0 is wanted, once
 there is a file "hangs"; with WANTS=refused nothing; with WANTS=shard that the shard is lost whose process is the first.
-A server that shows no life hangs a second later.
+A server that shows no life hangs a second later. The process that is REFUSED cannot be started.
 """
 
+import errno
 import functools
 import os
 import sys
@@ -12,13 +13,22 @@ from ps_protocol import life
 from ps_protocol.client.worker_requests import LostServer, Wanted
 from ps_protocol.cluster.view import Role
 from ps_protocol.errors import PermissionDenied
-from ps_server.cli.launcher import hanging, runner
+from ps_server.cli.launcher import hanging, place, runner
 from ps_server.cli.launcher import main as entry
 
 fake = (sys.executable, str(Path(__file__).with_name("fake_server.py")))
 entry.Programs = functools.partial(entry.Programs, servers=(fake, fake))
 wants = os.environ.get("WANTS")
 life.HANGS_SECONDS = 1.0
+if refused := os.environ.get("REFUSED"):
+    child = place.Child
+
+    def started(process, *arguments, **options):
+        if str(process) == refused:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return child(process, *arguments, **options)
+
+    place.Child = started
 
 
 def LOST(pid):
