@@ -216,6 +216,7 @@ _BEGINNINGS = {
     ),
     "request.failed": (
         "a request failed",
+        "a side channel failed",
         "a subscriber failed",
         "the statistics of %s could not be read",
         "the page has ended; the job goes on without it",

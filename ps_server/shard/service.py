@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from operator import methodcaller
@@ -148,7 +149,7 @@ class ShardService:
         model, worker, opened = await self._open(request)
         anchor = GrpcServerTransport(context)
         offered = self._side_channels.offer(request.transports, model.layout, partial(model.lent.take, worker))
-        with model.streams.place(worker) as ended, offered as offer:
+        with closing(anchor), model.streams.place(worker) as ended, offered as offer:
             await anchor.send(replace(opened, side_channels=offer.channels))
             try:
                 transport = await until(ended, offer.chosen(anchor))
@@ -168,7 +169,7 @@ class ShardService:
             # Over shared memory a worker's gradients are in a segment of its own.
             spare = model.pool.reserved(sharing=transport.kind is Transport.SHM)
             with model.streams.open(worker, transport.kind), spare:
-                await until(ended, stream.run(*([] if transport is anchor else [_ended(anchor)])))
+                await until(ended, stream.run(None if transport is anchor else partial(_ended, anchor)))
 
     async def push(self, _: AsyncIterator[bytes], context: Context) -> bytes:
         """Open, one push header, its payload; answered when accepted."""

@@ -86,7 +86,7 @@ def test_a_stream_that_is_cancelled_while_it_ends_keeps_neither_its_errors_nor_a
                 await go.wait()
 
         stream = StepStream(LosesItsWorker(), model, WorkerKey(0, 1), Counters())
-        serving = asyncio.ensure_future(stream.run(ends_slowly()))
+        serving = asyncio.ensure_future(stream.run(ends_slowly))
         await ending.wait()
         errors = [weakref.ref(each) for each in gc.get_objects() if isinstance(each, Lost)]
         serving.cancel()

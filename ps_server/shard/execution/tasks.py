@@ -43,6 +43,12 @@ async def finished(work: Awaitable[T]) -> T:
         raise
 
 
+def seen(task: asyncio.Future[T]) -> asyncio.Future[T]:
+    """``task``, whose error is no defect where nobody asks for it any more: asyncio prints it otherwise."""
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
+
+
 async def run_together(*works: Coroutine[Any, Any, None], until_all: bool = False) -> None:
     """Run ``works`` until the first ends or, with ``until_all``, until all have; the first error is raised.
 

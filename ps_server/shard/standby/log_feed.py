@@ -33,7 +33,7 @@ from ps_server.log.row_messages import describe_buckets
 from ps_server.optimizers.state_bytes import describe, tensor_bytes
 from ps_server.serving.authorization import check_member
 from ps_server.shard.durability.replication import Replication, Tell
-from ps_server.shard.execution.tasks import run_together
+from ps_server.shard.execution.tasks import run_together, seen
 from ps_server.shard.models.registry import Registry
 from ps_server.shard.step.model import ShardModel
 from ps_server.shard.transport.grpc_stream import Context, read, read_soon, write
@@ -100,6 +100,7 @@ class LogFeed:
         self._check_standby(start)
         self._start = start
         self._running = asyncio.create_task(self._serve(context, start), name="feed")
+        seen(self._running)  # its caller may be gone
         try:
             await asyncio.wait([self._running])
             if self._running.cancelled():

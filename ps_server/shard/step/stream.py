@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,11 +106,11 @@ class StepStream:
         self._unanswered = 0
         self._is_small = model.layout.region_bytes <= INLINE_BYTES
 
-    async def run(self, *others: Coroutine[Any, Any, None]) -> None:
-        """Serve until the worker sends its last, goes away, or one of ``others`` ends. Raises PsError."""
+    async def run(self, other: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
+        """Serve until the worker sends its last, goes away, or what ``other`` begins ends. Raises PsError."""
         serving = run_together(self._read(), self._write(), until_all=True)
         try:
-            await run_together(serving, self._model.stopped(), *others)
+            await run_together(serving, self._model.stopped(), *([other()] if other else []))
         except ConnectionError as error:
             logger.debug("the stream of %s ended: %s", self._worker, error)
         finally:

@@ -19,6 +19,7 @@ from ps_protocol.wire.convert.step import reply_to_bytes, reply_to_pieces, reque
 from ps_protocol.wire.frames import CHUNK_BYTES
 from ps_protocol.wire.socket_messages import STALL_SECONDS
 from ps_server.limits import FIRST_MESSAGE, LimitCounts
+from ps_server.shard.execution.tasks import seen
 from ps_server.shard.transport.base import no_segments
 from ps_server.state.region import Region
 
@@ -85,13 +86,17 @@ class GrpcServerTransport:
         self._stall_seconds = stall_seconds
         self._first: asyncio.Future[bytes | None] | None = None
 
-    async def begun(self) -> bytes | None:
-        """The first message, which ``receive`` will give again."""
-        return await read(self._context)
+    def begun(self) -> asyncio.Future[bytes | None]:
+        """The first message, which ``receive`` will give again. The transport owns the reading until ``close``."""
+        if self._first is None:
+            self._first = seen(asyncio.ensure_future(read(self._context)))
+        return self._first
 
-    def watch(self, first: asyncio.Future[bytes | None]) -> None:
-        """Take over a pending ``begun`` of another caller."""
-        self._first = first
+    def close(self) -> None:
+        """Nothing is received any more: a reading that nobody took over ends."""
+        if self._first is not None:
+            self._first.cancel()
+            self._first = None
 
     async def _read(self) -> bytes | None:
         first, self._first = self._first, None

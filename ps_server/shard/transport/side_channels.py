@@ -24,6 +24,7 @@ from ps_protocol.wire.socket_messages import TOKEN_BYTES
 from ps_protocol.wire.tls_carrier import TlsCarrier
 from ps_protocol.wire.unix_peer import check_peer
 from ps_server.limits import SIDE_HANDSHAKES, TOKEN_TIME, LimitCounts
+from ps_server.serving.log_limit import LogLimit
 from ps_server.shard.config import SideChannelConfig
 from ps_server.shard.transport.base import ServerTransport
 from ps_server.shard.transport.grpc_stream import GrpcServerTransport
@@ -32,6 +33,7 @@ from ps_server.shard.transport.socket_stream import SocketServerTransport
 from ps_server.state.region import Region
 
 logger = logging.getLogger(__name__)
+logger.addFilter(LogLimit())
 
 MAX_GRADIENT_SEGMENTS = 2
 """A worker needs one, or two when it fills one while the other is applied."""
@@ -66,20 +68,14 @@ class Offer:
 
     async def chosen(self, anchor: GrpcServerTransport) -> ServerTransport:
         """What the worker begins to use: a side channel, or the stream itself. Raises as ``ServerTransport`` does."""
-        first = asyncio.ensure_future(anchor.begun())
-        try:
-            either: list[asyncio.Future[Any]] = [first, self.confirmed]
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if self.confirmed.done():
-                return self.confirmed.result()
-            self.confirmed.cancel()
-            first.result()
-            return anchor
-        except asyncio.CancelledError:
-            first.cancel()
-            raise
-        finally:
-            anchor.watch(first)
+        first = anchor.begun()
+        either: list[asyncio.Future[Any]] = [first, self.confirmed]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if self.confirmed.done():
+            return self.confirmed.result()
+        self.confirmed.cancel()
+        first.result()
+        return anchor
 
 
 #: How a new connection is checked and shows its token. Raises PsError, OSError.
@@ -214,6 +210,9 @@ class SideChannels:
             logger.debug("a side channel was not taken up in %g s", self._config.token_seconds)
         except OSError as error:
             logger.debug("a side channel was not taken up: %s", error)
+        except Exception:
+            # a defect, which one connection must not make thousands of lines of
+            logger.exception("a side channel failed")
         finally:
             self._strangers.pop(transport, None)
             if not confirmed:

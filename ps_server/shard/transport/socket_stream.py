@@ -263,6 +263,8 @@ class SocketServerTransport:
             await self._in_thread(lambda: self._carrier.send_all(rest))
 
     async def _in_thread(self, work: Callable[[], None]) -> None:
+        if self._closed:  # its threads take no work any more
+            raise ConnectionAbortedError("the connection is closed")
         await in_thread(work, self._threads, hurry=self.close)
 
     def close(self) -> None:

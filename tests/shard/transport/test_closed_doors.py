@@ -8,7 +8,7 @@ import socket
 import ssl
 import subprocess
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -120,6 +120,30 @@ def test_clients_that_stall_in_the_handshake_cost_nobody_else(certificates):
         channel.send(confirm=pb.Confirm())
         channel.send(push=header(skipped=True))
         assert channel.receive().result.outcome == pb.OUTCOME_SKIPPED
+
+
+def test_a_flood_of_half_open_handshakes_leaves_no_traceback(certificates, caplog):
+    """Some are shut out while their handshake waits for a thread."""
+    few = SideChannelConfig(max_handshakes=3)
+    with unharmed(doors=certificates.shard(), config=few) as (shard, _), worker_of(shard, BULK) as worker:
+        hello = client_hello(certificates)
+        flood = [worker.connect() for _ in range(60)]
+        for number, channel in enumerate(flood):
+            with suppress(ConnectionError):
+                channel.socket.sendall(hello[: len(hello) // (1 + number % 3)])
+        for channel in flood[:-3]:
+            assert channel.ended()
+        assert tls_channel(worker, certificates).attach().WhichOneof("body") == "attached"
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+
+
+def client_hello(certificates: SocketCertificates) -> bytes:
+    context, said = certificates.worker().client_context(), ssl.MemoryBIO()
+    assert context
+    client = context.wrap_bio(ssl.MemoryBIO(), said, server_hostname="127.0.0.1")
+    with suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    return said.read()
 
 
 @pytest.mark.parametrize("begun", [b"", b"\x16", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "a byte", "a part"])

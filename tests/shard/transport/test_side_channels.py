@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 
 import pytest
 
-from ps_protocol.errors import InvalidRequest
+from ps_protocol.errors import InvalidRequest, Unavailable
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.convert.errors import from_detail
 from ps_protocol.wire.socket_messages import LENGTH, MAX_MESSAGE_BYTES, framed
 from ps_server.shard.config import SideChannelConfig
+from ps_server.shard.transport.side_channels import Offer
 from tests.support.shards import (
     StubStream,
     flat,
@@ -114,6 +116,33 @@ def test_who_never_confirms_is_shut_out_and_goes_on_over_grpc(transport):
         assert channel.ended()
         payload = flat(model.layout, *gradients(model, 1))
         assert worker.stream.exchange(payload)[0].outcome == pb.OUTCOME_APPLIED
+
+
+@BOTH
+def test_a_newer_stream_that_comes_while_the_older_takes_its_channel_up_leaves_no_error_unasked_for(
+    transport, monkeypatch
+):
+    """The older one has its side channel, and still waits to hear of it."""
+    pending, original = [], Offer.chosen
+
+    async def never_told(offer, anchor):
+        await original(offer, anchor)
+        pending.append(anchor._first)
+        await asyncio.Event().wait()
+
+    with unharmed() as (shard, _), ExitStack() as stack:
+        with monkeypatch.context() as late:
+            late.setattr(Offer, "chosen", never_told)
+            older = stack.enter_context(worker_of(shard, transport))
+            older.confirmed()
+            wait_until(lambda: len(pending) == 1)
+        stack.enter_context(worker_of(shard, transport))
+        assert isinstance(older.error(), Unavailable)
+        (reading,) = pending
+        wait_until(reading.done)
+        shard.loop.run(asyncio.sleep(0))
+        # asyncio prints the error of a task that nobody has asked for.
+        assert not reading._log_traceback
 
 
 @BOTH
