@@ -87,6 +87,11 @@ class FlatModel:
         """Whether the model has persistent buffers."""
         return bool(self._bindings.buffers)
 
+    def check_buffers(self) -> None:
+        """Raises InvalidRequest for a buffer whose shape has changed."""
+        if self._buffer_views:
+            self._bindings.buffer_values()
+
     def check_in_place(self) -> None:
         """Let parameters that have other memory now keep it. Raises InvalidRequest where its kind has changed."""
         if list(map(torch.Tensor.data_ptr, self._bindings.parameters)) != self._addresses:

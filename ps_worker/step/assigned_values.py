@@ -8,15 +8,17 @@ of other workers would be lost, the intention is not known: that is an error.
 from __future__ import annotations
 
 import enum
+import hashlib
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from ps_protocol.cluster.exchange import ExchangeKey
 from ps_protocol.cluster.model_status import ModelStatus
-from ps_protocol.errors import InvalidRequest, NotReady
+from ps_protocol.errors import InvalidRequest, NotReady, PsError
 from ps_protocol.model.spec import Consistency
 from ps_worker.memory.flat import FlatModel
 from ps_worker.session.session import Session
@@ -33,11 +35,22 @@ the model: perhaps it does not train it."""
 _POLL_SECONDS = 0.002
 _LONGEST_POLL_SECONDS = 0.1
 
+END_SECONDS = 2.0
+"""How long a worker that has set values waits at its end for others that have."""
+
 _REMEDY = (
     "set values before cluster.optimizer(...), or call optimizer.assign() on one worker and then cluster.barrier(); "
     "to take the cluster's values back, as after an evaluation with others, call optimizer.pull(); "
     'writes="ignore" drops what is set'
 )
+
+
+def digest(tensors: Sequence[torch.Tensor]) -> str:
+    """Of the bytes of all ``tensors``: the same for the same bytes."""
+    found = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 class Fate(enum.Enum):
@@ -177,22 +190,65 @@ class AssignedValues:
             self._warn_replaced(lost, place)
 
     def at_end(self) -> None:
-        """At a clean end: values set last become the cluster's where that is possible; else warns."""
+        """At a clean end: values set last become the cluster's where that is possible; else warns.
+
+        A worker that has set values the shards do not have waits for the others for a moment: where all have set some
+        and come to their end, no step is lost, and those of the lowest rank become the cluster's in every mode.
+        """
         written = self._flat.written()
         if not written or self._writes is Writes.IGNORE:
             return
         fate = self._fate(overlaps=False)
         if fate is Fate.ASSIGN:
+            self._told_at_end(written)
             self._assign_after_start(written)
+            return
+        if self._writes is Writes.REFUSE or fate is Fate.YIELD:
+            self._warn_not_sent(written)
+            return
+        if not self._differences(written):
+            return
+        own = self._digest(written)
+        told = self._told_at_end(written)
+        deadline = time.monotonic() + END_SECONDS
+        while not told and len(self._session.workers) > 1 and time.monotonic() < deadline:
+            time.sleep(_LONGEST_POLL_SECONDS)
+            told = self._told_at_end(written)
+        lowest = min(told, default=None)
+        if lowest == self._session.rank or (lowest is None and self._fate(overlaps=False) is Fate.ASSIGN):
+            self._assign_after_start(written)
+        elif lowest is not None:
+            if told[lowest] != own:
+                self._warn_not_kept(written)
+            elif lowest not in self._session.workers and self._differences(written):
+                # It has left without it, since nobody else had come to the end in time.
+                self.assign(written)
         elif fate is Fate.AGREE:
-            self._warn_not_kept(written)
+            if found := self._differences(written):
+                self._warn_not_kept(found)
         else:
-            logger.warning(
-                "model '%s': '%s' was set after the last step: this process has it, the shards have not; "
-                "call cluster.barrier() before the end",
-                self._pipeline.name,
-                self._name(written),
-            )
+            self._warn_not_sent(written)
+
+    def _told_at_end(self, written: tuple[int, ...]) -> Mapping[int, str]:
+        """What workers that have come to their end have set, by rank; empty until all live workers have told it."""
+        key = ExchangeKey(f"set at the end of {self._pipeline.name}", self._session.phase)
+        try:
+            state = self._session.try_exchange(key, self._digest(written).encode())
+        except PsError as error:
+            logger.debug("what other workers have set at their end is not known: %s", error)
+            return {}
+        return {rank: told.decode(errors="replace") for rank, told in state.payloads.items()} if state.complete else {}
+
+    def _digest(self, written: tuple[int, ...]) -> str:
+        return f"{written}{digest([self._flat.values_of(number) for number in written])}"
+
+    def _warn_not_sent(self, written: tuple[int, ...]) -> None:
+        logger.warning(
+            "model '%s': '%s' was set after the last step: this process has it, the shards have not; "
+            "call cluster.barrier() before the end",
+            self._pipeline.name,
+            self._name(written),
+        )
 
     def _assign_after_start(self, written: Iterable[int]) -> None:
         """``assign``; before the first step only when all workers have what they begin with.
@@ -270,16 +326,15 @@ class AssignedValues:
             before,
         )
 
-    def _warn_not_kept(self, written: tuple[int, ...]) -> None:
+    def _warn_not_kept(self, written: Sequence[int]) -> None:
         """Warn of values set at the end that differ from those of the lowest rank, which the cluster keeps."""
-        if found := self._differences(written):
-            logger.warning(
-                "model '%s': '%s' was set on rank %d after its last step and is not the cluster's: what the lowest "
-                "rank sets counts; call cluster.barrier() before the end",
-                self._pipeline.name,
-                self._name(found),
-                self._session.rank,
-            )
+        logger.warning(
+            "model '%s': '%s' was set on rank %d after its last step and is not the cluster's: what the lowest "
+            "rank sets counts; call cluster.barrier() before the end",
+            self._pipeline.name,
+            self._name(written),
+            self._session.rank,
+        )
 
     def _fate(self, overlaps: bool) -> Fate:
         ranks = self._session.workers

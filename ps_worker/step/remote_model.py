@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,7 +21,7 @@ from ps_worker.model.declare import Declaration
 from ps_worker.model.stray_buffers import StrayBuffers
 from ps_worker.session.session import Session
 from ps_worker.step.alternating import gradients_of
-from ps_worker.step.assigned_values import AssignedValues
+from ps_worker.step.assigned_values import AssignedValues, digest
 from ps_worker.step.gradient_buckets import GradientBuckets
 from ps_worker.step.overlap import Overlap
 from ps_worker.step.pipeline import StepPipeline
@@ -31,14 +30,6 @@ from ps_worker.tables.binding import TableBinding
 from ps_worker.tables.table import TableModule
 
 logger = logging.getLogger("ps_worker")
-
-
-def digest(tensors: Sequence[torch.Tensor]) -> str:
-    """Of the bytes of all ``tensors``: the same for the same bytes."""
-    found = hashlib.blake2b(digest_size=16)
-    for tensor in tensors:
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
 
 
 _STATE_STAYS = "model '%s' has been trained already: the shards keep their optimizer state"
@@ -196,6 +187,9 @@ class RemoteModel:
         if self._sends_buffers:
             self._gradients.collect_buffers()
             self._flat.buffers_sent()
+        else:
+            # Where the buffers of rank 0 are refused, those of all ranks are.
+            self._flat.check_buffers()
         ahead = self._session.lookahead if self._overlap else 0
         options = self._options()
         push = StepPush(

@@ -334,7 +334,9 @@ def test_a_worker_that_does_not_train_the_model_is_not_waited_for_for_ever_in_as
 
 
 @pytest.mark.parametrize("stepped", [True, False])
-def test_what_another_rank_than_the_lowest_sets_last_is_said_at_the_end(stepped, caplog):
+def test_what_another_rank_than_the_lowest_sets_last_is_said_at_the_end(stepped, caplog, monkeypatch):
+    monkeypatch.setattr(assigned_values, "END_SECONDS", 0.1)
+
     def work(cluster):
         model = net()
         optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
@@ -491,3 +493,79 @@ def test_in_async_weights_swapped_for_an_evaluation_are_no_error(caplog):
         run_workers(job, 2, work)
     # Once for each worker.
     assert caplog.text.count("they count as put back") == 2
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.ASYNC])
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("alike", [True, False])
+def test_what_all_ranks_set_last_is_kept_and_said_only_where_they_differ(mode, first, alike, caplog, monkeypatch):
+    """Whichever rank comes to its end first."""
+    monkeypatch.setattr(assigned_values, "END_SECONDS", 60)
+    ending = threading.Event()
+    told = assigned_values.AssignedValues._told_at_end
+
+    def noted(values, written):
+        found = told(values, written)
+        ending.set()
+        return found
+
+    monkeypatch.setattr(assigned_values.AssignedValues, "_told_at_end", noted)
+
+    def work(cluster):
+        model = net()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        train(model, optimizer, STEPS[:2])
+        cluster.barrier()
+        factor = 1 if alike else 1 + cluster.rank
+        model.load_state_dict({name: factor * value for name, value in WEIGHTS.items()})
+        if cluster.rank != first:
+            ending.wait(60)
+        cluster.close()
+
+    with running_job(2, 2, consistency=Consistency(mode)) as job, caplog.at_level(logging.WARNING, "ps_worker"):
+        run_workers(job, 2, work)
+        with job.cluster(rank=0) as cluster:
+            model = net(seed=5)
+            cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+            assert_bitwise(values_of(model), list(WEIGHTS.values()))
+    said = [record.getMessage() for record in caplog.records if "was set" in record.getMessage()]
+    assert len(said) == (not alike), said
+
+
+def test_values_that_were_put_back_are_no_matter_at_the_end(caplog):
+    def work(cluster):
+        model = large()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        train(model, optimizer, STEPS)
+        cluster.barrier()
+        own = {name: value.clone() for name, value in model.state_dict().items()}
+        model.load_state_dict({name: 0.5 * value for name, value in own.items()})
+        model.load_state_dict(own)
+
+    with running_job(2, 2, consistency=Consistency(Mode.ASYNC)) as job, caplog.at_level(logging.WARNING, "ps_worker"):
+        run_workers(job, 2, work)
+    assert "was set" not in caplog.text
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.ASYNC])
+def test_buffers_that_get_another_shape_are_refused_on_all_ranks(mode):
+    """As the observers of quantization-aware training, whose first forward gives them theirs."""
+
+    class Observed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(6, 3)
+            self.register_buffer("minimum", torch.zeros(0))
+
+        def forward(self, x):
+            self.minimum = x.detach().amin(0)
+            return self.layer(x)
+
+    def work(cluster):
+        model = Observed()
+        optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1)
+        with pytest.raises(InvalidRequest, match="the buffer 'minimum' has another shape"):
+            train(model, optimizer, STEPS[:1])
+
+    with running_job(2, 2, consistency=Consistency(mode)) as job:
+        run_workers(job, 2, work)
