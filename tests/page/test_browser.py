@@ -59,6 +59,19 @@ def test_changes_show_while_it_is_open(tab: Tab) -> None:
         tab.wait_for_text("#events", "consistency changed from async to sync")
 
 
+def test_the_page_and_its_tab_have_the_name_of_the_job_and_say_when_it_is_stalled(tab: Tab) -> None:
+    with running_page(job="ads-nightly") as job:
+        job.join(Role.WORKER, 0)
+        shard_0 = job.join(Role.SHARD, 0)
+        tab.open(job.url)
+        tab.wait("document.title === 'training · ads-nightly'")
+        assert tab.text("h1") == "ads-nightly"
+        job.connect_and_vanish(shard_0)
+        tab.wait_for_text("#tiles .bad", "stalled: shard 0 lost for ")
+        assert tab.run("document.title").startswith("(1) stalled: shard 0 lost for ")
+        assert tab.problems == []
+
+
 def test_it_survives_a_restart_of_the_coordinator(tab: Tab) -> None:
     with running_page() as job:
         job.join(Role.WORKER, 0)

@@ -44,9 +44,10 @@ Each target has the label `component`: `coordinator`, `shard`, `standby`, `worke
 name of the job, which every metric has, too ([monitoring.md](monitoring.md#several-jobs-under-one-prometheus)).
 [deploy/monitoring](../deploy/monitoring) has a `prometheus.yml`, alert rules and a Grafana dashboard.
 
-With TLS the pages are served over HTTPS with the certificate of the process; with tokens a caller needs any role but
-`worker`, best `viewer`, as `Authorization: Bearer SECRET`. Without either they are plain, for loopback or a trusted
-network.
+With TLS the pages are served over HTTPS with the certificate of the process, which has to name its host. Those that
+`ps-run --tls` makes for workers name none, so Prometheus reads coordinator and shards alone there. With tokens a caller
+needs any role but `worker`, best `viewer`, as `Authorization: Bearer SECRET`. Without either they are plain, for
+loopback or a trusted network.
 
 A process that is stuck answers with status 503, or not at all; `up` is 0 then. Durations are in seconds and sizes in
 bytes. Counters begin at 0 with the process, except those of pushes and staleness, which a shard keeps with its state.
