@@ -11,7 +11,10 @@ from chaos.plan import Targets
 from chaos.processes import Process, free_port
 from chaos.proxy import Proxy
 from chaos.training import read_counter
+from ps_protocol.client.worker_requests import LostServer, WorkerRequests
+from ps_protocol.errors import PsError
 from ps_protocol.security.roles import AccessRole
+from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
 from ps_server.certs.folder import CertificateFolder
 
@@ -38,6 +41,8 @@ class Cluster:
         self.folder = folder
         self.data = data
         self.address = f"127.0.0.1:{free_port()}"
+        #: Tells which shards have lost their places; None before the start.
+        self._requests: WorkerRequests | None = None
         self._certificates: CertificateFolder | None = None
         if size.secure:
             self._certificates = CertificateFolder(folder / "tls")
@@ -60,17 +65,35 @@ class Cluster:
 
     def targets(self, disk: str | None) -> Targets:
         """What faults can hit."""
-        return Targets(list(self.processes), list(self.links), disk)
+        servers = [process.name for process in (self.coordinator, *self.shards)]
+        return Targets(list(self.processes), servers, list(self.links), disk)
 
     def start(self) -> None:
         """Start everything."""
         for process in self.processes.values():
             process.start()
+        security = Security(self.settings("worker", AccessRole.WORKER), AccessRole.WORKER)
+        self._requests = WorkerRequests(self.address, security)
 
     def look_after(self) -> None:
-        """Start again what has ended."""
+        """Kill servers that hang, as launchers do, and start again what has ended."""
+        for lost in self._lost():
+            for process in self.shards:
+                if process.name == f"shard {lost.index}" and process.pid == lost.pid:
+                    process.replace(lost.how)
+        if why := self.coordinator.hangs():
+            self.coordinator.replace(why)
         for process in self.processes.values():
             process.look_after()
+
+    def _lost(self) -> Sequence[LostServer]:
+        """The shards that the coordinator has lost, as far as it can be asked."""
+        if self._requests is None:
+            return ()
+        try:
+            return self._requests.take().lost
+        except PsError:
+            return ()
 
     @property
     def steps(self) -> list[int]:
@@ -82,6 +105,8 @@ class Cluster:
 
     def close(self) -> None:
         """End everything at once."""
+        if self._requests is not None:
+            self._requests.close()
         for link in self.links.values():
             link.close()
         for process in self.processes.values():
@@ -92,7 +117,8 @@ class Cluster:
         return self._certificates.settings(name, role=role) if self._certificates else SecuritySettings()
 
     def _process(self, name: str, command: Callable[[int], Sequence[str]], **environment: str) -> Process:
-        return Process(name, command, self.folder / f"{name.replace(' ', '-')}.log", environment)
+        log = self.folder / f"{name.replace(' ', '-')}.log"
+        return Process(name, command, log, environment, shows_life=name == "coordinator")
 
     def _coordinator(self) -> Sequence[str]:
         lease = self.size.lease_seconds

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 
 
 class Kind(enum.Enum):
-    """What can happen. Each lasts for the fault's seconds, but for KILL, which is over at once."""
+    """What can happen. Each lasts for the fault's seconds, but for KILL and HANG, which nothing undoes."""
 
     #: kill -9.
     KILL = "kill"
     #: SIGSTOP, then SIGCONT: a machine that hangs, and a clock that jumps.
     FREEZE = "freeze"
+    #: SIGSTOP for good, of a server: whoever started it has to notice, and to replace it.
+    HANG = "hang"
     #: Every connection through a link ends, and new ones are refused.
     CUT = "cut"
     #: Nothing passes a link, and nobody is told.
@@ -43,9 +45,15 @@ class Targets:
     """What faults can hit."""
 
     processes: Sequence[str]
+    #: Those of ``processes`` that are servers.
+    servers: Sequence[str]
     links: Sequence[str]
     #: None where the disk cannot be filled without filling others'.
     disk: str | None
+
+
+REPLACED_SECONDS = 60.0
+"""For a server that hangs to be noticed, killed and started again: a coordinator after half a minute."""
 
 
 def plan(
@@ -62,14 +70,16 @@ def plan(
 
 
 def _drawn(chance: random.Random, end: float, every: float, lease: float, targets: Targets) -> Iterator[Fault]:
-    others = [Kind.FREEZE, Kind.CUT, Kind.HUSH, *([Kind.FULL] if targets.disk else [])]
+    others = [Kind.FREEZE, Kind.HANG, Kind.CUT, Kind.HUSH, *([Kind.FULL] if targets.disk else [])]
     number = 1
     while number * every < end:
         yield Fault(number * every, Kind.KILL, chance.choice(targets.processes))
         at, lasting = (number + 0.5) * every, chance.uniform(0.2, 1.5) * lease
         if number % 2 and at + lasting < end:
-            kind = chance.choice(others)
+            kind = chance.choice(others if at + REPLACED_SECONDS < end else [k for k in others if k is not Kind.HANG])
             match kind:
+                case Kind.HANG:
+                    yield Fault(at, kind, chance.choice(targets.servers))
                 case Kind.FREEZE:
                     yield Fault(at, kind, chance.choice(targets.processes), lasting)
                 case Kind.FULL:

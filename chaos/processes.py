@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ps_protocol.life import LifePipe
+
 RESTART_SECONDS = 0.2
 """Between the end of a process and its next start."""
 
@@ -33,25 +35,52 @@ class Process:
     command: Callable[[int], Sequence[str]]
     log: Path
     environment: dict[str, str] = field(default_factory=dict)
+    #: It is a coordinator: one that hangs shows that by its silence.
+    shows_life: bool = False
     lives: int = 0
+    #: How often it hung and was killed for that.
+    hung: int = 0
     #: Exit codes of the lives that were not killed from here.
     ends: list[int] = field(default_factory=list)
     _running: subprocess.Popen[bytes] | None = None
     _killed: bool = False
     _ended_at: float = float("-inf")
+    _life: LifePipe | None = None
 
     def start(self) -> None:
         """Begin the next life."""
         self.lives += 1
         self._killed = False
+        life = LifePipe(time.monotonic()) if self.shows_life else None
+        told = life.variables if life else {}
         with self.log.open("ab") as log:
             self._running = subprocess.Popen(
                 [sys.executable, *self.command(self.lives)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "TF_CONFIG": "", "OMP_NUM_THREADS": "1", **self.environment},
+                env={**os.environ, "TF_CONFIG": "", "OMP_NUM_THREADS": "1", **self.environment, **told},
+                pass_fds=[life.write_end] if life else [],
             )
+        self._watch(life)
+
+    def _watch(self, life: LifePipe | None) -> None:
+        if self._life is not None:
+            self._life.close()
+        if life is not None:
+            life.started()
+        self._life = life
+
+    def hangs(self) -> str:
+        """Why it hangs; empty: it does not, or does not show it."""
+        return self._life.hangs(time.monotonic()) if self._life is not None and self.alive else ""
+
+    def replace(self, why: str) -> None:
+        """Kill one that hangs."""
+        self.hung += 1
+        with self.log.open("a") as log:
+            log.write(f"it hangs, and is killed: {why}\n")
+        self.send(signal.SIGKILL)
 
     @property
     def pid(self) -> int | None:
@@ -92,3 +121,4 @@ class Process:
                 self._running.kill()
                 self._running.wait()
             self._running = None
+        self._watch(None)

@@ -69,6 +69,7 @@ def lines(runs: Runs, faults: Sequence[Fault]) -> Iterator[str]:
     yield "faults      " + (", ".join(f"{count} × {kind}" for kind, count in kinds.most_common()) or "none")
     yield "killed      " + (", ".join(f"{name} {count} times" for name, count in sorted(killed.items())) or "nobody")
     yield f"ended       by themselves, and were started again: {', '.join(disturbed.ended) or 'none'}"
+    yield f"hung        and were killed for that: {disturbed.hung} servers"
     yield f"progress    {disturbed.steps_per_second:.1f} steps/s over {disturbed.seconds:.0f} s"
     if runs.undisturbed:
         yield f"undisturbed {runs.undisturbed.steps_per_second:.1f} steps/s over {runs.undisturbed.seconds:.0f} s"

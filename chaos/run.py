@@ -42,6 +42,8 @@ class Outcome:
     served_is_replayed: bool
     #: Lives of processes that ended by themselves, as "name: exit code".
     ended: Sequence[str]
+    #: How often servers hung and were killed for that.
+    hung: int = 0
 
     @property
     def steps_per_second(self) -> float:
@@ -90,6 +92,7 @@ class Run:
             served_is_replayed=all(
                 torch.equal(ours, theirs) for ours, theirs in zip(served.parameters(), held.tensors, strict=True)
             ),
+            hung=sum(process.hung for process in cluster.processes.values()),
             ended=[f"{p.name}: {code}" for p in cluster.processes.values() for code in p.ends],
         )
 
@@ -118,7 +121,7 @@ class Run:
         match fault.kind:
             case Kind.KILL:
                 self._cluster.processes[fault.target].send(signal.SIGKILL)
-            case Kind.FREEZE:
+            case Kind.FREEZE | Kind.HANG:
                 self._cluster.processes[fault.target].send(signal.SIGSTOP)
             case Kind.CUT:
                 self._cluster.links[fault.target].cut()

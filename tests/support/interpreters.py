@@ -14,6 +14,7 @@ from typing import IO
 
 import psutil
 
+from ps_protocol.life import VARIABLE as LIFE_VARIABLE
 from tests.recovery.zygote import PATIENCE_SECONDS, PYTHON, Zygote, shared
 
 
@@ -80,13 +81,21 @@ def alive() -> list[int]:
 class Popen:
     """A ``subprocess.Popen`` of ``sys.executable``, as programs of this repository use it, that is forked.
 
-    ``env`` is added to the environment of the tests.
+    ``env`` is added to the environment of the tests. No other descriptors are passed, and what names one is left out.
     """
 
     def __init__(
-        self, command: Sequence[str], *, stdin: None, stdout: IO[bytes], stderr: IO[bytes], env: Mapping[str, str]
+        self,
+        command: Sequence[str],
+        *,
+        stdin: None,
+        stdout: IO[bytes],
+        stderr: IO[bytes],
+        env: Mapping[str, str],
+        pass_fds: Sequence[int] = (),
     ) -> None:
         executable, *arguments = command
+        env = {name: value for name, value in env.items() if name != LIFE_VARIABLE}
         assert executable == sys.executable
         with Path(os.devnull).open() as nothing:
             files = (nothing.fileno(), stdout.fileno(), stderr.fileno())
