@@ -52,9 +52,7 @@ class ClusterState:
         is_over = records.finished and records.released
         state.membership.restore(records.membership, now, finished=is_over)
         state.placement.restore(records.maps)
-        # A new run begins with the workers that it is started with; shards hold what they held.
-        kept = records.wanted
-        state._scaling.wanted = replace(kept, ranks=None, ending=frozenset()) if is_over else kept
+        state._scaling.wanted = records.wanted
         state._view.now = replace(
             state.view,
             revision=records.revision,
@@ -65,7 +63,7 @@ class ClusterState:
             expected_shards=records.shards,
             spare=records.spare,
             released_models=records.released_models,
-            wanted_workers=_count(state.wanted.ranks),
+            wanted_workers=state._scaling.workers,
             wanted_shards=_count(state.wanted.shards),
         )
         live = state.view.live(Role.WORKER)
@@ -122,7 +120,7 @@ class ClusterState:
         if after == before:
             return StateChange(before)
         self._scaling.wanted = after
-        self._view.change(wanted_workers=_count(after.ranks), wanted_shards=_count(after.shards))
+        self._view.change(wanted_workers=self._scaling.workers, wanted_shards=_count(after.shards))
         parts = [] if ask.workers is None else [f"{ask.workers} workers"]
         parts += [] if ask.shards is None else [f"{ask.shards} shards"]
         return StateChange(after, f"the job is to have {' and '.join(parts)}")

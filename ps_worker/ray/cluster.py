@@ -17,6 +17,7 @@ if importlib.util.find_spec("ray") is None:
 import ray
 
 from ps_protocol.client.worker_requests import WorkerRequests
+from ps_protocol.cluster.scaling import ScaleOrder, WorkerRange
 from ps_protocol.errors import ConfigError, PsError
 from ps_protocol.security.settings import SecuritySettings
 from ps_worker.ray.commands import worker_environment
@@ -39,7 +40,7 @@ class RayCluster:
     def __init__(
         self,
         shards: int = 1,
-        workers: int = 1,
+        workers: int | str | tuple[int, int] = 1,
         *,
         mode: str = "async",
         placement: str = "SPREAD",
@@ -59,6 +60,8 @@ class RayCluster:
     ) -> None:
         """Nothing is started before the ``with`` block.
 
+        ``workers``: how many; ``(2, 8)`` or ``"2:8"``: ``run`` begins with 2, and ``psctl scale --workers`` has as many
+        as 8; 0: servers only, and ``run`` with the workers that are asked for, until all have left after training.
         ``mode``: async, ssp or sync. ``placement``: a strategy of Ray's placement groups, for the servers.
         ``data_dir``: a folder on every node, its own disk or a shared one, from which servers continue.
         ``standbys``: each shard has one, with a folder of its own below ``data_dir``. ``coordinator_options``,
@@ -71,9 +74,11 @@ class RayCluster:
 
         Raises ConfigError.
         """
+        asked = WorkerRange.of(workers, "the workers argument of RayCluster()")
         self._plan = RayPlan(
             shards=shards,
-            workers=workers,
+            workers=asked.least,
+            worker_range=None if asked.fixed else asked,
             mode=mode,
             placement=placement,
             data_dir=None if data_dir is None else Path(data_dir).absolute(),
@@ -141,18 +146,27 @@ class RayCluster:
         servers = self._started
         plan = self._plan
         self.check()
-        reservation = Reservation(plan.worker_bundles(), "PACK", "workers", self._timeout_seconds)
+        bundles = plan.worker_bundles()
+        reservation = Reservation(bundles, "PACK", "workers", self._timeout_seconds) if bundles else None
         arguments = () if config is None else (config,)
-        environments = [worker_environment(plan, servers.address, rank, self._lineage) for rank in range(plan.workers)]
-        self._workers = RayWorkers(plan, reservation, environments, train_fn, arguments)
-        requests = requests_of(plan, servers.address) if plan.worker_restarts else None
+
+        def environment_of(rank: int) -> dict[str, str]:
+            return worker_environment(plan, servers.address, rank, self._lineage)
+
+        self._workers = RayWorkers(plan, reservation, environment_of, train_fn, arguments)
+        requests = requests_of(plan, servers.address) if plan.worker_restarts or plan.worker_range else None
         try:
-            return self._workers.run(self.check, partial(_wanted, requests))
+            if requests is None and plan.worker_range is not None:
+                raise ConfigError(
+                    "the driver cannot ask the coordinator, which tells which workers are to run and when all are done",
+                    remedy="give the driver the files of security, or RayCluster() a fixed number of workers",
+                )
+            return self._workers.run(self.check, partial(_wanted, requests), partial(_ordered, requests))
         finally:
             if requests is not None:
                 requests.close()
             self._workers.close()
-            if ray.is_initialized():
+            if reservation is not None and ray.is_initialized():
                 reservation.release()
 
     def check(self) -> None:
@@ -205,6 +219,15 @@ class RayCluster:
                 "this RayCluster is not running", remedy="use it in a block: with RayCluster(…) as cluster"
             )
         return self._servers
+
+
+def _ordered(requests: WorkerRequests | None, soon: bool) -> ScaleOrder | None:
+    """What is to run, as the coordinator has told since the last call; ``soon``: it is asked now."""
+    if requests is None:
+        return None
+    if soon:
+        requests.ask_now()
+    return requests.take_order()
 
 
 def _wanted(requests: WorkerRequests | None) -> tuple[int, ...]:

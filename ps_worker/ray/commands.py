@@ -37,9 +37,16 @@ def server_command(plan: RayPlan, server: ServerName, host: str, coordinator: st
     common = ["--bind", host, "--log-level", "warning"]
     if server.kind is ServerKind.COORDINATOR:
         port = coordinator.rpartition(":")[2] or "0"
-        counts = ["--shards", str(plan.shards), "--workers", str(plan.workers), "--mode", plan.mode]
+        counts = [
+            "--shards",
+            str(plan.shards),
+            "--workers",
+            str(plan.worker_range or plan.workers),
+            "--mode",
+            plan.mode,
+        ]
         folder = [] if plan.data_dir is None else ["--data-dir", str(plan.data_dir)]
-        asks = _ASKS_DRIVER if plan.worker_restarts else ()
+        asks = _ASKS_DRIVER if plan.worker_restarts or plan.worker_range else ()
         return [_PROGRAMS[server.kind], *common, "--port", port, *counts, *folder, *asks, *plan.coordinator_options]
     place = ["--shard", str(server.index), "--coordinator", coordinator, "--port", "0"]
     return [_PROGRAMS[server.kind], *common, *place, *_storage(plan, server), *plan.shard_options]

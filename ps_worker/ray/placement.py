@@ -32,18 +32,23 @@ class Reservation:
 
     def options(self, bundle: int) -> dict[str, Any]:
         """Of an actor in ``bundle`` that has all of it."""
-        amounts = dict(self._bundles[bundle])
-        return {
-            "num_cpus": amounts.pop("CPU", 0),
-            "num_gpus": amounts.pop("GPU", 0),
-            "memory": amounts.pop("memory", None),
-            "resources": amounts,
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, bundle),
-        }
+        strategy = PlacementGroupSchedulingStrategy(self._group, bundle)
+        return {**options_of(self._bundles[bundle]), "scheduling_strategy": strategy}
 
     def release(self) -> None:
         """Give the resources back; Ray kills what is still in them."""
         remove_placement_group(self._group)
+
+
+def options_of(bundle: Amounts) -> dict[str, Any]:
+    """Of an actor that needs ``bundle``: it begins when a node has it free."""
+    amounts = dict(bundle)
+    return {
+        "num_cpus": amounts.pop("CPU", 0),
+        "num_gpus": amounts.pop("GPU", 0),
+        "memory": amounts.pop("memory", None),
+        "resources": amounts,
+    }
 
 
 def node_addresses() -> list[str]:

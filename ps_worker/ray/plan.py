@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from ps_protocol.cluster.scaling import WorkerRange
 from ps_protocol.errors import ConfigError
 from ps_protocol.model.spec import Mode
 from ps_protocol.security.settings import SecuritySettings
@@ -77,9 +78,12 @@ class RayPlan:
     coordinator_options: Sequence[str] = ()
     shard_options: Sequence[str] = ()
     security: SecuritySettings = field(default_factory=SecuritySettings)
+    #: How many workers the job may have; None: ``workers``, which it begins with, and no others.
+    worker_range: WorkerRange | None = None
 
     def __post_init__(self) -> None:
-        _at_least(1, shards=self.shards, workers=self.workers)
+        _at_least(1, shards=self.shards)
+        _at_least(1 if self.worker_range is None else 0, workers=self.workers)
         _at_least(0, server_restarts=self.server_restarts, worker_restarts=self.worker_restarts)
         _check_times(
             connect_timeout_seconds=self.connect_timeout_seconds,

@@ -11,9 +11,10 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from ps_protocol.client.worker_requests import JOINING_SECONDS
+from ps_protocol.cluster.scaling import ScaleOrder
 from ps_protocol.errors import Fenced, PsError, Retryable, Unavailable
 from ps_worker.ray.actors import WorkerActor
-from ps_worker.ray.placement import Reservation
+from ps_worker.ray.placement import Reservation, options_of
 from ps_worker.ray.plan import RayPlan
 from ps_worker.ray.restarts import RestartBudget
 from ps_worker.ray.servers import end_actor
@@ -29,15 +30,15 @@ class RayWorkers:
     def __init__(
         self,
         plan: RayPlan,
-        reservation: Reservation,
-        environments: Sequence[Mapping[str, str]],
+        reservation: Reservation | None,
+        environment_of: Callable[[int], Mapping[str, str]],
         train_fn: Callable[..., Any],
         arguments: Sequence[Any],
     ) -> None:
-        """``environments``: of each worker, by rank. Nothing is started yet."""
+        """``environment_of``: the variables of the worker of a rank. Nothing is started yet."""
         self._plan = plan
         self._reservation = reservation
-        self._environments = environments
+        self._environment_of = environment_of
         self._train_fn = train_fn
         self._arguments = tuple(arguments)
         self._budget = RestartBudget(plan.worker_restarts)
@@ -48,10 +49,24 @@ class RayWorkers:
         self._ending: set[int] = set()
         #: Ranks that wait for their restart, and until when.
         self._due: dict[int, float] = {}
+        #: Ranks whose actors were killed because the job is to have fewer, until these have ended.
+        self._leaving: set[int] = set()
+        #: Ranks whose function has returned since the job was scaled last.
+        self._done: set[int] = set()
+        #: What the coordinator has told last, and whether a worker has ended since.
+        self._order = ScaleOrder()
+        self._order_is_old = True
 
-    def run(self, check: Callable[[], None], wanted: Callable[[], Iterable[int]] = tuple) -> list[Any]:
-        """Start all workers; their results, by rank. ``check`` raises where the job cannot go on. ``wanted``: ranks
-        that the coordinator asks for since the last call.
+    def run(
+        self,
+        check: Callable[[], None],
+        wanted: Callable[[], Iterable[int]] = tuple,
+        ordered: Callable[[bool], ScaleOrder | None] = lambda soon: None,
+    ) -> list[Any]:
+        """Start all workers; their results, by rank, of those that were not ended because the job was to have fewer.
+
+        ``check`` raises where the job cannot go on. ``wanted``: ranks that the coordinator asks for since the last
+        call. ``ordered``: what is to run, as it has told since the last call; with True it is needed soon.
 
         Raises what the function of a worker raises, and Unavailable when a worker is lost and no restart is left. A
         function that ends with an error of the job that another start may mend (Unavailable, NotReady, StorageFull,
@@ -60,9 +75,11 @@ class RayWorkers:
         results: dict[int, Any] = {}
         for rank in range(self._plan.workers):
             self._launch(rank)
-        while len(results) < self._plan.workers:
+        while not self._over(results):
             check()
             self._end_hanging(wanted())
+            if (order := ordered(self._order_is_old)) is not None:
+                self._scale(order)
             if self._running:
                 ended, _ = ray.wait(list(self._running), num_returns=1, timeout=_POLL_SECONDS)
             else:
@@ -74,7 +91,7 @@ class RayWorkers:
             for rank in [rank for rank, due in self._due.items() if due <= now]:
                 del self._due[rank]
                 self._launch(rank)
-        return [results[rank] for rank in range(self._plan.workers)]
+        return [results[rank] for rank in sorted(results)]
 
     def actor(self, rank: int) -> Any:
         """The handle of the present actor of worker ``rank``. Raises KeyError."""
@@ -87,11 +104,40 @@ class RayWorkers:
                 end_actor(actor)
         self._actors.clear()
 
+    def _over(self, results: Mapping[int, Any]) -> bool:
+        """Whether all workers have ended; those that came by hand, too, where workers come and go."""
+        if self._plan.worker_range is None:
+            return len(results) == self._plan.workers
+        if self._running or self._due or self._order_is_old:
+            return False
+        return self._order.finished or (bool(self._done) and not self._order.live_ranks)
+
+    def _scale(self, order: ScaleOrder) -> None:
+        """Start and end what ``order`` says; it comes again and again."""
+        if order.number != self._order.number:
+            self._done.clear()
+        self._order, self._order_is_old = order, False
+        if order.ranks is None:
+            return
+        for rank in self._due.keys() - order.ranks:
+            del self._due[rank]
+        running = set(self._running.values())
+        for rank in sorted(running - order.ranks - self._leaving):
+            log.warning("RayCluster: worker %d is ended: the job is to have fewer", rank)
+            self._leaving.add(rank)
+            end_actor(self._actors[rank])
+        for rank in sorted(order.ranks - running - self._due.keys() - self._done - order.live_ranks):
+            log.warning("RayCluster: worker %d is started: the job is to have more", rank)
+            self._launch(rank)
+
     def _launch(self, rank: int) -> None:
         # A task of the actor that is lost is not repeated by Ray: the new actor needs its place in the job first.
-        actor = ray.remote(WorkerActor).options(**self._reservation.options(rank)).remote(rank)
+        options = options_of(self._plan.worker_resources)
+        if self._reservation is not None and rank < self._plan.workers:
+            options = self._reservation.options(rank)
+        actor = ray.remote(WorkerActor).options(**options).remote(rank)
         self._actors[rank] = actor
-        self._running[actor.run.remote(self._train_fn, self._arguments, self._environments[rank])] = rank
+        self._running[actor.run.remote(self._train_fn, self._arguments, self._environment_of(rank))] = rank
         self._budget.started(rank, time.monotonic())
 
     def _end_hanging(self, ranks: Iterable[int]) -> None:
@@ -112,8 +158,14 @@ class RayWorkers:
     def _on_end(self, call: Any, results: dict[int, Any]) -> None:
         rank = self._running.pop(call)
         self._ending.discard(rank)
+        self._order_is_old = True
+        if rank in self._leaving:
+            self._leaving.discard(rank)
+            end_actor(self._actors.pop(rank))
+            return
         try:
             results[rank] = ray.get(call)
+            self._done.add(rank)
         except RayTaskError as error:
             raised = _of_the_function(error, rank)
             # Servers that are away longer than the worker waits come back, and so does its place.

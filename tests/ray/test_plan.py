@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ps_protocol.cluster.scaling import WorkerRange
 from ps_protocol.errors import ConfigError
 from ps_protocol.security.settings import SecuritySettings
 from ps_server.coordinator.main import main as coordinator_program
@@ -75,6 +76,15 @@ def test_the_coordinator_takes_any_port_first_and_the_same_one_again() -> None:
     again = server_command(plan, COORDINATOR, "10.0.0.1", "10.0.0.1:7321")
     assert again[again.index("--port") + 1] == "7321"
     assert first[-2:] == ["--staleness", "8"]
+
+
+def test_a_range_of_workers_is_that_of_the_coordinator_which_is_asked_for_it() -> None:
+    plan = RayPlan(shards=1, workers=2, worker_range=WorkerRange(2, 8), worker_restarts=0)
+    command = server_command(plan, COORDINATOR, "10.0.0.1", "")
+    assert command[command.index("--workers") + 1] == "2:8"
+    assert command[-2:] == ["--engine", "launcher:workers"]
+    assert len(plan.worker_bundles()) == 2
+    assert RayPlan(shards=1, workers=0, worker_range=WorkerRange.of(0)).worker_bundles() == []
 
 
 @pytest.mark.parametrize(

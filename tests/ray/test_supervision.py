@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ps_protocol.client.worker_requests import LostServer, Wanted
+from ps_protocol.cluster.scaling import ScaleOrder, WorkerRange
 from ps_protocol.cluster.view import Role
 from ps_protocol.errors import Fenced, NotReady, PsError, StateLost, Unavailable
 from ps_worker.ray.plan import RayPlan
@@ -168,7 +169,7 @@ def test_a_coordinator_that_saves_is_stopped_before_the_shards_it_needs_and_says
 
 def workers(plan: RayPlan) -> Any:
     of_ray = importlib.import_module("ps_worker.ray.workers")
-    return of_ray.RayWorkers(plan, _Reservation(), [{"PS_RANK": "0"}, {"PS_RANK": "1"}], len, ("arguments",))
+    return of_ray.RayWorkers(plan, _Reservation(), lambda rank: {"PS_RANK": str(rank)}, len, ("arguments",))
 
 
 def test_results_are_by_rank_also_of_workers_that_were_lost(ray: FakeRay) -> None:
@@ -275,3 +276,47 @@ def test_a_job_that_cannot_go_on_ends_the_run(ray: FakeRay) -> None:
 
     with pytest.raises(StateLost, match="shard 0 was lost"):
         workers(RayPlan(shards=1, workers=2)).run(check)
+
+
+def orders(*told: ScaleOrder) -> Any:
+    """What the coordinator tells, one after the other, and then the last again and again."""
+    left = list(told)
+    return lambda soon: left.pop(0) if len(left) > 1 else left[0]
+
+
+def order(number: int, *ranks: int, live: tuple[int, ...] = (), finished: bool = False) -> ScaleOrder:
+    return ScaleOrder(number, frozenset(ranks), live_ranks=frozenset(live), finished=finished)
+
+
+def test_workers_begin_and_end_as_the_coordinator_tells_and_those_that_end_have_no_result(
+    ray: FakeRay, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = RayPlan(shards=1, workers=1, worker_range=WorkerRange(1, 4), worker_restarts=0)
+    told = orders(order(0, 0), order(1, 0, 1, 2), order(1, 0, 1, 2), order(2, 0, 1), order(2, 0, 1, live=(0, 1)))
+    last = order(2, 0, 1, finished=True)
+
+    def check() -> None:
+        if len(ray.actors) == 3 and ray.actors[2].killed and not ray.actors[2].call("run").ended.is_set():
+            ray.actors[2].call("run").end(RayActorError())
+            ray.actors[0].call("run").end("of rank 0")
+            ray.actors[1].call("run").end("of rank 1")
+
+    def ordered(soon: bool) -> ScaleOrder:
+        ended = [actor.call("run").ended.is_set() for actor in ray.actors]
+        return last if len(ended) == 3 and all(ended) else told(soon)
+
+    running = workers(plan)
+    assert running.run(check, ordered=ordered) == ["of rank 0", "of rank 1"]
+    assert "worker 2 is ended: the job is to have fewer" in caplog.text
+    assert ray.actors[2].call("run").arguments == (len, ("arguments",), {"PS_RANK": "2"})
+
+
+def test_a_run_without_workers_lasts_until_those_that_are_asked_for_have_trained(ray: FakeRay) -> None:
+    plan = RayPlan(shards=1, workers=0, worker_range=WorkerRange.of(0))
+
+    def check() -> None:
+        for actor in ray.actors:
+            actor.call("run").end("trained")
+
+    told = orders(order(0), order(0), order(1, 0), order(1, 0, live=(0,)), order(1))
+    assert workers(plan).run(check, ordered=told) == ["trained"]

@@ -86,7 +86,12 @@ class Scaled:
     order: ScaleOrder
 
 
-Event = CoordinatorReady | Exited | Interrupted | DeadlinePassed | WorkersWanted | ServerHangs | Scaled
+@dataclass(frozen=True, slots=True)
+class CannotAsk:
+    """Event: the coordinator, which would tell what is to run, cannot be asked."""
+
+
+Event = CoordinatorReady | Exited | Interrupted | DeadlinePassed | WorkersWanted | ServerHangs | Scaled | CannotAsk
 
 
 @dataclass(frozen=True, slots=True)

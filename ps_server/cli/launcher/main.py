@@ -289,19 +289,18 @@ def main(
     if not has_servers(strategy) and not workers.fixed:
         raise click.UsageError(f"--workers {workers}: the number of processes of strategy {strategy} is fixed")
     with clean_errors():
-        if hosts is not None and "workers" not in given:
-            workers = WorkerRange.of(workers_of(hosts))
+        if hosts is not None and ("workers" not in given or not workers.bounded):
+            # Of any number, as many as have a slot.
+            slots = workers_of(hosts)
+            workers = WorkerRange(workers.least, slots) if "workers" in given else WorkerRange.of(slots)
         task = SlurmTask.from_environment(os.environ) if slurm is not None else None
-        if (hosts or slurm) and not workers.fixed:
-            where = "--hosts" if hosts else "--slurm"
-            raise ConfigError(
-                f"a job with {where} has a fixed number of workers",
-                expected="--workers N",
-                actual=f"--workers {workers}",
-            )
+        begun: int | None = None
         if slurm is not None and task is not None:
-            asked = workers.fixed if "workers" in given else None
-            workers = WorkerRange.of(workers_of_tasks(slurm.layout, task.tasks, shards, asked))
+            asked = workers.most if "workers" in given and workers.bounded else None
+            tasks = workers_of_tasks(slurm.layout, task.tasks, shards, asked)
+            # Every task starts its worker at once: the job begins with the first that come.
+            begun = tasks
+            workers = WorkerRange.of(tasks) if workers.fixed or "workers" not in given else workers
         if (hosts or slurm) and trace is not None:
             remedy = "give --env PS_TRACE=FOLDER, a folder that the hosts share, and psctl trace FOLDER afterwards"
             raise ConfigError("--trace is for jobs on this machine", remedy=remedy)
@@ -322,7 +321,7 @@ def main(
         script=(find_script if hosts is None else script_on_hosts)(python, script, arguments, module=module),
         consistency=consistency_of(mode, staleness, backup, grace_seconds, stale_policy, stale_threshold),
         shards=shards,
-        workers=workers.least,
+        workers=workers.least if begun is None else begun,
         cores=len(os.sched_getaffinity(0)),
         shard_threads=threads,
         seed=seed,

@@ -42,6 +42,9 @@ ASKS_LAUNCHER = ("--engine", "launcher")
 ASKS_FOR_WORKERS = ("--engine", "launcher:workers")
 """The same where shards cannot be started and ended while the job runs."""
 
+ASKS_FOR_LOST = ("--engine", "launcher:lost")
+"""The same where workers cannot either: those that are lost are started again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Script:

@@ -22,6 +22,7 @@ from ps_protocol.security.settings import SecuritySettings
 from ps_server.cli.launcher.certificates import CERTIFICATES, certificates_in, security_environment
 from ps_server.cli.launcher.events import (
     SERVERS,
+    CannotAsk,
     Command,
     CoordinatorReady,
     DeadlinePassed,
@@ -104,6 +105,7 @@ class Runner:
         self._selector = selectors.DefaultSelector()
         self._coordinator = ""
         self._poller: ProgressPoller | None = None
+        self._cannot_ask = False
         self._code: int | None = None
         #: Of this job alone; None: what the environment says.
         self._certificates: CertificateFolder | None = None
@@ -244,6 +246,9 @@ class Runner:
         if wanted.ranks:
             events.append(WorkersWanted(wanted.ranks))
         events += filter(None, map(self._hanging, wanted.lost))
+        if self._cannot_ask:
+            self._cannot_ask = False
+            events.append(CannotAsk())
         if self._requests is not None and (order := self._requests.take_order()) is not None:
             events.append(Scaled(order))
         return events
@@ -263,6 +268,7 @@ class Runner:
             return self._requests.take() if self._requests is not None else Wanted()
         except PsError as error:
             self._screen.say(f"processes that hang are not noticed, and the job cannot be scaled: {error}")
+            self._cannot_ask = True
             return Wanted()
 
     def _hanging(self, lost: LostServer) -> ServerHangs | None:

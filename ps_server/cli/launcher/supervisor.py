@@ -12,6 +12,7 @@ from ps_protocol.cluster.scaling import ScaleOrder
 from ps_server.cli.launcher.events import (
     SCRIPTS,
     SERVERS,
+    CannotAsk,
     Command,
     CoordinatorReady,
     DeadlinePassed,
@@ -138,6 +139,8 @@ class Supervisor:
         self._order = ScaleOrder()
         #: A worker has ended since ``_order`` was told.
         self._order_is_old = False
+        #: The coordinator can be asked; else the job ends with the workers of this program.
+        self._asks = True
         self._stage_ends: float | None = None
         self._exit_code: int | None = None
         self._hanging = HangingServers()
@@ -194,6 +197,9 @@ class Supervisor:
                 return [] if self.stage in ENDING else self._hanging.end(event, self._live)
             case Scaled(order):
                 return self._on_scaled(order, now)
+            case CannotAsk():
+                self._asks = False
+                return self._advance(now) if self._done else []
 
     def _restarts(self, process: ProcessName) -> Restarts:
         return self._server_restarts if process.part in SERVERS else self._worker_restarts
@@ -269,7 +275,7 @@ class Supervisor:
             return []
         if order.number != self._order.number:
             self._done.clear()
-        self._order, self._order_is_old = order, False
+        self._order, self._order_is_old, self._asks = order, False, True
         commands: list[Command] = []
         if order.ranks is not None:
             held = {ProcessName(ProcessRole.WORKER, rank) for rank in order.live_ranks} | self._done
@@ -415,7 +421,7 @@ class Supervisor:
     def _trained(self) -> bool:
         """Once no worker of this program runs: whether the job is done. Others may train on in an elastic one."""
         order = self._order
-        if not self._plan.elastic:
+        if not self._plan.elastic or not self._asks:
             return True
         return not self._order_is_old and (order.finished or (bool(self._done) and not order.live_ranks))
 

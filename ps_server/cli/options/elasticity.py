@@ -16,9 +16,9 @@ def elasticity_options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="ENGINE",
             show_default="none",
             help="Who is asked for workers that are missing for 30 s, and for what psctl scale wants: launcher is the "
-            "program that starts processes, launcher:workers one that starts workers only, kubernetes:JOB scales a Job "
-            "by the account of this pod, file:PATH writes the request to a file, "
-            "MODULE:CLASS is one of your own (docs/elasticity.md).",
+            "program that starts processes, launcher:workers one that starts workers only, launcher:lost one that "
+            "starts lost workers again, kubernetes:JOB scales a Job by the account of this pod, file:PATH writes the "
+            "request to a file, MODULE:CLASS is one of your own (docs/elasticity.md).",
         ),
         click.option(
             "--engine-workers",

@@ -170,7 +170,7 @@ class JobScaling:
             if number is not None and what not in engine.scales:
                 raise InvalidRequest(
                     f"{engine.describe()} cannot start and end {what}",
-                    expected=" or ".join(sorted(engine.scales)) or "nothing",
+                    expected=" or ".join(sorted(engine.scales)) or "nobody is asked for more or fewer processes",
                     actual=what,
                     remedy="start a shard with ps-server --add, then psctl move --to; psctl drain before one ends"
                     if what == SHARDS

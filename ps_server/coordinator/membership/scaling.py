@@ -139,6 +139,15 @@ class Scaling:
     def __init__(self, wanted: WantedSize | None = None) -> None:
         self.wanted = wanted or WantedSize()
 
+    @property
+    def workers(self) -> int | None:
+        """How many workers are wanted; None: those that the job began with."""
+        return None if self.wanted.ranks is None else len(self.wanted.ranks)
+
+    def finish(self) -> None:
+        """The job is finished: another run begins with the workers that it is started with, on as many shards."""
+        self.wanted = replace(self.wanted, ranks=None, ending=frozenset())
+
     def left(self, rank: int) -> None:
         """A worker has ended after training: nobody is wanted in its place."""
         wanted = self.wanted

@@ -245,6 +245,7 @@ class MembershipState:
         if last and not why and self._view.now.started:
             reasons.append("every worker has left: the job is finished")
             self._quorum.finish()
+            self._scaling.finish()
             self._change(finished=True)
         elif last and why:
             reasons += self._lost_all()
@@ -369,4 +370,4 @@ class MembershipState:
 
     def _change(self, **changes: Any) -> None:
         """One new revision of the view with the present members and ``changes``."""
-        self._view.change(members=self._members.members, **changes)
+        self._view.change(members=self._members.members, wanted_workers=self._scaling.workers, **changes)

@@ -3,6 +3,7 @@
 ps-run is forked from a process that has imported it, unless a test asks for an interpreter; what it starts is not.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -137,3 +138,9 @@ class Job:
         # A process that was killed while it left its pid has left an empty file.
         pids = [int(pid) for pid in (path.read_text() for path in self.pids.iterdir()) if pid]
         wait_until(lambda: not any(alive(pid) for pid in pids), f"{pids} have ended")
+
+
+def order(job: Job, **fields: object) -> None:
+    """What the coordinator tells from now on."""
+    (job.folder / "part").write_text(json.dumps(fields))
+    (job.folder / "part").rename(job.folder / "order")

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.cli.launcher.jobs import Job
+from tests.cli.launcher.jobs import Job, alive, order, wait_until
 
 WAITS = "import signal\nprint('waiting', flush=True)\nsignal.pause()\n"
 STUBBORN = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAITS
@@ -419,3 +419,42 @@ def test_a_terminal_gets_coloured_prefixes_unless_no_color_is_set(job, monkeypat
     os.close(ours)
     assert b"hello" in output
     assert (b"\x1b[36mworker 0" in output) is not no_color
+
+
+SERVES = """
+import signal
+print('begun', flush=True)
+signal.pause()
+"""
+
+
+def test_workers_begin_and_end_as_the_coordinator_tells_and_the_job_ends_when_it_says_so(job):
+    process = job.start("--workers", "1:3", script=SERVES)
+    job.has_started("worker0", "shard0")
+    order(job, number=1, ranks=[0, 1, 2])
+    job.has_started("worker1", "worker2")
+    order(job, number=2, ranks=[0], live_ranks=[0])
+    wait_until(lambda: not alive(job.pid("worker1")) and not alive(job.pid("worker2")), "two have ended")
+    order(job, number=3, ranks=[], live_ranks=[])
+    wait_until(lambda: not alive(job.pid("worker0")), "the last one has ended")
+    assert alive(job.pid("shard0"))
+    order(job, number=3, ranks=[], finished=True)
+    code, output = process.ends()
+    assert code == 0, output
+    assert "worker 2 is ended: the job is to have fewer" in output
+    assert "failures" not in output
+    job.leaves_nothing()
+
+
+def test_a_job_without_workers_serves_until_it_is_told_to_end(job):
+    process = job.start("--workers", "0", script="")
+    job.has_started("shard0")
+    order(job, number=1, shards=[0, 1], added_shards=[1], live_shards=[0])
+    job.has_started("shard1")
+    order(job, number=2, shards=[0], live_shards=[0, 1])
+    wait_until(lambda: not alive(job.pid("shard1")), "the second shard has ended")
+    os.kill(process.pid, signal.SIGTERM)
+    code, output = process.ends()
+    assert code == 128 + signal.SIGTERM, output
+    assert "workers that come and go" in output
+    job.leaves_nothing()

@@ -7,6 +7,7 @@ from typing import Any
 
 from ps_protocol.cluster.scaling import ScaleOrder
 from ps_server.cli.launcher.events import (
+    CannotAsk,
     CoordinatorReady,
     DeadlinePassed,
     Finish,
@@ -146,6 +147,17 @@ def test_a_job_that_goes_on_begins_with_what_it_had():
     started = j.see(order(4, {0, 1, 2}, shards={0, 1}))
     assert started == []
     assert j.see(CoordinatorReady()) == [StartProcess(each) for each in (*SHARDS[:2], *WORKER[:3])]
+
+
+def test_where_the_coordinator_cannot_be_asked_the_job_ends_with_its_own_workers():
+    j = job()
+    assert j.see(CannotAsk()) == []
+    j.exits(WORKER[0])
+    assert j.exits(WORKER[1]) == [Send(SHARD, signal.SIGTERM)]
+    late = job()
+    late.exits(WORKER[0])
+    late.exits(WORKER[1])
+    assert late.see(CannotAsk()) == [Send(SHARD, signal.SIGTERM)]
 
 
 def test_nothing_is_started_while_the_job_ends():

@@ -162,9 +162,21 @@ def test_the_last_worker_that_is_ended_does_not_finish_the_job_and_one_that_trai
     cluster.leave(workers[2], "Terminated")
     cluster.leave(workers[0])
     assert cluster.state.wanted.ranks == {1}
+    assert cluster.state.view.wanted_workers == 1
     cluster.state.scale(ScaleAsk(workers=1))
     cluster.leave(workers[1], "Terminated")
     assert not cluster.state.view.finished
+
+
+def test_after_the_end_of_the_job_workers_that_join_again_are_those_it_is_started_with():
+    cluster, workers = elastic()
+    cluster.state.scale(ScaleAsk(workers=4, shards=2))
+    for worker in workers:
+        cluster.leave(worker)
+    assert cluster.state.view.finished
+    assert (cluster.state.view.wanted_workers, cluster.state.view.wanted_shards) == (None, 2)
+    cluster.worker()
+    assert cluster.state.wanted.ranks is None
 
 
 def test_where_only_the_number_counts_any_worker_may_end():
@@ -173,9 +185,9 @@ def test_where_only_the_number_counts_any_worker_may_end():
     assert awaited(cluster.state.wanted, cluster.state.view) == "3 workers are there, 2 are wanted"
     assert cluster.leave(workers[0], "Terminated") == "worker 0 left: ended by scale"
     assert awaited(cluster.state.wanted, cluster.state.view) == ""
-    assert cluster.leave(workers[1], "Terminated") == "worker 1 left: Terminated"
     cluster.leave(workers[2])
-    assert len(cluster.state.wanted.ranks) == 1
+    assert cluster.state.view.wanted_workers == 1
+    assert cluster.leave(workers[1], "Terminated") == "worker 1 left: Terminated"
 
 
 def test_a_coordinator_that_is_started_again_keeps_what_is_wanted_and_a_new_run_of_the_job_its_shards_alone(tmp_path):

@@ -57,7 +57,7 @@ def run_on_hosts(
     environment = passed(os.environ, options.variables)
     if options.insecure:
         environment[VARIABLES["insecure"]] = "1"
-    placed = spread(options.hosts, programs.shards, programs.workers, evaluators)
+    placed = spread(options.hosts, programs.shards, _most_workers(programs), evaluators)
     used = [host for host in options.hosts if host in placed.values()]
     job = HostsJob(
         placed,
@@ -79,6 +79,11 @@ def run_on_hosts(
             screen.say(f"continuing from the state in {fleet.identity}; use another --data-dir to begin a new job")
         screen.say(f"hosts: {describe(job)}")
         return Runner(supervisor, programs, screen, environment, log_dir, show_progress, place=fleet).run()
+
+
+def _most_workers(programs: Programs) -> int:
+    """How many workers have a place: every one that the job may have."""
+    return programs.workers if programs.worker_range is None else programs.worker_range.most
 
 
 def check_listening(addresses: Mapping[str, str], environment: Mapping[str, str], *, tls: bool) -> None:

@@ -20,7 +20,7 @@ from ps_server.cli.launcher.certificates import security_environment
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.launcher.hosts.job import check_listening
 from ps_server.cli.launcher.output.screen import Screen
-from ps_server.cli.launcher.programs import ASKS_FOR_WORKERS, Programs
+from ps_server.cli.launcher.programs import ASKS_FOR_LOST, Programs
 from ps_server.cli.launcher.runner import Runner
 from ps_server.cli.launcher.slurm.options import SlurmOptions
 from ps_server.cli.launcher.slurm.task_supervisor import TaskSupervisor
@@ -50,7 +50,7 @@ class TaskPrograms(Programs):
         restarts_workers: bool,
     ) -> Self:
         """``programs``, of which ``processes`` run here, at ``address``. ``restarts_workers``: of any task."""
-        asks = ASKS_FOR_WORKERS if restarts_workers else ()
+        asks = ASKS_FOR_LOST if restarts_workers else ()
         values = {each.name: getattr(programs, each.name) for each in fields(programs)}
         values |= {
             "lineage": lineage,

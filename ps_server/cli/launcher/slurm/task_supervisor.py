@@ -9,6 +9,7 @@ from ps_protocol.client.coordinator import EXIT_UNSAVED
 from ps_server.cli.launcher.events import (
     SCRIPTS,
     SERVERS,
+    CannotAsk,
     Command,
     CoordinatorReady,
     DeadlinePassed,
@@ -84,7 +85,7 @@ class TaskSupervisor:
                 return end_hanging(ranks, self._live, self._restarts.__getitem__, now) if running else []
             case ServerHangs():
                 return self._hanging.end(event, self._live) if self.stage is Stage.RUNNING else []
-            case CoordinatorReady() | Scaled():
+            case CoordinatorReady() | Scaled() | CannotAsk():
                 return []
 
     def _start(self, process: ProcessName, now: float) -> StartProcess:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from ps_protocol.errors import ConfigError
 from ps_server.coordinator.elasticity.engines.base import WORKERS, WorkerEngine
-from ps_server.coordinator.elasticity.engines.kept_request import LAUNCHER, KeptRequest
+from ps_server.coordinator.elasticity.engines.kept_request import LAUNCHER, LOST, KeptRequest
 from ps_server.coordinator.elasticity.engines.kubernetes import kubernetes_job
 from ps_server.coordinator.elasticity.engines.request_file import RequestFile
 
-FORMS = "launcher, launcher:workers, file:PATH, kubernetes:JOB, or MODULE:CLASS"
+FORMS = "launcher, launcher:workers, launcher:lost, file:PATH, kubernetes:JOB, or MODULE:CLASS"
 
 
 def find_engine(text: str, most: int) -> WorkerEngine:
@@ -23,6 +23,8 @@ def find_engine(text: str, most: int) -> WorkerEngine:
         return KeptRequest()
     if text == f"{LAUNCHER}:{WORKERS}":
         return KeptRequest(frozenset({WORKERS}))
+    if text == f"{LAUNCHER}:{LOST}":
+        return KeptRequest(frozenset())
     kind, colon, rest = text.partition(":")
     if not colon or not kind or not rest:
         raise ConfigError("--engine is not understood", expected=FORMS, actual=text)

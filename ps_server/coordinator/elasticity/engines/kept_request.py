@@ -12,6 +12,9 @@ from ps_server.coordinator.elasticity.engines.base import SHARDS, WORKERS
 LAUNCHER = "launcher"
 """What ``--engine`` calls it; ``launcher:workers`` where that program can start and end workers only."""
 
+LOST = "lost"
+"""With ``launcher:`` before it: that program starts lost workers again, and no others."""
+
 PRESENT_SECONDS = 60.0
 """A program that has not asked for so long is taken to be gone."""
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.cli.launcher.hosts.sshd import Sshd, no_sshd
-from tests.cli.launcher.jobs import Job, alive, wait_until
+from tests.cli.launcher.jobs import Job, alive, order, wait_until
 
 pytestmark = pytest.mark.skipif(bool(no_sshd()), reason=no_sshd() or "sshd is here")
 
@@ -146,3 +146,24 @@ def test_an_interpreter_without_torch_ps_is_a_typed_error(job, sshd):
     assert re.match(r"Error: h0: torch-ps is not installed for .*/python", done.stderr), done.stderr
     done = job.run(*over(sshd, "h0"), "--python", "/no/python", script=WAITS)
     assert re.match(r"Error: h0: no interpreter /no/python", done.stderr), done.stderr
+
+
+def test_workers_begin_on_hosts_with_free_slots_and_end_there(job, sshd):
+    process = job.start(*over(sshd, "h0,h1:2", "--workers", "1:3"), script=WAITS)
+    job.has_started("worker0", "shard0")
+    order(job, number=1, ranks=[0, 1, 2])
+    job.has_started("worker1", "worker2")
+    order(job, number=2, ranks=[0], live_ranks=[0])
+    wait_until(lambda: not alive(job.pid("worker1")) and not alive(job.pid("worker2")), "two have ended")
+    order(job, number=3, ranks=[])
+    wait_until(lambda: not alive(job.pid("worker0")), "the last one has ended")
+    order(job, number=3, ranks=[], finished=True)
+    code, output = process.ends()
+    assert code == 0, output
+    job.leaves_nothing()
+
+
+def test_more_workers_than_slots_are_refused(job, sshd):
+    done = job.run(*over(sshd, "h0,h1:2", "--workers", "1:4"), script=WAITS)
+    assert done.returncode == 2
+    assert "there are more workers than slots on the hosts" in done.stderr

@@ -5,12 +5,15 @@ A server that shows no life hangs a second later. The process that is REFUSED ca
 
 import errno
 import functools
+import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from ps_protocol import life
 from ps_protocol.client.worker_requests import LostServer, Wanted
+from ps_protocol.cluster.scaling import ScaleOrder
 from ps_protocol.cluster.view import Role
 from ps_protocol.errors import PermissionDenied
 from ps_server.cli.launcher import hanging, place, runner
@@ -55,6 +58,10 @@ class Requests:
         return Wanted((0,))
 
     def take_order(self):
+        """What the file "order" says: the arguments of an order, as JSON."""
+        with suppress(FileNotFoundError):
+            told = json.loads(Path("order").read_text())
+            return ScaleOrder(**{name: frozenset(v) if isinstance(v, list) else v for name, v in told.items()})
         return None
 
     def ask_now(self):
