@@ -16,7 +16,7 @@ from ps_worker.model.built_optimizer import (
     has_scheduler,
     state_of,
 )
-from ps_worker.model.declare import Declaration, build_spec
+from ps_worker.model.declare import BufferPolicy, Declaration, build_spec
 from ps_worker.model.plain import plain_module
 from ps_worker.multi_model.trained_models import TrainedModels
 from ps_worker.on_shards import check_style, let_grow, on_shards
@@ -38,7 +38,7 @@ def adopt_optimizer(
     *,
     name: str,
     nonfinite: str = "refuse",
-    buffers: str = "rank0",
+    buffers: BufferPolicy = "rank0",
     style: Style = PLAIN,
     tables: Iterable[object] = (),
     models: TrainedModels | None = None,

@@ -22,7 +22,7 @@ from ps_worker.data.datasets import Datasets
 from ps_worker.embedded import EmbeddedCluster
 from ps_worker.evaluator.evaluator import follow
 from ps_worker.model.bindings import Source
-from ps_worker.model.declare import choice, named_arguments
+from ps_worker.model.declare import BufferPolicy, choice, named_arguments
 from ps_worker.multi_model.trained_models import TrainedModels
 from ps_worker.on_shards import declare_optimizer
 from ps_worker.optimizer import PsOptimizer
@@ -107,7 +107,7 @@ class Cluster:
         *positional: Any,
         name: str | None = None,
         nonfinite: str = "refuse",
-        buffers: str = "rank0",
+        buffers: BufferPolicy = "rank0",
         wire: str | None = None,
         overlap: bool = False,
         writes: str = "assign",
@@ -122,7 +122,8 @@ class Cluster:
         module of their buffers, tables and names. On return its values are rank 0's, or those the shards have already.
         Every worker calls this for the same models in the same order; ``name`` defaults to "model", "model-1", … in
         that order (see ``connect``). ``nonfinite`` is the policy for NaN and infinite gradients: "refuse", "skip" or
-        "allow". ``buffers`` selects the buffers that are kept: "rank0", "average" or "local".
+        "allow". ``buffers`` selects the buffers that are kept, "rank0", "average" or "local", of all or by name:
+        ``buffers={"vq": "local"}`` for those of one module, and "rank0" for the others.
 
         ``wire`` is a format that makes payloads on a network smaller: "bf16", "fp16", "int8" or "topk:RATIO"
         (docs/codecs.md); shared memory does not use it. With ``overlap`` a step returns at once, and the exchange with
@@ -169,7 +170,7 @@ class Cluster:
         *,
         name: str | None = None,
         nonfinite: str = "refuse",
-        buffers: str = "rank0",
+        buffers: BufferPolicy = "rank0",
         wire: str | None = None,
         overlap: bool = False,
         writes: str = "assign",

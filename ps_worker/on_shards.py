@@ -11,7 +11,7 @@ from ps_protocol.errors import ConfigError, UnsupportedOptimizer
 from ps_protocol.model.spec import Buffers
 from ps_worker.model.bindings import Source
 from ps_worker.model.built_optimizer import constructor_arguments, group_to_declare
-from ps_worker.model.declare import Declaration, build_spec
+from ps_worker.model.declare import BufferPolicy, Declaration, build_spec
 from ps_worker.multi_model.trained_models import TrainedModels
 from ps_worker.multi_model.trained_models import end_use as end_model_use
 from ps_worker.optimizer import PsOptimizer
@@ -35,7 +35,7 @@ def declare_optimizer(
     *,
     name: str,
     nonfinite: str = "refuse",
-    buffers: str = "rank0",
+    buffers: BufferPolicy = "rank0",
     style: Style = PLAIN,
     tables: Iterable[object] = (),
     module: torch.nn.Module | None = None,

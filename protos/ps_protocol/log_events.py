@@ -187,6 +187,7 @@ _BEGINNINGS = {
         "model '%s': '%s' was set after the last step: this",
         "model '%s': '%s' was written to since the last step",
         "training changes the buffers %s%s, which belong to",
+        "model '%s': forward writes the buffers %s%s: each",
         "gradients change after backward: they are not sent",
         "clip_grad_norm_ clips the gradients of each worker",
         "workers evaluate different parameters: '%s' was set",

@@ -167,7 +167,7 @@ def match(shard_map: ShardMap, own: Bindings, tables: DeclaredTables = NO_TABLES
     parameters = {v.name: p for v, p in zip(own.variables[:count], own.parameters, strict=True)}
     buffers = {v.name: b for v, b in zip(own.variables[count:], own.buffers, strict=True)}
     mine = {v.name: v for v in own.variables}
-    kinds = {v.kind for v in declared}
+    kinds = {v.kind for v in declared} - {Kind.BUFFER}
     differences = [d for v in declared if (d := _difference(v, mine.get(v.name)))]
     names = {v.name for v in declared}
     # Buffers that each worker keeps for itself are no difference.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -148,10 +148,10 @@ def check_free(bindings: Bindings, held: Mapping[int, str]) -> None:
             )
 
 
-def bind(groups: list[ParameterGroup], module: torch.nn.Module | None = None) -> Bindings:
-    """Check and name every tensor; with ``module``, its persistent buffers too. Raises InvalidRequest.
+def bind(groups: list[ParameterGroup], module: torch.nn.Module | None = None, without: Container[str] = ()) -> Bindings:
+    """Check and name every tensor; with ``module``, its persistent buffers too, but those ``without``.
 
-    Names are the same whether or not modules are compiled.
+    Raises InvalidRequest. Names are the same whether or not modules are compiled.
     """
     variables: list[Variable] = []
     parameters: list[torch.Tensor] = []
@@ -162,6 +162,8 @@ def bind(groups: list[ParameterGroup], module: torch.nn.Module | None = None) ->
     _check_together([v.name for v in variables], parameters)
     references = []
     for name, reference in persistent_buffers(module) if module is not None else ():
+        if name in without:
+            continue
         variables.append(_buffer(name, reference.value))
         references.append(reference)
     return Bindings(tuple(variables), tuple(parameters), tuple(references))

@@ -25,12 +25,25 @@ from ps_protocol.model.registered_optimizers import (
     registered_optimizer,
 )
 from ps_protocol.model.spec import Buffers, ModelSpec, NonFinite, Option, Options
-from ps_worker.model.bindings import Bindings, ParameterGroup, Source, bind, check_free, named_as_in, read_groups
+from ps_worker.model.bindings import (
+    Bindings,
+    ParameterGroup,
+    Source,
+    bind,
+    check_free,
+    named_as_in,
+    persistent_buffers,
+    read_groups,
+)
 from ps_worker.model.optimizer_state import StateByNumber
 from ps_worker.model.plain import plain_module
+from ps_worker.tables.plain_names import plain_name
 from ps_worker.tables.table import NO_TABLES, DeclaredTables, declared, modules_in
 
 E = TypeVar("E", bound=Enum)
+
+BufferPolicy = str | Mapping[str, str]
+"""Which buffers are kept: a policy for all, or by the name of a buffer or a module."""
 
 _KNOWN = ELEMENTWISE | SHAPED
 _KNOWN_TEXT = ", ".join(sorted(_KNOWN))
@@ -46,6 +59,8 @@ class Declaration:
     groups: list[dict[str, Any]]
     defaults: dict[str, Any]
     tables: DeclaredTables = NO_TABLES
+    #: Names of buffers whose policy the user has chosen.
+    chosen_buffers: frozenset[str] = frozenset()
     #: State that a new job begins with.
     state: StateByNumber = field(default_factory=dict)
 
@@ -57,7 +72,7 @@ def build_spec(
     *,
     name: str,
     nonfinite: str = "refuse",
-    buffers: str = "rank0",
+    buffers: BufferPolicy = "rank0",
     tables: Iterable[object] = (),
     seed: Callable[[], int] = lambda: 0,
     module: torch.nn.Module | None = None,
@@ -72,14 +87,15 @@ def build_spec(
     and for a table that is declared twice, ConfigError for an unknown policy.
     """
     qualified = qualified_name(torch_class)
-    kept = choice(Buffers, buffers, "buffers")
     source = plain_module(source) if isinstance(source, torch.nn.Module) else source
     whole = _module_of(source, plain_module(module) if isinstance(module, torch.nn.Module) else module)
     found = declared([*(whole.modules() if whole is not None else ()), *modules_in(tables)], seed)
     groups = read_groups(source, may_be_empty=bool(found.specs))
     if whole is not None:
         groups = named_as_in(whole, groups)
-    bindings = bind(groups, None if kept is Buffers.LOCAL else whole)
+    kept, policies = _buffer_policies(buffers, whole)
+    own = frozenset(name for name, policy in policies.items() if policy is Buffers.LOCAL)
+    bindings = bind(groups, None if kept is Buffers.LOCAL else whole, own)
     check_free(bindings, held)
     template = _instantiate(torch_class, groups, arguments)
     accepted = set(inspect.signature(torch_class).parameters) - EXECUTION_HINTS - {"params"}
@@ -95,7 +111,8 @@ def build_spec(
         clip_grad_norm=checked_clip(clip_grad_norm),
     )
     own_groups = [{**t, "params": list(g.parameters)} for t, g in zip(template.param_groups, groups, strict=True)]
-    return Declaration(spec, bindings, own_groups, template.defaults, found)
+    chosen = frozenset(policies) if isinstance(buffers, Mapping) or kept is not Buffers.RANK0 else frozenset()
+    return Declaration(spec, bindings, own_groups, template.defaults, found, chosen)
 
 
 def qualified_name(torch_class: type[torch.optim.Optimizer]) -> str:
@@ -164,6 +181,38 @@ def _module_of(source: Source, module: torch.nn.Module | None) -> torch.nn.Modul
             remedy="leave module= out: the model itself was given" if own is not None else "give module=model",
         )
     return module
+
+
+def _buffer_policies(given: BufferPolicy, module: torch.nn.Module | None) -> tuple[Buffers, dict[str, Buffers]]:
+    """That of all buffers of ``module`` that the cluster keeps, and of each buffer whose policy was given, by name.
+
+    A name in a mapping is that of a buffer, or of a module and all its buffers; the longest holds, and "" is all.
+    Raises ConfigError.
+    """
+    names = [name for name, _ in persistent_buffers(module)] if module is not None else []
+    if not isinstance(given, Mapping):
+        policy = choice(Buffers, given, "buffers")
+        return policy, dict.fromkeys(names, policy)
+    chosen = {plain_name(str(key)): choice(Buffers, value, f"buffers['{key}']") for key, value in given.items()}
+    policies: dict[str, Buffers] = {}
+    for key in sorted(chosen, key=len):
+        own = [name for name in names if not key or name == key or name.startswith(f"{key}.")]
+        if not own:
+            raise ConfigError(
+                f"buffers= names '{key}', and the model has no buffer of that name, or in a module of it",
+                expected=", ".join(names) or "nothing: the model has no persistent buffers",
+                actual=key,
+                remedy="give names as model.named_buffers() has them, and module=model with parameters",
+            )
+        policies.update(dict.fromkeys(own, chosen[key]))
+    kept = {policies.get(name, Buffers.RANK0) for name in names} - {Buffers.LOCAL}
+    if len(kept) > 1:
+        raise ConfigError(
+            "buffers= gives two policies for buffers that the cluster keeps",
+            expected='"rank0" or "average" for all of them, and "local" for others; "" names all buffers',
+            actual=", ".join(f"{key}: {value.value}" for key, value in chosen.items()),
+        )
+    return next(iter(kept), Buffers.LOCAL if names else Buffers.RANK0), policies
 
 
 def checked_clip(norm: object) -> float:

@@ -1,16 +1,18 @@
-"""Warns of buffers that training changes and that belong to no model of the cluster."""
+"""Warns of buffers that training changes, and that belong to no model of the cluster or are each worker's own."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from ps_worker.model.bindings import BufferRef, persistent_buffers
+from ps_worker.model.bindings import Bindings, BufferRef, persistent_buffers
+
+logger = logging.getLogger("ps_worker")
 
 _NAMED = 3
 """Buffers that the warning lists by name."""
@@ -63,6 +65,50 @@ class StrayBuffers:
                 ", ".join(changed[:_NAMED]),
                 more,
             )
+
+
+class ForwardWritten:
+    """Used by one model, in its training thread: the buffers that are written between its first two steps.
+
+    The statistics of torch's own modules are not told of: it is known that each worker has its own.
+    """
+
+    def __init__(self, model: str, bindings: Bindings, chosen: Container[str]) -> None:
+        """``chosen``: names of buffers whose policy the user has chosen, which are not told of."""
+        self._model = model
+        named = zip(bindings.variables[len(bindings.parameters) :], bindings.buffers, strict=True)
+        self._watched = {
+            variable.name: reference
+            for variable, reference in named
+            if variable.name not in chosen
+            and reference.value.numel() > 1  # counters are alike
+            and (type(reference.owner) is torch.nn.Module or not _is_torchs(reference.owner))
+        }
+        self._values: dict[str, torch.Tensor] | None = None
+
+    def look(self, workers: int) -> bool:
+        """Before a step with so many workers; whether to look again."""
+        if self._values is None:
+            self._values = {name: reference.value.clone() for name, reference in self._watched.items()}
+            return bool(self._values)
+        values, self._values = self._values, {}
+        pairs = [(name, value, self._watched[name].value) for name, value in values.items()]
+        written = [n for n, then, now in pairs if then.device != now.device or not torch.equal(then, now)]
+        if written and workers > 1:
+            logger.warning(
+                "model '%s': forward writes the buffers %s%s: each worker has its own, until a barrier brings those of "
+                "rank 0; where training reads them, write them from what all workers have (cluster.all_reduce), and "
+                'choose by name which are kept: buffers={"%s": "local"}, or "rank0"',
+                self._model,
+                ", ".join(written[:_NAMED]),
+                f" and {len(written) - _NAMED} more" if len(written) > _NAMED else "",
+                written[0],
+            )
+        return False
+
+
+def _is_torchs(module: torch.nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.")
 
 
 def _is_whole(module: torch.nn.Module) -> bool:

@@ -18,7 +18,7 @@ from ps_protocol.tracing.tracer import Attributes, Tracer, TraceSpan
 from ps_protocol.wire.formats import RAW
 from ps_worker.memory.flat import FlatModel
 from ps_worker.model.declare import Declaration
-from ps_worker.model.stray_buffers import StrayBuffers
+from ps_worker.model.stray_buffers import ForwardWritten, StrayBuffers
 from ps_worker.session.session import Session
 from ps_worker.step.alternating import gradients_of
 from ps_worker.step.assigned_values import AssignedValues, digest
@@ -72,6 +72,10 @@ class RemoteModel:
         self._options = options
         #: Checked at the first step.
         self._strays: StrayBuffers | None = None
+        #: Looked at in the first two steps.
+        self._forward_written: ForwardWritten | None = ForwardWritten(
+            self.name, declaration.bindings, declaration.chosen_buffers
+        )
         shard_map = session.declare(self.spec)
         doubled = style.overlap and style.wire == RAW
         self._flat = FlatModel(declaration.bindings, shard_map, doubled=doubled)
@@ -172,6 +176,8 @@ class RemoteModel:
         if self._strays:
             self._strays.warn(logger)
             self._strays = None
+        if self._forward_written and not skip and not self._forward_written.look(len(self._session.workers)):
+            self._forward_written = None
         # The gradient memory is free when the last exchange is finished.
         begin_ns = monotonic_ns() if trace is not None else 0
         if self._overlap is not None:

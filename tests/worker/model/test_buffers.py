@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from ps_protocol.errors import ConfigError
 from ps_worker.on_shards import declare_optimizer
 from tests.worker.fakes import FakeSession
 from tests.worker.model.optimizers import declare, train
@@ -60,6 +61,72 @@ def test_buffers_that_are_nobody_s_are_told_of_once_when_training_has_changed_th
     assert "1.running_mean, 1.running_var, 1.num_batches_tracked, which" in told[0]
     assert "positions" not in told[0]
     assert "module=model" in told[0]
+
+
+class Quantized(nn.Module):
+    """A codebook that forward keeps, as VQ-VAE's by moving averages, a counter, and statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = normalised()
+        self.vq = nn.Module()
+        self.vq.register_buffer("codebook", torch.zeros(3))
+        self.vq.register_buffer("steps", torch.tensor(0))
+        self.register_buffer("constant", torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.vq.codebook.data.lerp_(x.mean() + torch.arange(3), 0.5)
+        self.vq.steps += 1
+        return self.net(x)
+
+
+@pytest.mark.parametrize(
+    ("workers", "buffers", "tells"),
+    [(2, "rank0", True), (1, "rank0", False), (2, {"vq": "local"}, False), (2, {"vq.codebook": "rank0"}, False)],
+)
+def test_buffers_that_forward_writes_are_told_of_once(
+    session: FakeSession,
+    caplog: pytest.LogCaptureFixture,
+    workers: int,
+    buffers: Any,
+    tells: bool,
+) -> None:
+    session.workers = tuple(range(workers))
+    model = Quantized()
+    optimizer = declare(session, model, buffers=buffers)
+    with caplog.at_level(logging.WARNING, "ps_worker"):
+        train(model, optimizer, 4)
+    told = [record.getMessage() for record in caplog.records if "forward writes" in record.getMessage()]
+    assert len(told) == tells
+    if tells:
+        assert "the buffers vq.codebook: each worker has its own" in told[0]
+        assert 'buffers={"vq.codebook": "local"}' in told[0]
+
+
+def test_buffers_are_kept_by_name(session: FakeSession) -> None:
+    other = session.join(rank=1)
+    mine, theirs = Quantized(), Quantized()
+    settings = {"buffers": {"": "rank0", "vq": "local", "vq.steps": "rank0"}}
+    optimizer, reader = declare(session, mine, **settings), declare(other, theirs, **settings)
+    train(mine, optimizer, 3)
+    reader.pull()
+    assert theirs.vq.steps == mine.vq.steps == 3
+    assert not theirs.vq.codebook.any()
+    torch.testing.assert_close(theirs.net[1].running_mean, mine.net[1].running_mean)
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("buffers", "text"),
+    [
+        ({"queue": "local"}, "names 'queue', and the model has no buffer of that name"),
+        ({"vq": "average"}, "two policies for buffers that the cluster keeps"),
+        ({"vq": "mine"}, r"unknown value for buffers\['vq'\]"),
+    ],
+)
+def test_buffers_by_names_that_fit_nothing_are_refused(session: FakeSession, buffers: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        declare(session, Quantized(), buffers=buffers)
 
 
 @pytest.mark.parametrize("settings", [{"module": True}, {"buffers": "local"}, {"whole": True}, {"frozen": True}])
