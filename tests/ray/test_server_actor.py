@@ -24,6 +24,16 @@ from ps_worker.ray.commands import worker_environment
 from ps_worker.ray.plan import RayPlan, ServerKind, ServerName
 from tests.support.shards import wait_until
 
+
+@pytest.fixture(autouse=True)
+def _own_environment() -> Iterator[None]:
+    """An actor has its process for itself, and its variables: here they are taken back."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 SERVER = """
 import os, signal, sys
 file = sys.argv[sys.argv.index("--ready-file") + 1]

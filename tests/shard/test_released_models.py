@@ -211,7 +211,7 @@ def test_a_shard_without_any_model_left_takes_a_snapshot_and_starts_again(tmp_pa
         made.release("model")
         wait_until_gone(made, "model", 0)
         storage = made.nodes[0].storage
-        wait_until(lambda: storage.snapshotter.unsaved_records == 0)
+        wait_until(lambda: storage.durable.unsaved_records == 0)
     folder = DataFolder.open(tmp_path / "of-0", 0)
     found = recover(folder, log_goes_on=True)
     assert found.models == {}

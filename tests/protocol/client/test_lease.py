@@ -10,6 +10,7 @@ import pytest
 from ps_protocol.client.lease import MemberLease, pause_seconds
 from ps_protocol.cluster.view import HeartbeatAnswer, Joined, Member, Role
 from ps_protocol.errors import Fenced, Unavailable
+from ps_protocol.security.security import OFF
 
 JOINED = Joined(Member(Role.WORKER, 0, 1), 20.0, 1.0, 1, 0, 0)
 
@@ -46,6 +47,7 @@ def test_a_heartbeat_without_an_answer_is_sent_again_as_often_as_at_the_start() 
 
     class Client:
         address = "host:1"
+        security = OFF
 
         def heartbeat(self, *arguments: Any, **options: Any) -> HeartbeatAnswer:
             answer = answers.pop(0)

@@ -68,6 +68,7 @@ def test_what_users_hold_has_users_methods_only() -> None:
         torchs_own = public(torch.optim.SGD([parameter], lr=1.0))
         assert public(optimizer) - torchs_own == {
             "assign",
+            "clip_grad_norm",
             "close",
             "finish",
             "last",
