@@ -121,6 +121,14 @@ class PsTrainer(Trainer):
                 actual=", ".join(self._optimizer_options),
                 remedy="give these options to cluster.optimizer(...) or cluster.adopt(...) itself",
             )
+        followed = getattr(self.lr_scheduler, "optimizer", inner)
+        if inner is not self._adopted and followed is not inner and followed is not optimizer:
+            raise ConfigError(
+                "the scheduler is another optimizer's: the learning rate would stay as it is",
+                expected="a scheduler made with the optimizer that the trainer is given",
+                actual=f"{type(self.lr_scheduler).__name__} of a {type(followed).__name__}",
+                remedy="make the scheduler with the optimizer of cluster.optimizer(...) or cluster.adopt(...)",
+            )
         asked = self.args.max_grad_norm
         clips = inner.clip_grad_norm
         if "clip_grad_norm" in self._optimizer_options or not asked or asked <= 0 or clips == asked:

@@ -203,6 +203,10 @@ def test_an_optimizer_of_the_cluster_clips_as_the_arguments_say_or_is_refused(cl
             trainer.train()
     with pytest.raises(ConfigError, match=r"no effect.*wire"):
         scored(tmp_path, cluster, adopted, max_grad_norm=0, options={"wire": "bf16"}).train()
+    trainer = scored(tmp_path, cluster, adopted, max_grad_norm=0)
+    trainer.lr_scheduler.optimizer = torch.optim.SGD(trainer.model.parameters())
+    with pytest.raises(ConfigError, match=r"another optimizer's.*ConstantLR of a SGD"):
+        trainer.train()
     assert moved(scored(tmp_path, cluster, declared(clip_grad_norm=0.001), max_grad_norm=0.001)) < 0.0011
     assert moved(scored(tmp_path, cluster, adopted, max_grad_norm=0)) > 1
     # A torch optimizer is adopted with what the arguments say.
@@ -220,8 +224,8 @@ def test_an_optimizer_that_a_subclass_makes_is_held_to_the_arguments(cluster: Cl
 
     class Own(PsTrainer):
         def create_optimizer(self, model: Any = None) -> Any:
-            if self.optimizer is None or type(self.optimizer) is torch.optim.SGD:
-                made = self.cluster.adopt(torch.optim.SGD(self.model.parameters(), lr=1.0), self.model)
+            if type(self.optimizer) is torch.optim.SGD:
+                made = self.cluster.adopt(self.optimizer, self.model)
                 self.optimizer = self.accelerator.prepare_optimizer(made)
                 self.optimizer._is_accelerate_prepared = True
             return self.optimizer

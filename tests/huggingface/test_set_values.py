@@ -84,6 +84,8 @@ def loss_of(model):
 
 average = Average()
 trainer = made(callbacks=[average])
+# Before there is an optimizer.
+assert abs(trainer.evaluate()["eval_loss"] - loss_of(trainer.model)["loss"].item()) < 1e-5
 trainer.train()
 assert alike(trainer), "the average is another on this rank"
 if trainer.is_world_process_zero():
