@@ -251,6 +251,10 @@ class Driver:
         """See ClusterState.scale."""
         return self._settle(self._state.scale(ask, by_count=by_count))
 
+    def choose_shards(self, numbers: Collection[int]) -> None:
+        """See ClusterState.choose_shards."""
+        self._settle(self._state.choose_shards(numbers))
+
     def check_scale(self, ask: ScaleAsk, *, by_count: bool = False) -> WantedSize:
         """What ``scale`` would set. Changes nothing; raises what it raises."""
         return scaled(self.wanted, ask, self.view, self._settings.most_workers, by_count=by_count)

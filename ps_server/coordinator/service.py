@@ -264,6 +264,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """The progress of a move, batch by batch, until it is done or the caller ends the call."""
         async with translated(context):
             wish = Wish(tuple(request.to), tuple(request.drain), request.model, request.variable)
+            self._scaling.moved_by_hand(wish)
             async with aclosing(self._moves.reshard(wish, request.batch_bytes)) as made:
                 async for progress in made:
                     yield convert.progress_to_pb(progress)

@@ -125,6 +125,15 @@ class ClusterState:
         parts += [] if ask.shards is None else [f"{ask.shards} shards"]
         return StateChange(after, f"the job is to have {' and '.join(parts)}")
 
+    def choose_shards(self, numbers: Collection[int]) -> StateChange[None]:
+        """In a job whose shards were scaled, these are wanted from now on."""
+        before = self.wanted
+        if before.shards is None or before.shards == frozenset(numbers):
+            return StateChange(None)
+        self._scaling.wanted = replace(before, number=before.number + 1, shards=frozenset(numbers))
+        self._view.change(wanted_shards=len(numbers))
+        return StateChange(None, f"the shards {', '.join(map(str, sorted(numbers)))} are wanted")
+
     def set_consistency(self, consistency: Consistency) -> StateChange[ClusterView]:
         """Change the mode of the job. Raises InvalidRequest when it cannot work."""
         check_consistency(consistency, self._settings.always_workers)

@@ -14,7 +14,7 @@ from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.elasticity.engines.base import SHARDS, WORKERS, ScalingEngine, WorkerEngine
 from ps_server.coordinator.jobs.move_runner import MoveRunner
 from ps_server.coordinator.membership.scaling import WantedSize, awaited
-from ps_server.coordinator.placement.move_plan import Wish
+from ps_server.coordinator.placement.move_plan import Wish, goal_of
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,8 @@ class JobScaling:
         self._told: ScaleOrder | None = None
         #: A move for the sake of scaling: how far it is.
         self._progress: MoveProgress | None = None
+        #: A shard was added that may not have its share yet.
+        self._uneven = False
         #: What failed last, and until when that is not tried again.
         self._failure = ""
         self._pause_seconds = FIRST_PAUSE_SECONDS
@@ -88,6 +90,14 @@ class JobScaling:
             await self._driver.wait_for_change(_LOOK_SECONDS)
             self._check_goes_on(number)
         yield ScaleProgress(self._reached(), done=True)
+
+    def moved_by_hand(self, wish: Wish) -> None:
+        """Before ``wish`` of a caller: what it says of shards is wanted from now on, in a job whose shards were scaled.
+
+        Else they would be moved back. Raises what ``goal_of`` raises.
+        """
+        if (wish.to or wish.drain) and self._driver.wanted.shards is not None:
+            self._driver.choose_shards(goal_of(wish, self._driver.view, self._driver.shard_maps).shards)
 
     async def run(self) -> None:
         """Look at the job until cancelled, or the coordinator ends."""
@@ -138,17 +148,21 @@ class JobScaling:
             return
         live, used = frozenset(view.live(Role.SHARD)), frozenset(view.used_shards)
         adding, draining = wanted.shards - used, used - wanted.shards
-        if adding - live or not (adding or draining):
+        if adding - live or not (adding or draining or self._uneven):
             return
+        self._uneven = self._uneven or bool(adding)
         parts = [f"slices move to {named('shard', adding)}"] if adding else []
         parts += [f"slices leave {named('shard', draining)}"] if draining else []
-        self._say("; ".join(parts))
+        self._say("; ".join(parts) or "slices move until each shard has its share")
         try:
-            wish = Wish(to=tuple(sorted(adding)), drain=tuple(sorted(draining)))
+            self._progress = MoveProgress()
+            # After a move that failed in the middle, each shard that has something gets its share, too.
+            to = adding or (wanted.shards if self._uneven and not draining else adding)
+            wish = Wish(to=tuple(sorted(to)), drain=tuple(sorted(draining)))
             async with aclosing(self._moves.reshard(wish)) as progress:
                 async for self._progress in progress:
                     pass
-            moved = self._progress
+            moved, self._uneven = self._progress, self._uneven and bool(draining)
         finally:
             self._progress = None
         if moved is not None:
@@ -181,8 +195,9 @@ class JobScaling:
     def _awaited(self) -> str:
         """What the job waits for, in words; empty: it has what is wanted."""
         text = awaited(self._driver.wanted, self._driver.view)
-        if not text:
+        if not text and self._progress is None and not self._uneven:
             return ""
+        text = text or "slices have to move until each shard has its share"
         if (progress := self._progress) is not None:
             text += f"; {progress.moved_bytes / 1e6:.1f} of {progress.total_bytes / 1e6:.1f} MB have moved"
         return f"{text}; {self._failure}" if self._failure else text

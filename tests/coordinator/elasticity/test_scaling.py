@@ -12,13 +12,14 @@ import pytest
 
 from ps_protocol.cluster.scaling import ScaleAsk, ScaleOrder
 from ps_protocol.cluster.view import Role
-from ps_protocol.errors import InvalidRequest, NotReady, PsError, Unavailable
+from ps_protocol.errors import InvalidRequest, NotReady, PsError, Unavailable, UnknownShard
 from ps_server.coordinator.elasticity.engines.find import find_engine
 from ps_server.coordinator.elasticity.engines.kept_request import KeptRequest
 from ps_server.coordinator.elasticity.look import look_of
 from ps_server.coordinator.elasticity.scaling import JobScaling
 from ps_server.coordinator.membership.admission import Application
 from ps_server.coordinator.membership.scaling import awaited
+from ps_server.coordinator.placement.move_plan import Wish
 from tests.coordinator.moving_job import Job, played
 
 
@@ -94,6 +95,28 @@ def test_slices_leave_a_shard_before_it_may_end_and_go_to_one_that_has_started()
         leave(job, Role.SHARD, 2, "stopped")
         await fewer
         assert scaled.told[-2:] == ["shards 1 and 2 have to end", "the job has 1 worker and 1 shard"]
+        await scaled.close()
+
+    played(body)
+
+
+def test_what_is_moved_by_hand_afterwards_stays_where_it_is() -> None:
+    async def body(job: Job) -> None:
+        scaled = Scaled(job, FakeEngine())
+        await scaled.ask(shards=3)
+        wish = Wish(drain=(0,))
+        scaled.scaling.moved_by_hand(wish)
+        await job.reshard(wish)
+        before = job.held
+        assert before[0] == 0
+        for _ in range(3):
+            await scaled.scaling.look()
+        assert job.held == before
+        assert job.driver.wanted.shards == {1, 2}
+        assert awaited(job.driver.wanted, job.driver.view) == "shard 0 has to end"
+        with pytest.raises(UnknownShard):
+            scaled.scaling.moved_by_hand(Wish(to=(7,)))
+        assert job.driver.wanted.shards == {1, 2}
         await scaled.close()
 
     played(body)
