@@ -11,7 +11,7 @@ import click
 from ps_protocol.feed.cursor import load_cursor, save_cursor
 from ps_protocol.feed.reader import Change, Following, TableFeed
 from ps_server.cli.psctl.connection import connected, coordinator_option
-from ps_server.cli.psctl.output.facts import output_option
+from ps_server.cli.psctl.output.facts import output_option, say
 from ps_server.cli.psctl.output.notes import note
 
 _INTERRUPTED = 130
@@ -51,7 +51,7 @@ def feed(
         changes = TableFeed(client, what, load_cursor(cursor) if cursor else None, note)
         try:
             for change in changes:
-                click.echo(show(change))
+                say(show(change))
                 if cursor:
                     save_cursor(cursor, change.cursor)
         except KeyboardInterrupt:

@@ -30,7 +30,7 @@ from ps_server.cli.psctl.connection import connected, coordinator_option, patien
 from ps_server.cli.psctl.feed import feed
 from ps_server.cli.psctl.learning_rates import learning_rates
 from ps_server.cli.psctl.moves import drain, move
-from ps_server.cli.psctl.output.facts import output_option, tell
+from ps_server.cli.psctl.output.facts import output_option, say, tell
 from ps_server.cli.psctl.output.notes import log_as, note
 from ps_server.cli.psctl.output.status_json import status_json
 from ps_server.cli.psctl.release import release
@@ -113,14 +113,14 @@ def status(coordinator: str, watch: bool, as_json: bool, check: bool) -> None:
         looks = _looks(client, pause if watch else None)
         if as_json:
             for seen, tables in looks:
-                click.echo(status_json(seen, tables))
+                say(status_json(seen, tables))
         elif watch and console.is_terminal:
             with Live(console=console, auto_refresh=False) as live:
                 for seen, tables in looks:
                     live.update(status_tables(seen, console.width, tables=tables), refresh=True)
         elif watch:
             for seen, tables in looks:
-                click.echo(f"{time_text(time.time())} {status_line(seen, tables)}")
+                say(f"{time_text(time.time())} {status_line(seen, tables)}")
         else:
             for seen, tables in looks:
                 console.print(status_tables(seen, console.width, tables=tables))

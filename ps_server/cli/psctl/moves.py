@@ -14,7 +14,7 @@ from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.coordinator_streams import MoveStream
 from ps_protocol.cluster.view import MoveProgress
 from ps_server.cli.psctl.connection import connected, coordinator_option
-from ps_server.cli.psctl.output.facts import output_option, tell
+from ps_server.cli.psctl.output.facts import output_option, say, tell
 from ps_server.cli.psctl.output.notes import note
 
 MB = 1 << 20
@@ -119,7 +119,7 @@ def _run(
             for last in stream:
                 longest = max(longest, last.pause_seconds)
                 if last.batches:
-                    click.echo(
+                    say(
                         f"{_moved(last)} of {decimal(last.total_bytes)}; "
                         f"training paused for {last.pause_seconds:.2f} s",
                         err=as_json,

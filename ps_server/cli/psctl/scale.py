@@ -9,7 +9,7 @@ import click
 
 from ps_protocol.cluster.scaling import ScaleAsk, ScaleProgress
 from ps_server.cli.psctl.connection import connected, coordinator_option
-from ps_server.cli.psctl.output.facts import output_option, tell
+from ps_server.cli.psctl.output.facts import output_option, say, tell
 from ps_server.cli.psctl.output.notes import note
 
 _INTERRUPTED = 130
@@ -51,7 +51,7 @@ def scale(coordinator: str, workers: int | None, shards: int | None, timeout: fl
         try:
             for last in client.scale(ScaleAsk(workers, shards), timeout):
                 if not last.done:
-                    click.echo(last.text, err=as_json)
+                    say(last.text, err=as_json)
             view = client.get_status().view
         except KeyboardInterrupt:
             note(f"stopped: {last.text}. It stays wanted; the same command waits on", logging.WARNING)

@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+from ps_protocol.text import printable
+
 _JSON = "torch-ps.json"
 
 
@@ -68,4 +70,11 @@ def to_json(value: object) -> object:
 
 def tell(facts: Mapping[str, object], text: str, as_json: bool) -> None:
     """Print ``facts`` or ``text``."""
-    click.echo(json.dumps(to_json(facts)) if as_json else text)
+    say(json.dumps(to_json(facts)) if as_json else text)
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print ``text``; ``err``: on stderr. All that psctl prints passes here, or is a cell of a table: names from
+    outside, such as those of models and files, move no cursor.
+    """
+    click.echo(printable(text, keep="\n"), err=err)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 
-import click
-
 from ps_protocol.logs import LogFormat, configure_logging, describe_process, logs_json
+from ps_server.cli.psctl.output.facts import say
 
 logger = logging.getLogger(__name__)
 
@@ -26,4 +25,4 @@ def note(text: str, level: int = logging.INFO) -> None:
     if logs_json():
         logger.log(level, "%s", text, extra={"event": "psctl.note"})
     else:
-        click.echo(text, err=True)
+        say(text, err=True)

@@ -16,6 +16,7 @@ from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.history import JobHistory
 from ps_protocol.errors import ConfigError, Unavailable
 from ps_server.cli.psctl.connection import connected, coordinator_option
+from ps_server.cli.psctl.output.facts import say
 from ps_server.cli.psctl.output.notes import note
 from ps_server.cli.psctl.top.glance_view import NO_LIMIT, glance_view
 from ps_server.cli.psctl.top.keys import keys
@@ -129,4 +130,4 @@ def report(coordinator: str, file: Path, title: str | None) -> None:
         except OSError as error:
             partial.unlink(missing_ok=True)
             raise ConfigError(f"cannot write {file}: {error.strerror or error}") from error
-    click.echo(f"{file}: {len(text) / 1e6:.2f} MB")
+    say(f"{file}: {len(text) / 1e6:.2f} MB")
