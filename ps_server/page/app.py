@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -10,7 +11,7 @@ from urllib.parse import parse_qs
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -34,6 +35,9 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 """Of every response. A browser loads nothing from elsewhere, and runs no script but those of this page."""
+
+HOST_VIEWERS = VIEWERS // 2
+"""Of the places for browsers that one host may take."""
 
 _FORM_BYTES = 4096
 _RETRY_MS = 1000
@@ -78,6 +82,8 @@ class Pages:
         self._broadcast = broadcast
         self._access = access
         self._templates = templates()
+        #: How many streams each host reads.
+        self._hosts: Counter[str] = Counter()
 
     async def page(self, request: Request) -> Response:
         """The page, or the form that asks for a token. ``?token=`` is exchanged for a cookie."""
@@ -93,10 +99,13 @@ class Pages:
     async def log_in(self, request: Request) -> Response:
         """Take a token from the form."""
         body = bytearray()
-        async for piece in request.stream():
-            body += piece
-            if len(body) > _FORM_BYTES:
-                return PlainTextResponse("this form is too long\n", 413)
+        try:
+            async for piece in request.stream():
+                body += piece
+                if len(body) > _FORM_BYTES:
+                    return PlainTextResponse("this form is too long\n", 413)
+        except ClientDisconnect:
+            return PlainTextResponse("this form is not whole\n", 400)  # nobody reads it
         token = secret_in(parse_qs(body.decode(errors="replace")).get("token", [""])[0])
         try:
             return self._admitted(token, request)
@@ -111,7 +120,10 @@ class Pages:
             return PlainTextResponse(f"{error}\n", _status(error))
         if self._broadcast.is_full:
             return PlainTextResponse(f"{VIEWERS} browsers look at this page already\n", 503)
-        return StreamingResponse(self._stream(caller), media_type="text/event-stream")
+        host = request.client.host if request.client else ""
+        if self._hosts[host] >= HOST_VIEWERS:
+            return PlainTextResponse(f"{HOST_VIEWERS} browsers of your host look at this page already\n", 503)
+        return StreamingResponse(self._stream(caller, host), media_type="text/event-stream")
 
     async def check(self, request: Request) -> Response:
         """Whether this browser may follow the events; for a page whose stream was refused."""
@@ -121,15 +133,19 @@ class Pages:
             return PlainTextResponse(f"{error}\n", _status(error))
         return Response(status_code=204)
 
-    async def _stream(self, caller: Caller) -> AsyncIterator[str]:
-        yield f"retry: {_RETRY_MS}\n\n"
-        async with aclosing(self._broadcast.messages()) as messages:  # type: ignore[type-var]
-            async for message in messages:
-                try:
-                    self._access.check_proof(caller)
-                except Unauthenticated:
-                    return  # its token was removed: the browser asks again, and gets the reason
-                yield f"data: {message}\n\n"
+    async def _stream(self, caller: Caller, host: str) -> AsyncIterator[str]:
+        self._hosts[host] += 1
+        try:
+            yield f"retry: {_RETRY_MS}\n\n"
+            async with aclosing(self._broadcast.messages()) as messages:  # type: ignore[type-var]
+                async for message in messages:
+                    try:
+                        self._access.check_proof(caller)
+                    except Unauthenticated:
+                        return  # its token was removed: the browser asks again, and gets the reason
+                    yield f"data: {message}\n\n"
+        finally:
+            self._hosts -= Counter({host: 1})
 
     def _admitted(self, token: str, request: Request) -> Response:
         self._access.check_token(token, request)

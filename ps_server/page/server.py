@@ -24,6 +24,13 @@ from ps_server.serving.grpc_server import join_address
 logger = logging.getLogger(__name__)
 
 _CONNECTIONS = 4 * VIEWERS
+
+REQUEST_SECONDS = 10.0
+"""How long a client may take for one request, from its connection or the answer before to the request's last byte."""
+
+WAITING = VIEWERS
+"""Connections that have no whole request yet; of more than these the one that has waited longest is closed."""
+
 _IDLE_SECONDS = 5
 _GRACE_SECONDS = 1
 _BACKLOG = 128
@@ -113,14 +120,51 @@ class _ThreadServer(uvicorn.Server):
 
 
 class _PeerProtocol(H11Protocol):
-    """Puts the certificate of the peer into the scope of each request."""
+    """Puts the certificate of the peer into the scope of each request. Closes connections that make none."""
+
+    _limit: asyncio.TimerHandle | None = None
+    _waits_since = 0.0
+
+    @property
+    def waits(self) -> bool:
+        """Whether the client has yet to send a request, or the rest of one."""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A connection has opened; under TLS, its handshake is done."""
         super().connection_made(transport)
+        self._expect()
+        waiting = [each for each in self.connections if isinstance(each, _PeerProtocol) and each.waits]
+        if len(waiting) > WAITING:
+            longest = min(waiting, key=lambda each: each._waits_since)
+            # Not counted any more: that it is lost is told later.
+            self.connections.discard(longest)
+            longest.transport.abort()
         certificate = certificate_of(transport.get_extra_info("ssl_object"))
         if certificate:
             self.app = _with_certificate(self.app, certificate)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is closed."""
+        super().connection_lost(exc)
+        if self._limit is not None:
+            self._limit.cancel()
+
+    def on_response_complete(self) -> None:
+        """Another request may come."""
+        super().on_response_complete()
+        self._expect()
+
+    def _expect(self) -> None:
+        """The time for the next request begins."""
+        if self._limit is not None:
+            self._limit.cancel()
+        self._waits_since = self.loop.time()
+        self._limit = self.loop.call_later(REQUEST_SECONDS, self._end_if_late)
+
+    def _end_if_late(self) -> None:
+        if self.waits:
+            self.transport.abort()
 
 
 def _with_certificate(app: Any, certificate: bytes) -> ASGIApp:

@@ -7,7 +7,7 @@ import json
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
 from ps_server.certs.authority import Authority
-from ps_server.page import broadcast
+from ps_server.page import app, broadcast, server
 from ps_server.page.needs import check_libraries
 from ps_server.page.server import PageServer
 from tests.page.jobs import running_page
@@ -233,6 +233,47 @@ def test_one_viewer_too_many_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None
         answer = httpx.get(job.url + "events")
         assert answer.status_code == 503
         assert "look at this page already" in answer.text
+
+
+def test_connections_that_ask_nothing_keep_nobody_out_and_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 2.0)
+    with running_page() as job, ExitStack() as stack:
+        address = job.url.removeprefix("http://").rstrip("/").rpartition(":")
+        flood = [
+            stack.enter_context(socket.create_connection((address[0], int(address[2])), timeout=60)) for _ in range(300)
+        ]
+        for number, each in enumerate(flood):
+            with suppress(ConnectionError):
+                each.sendall(
+                    (b"", b"GET / HT", b"POST /token HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")[
+                        number % 3
+                    ]
+                )
+        assert httpx.get(job.url).status_code == 200
+        with httpx.Client(base_url=job.url) as client, messages(client) as told:
+            next(told)
+            for each in flood:
+                with suppress(ConnectionError):
+                    assert each.recv(1) == b""
+            # A stream of events has no limit of time.
+            next(told)
+            next(told)
+
+
+def test_one_host_cannot_take_all_places_of_viewers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "HOST_VIEWERS", 1)
+    with running_page() as job, httpx.Client(base_url=job.url) as client:
+        with messages(client) as told:
+            next(told)
+            answer = httpx.get(job.url + "events")
+            assert answer.status_code == 503
+            assert "browsers of your host" in answer.text
+        wait_until(lambda: _follows(job.url))
+
+
+def _follows(url: str) -> bool:
+    with httpx.stream("GET", url + "events") as answer:
+        return answer.status_code == 200
 
 
 def test_a_port_that_is_taken_is_a_typed_error() -> None:
