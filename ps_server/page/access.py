@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-import ipaddress
-import socket
 import ssl
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ps_protocol.errors import PsError
+from ps_protocol.security.binding import HostNames
 from ps_protocol.security.credentials import bearer
 from ps_protocol.security.identity import Caller
 from ps_protocol.security.roles import VIEWING
@@ -29,8 +28,7 @@ class PageAccess:
     def __init__(self, security: Security, host: str) -> None:
         """``host``: where the page listens."""
         self._security = security
-        names = {"localhost", socket.gethostname(), socket.getfqdn(), host}
-        self._names = frozenset(name.lower() for name in names if name)
+        self._names = HostNames(host)
 
     def check(self, request: Request) -> Caller:
         """Who asks. Raises Unauthenticated for nobody that is known, PermissionDenied for a role that may not view."""
@@ -54,12 +52,7 @@ class PageAccess:
         """
         if self._security.authenticates:
             return True
-        name = (request.url.hostname or "").lower()
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return name in self._names
-        return True
+        return self._names.allow(request.headers.get("host", ""))
 
     def keep(self, response: Response, token: str, request: Request) -> None:
         """Have the browser send ``token`` from now on, to this page alone, until it is closed."""

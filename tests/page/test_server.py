@@ -114,7 +114,8 @@ def test_a_coordinator_that_does_not_answer_is_asked_again_and_logged_once(caplo
 def test_a_page_of_another_site_cannot_read_this_one_by_a_name_of_its_own() -> None:
     with running_page() as job:
         port = job.url.rstrip("/").rpartition(":")[2]
-        assert httpx.get(job.url, headers={"host": "evil.example"}).status_code == 421
+        for name in ("evil.example", f"evil.example:{port}", "["):
+            assert httpx.get(job.url, headers={"host": name}).status_code == 421
         for name in ("localhost", "127.0.0.1", socket.gethostname()):
             assert httpx.get(job.url, headers={"host": f"{name}:{port}"}).status_code == 200
 

@@ -47,7 +47,9 @@ name of the job, which every metric has, too ([monitoring.md](monitoring.md#seve
 With TLS the pages are served over HTTPS with the certificate of the process, which has to name its host. Those that
 `ps-run --tls` makes for workers name none, so Prometheus reads coordinator and shards alone there. With tokens a caller
 needs any role but `worker`, best `viewer`, as `Authorization: Bearer SECRET`. Without either they are plain, for
-loopback or a trusted network.
+loopback or a trusted network. On loopback they are then answered to IP addresses and names of this host alone, as a web
+page of another site could read them by a name of its own: the header `Host` of other requests gets status 421. A
+request has 10 s; 16 are served at a time, and a connection that has sent no whole request gives way to another.
 
 A process that is stuck answers with status 503, or not at all; `up` is 0 then. Durations are in seconds and sizes in
 bytes. Counters begin at 0 with the process, except those of pushes and staleness, which a shard keeps with its state.

@@ -8,7 +8,9 @@ import selectors
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +21,7 @@ from ps_protocol.errors import ConfigError, PermissionDenied, PsError, Retryable
 from ps_protocol.metrics.common import read_security
 from ps_protocol.metrics.definition import Read
 from ps_protocol.metrics.exposition import exposition
+from ps_protocol.security.binding import HostNames, is_loopback
 from ps_protocol.security.roles import VIEWING
 from ps_protocol.security.security import OFF, Security
 from ps_protocol.text import printable
@@ -26,10 +29,15 @@ from ps_protocol.text import printable
 logger = logging.getLogger(__name__)
 
 CONNECTIONS = 16
-"""Requests that are served at once; a further one is closed at once."""
+"""Requests that are served at once. For a further one that connection is closed which has been without a whole request
+for longest; where all have one, the further one is closed.
+"""
 
 REQUEST_SECONDS = 10.0
-"""How long a client may leave the connection idle within one request."""
+"""How long a client may take to send its request, with the handshake of TLS; and to read the answer."""
+
+_LOOK_SECONDS = 1.0
+_ROOM_SECONDS = 1.0
 
 JOB_LABEL = "ps_job"
 """The label with the name of the job. Not ``job``: Prometheus sets that one, to the name of its own configuration."""
@@ -83,6 +91,8 @@ class MetricsServer:
         self._server.read, self._server.constant, self._server.targets = read, dict(constant), targets
         self._server.component = component
         self._server.security, self._server.context = security, security.server_context()
+        if is_loopback(bind) and not security.authenticates:
+            self._server.names = HostNames(bind, advertise)
         #: Closed here, readable there.
         self._closing, told = socket.socketpair()
         self._thread = threading.Thread(target=self._server.serve_until, args=(told,), name="metrics", daemon=True)
@@ -104,6 +114,29 @@ class MetricsServer:
         self._server.server_close()
 
 
+class _Connection:
+    """One that is served on a thread of its own, and ended by the thread of the server when it takes too long."""
+
+    def __init__(self, request: socket.socket) -> None:
+        # A socket of its own: TLS takes the other one over, and its descriptor may be another connection's by then.
+        self._socket = request.dup()
+        self.asks = True
+        self.ends = time.monotonic() + REQUEST_SECONDS
+
+    def answer(self) -> None:
+        """Its request is whole."""
+        self.asks, self.ends = False, time.monotonic() + REQUEST_SECONDS
+
+    def end(self) -> None:
+        """Whatever its thread waits for fails."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Its thread has ended."""
+        self._socket.close()
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     #: Closing does not wait for slow clients.
@@ -119,10 +152,15 @@ class _Server(ThreadingHTTPServer):
     component: str
     security: Security
     context: ssl.SSLContext | None
+    #: Those under which this may be asked; None: under any.
+    names: HostNames | None = None
 
     def __init__(self, family: socket.AddressFamily, address: Any) -> None:
         self.address_family = family
         self._places = threading.BoundedSemaphore(CONNECTIONS)
+        self._lock = threading.Lock()
+        #: Those that have a place, oldest first.
+        self._served: dict[threading.Thread, _Connection] = {}
         super().__init__(address, _Handler)
 
     def serve_until(self, told: socket.socket) -> None:
@@ -130,19 +168,48 @@ class _Server(ThreadingHTTPServer):
         with told, selectors.DefaultSelector() as selector:
             selector.register(self, selectors.EVENT_READ)
             selector.register(told, selectors.EVENT_READ)
-            while not any(key.fileobj is told for key, _ in selector.select()):
-                self.handle_request()
+            pause: float | None = None
+            while True:
+                ready = selector.select(pause)
+                if any(key.fileobj is told for key, _ in ready):
+                    return
+                self._end_late()
+                if ready:
+                    self.handle_request()
+                # A connection that was just taken is among those served a little later.
+                pause = _LOOK_SECONDS if ready or self._served else None
+
+    def _end_late(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            for each in self._served.values():
+                if now > each.ends:
+                    each.end()
+
+    def _make_room(self) -> bool:
+        """Whether there is a place, after the connection that has asked nothing for longest was ended."""
+        if self._places.acquire(blocking=False):
+            return True
+        with self._lock:
+            oldest = next((each for each in self._served.values() if each.asks), None)
+            if oldest is not None:
+                oldest.end()
+        return oldest is not None and self._places.acquire(timeout=_ROOM_SECONDS)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve one connection on a thread, where there is a place for it."""
-        if not self._places.acquire(blocking=False):
+        if not self._make_room():
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve one connection."""
+        thread, connection = threading.current_thread(), None
         try:
+            connection = _Connection(request)
+            with self._lock:
+                self._served[thread] = connection
             request.settimeout(REQUEST_SECONDS)
             if self.context is not None:
                 request = self.context.wrap_socket(request, server_side=True)
@@ -151,7 +218,16 @@ class _Server(ThreadingHTTPServer):
             logger.debug("no connection for metrics from %s: %s", client_address, error)
             self.shutdown_request(request)
         finally:
+            if connection is not None:
+                with self._lock:
+                    del self._served[thread]
+                connection.close()
             self._places.release()
+
+    def answers(self) -> None:
+        """The present thread has a whole request."""
+        with self._lock:
+            self._served[threading.current_thread()].answer()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away is no event; anything else is logged."""
@@ -165,6 +241,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer one request."""
         path = self.path.partition("?")[0]
+        self.server.answers()
+        if not self._may_name():
+            self._answer(HTTPStatus.MISDIRECTED_REQUEST, b"metrics are not served under that name\n", _TEXT)
+            return
         try:
             self._admit()
             if path == "/metrics":
@@ -184,6 +264,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n".encode(), _TEXT)
 
     do_HEAD = do_GET  # noqa: N815 -- the name is given
+
+    def _may_name(self) -> bool:
+        """Whether the request names this host, where that matters."""
+        return self.server.names is None or self.server.names.allow(self.headers.get("Host", ""))
 
     def _admit(self) -> None:
         """Raises Unauthenticated or PermissionDenied for a caller that may not see metrics."""

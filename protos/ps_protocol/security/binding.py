@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import socket
+from urllib.parse import urlsplit
 
 from ps_protocol.errors import ConfigError
 from ps_protocol.security.settings import SecuritySettings
@@ -25,6 +26,33 @@ def is_loopback(host: str) -> bool:
     except OSError:
         return False
     return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
+
+
+class HostNames:
+    """The names of this host in requests of browsers: a page of another site can give itself an address here, and read
+    what is served without authentication by a name of its own. Any thread may ask.
+    """
+
+    def __init__(self, *named: str) -> None:
+        """``named``: more names of this host."""
+        self._names = {name.lower() for name in ("localhost", socket.gethostname(), *named) if name}
+
+    def allow(self, header: str) -> bool:
+        """Whether the header Host of a request names an IP address or this host. One that is empty does: every browser
+        sends it.
+        """
+        if not header:
+            return True
+        try:
+            name = urlsplit(f"//{header}").hostname or ""
+        except ValueError:
+            return False
+        try:
+            ipaddress.ip_address(name.partition("%")[0])
+        except ValueError:
+            # Looked up when it is needed: that may take a while.
+            return name in self._names or name == socket.getfqdn().lower()
+        return True
 
 
 def check_bind(settings: SecuritySettings, host: str, what: str) -> None:

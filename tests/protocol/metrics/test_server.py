@@ -4,7 +4,10 @@ import http.client
 import json
 import socket
 import ssl
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,6 +21,7 @@ from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
 from tests.support.certificates import authority, write_pair
+from tests.support.shards import wait_until
 
 TEST = Catalogue("test", "shard")
 ROWS = TEST.gauge("rows", "Rows of a table.", "table")
@@ -46,8 +50,9 @@ def serve():
         each.close()
 
 
-def get(server, path="/metrics", *, method="GET", context=None, **headers):
-    host, _, port = server.address.rpartition(":")
+def get(server, path="/metrics", *, method="GET", context=None, host="", **headers):
+    named, _, port = server.address.rpartition(":")
+    host = host or named
     made = http.client.HTTPSConnection if context else http.client.HTTPConnection
     connection = made(host, int(port), timeout=60, **({"context": context} if context else {}))
     try:
@@ -132,21 +137,80 @@ def test_a_port_that_is_taken_is_refused_with_a_remedy(serve):
         MetricsServer("127.0.0.1", int(port), samples, {})
 
 
-def test_more_connections_than_there_are_places_for_are_closed_and_others_are_served_later(serve, monkeypatch):
-    monkeypatch.setattr(server_module, "CONNECTIONS", 2)
+def test_connections_without_a_whole_request_keep_nobody_out(serve):
     server = serve()
     host, _, port = server.address.rpartition(":")
-    idle = [socket.create_connection((host, int(port)), timeout=60) for _ in range(2)]
-    with socket.create_connection((host, int(port)), timeout=60) as third:
-        assert third.recv(1) == b"", "it is closed at once"
-    for each in idle:
-        each.close()
-    while True:
-        try:
+    with ExitStack() as stack:
+        held = [
+            stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
+            for _ in range(server_module.CONNECTIONS)
+        ]
+        for each in held:
+            each.sendall(b"GET /metrics HTT")
+        wait_until(lambda: len(server._server._served) == server_module.CONNECTIONS)
+        for _ in range(3):
             assert get(server)[0] == 200
-        except (ConnectionError, http.client.HTTPException):
-            continue
-        break
+        assert held[0].recv(1) == b"", "the one that has waited longest is closed"
+
+
+def test_where_all_places_are_taken_by_whole_requests_a_further_connection_is_closed(serve, monkeypatch):
+    monkeypatch.setattr(server_module, "CONNECTIONS", 1)
+    reading, goes_on = threading.Event(), threading.Event()
+
+    def slow():
+        reading.set()
+        assert goes_on.wait(60)
+        return samples()
+
+    server = serve(slow)
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(get, server)
+        assert reading.wait(60)
+        host, _, port = server.address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=60) as further:
+            assert further.recv(1) == b"", "it is closed at once"
+        goes_on.set()
+        assert first.result(60)[0] == 200
+
+
+@pytest.mark.parametrize("under_tls", [False, True])
+def test_a_request_has_its_time_in_all_however_slowly_it_comes(serve, guarded, monkeypatch, under_tls):
+    """Each byte comes in time, the whole does not."""
+    monkeypatch.setattr(server_module, "REQUEST_SECONDS", 1.0)
+    monkeypatch.setattr(server_module, "_LOOK_SECONDS", 0.1)
+    host, _, port = (guarded[0] if under_tls else serve()).address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=0.2) as slow, suppress(ConnectionError):
+        ended = False
+        while not ended:
+            slow.sendall(b"\x16" if under_tls else b"a")
+            with suppress(TimeoutError):
+                ended = not slow.recv(1)
+
+
+@pytest.mark.parametrize(
+    ("named", "status"),
+    [
+        ("evil.example", 421),
+        ("evil.example:9090", 421),
+        ("localhost", 200),
+        ("LOCALHOST:9090", 200),
+        ("127.0.0.1:9090", 200),
+        ("10.1.2.3:9090", 200),
+        ("[::1]:9090", 200),
+        (socket.gethostname(), 200),
+        ("here.example:9090", 200),
+        ("", 200),
+        ("[", 421),
+    ],
+)
+def test_on_loopback_a_page_of_another_site_cannot_read_metrics_by_a_name_of_its_own(serve, named, status):
+    assert get(serve(advertise="here.example"), host="127.0.0.1", Host=named)[0] == status
+
+
+def test_where_callers_prove_who_they_are_every_name_will_do(guarded):
+    server, _, context = guarded
+    shown = {"Authorization": "Bearer viewerviewerviewer1", "Host": "metrics.example"}
+    assert get(server, context=context, **shown)[0] == 200
 
 
 def test_a_client_that_sends_nothing_is_given_up(serve, monkeypatch):
