@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import wraps
 from operator import is_
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from torch.optim import optimizer as torch_optimizer
@@ -31,6 +31,25 @@ from ps_worker.step.summary import Outcome, StepSummary, Style, checked_weight
 from ps_worker.tables.binding import TableBinding
 from ps_worker.tables.groups import TableGroups
 
+T = TypeVar("T")
+
+
+def _outside_graphs(call: T) -> T:
+    """``call``, which torch.compile neither looks into nor takes into a graph, as with torch.compiler.disable.
+
+    That itself would import a second of code. Both marks are private to torch; without them it looks into ``call``.
+    """
+    frames = torch._C._dynamo.eval_frame
+    if hasattr(frames, "set_code_exec_strategy"):
+        skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+        frames.set_code_exec_strategy(call.__code__, skip)  # type: ignore[attr-defined]
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    call._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
+        "an optimizer of torch-ps exchanges values with shards, which is no part of a graph; compile the model and the "
+        "loss, or the whole step without fullgraph=True"
+    )
+    return call
+
 
 def _without_gradients(step: Callable[..., float | None]) -> Callable[..., float | None]:
     """``step`` without recording gradients. torch's wrapper, which takes long, is used where it has something to do."""
@@ -49,7 +68,7 @@ def _without_gradients(step: Callable[..., float | None]) -> Callable[..., float
             record_gradients(True)
 
     wrapper.hooked = True  # type: ignore[attr-defined]
-    return wrapper
+    return _outside_graphs(wrapper)
 
 
 def _has_hooks(optimizer: PsOptimizer) -> bool:
@@ -208,6 +227,7 @@ class PsOptimizer(torch.optim.Optimizer):
         for model in self._models():
             model.finish()
 
+    @_outside_graphs
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch; gradients of rows are dropped.
 

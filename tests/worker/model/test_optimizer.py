@@ -203,3 +203,23 @@ def test_a_refused_declaration_leaves_the_model_untouched(session: FakeSession) 
         declare(session, model, lr=-1.0)
     assert [p.data_ptr() for p in model.parameters()] == pointers
     assert session.shards == []
+
+
+def test_a_whole_step_is_compiled_around_the_optimizer_and_refused_with_the_remedy_as_one_graph(
+    session: FakeSession,
+) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = declare(session, model)
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    with pytest.raises(
+        torch._dynamo.exc.Unsupported, match="compile the model and the loss, or the whole step without"
+    ):
+        torch.compile(step, backend="eager", fullgraph=True)(torch.ones(2, 4))
+    before = model.weight.detach().clone()
+    torch.compile(step, backend="eager")(torch.ones(2, 4))
+    assert not torch.equal(model.weight, before)
