@@ -123,9 +123,17 @@ class JobScaling:
             self._failure, self._pause_seconds = "", FIRST_PAUSE_SECONDS
 
     async def _tell_changes(self) -> None:
-        """Tell the engine when a shard may end, and, after a restart of the coordinator, what is wanted."""
+        """Tell the engine when a shard may end, and, after a restart of the coordinator, what is wanted.
+
+        Not that a worker has trained to its end: its pod is no more, and another one would be ended for it.
+        """
         engine, order = self._engine, self.order
-        if engine is None or self._asking.locked() or _run(order) == (self._told and _run(self._told)):
+        if (
+            engine is None
+            or engine.by_count
+            or self._asking.locked()
+            or _run(order) == (self._told and _run(self._told))
+        ):
             return
         async with self._asking:
             if (order := self.order).number:
@@ -232,8 +240,8 @@ class JobScaling:
 
 
 def _run(order: ScaleOrder) -> tuple[object, object]:
-    """The part of ``order`` that an engine acts on."""
-    return order.ranks, order.shards
+    """What an engine is told of when it changes."""
+    return order.number, order.shards
 
 
 def _asked(ask: ScaleAsk) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ps_protocol.cluster.scaling import ScaleOrder
 from ps_protocol.errors import ConfigError, InvalidRequest, PsError, Unavailable
 from ps_server.coordinator.elasticity.engines.find import find_engine
 from ps_server.coordinator.elasticity.engines.kubernetes import Account, KubernetesJob
@@ -113,6 +114,22 @@ def test_a_job_is_not_scaled_beyond_its_limit(tmp_path: Path) -> None:
         assert engine.request(9, ()) == "Job worker stays at parallelism 4: that is the limit"
 
 
+def test_an_indexed_job_is_given_as_many_pods_as_are_wanted_up_to_its_limit(tmp_path: Path) -> None:
+    api = FakeApi(parallelism=3, completions=3)
+    with served(api, tmp_path) as account:
+        engine = KubernetesJob("worker", account, most=4)
+        assert engine.scale(ScaleOrder(1, frozenset({0}))) == "Job worker goes from parallelism 3 to 1"
+        assert api.job["spec"] == {"parallelism": 1, "completions": 1}
+        assert engine.scale(ScaleOrder(2, frozenset(range(4)))) == "Job worker goes from parallelism 1 to 4"
+        assert engine.scale(ScaleOrder(2, frozenset(range(4)))) == "Job worker has parallelism 4 already"
+        with pytest.raises(InvalidRequest, match=r"is not given as many pods; expected: at most 4: --engine-most"):
+            engine.scale(ScaleOrder(3, frozenset(range(5))))
+        api.status = 403
+        with pytest.raises(InvalidRequest, match="give the coordinator's account a Role"):
+            engine.scale(ScaleOrder(3, frozenset({0})))
+    assert api.job["spec"] == {"parallelism": 4, "completions": 4}
+
+
 def test_a_job_that_somebody_else_changes_meanwhile_stays_as_it_is(tmp_path: Path) -> None:
     api = FakeApi(parallelism=3)
     api.before_patch = lambda: api.job["metadata"].update(resourceVersion="8")
@@ -168,6 +185,10 @@ def test_a_file_holds_the_last_request(tmp_path: Path) -> None:
     assert engine.request(3, ()) == f"request 2 is in {tmp_path / 'request'}"
     assert json.loads((tmp_path / "request").read_text()) == {"number": 2, "workers": 3, "ranks": []}
     assert engine.describe() == f"the reader of {tmp_path / 'request'}"
+    engine.scale(ScaleOrder(1, frozenset({0, 1}), frozenset({0, 1, 2})))
+    engine.request(2, (1,))
+    told = {"number": 4, "workers": 2, "ranks": [1], "run": {"workers": [0, 1], "shards": [0, 1, 2]}}
+    assert json.loads((tmp_path / "request").read_text()) == told
     assert [each.name for each in tmp_path.iterdir()] == ["request"]
     with pytest.raises(Unavailable, match="cannot be written"):
         RequestFile(tmp_path / "none" / "request").request(1, ())

@@ -184,6 +184,29 @@ def test_a_job_that_finishes_ends_the_call() -> None:
     played(body)
 
 
+def test_that_a_worker_has_trained_to_its_end_is_not_told_to_an_engine_that_would_end_another() -> None:
+    class ByCount(FakeEngine):
+        by_count = True
+
+    async def body(job: Job) -> None:
+        engine = ByCount()
+        scaled = Scaled(job, engine)
+        job.driver.join(Application(Role.WORKER, 1, "", "second"))
+        job.driver.join(Application(Role.WORKER, 2, "", "third"))
+        await scaled.ask(workers=3)
+        leave(job, Role.WORKER, 1, "")
+        assert job.driver.view.wanted_workers == 2
+        again = Scaled(job, engine)
+        for _ in range(3):
+            await scaled.scaling.look()
+            await again.scaling.look()
+        assert [len(order.ranks or ()) for order in engine.orders] == [3]
+        await scaled.close()
+        await again.close()
+
+    played(body)
+
+
 class Forbidding(FakeEngine):
     def __init__(self) -> None:
         super().__init__()
