@@ -10,6 +10,7 @@ import asyncio
 import os
 import stat
 from collections.abc import Coroutine, MutableMapping
+from pathlib import Path
 from typing import Any
 
 from ps_protocol.errors import ConfigError
@@ -49,6 +50,30 @@ class LifeWatch:
         if shown:
             self.silent_seconds, self._limit_seconds = 0.0, HANGS_SECONDS
         return self.silent_seconds >= self._limit_seconds
+
+
+class StopWatch:
+    """Notices a server that a signal has stopped, also before it has joined: no lease ends then. Used by one thread."""
+
+    def __init__(self, now: float) -> None:
+        """The process is started ``now``."""
+        self._watch = LifeWatch(now)
+        # There is nothing to wait for.
+        self._watch.look(shown=True, now=now)
+
+    def hangs(self, pid: int, now: float) -> str:
+        """What is to be said of process ``pid``, a child of this one, when it hangs; empty: it does not."""
+        if self._watch.look(shown=not _is_stopped(pid), now=now):
+            return f"it has been stopped for {self._watch.silent_seconds:.0f} s"
+        return ""
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal stops it; a debugger does not count."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] == b"T"
+    except OSError:
+        return False
 
 
 class LifePipe:

@@ -16,7 +16,7 @@ from typing import Any
 from ps_protocol import shim
 from ps_protocol.client.coordinator import EXIT_UNSAVED
 from ps_protocol.errors import Unavailable
-from ps_protocol.life import LifePipe
+from ps_protocol.life import LifePipe, StopWatch
 from ps_worker.own_server import OwnServer
 from ps_worker.ray.commands import TIMEOUTS, server_command, server_environment
 from ps_worker.ray.plan import PATIENCE_SECONDS, RayPlan, ServerKind, ServerName
@@ -44,6 +44,7 @@ class ServerActor:
         self._life = LifePipe(time.monotonic()) if name.kind is ServerKind.COORDINATOR else None
         #: host:port; empty where the server ended before it served.
         self._address = ""
+        self._stops = StopWatch(time.monotonic())
         #: Why it hung, and was killed.
         self._hung = ""
         self._began = threading.Event()
@@ -113,7 +114,9 @@ class ServerActor:
         return self._server.last_lines if code == EXIT_UNSAVED else ""
 
     def _end_hanging(self, server: OwnServer) -> None:
-        if not self._hung and self._life is not None and (why := self._life.hangs(time.monotonic())):
+        now = time.monotonic()
+        why = self._stops.hangs(server.pid, now) if self._life is None else self._life.hangs(now)
+        if why and not self._hung:
             self._hung = why
             server.kill()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -17,6 +18,8 @@ from ps_protocol.life import (
     VARIABLE,
     LifePipe,
     LifeWatch,
+    StopWatch,
+    _is_stopped,
     showing_life,
     take_life_pipe,
 )
@@ -133,3 +136,19 @@ def test_the_life_of_another_process_is_seen_and_its_silence_too() -> None:
     child.kill()
     child.communicate()
     pipe.close()
+
+
+def test_a_stopped_process_hangs_and_one_that_goes_on_or_has_ended_does_not() -> None:
+    child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    watch = StopWatch(1.0)
+    child.send_signal(signal.SIGSTOP)
+    wait_until(lambda: _is_stopped(child.pid))
+    said = [watch.hangs(child.pid, float(now)) for now in range(2, 32)]
+    assert said[-1] == "it has been stopped for 30 s"
+    assert not any(said[:-1])
+    child.send_signal(signal.SIGCONT)
+    wait_until(lambda: not _is_stopped(child.pid))
+    assert watch.hangs(child.pid, 33.0) == ""
+    child.kill()
+    child.communicate()
+    assert watch.hangs(child.pid, 34.0) == ""

@@ -153,6 +153,15 @@ def test_a_coordinator_that_is_stopped_is_killed_and_that_is_told(monkeypatch: p
         ]
 
 
+def test_a_shard_that_is_stopped_is_killed_and_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(life, "HANGS_SECONDS", 1.0)
+    monkeypatch.setattr(actors, "_WATCH_SECONDS", 0.05)
+    with serving() as (actor, ends):
+        os.kill(int(actor.address(60.0).rpartition(" ")[2]), signal.SIGSTOP)
+        wait_until(lambda: bool(ends))
+        assert ends == ["shard 1 hung and was killed: it has been stopped for 1 s; its log is empty"]
+
+
 def test_the_last_words_of_a_coordinator_that_could_not_save_are_told_at_its_stop() -> None:
     with serving("unsaved", name=ServerName(ServerKind.COORDINATOR)) as (actor, _):
         actor.address(60.0)

@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import BinaryIO
 
 from ps_protocol import shim
-from ps_protocol.life import LifePipe
-from ps_server.cli.launcher.events import ProcessName
+from ps_protocol.life import LifePipe, StopWatch
+from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.launcher.output.pipe import OutputPipe
 
 
@@ -38,6 +38,7 @@ class Child(OutputPipe):
         super().__init__(log)
         self.name = name
         self._life = LifePipe(time.monotonic()) if shows_life else None
+        self._stops = StopWatch(time.monotonic()) if name.part is ProcessRole.SHARD else None
         #: Its peak memory; known when it has ended.
         self.peak_bytes = 0
         self.why = ""
@@ -67,6 +68,8 @@ class Child(OutputPipe):
 
     def hangs(self) -> str:
         """Why it hangs; empty: it does not, or is none that shows it. Asked at least each second, of one that lives."""
+        if self._stops is not None and self.pid is not None:
+            return self._stops.hangs(self.pid, time.monotonic())
         return self._life.hangs(time.monotonic()) if self._life is not None else ""
 
     def poll(self) -> int | None:

@@ -145,6 +145,13 @@ def test_a_stopped_server_is_killed_and_started_again(job, victim, name):
     assert done.stderr.count(" hangs: ") == 1
 
 
+def test_a_shard_that_is_stopped_before_it_has_joined_is_replaced_without_the_coordinators_word(job):
+    script = "import time\nwhile not (P / 'shard0').exists(): time.sleep(0.02)\n" + SERVERS_HANG.format(victim="shard0")
+    done = job.run("--data-dir", "kept", script=script, LIVES="1")
+    assert done.returncode == 0, done.stderr
+    assert "shard 0 hangs: it has been stopped for 1 s; it is killed" in done.stderr
+
+
 def test_without_a_data_directory_a_stopped_server_ends_the_job(job):
     script = SERVERS_HANG.format(victim="coordinator")
     done = job.run(script=script, LIVES="1")
