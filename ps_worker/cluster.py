@@ -39,8 +39,10 @@ T = TypeVar("T")
 class Cluster:
     """A worker's or evaluator's connection to its job. Used from one thread, best as ``with connect() as cluster``.
 
-    At the end of the ``with`` block it leaves the job within seconds, so that no other member waits for it, without
-    hiding the exception that ended the block. SIGTERM ends the block too, where the script has no handler of its own.
+    At the end of the ``with`` block it leaves the job, so that no other member waits for it, without hiding the
+    exception that ended the block. A coordinator that is away is waited for then, for ``reconnect_timeout_seconds``
+    after a clean end, else for seconds; Ctrl-C ends that. SIGTERM ends the block too, where the script has no handler
+    of its own.
     """
 
     embedding = staticmethod(factories.embedding)

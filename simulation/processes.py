@@ -238,6 +238,8 @@ class Processes:
         # So does a standby that takes over before it has the initial values, where they were acknowledged before.
         self.lost = self.lost or (how.startswith("lost") and not self.plan.keeps_acknowledged)
         unwanted = how.startswith("place taken") and program.rank is None
+        if how == "finished" and program.process in self._subjects.unheard:
+            self._kernel.violate(f"{program.process} has finished, and the coordinator has not heard of it")
         # The others wait for one of which the coordinator has not heard that it has finished: it is started again.
         finished = how == "finished" and program.process in self._subjects.left
         if finished or self._judge.coordinator.finished or unwanted:

@@ -230,6 +230,7 @@ _BEGINNINGS = {
         "the coordinator at %s answers %s again",
         "%s keeps the last view of the cluster: %s",
         "%s could not report that it leaves: %s",
+        "%s has finished, and waits up to %.0f s for the coordinator",
     ),
     "alive.failed": ("the file for liveness probes cannot be written: %s",),
     "table.waits": ("rows of model '%s' stay for now: %s",),

@@ -21,7 +21,7 @@ from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk
 from ps_protocol.cluster.scaling import ScaleAsk
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.cluster.view import ClusterView, Member, Role
-from ps_protocol.errors import ModelReleased, NotReady, Retryable, Unavailable, UnknownModel
+from ps_protocol.errors import ModelReleased, NotReady, Retryable, StateLost, Unavailable, UnknownModel
 from ps_protocol.logs import describe_process
 from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
 from ps_protocol.security.roles import AccessRole
@@ -115,10 +115,18 @@ class Session:
         return session
 
     def leave(self, reason: str = "") -> None:
-        """Leave the cluster, so that no member waits for this worker; takes seconds at most and raises nothing."""
+        """Leave the cluster, so that no member waits for this worker; raises nothing.
+
+        At a clean end it waits for a coordinator that is away as long as elsewhere, else for seconds.
+        """
         if self.own_process:
             self._closed.set()
-            self._membership.leave(reason)
+            seconds = self._config.reconnect_timeout_seconds
+            try:
+                self.check_own_servers()
+            except StateLost:
+                seconds = 0.0  # The script ran alone: nobody else waits, and the coordinator may be what has ended.
+            self._membership.leave(reason, seconds)
 
     def close(self) -> None:
         """End threads and channels; comes after ``leave``."""

@@ -46,6 +46,8 @@ class Subjects:
         self.workers: set[Any] = set()
         #: Those of which the coordinator has heard that they leave.
         self.left: set[Any] = set()
+        #: Those that have ended cleanly, and gave up saying so.
+        self.unheard: set[Any] = set()
         self.moves = Moves(judge)
         self._positions: dict[int, tuple[Layout, npt.NDArray[np.int64]]] = {}
 
@@ -132,6 +134,7 @@ class Subjects:
         self.shards.clear()
         self.workers.clear()
         self.left.clear()
+        self.unheard.clear()
         self._positions.clear()
 
     def serving(self) -> Shard | None:

@@ -10,6 +10,7 @@ import numpy as np
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.client.membership import Membership
 from ps_protocol.cluster.view import Member, Role
+from ps_protocol.errors import Unavailable
 from ps_worker.step.shard_stream import ShardStream
 from ps_worker.step.summary import Outcome
 from simulation.observers.subjects import Subjects, Wrappers
@@ -31,6 +32,7 @@ class WorkerObservers:
             (ShardStream, "send", self._send),
             (ShardStream, "receive", self._receive),
             (CoordinatorClient, "leave", self._leave),
+            (Membership, "_report_leaving", self._report_leaving),
             (Membership, "_deliver", self._deliver),
         )
 
@@ -40,6 +42,17 @@ class WorkerObservers:
             self._subjects.left.add(self._subjects.kernel.process)
 
         return leave
+
+    def _report_leaving(self, original: Any) -> Any:
+        def report(membership: Membership, reason: str, finished_seconds: float) -> None:
+            try:
+                original(membership, reason, finished_seconds)
+            except Unavailable:
+                if not reason:
+                    self._subjects.unheard.add(self._subjects.kernel.process)
+                raise
+
+        return report
 
     def _deliver(self, original: Any) -> Any:
         def deliver(membership: Membership, view: Any) -> None:

@@ -9,6 +9,9 @@ from tests.recovery.reference import alone
 from tests.recovery.scripts import STEPS
 from tests.support.shards import wait_until
 
+WORKER_LEAVES_SECONDS = 6.0
+"""More than a process that only tries for some seconds to say that it ends."""
+
 
 def last_for_two_leases():
     """The fault itself lasts so long; there is nothing to be seen meanwhile."""
@@ -77,3 +80,20 @@ def test_a_coordinator_frozen_for_longer_than_a_lease_takes_nobody_for_dead(laun
     worker.tell()
     assert worker.read("digest") == f"digest {alone(STEPS)}"
     assert "lease ended" not in cluster.coordinator.said
+
+
+def test_a_worker_that_finishes_while_the_coordinator_is_away_has_left_when_that_is_back(launch):
+    """Others wait for one that is lost, for a lease."""
+    cluster = launch(lease_seconds=60.0, coordinator=["--workers", "2", "--mode", "ssp", "--staleness", "0"])
+    first = cluster.worker(0, tag=0, steps=4, pauses=[4])
+    second = cluster.worker(1, tag=1, steps=12)
+    first.read("step 4")
+    cluster.coordinator.kill()
+    first.tell()
+    wait_until(lambda: "worker 0 has finished, and waits up to" in first.said)
+    signal.sigtimedwait([], WORKER_LEAVES_SECONDS)
+    cluster.coordinator.start()
+    assert first.drain() == 0
+    assert {member.member.index: member.gone for member in cluster.status().members if member.gone}[0] == "left"
+    second.read("step 12")
+    assert second.drain() == 0

@@ -3,6 +3,7 @@
 from contextlib import suppress
 from types import SimpleNamespace
 
+from ps_protocol.client.membership import Membership
 from ps_protocol.errors import StorageFull, UnknownModel
 from ps_protocol.model.spec import Consistency, Mode
 from ps_protocol.wire.codecs import ErrorFeedback, PayloadCodec
@@ -269,6 +270,13 @@ def test_a_worker_that_does_not_say_how_far_it_has_come_stands_at_different_plac
         "ends_at": 120.0,
     }
     assert shown(("its clock", "have not finished"), SEEDS[5:], faults=faults, **fixed)
+
+
+def test_a_worker_that_waits_some_seconds_only_to_say_that_it_has_finished_is_seen(monkeypatch):
+    leave = Membership.leave
+    monkeypatch.setattr(Membership, "leave", lambda self, reason="", seconds=0.0: leave(self, reason, 5.0))
+    faults = tuple(Fault(4.0 + 0.5 * number, "coordinator_crash") for number in range(16))
+    assert shown("has not heard of it", SEEDS, faults=faults, quiet_at=40.0, ends_at=120.0, think_seconds=0.5)
 
 
 def test_an_answer_before_the_standby_has_the_push_is_seen_when_it_takes_over(monkeypatch):

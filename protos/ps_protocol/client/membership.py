@@ -7,7 +7,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -27,8 +26,8 @@ JOIN_SECONDS = 60.0
 LEAVE_SECONDS = 2.0
 """How long a leaving process tries to report it; after that its lease ends by itself."""
 
-FINISHED_SECONDS = 5.0
-"""The same for a worker that has finished: the others would wait for one that was lost."""
+FINISHED_SECONDS = 60.0
+"""The same for a worker that has finished, unless it says otherwise: the others would wait for one that was lost."""
 
 _REWATCH_SECONDS = 0.5
 
@@ -211,29 +210,43 @@ class Membership:
         self._client.say_sync(self.member, self._lease.read_stats(), word, timeout_seconds)
         self._lease.sync = word
 
-    def leave(self, reason: str = "") -> None:
+    def leave(self, reason: str = "", finished_seconds: float = FINISHED_SECONDS) -> None:
         """Give up the place now and close; ``reason`` is empty at a clean end. Raises nothing.
 
-        Takes seconds at most also where the coordinator does not answer: LEAVE_SECONDS, FINISHED_SECONDS.
+        Where the coordinator does not answer, it tries for LEAVE_SECONDS; a worker that ends cleanly for
+        ``finished_seconds``, which it logs. An exception from a signal handler, as of Ctrl-C, ends that at once.
         """
         if self._closed.is_set():
             return
         self.close()
         if self.fenced is None:
             try:
-                self._report_leaving(reason)
+                self._report_leaving(reason, finished_seconds)
             except PsError as error:
-                logger.info("%s could not report that it leaves: %s", self.member, error)
+                level = logging.WARNING if self._waits_to_leave(reason) else logging.INFO
+                logger.log(level, "%s could not report that it leaves: %s", self.member, error)
 
-    def _report_leaving(self, reason: str) -> None:
-        # A heartbeat first: the numbers of the last one are some steps old.
-        if reason or self.member.role is not Role.WORKER:
+    def _waits_to_leave(self, reason: str) -> bool:
+        """Whether others wait for this process if the coordinator does not hear how it ends, and takes it for lost."""
+        return not reason and self.member.role is Role.WORKER
+
+    def _report_leaving(self, reason: str, finished_seconds: float) -> None:
+        if not self._waits_to_leave(reason):
+            # A heartbeat first: the numbers of the last one are some steps old.
             self._client.heartbeat(self.member, self._lease.read_stats(), LEAVE_SECONDS)
             self._client.leave(self.member, reason, LEAVE_SECONDS)
             return
-        deadline = min(self._lease.ends, time.monotonic() + FINISHED_SECONDS)
-        with suppress(Unavailable):
+        deadline = time.monotonic() + max(LEAVE_SECONDS, finished_seconds)
+        try:
             self._client.heartbeat(self.member, self._lease.read_stats(), LEAVE_SECONDS)
+        except Unavailable as error:
+            logger.warning(
+                "%s has finished, and waits up to %.0f s for the coordinator, which would take it for lost: %s",
+                self.member,
+                deadline - time.monotonic(),
+                error,
+            )
+        # The lease of a member does not end before a coordinator that was away has had the time to hear of it.
         self._client.leave(self.member, reason, max(LEAVE_SECONDS, deadline - time.monotonic()), once=False)
 
     def close(self) -> None:

@@ -292,6 +292,15 @@ def test_a_worker_that_has_finished_says_so_when_the_coordinator_is_back(coordin
         assert [m.gone for m in client.get_status(WAIT).members] == ["left"]
 
 
+def test_a_worker_that_has_finished_waits_no_longer_for_the_coordinator_than_it_was_told(coordinator, caplog) -> None:
+    with member(coordinator.address) as m:
+        coordinator.stop()
+        m.leave("", 0.0)
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert any("has finished, and waits up to" in text for text in said)
+    assert "could not report that it leaves" in said[-1]
+
+
 def test_a_closed_membership_leaves_no_thread(coordinator: TestCoordinator) -> None:
     with member(coordinator.address) as m:
         assert len([t for t in threading.enumerate() if t.name.startswith("ps-")]) == 3

@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -162,13 +163,30 @@ def test_ctrl_c_gets_through_a_barrier(caplog: pytest.LogCaptureFixture) -> None
         assert job.gone(0) == "left: KeyboardInterrupt"
 
 
-def test_leaving_a_coordinator_that_is_gone_takes_seconds_only_and_raises_nothing() -> None:
+@pytest.mark.parametrize(("reason", "patience_seconds"), [("ValueError: no", 60.0), ("", 0.5)])
+def test_leaving_a_coordinator_that_is_gone_takes_seconds_or_as_long_as_was_told(reason, patience_seconds) -> None:
     with running_job(start_shards=1) as job:
-        cluster = Session.join(job.config())
+        session = Session.join(replace(job.config(), reconnect_timeout_seconds=patience_seconds))
     begin = time.monotonic()
-    cluster.leave()
-    cluster.close()
+    session.leave(reason)
+    session.close()
     assert time.monotonic() - begin < 30
+
+
+def test_ctrl_c_ends_the_wait_for_a_coordinator_that_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+    with running_job(start_shards=1) as job:
+        session = Session.join(replace(job.config(), reconnect_timeout_seconds=1e6))
+
+    def press() -> None:
+        wait_until(lambda: any("has finished, and waits up to" in message for message in caplog.messages))
+        signal.raise_signal(signal.SIGINT)
+
+    pressed = threading.Thread(target=press)
+    pressed.start()
+    with pytest.raises(KeyboardInterrupt):
+        session.leave()
+    session.close()
+    pressed.join()
 
 
 def test_a_process_whose_place_was_taken_over_is_fenced() -> None:
