@@ -6,27 +6,38 @@ import importlib
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import NoReturn
+
+MODULES = MappingProxyType(
+    {
+        "ps-coordinator": "ps_server.coordinator.main",
+        "ps-server": "ps_server.shard.main",
+        "ps-run": "ps_server.cli.launcher.main",
+        "psctl": "ps_server.cli.psctl.main",
+    }
+)
+"""Where the command of each program is: ``main`` for callers with arguments, ``program`` for the process."""
 
 
 def ps_coordinator() -> NoReturn:
     """The process of ps-coordinator."""
-    _run("ps_server.coordinator.main")
+    _run(MODULES["ps-coordinator"])
 
 
 def ps_server() -> NoReturn:
     """The process of ps-server."""
-    _run("ps_server.shard.main")
+    _run(MODULES["ps-server"])
 
 
 def ps_run() -> NoReturn:
     """The process of ps-run."""
-    _run("ps_server.cli.launcher.main")
+    _run(MODULES["ps-run"])
 
 
 def psctl() -> NoReturn:
     """The process of psctl."""
-    _run("ps_server.cli.psctl.main")
+    _run(MODULES["psctl"])
 
 
 @contextmanager

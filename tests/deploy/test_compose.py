@@ -20,6 +20,7 @@ from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
 from ps_server.cli.options.storage import storage_config
 from ps_server.coordinator.config import configure
+from ps_server.entry import MODULES
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -64,8 +65,7 @@ def parsed(service: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str
     for name, value in service["environment"].items():
         monkeypatch.setenv(name, value)
     program, *arguments = service["command"]
-    module = PYPROJECT["project"]["scripts"][program].partition(":")[0]
-    command: click.Command = importlib.import_module(module).main
+    command: click.Command = importlib.import_module(MODULES[program]).main
     return command.make_context(program, arguments, **command.context_settings).params
 
 

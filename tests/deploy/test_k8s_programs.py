@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import time
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,10 @@ import pytest
 from ps_server.cli.options.storage import Durability, storage_config
 from ps_server.coordinator.config import configure
 from ps_server.coordinator.elasticity.engines import kubernetes
+from ps_server.entry import MODULES
 from ps_worker.session.alive import TOUCH_SECONDS
 from ps_worker.session.config import WorkerConfig
 from tests.deploy.manifests import ALL, ROOT, Pod, pods
-
-PROGRAMS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 
 #: Variables of the manifests that are not of torch-ps.
 OTHERS = {"POD_NAME", "JOBSET_NAME", "NUMBA_CACHE_DIR", "OMP_NUM_THREADS"}
@@ -41,8 +39,7 @@ def command_of(pod: Pod) -> tuple[click.Command, list[str]]:
         flag, script, program, *arguments = arguments
         assert flag == "-c"
         assert '\n"$0" "$@" & pid=$!\n' in script
-    module, _, _ = PROGRAMS[program].partition(":")
-    command: click.Command = importlib.import_module(module).main
+    command: click.Command = importlib.import_module(MODULES[program]).main
     return command, arguments
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
-import tomllib
-from pathlib import Path
 
 import click
 import pytest
 from click.core import ParameterSource
 
 from ps_protocol.errors import ConfigError
+from ps_server.entry import MODULES
 from ps_worker.session.config import WorkerConfig, runs_alone
-
-PROGRAMS = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["scripts"]
 
 #: Names of Services whose variables have the names of options.
 SERVICES = (
@@ -49,8 +46,7 @@ def environment(monkeypatch):
 
 
 def context_of(program: str, *arguments: str) -> click.Context:
-    module, _, _ = PROGRAMS[program].partition(":")
-    command: click.Command = importlib.import_module(module).main
+    command: click.Command = importlib.import_module(MODULES[program]).main
     return command.make_context(program, list(arguments), **command.context_settings)
 
 
