@@ -74,6 +74,7 @@ EVENTS = MappingProxyType(
         "report": "TensorBoard files or traces lack something",
         "ray.restart": "a server or worker in a Ray cluster was lost and is started again",
         "ray.hanging": "a process in a Ray cluster hangs: it is killed, or cannot be",
+        "ray.scaled": "RayCluster starts or ends a worker, because the job was scaled",
         DEBUG: "a message of level debug",
         ERROR: "an exception of Python; the classes of torch-ps are events of their own ([errors.md](errors.md))",
         OTHER: "a message of another library",
@@ -88,6 +89,10 @@ _BEGINNINGS = {
         "RayCluster: worker %d is lost to the coordinator; all %d restarts are used",
         "RayCluster: %s hangs: the coordinator has lost it, for %s; it is killed",
         "RayCluster: processes that hang are not noticed: %s",
+    ),
+    "ray.scaled": (
+        "RayCluster: worker %d is ended: the job is to have fewer",
+        "RayCluster: worker %d is started: the job is to have more",
     ),
     "server.started": (
         "coordinator serves at %s: %d shards, %s workers, %s",

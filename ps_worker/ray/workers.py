@@ -119,10 +119,11 @@ class RayWorkers:
         self._order, self._order_is_old = order, False
         if order.ranks is None:
             return
-        for rank in self._due.keys() - order.ranks:
+        stays = order.ranks | order.done_ranks
+        for rank in self._due.keys() - stays:
             del self._due[rank]
         running = set(self._running.values())
-        for rank in sorted(running - order.ranks - self._leaving):
+        for rank in sorted(running - stays - self._leaving):
             log.warning("RayCluster: worker %d is ended: the job is to have fewer", rank)
             self._leaving.add(rank)
             end_actor(self._actors[rank])

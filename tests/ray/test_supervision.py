@@ -311,6 +311,22 @@ def test_workers_begin_and_end_as_the_coordinator_tells_and_those_that_end_have_
     assert ray.actors[2].call("run").arguments == (len, ("arguments",), {"PS_RANK": "2"})
 
 
+def test_a_worker_whose_function_goes_on_after_training_is_not_ended_and_has_a_result(ray: FakeRay) -> None:
+    plan = RayPlan(shards=1, workers=2, worker_range=WorkerRange(1, 4), worker_restarts=0)
+    saving = ScaleOrder(1, frozenset({1}), live_ranks=frozenset({1}), done_ranks=frozenset({0}))
+    asked: list[bool] = []
+
+    def ordered(soon: bool) -> ScaleOrder:
+        asked.append(soon)
+        if len(asked) == 3:
+            ray.actors[0].call("run").end("saved")
+            ray.actors[1].call("run").end("trained")
+        return saving if len(asked) < 5 else order(1, finished=True)
+
+    assert workers(plan).run(lambda: None, ordered=ordered) == ["saved", "trained"]
+    assert not any(actor.killed for actor in ray.actors)
+
+
 def test_a_run_without_workers_lasts_until_those_that_are_asked_for_have_trained(ray: FakeRay) -> None:
     plan = RayPlan(shards=1, workers=0, worker_range=WorkerRange.of(0))
 

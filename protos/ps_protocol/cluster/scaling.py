@@ -92,6 +92,8 @@ class ScaleOrder:
     live_shards: frozenset[int] = frozenset()
     #: Every worker has left after training.
     finished: bool = False
+    #: Workers that have left after training, and that nobody has asked to end: their processes end by themselves.
+    done_ranks: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -534,7 +534,7 @@ class LostServer(_message.Message):
     def __init__(self, role: _Optional[_Union[Role, str]] = ..., index: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., how: _Optional[str] = ..., replaced: bool = ...) -> None: ...
 
 class ScaleOrder(_message.Message):
-    __slots__ = ("number", "ranks", "shards", "added_shards", "live_ranks", "live_shards", "finished")
+    __slots__ = ("number", "ranks", "shards", "added_shards", "live_ranks", "live_shards", "finished", "done_ranks")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
@@ -542,6 +542,7 @@ class ScaleOrder(_message.Message):
     LIVE_RANKS_FIELD_NUMBER: _ClassVar[int]
     LIVE_SHARDS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    DONE_RANKS_FIELD_NUMBER: _ClassVar[int]
     number: int
     ranks: Numbers
     shards: Numbers
@@ -549,7 +550,8 @@ class ScaleOrder(_message.Message):
     live_ranks: _containers.RepeatedScalarFieldContainer[int]
     live_shards: _containers.RepeatedScalarFieldContainer[int]
     finished: bool
-    def __init__(self, number: _Optional[int] = ..., ranks: _Optional[_Union[Numbers, _Mapping]] = ..., shards: _Optional[_Union[Numbers, _Mapping]] = ..., added_shards: _Optional[_Iterable[int]] = ..., live_ranks: _Optional[_Iterable[int]] = ..., live_shards: _Optional[_Iterable[int]] = ..., finished: bool = ...) -> None: ...
+    done_ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, number: _Optional[int] = ..., ranks: _Optional[_Union[Numbers, _Mapping]] = ..., shards: _Optional[_Union[Numbers, _Mapping]] = ..., added_shards: _Optional[_Iterable[int]] = ..., live_ranks: _Optional[_Iterable[int]] = ..., live_shards: _Optional[_Iterable[int]] = ..., finished: bool = ..., done_ranks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Numbers(_message.Message):
     __slots__ = ("numbers",)

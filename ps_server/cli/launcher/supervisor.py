@@ -279,7 +279,8 @@ class Supervisor:
         commands: list[Command] = []
         if order.ranks is not None:
             held = {ProcessName(ProcessRole.WORKER, rank) for rank in order.live_ranks} | self._done
-            commands += self._change(ProcessRole.WORKER, order.ranks, order.ranks, held, now)
+            stays = order.ranks | order.done_ranks
+            commands += self._change(ProcessRole.WORKER, stays, order.ranks, held, now)
         if order.shards is not None:
             held = {ProcessName(ProcessRole.SHARD, number) for number in order.live_shards}
             commands += self._change(ProcessRole.SHARD, order.shards, order.added_shards, held, now)
@@ -288,19 +289,19 @@ class Supervisor:
     def _change(
         self,
         part: ProcessRole,
-        wanted: Collection[int],
+        stays: Collection[int],
         begun: Collection[int],
         held: Collection[ProcessName],
         now: float,
     ) -> list[Command]:
-        """End the processes of ``part`` whose numbers are not ``wanted``; start those of ``begun`` that are not there.
+        """End the processes of ``part`` that are not in ``stays``, and start those of ``begun`` that are not there.
 
         ``held``: places that need no process of this program.
         """
         commands: list[Command] = []
-        for process in [each for each in self._pausing if each.part is part and each.index not in wanted]:
+        for process in [each for each in self._pausing if each.part is part and each.index not in stays]:
             del self._pausing[process]
-        over = [p for p in self._live - self._leaving.keys() if p.part is part and p.index not in wanted]
+        over = [p for p in self._live - self._leaving.keys() if p.part is part and p.index not in stays]
         for process in sorted(over, key=str):
             self._leaving[process] = now + LEAVING_GRACE_SECONDS
             commands += [Say(f"{process} is ended: the job is to have fewer"), Send(process, signal.SIGTERM)]

@@ -63,6 +63,7 @@ class JobScaling:
             live_ranks=frozenset(view.live(Role.WORKER)),
             live_shards=frozenset(view.live(Role.SHARD)),
             finished=view.finished,
+            done_ranks=wanted.done - wanted.ending,
         )
 
     async def scale(self, ask: ScaleAsk) -> AsyncGenerator[ScaleProgress, None]:
@@ -147,7 +148,13 @@ class JobScaling:
     def _order_of(self, planned: WantedSize) -> ScaleOrder:
         """What is to run once ``planned`` is wanted."""
         shards = None if planned.shards is None else planned.shards | frozenset(self._driver.view.used_shards)
-        return ScaleOrder(planned.number, planned.ranks, shards, planned.added & (shards or frozenset()))
+        return ScaleOrder(
+            number=planned.number,
+            ranks=planned.ranks,
+            shards=shards,
+            added_shards=planned.added & (shards or frozenset()),
+            done_ranks=planned.done - planned.ending,
+        )
 
     async def _move(self, wanted: WantedSize) -> None:
         """Move slices to shards that are wanted, once these live, and off those that are not."""

@@ -31,6 +31,8 @@ class WantedSize:
     added: frozenset[int] = frozenset()
     #: Which ranks come and go is chosen elsewhere, as by Kubernetes: only how many there are counts.
     by_count: bool = False
+    #: Ranks of workers that have left after training. Their processes may go on, and end by themselves.
+    done: frozenset[int] = frozenset()
 
 
 def scaled(before: WantedSize, ask: ScaleAsk, view: ClusterView, most_workers: int, *, by_count: bool) -> WantedSize:
@@ -146,11 +148,16 @@ class Scaling:
 
     def finish(self) -> None:
         """The job is finished: another run begins with the workers that it is started with, on as many shards."""
-        self.wanted = replace(self.wanted, ranks=None, ending=frozenset())
+        self.wanted = replace(self.wanted, ranks=None, ending=frozenset(), done=frozenset())
+
+    def joined(self, rank: int) -> None:
+        """A worker has joined."""
+        if rank in self.wanted.done:
+            self.wanted = replace(self.wanted, done=self.wanted.done - {rank})
 
     def left(self, rank: int) -> None:
-        """A worker has ended after training: nobody is wanted in its place."""
-        wanted = self.wanted
+        """A worker has left after training: nobody is wanted in its place."""
+        self.wanted = wanted = replace(self.wanted, done=self.wanted.done | {rank})
         if wanted.ranks is not None and rank in wanted.ranks:
             self.wanted = replace(wanted, ranks=wanted.ranks - {rank})
         elif wanted.ranks and wanted.by_count:

@@ -194,6 +194,8 @@ class MembershipState:
             self.phase,
         )
         self._members.begin(SavedMember(ask, joined), now)
+        if member.role is Role.WORKER:
+            self._scaling.joined(member.index)
         view, changes = self._view.now, {}
         if ask.adds(view.expected_shards):
             added = set(range(view.expected_shards, index + 1))

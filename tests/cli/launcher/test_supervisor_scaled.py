@@ -53,6 +53,14 @@ def test_one_that_is_ended_did_not_fail_is_not_started_again_and_the_job_trains_
     assert j.see(order(2, {0, 1, 2})) == [StartProcess(WORKER[2])]
 
 
+def test_one_that_has_left_after_training_is_left_alone_while_it_saves_and_its_exit_code_counts():
+    j = job(workers=3)
+    assert j.see(order(1, {1}, done_ranks={0})) == [Send(WORKER[2], signal.SIGTERM)]
+    assert j.exits(WORKER[2], 143) == []
+    assert j.exits(WORKER[0], 1) != []
+    assert j.supervisor.failures
+
+
 def test_one_that_does_not_end_in_time_is_killed():
     j = job()
     j.see(order(1, {0}))

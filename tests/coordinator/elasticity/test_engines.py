@@ -189,6 +189,8 @@ def test_a_file_holds_the_last_request(tmp_path: Path) -> None:
     engine.request(2, (1,))
     told = {"number": 4, "workers": 2, "ranks": [1], "run": {"workers": [0, 1], "shards": [0, 1, 2]}}
     assert json.loads((tmp_path / "request").read_text()) == told
+    engine.scale(ScaleOrder(1, frozenset({1}), done_ranks=frozenset({0})))
+    assert json.loads((tmp_path / "request").read_text())["run"] == {"workers": [1], "done": [0]}
     assert [each.name for each in tmp_path.iterdir()] == ["request"]
     with pytest.raises(Unavailable, match="cannot be written"):
         RequestFile(tmp_path / "none" / "request").request(1, ())

@@ -190,6 +190,20 @@ def test_where_only_the_number_counts_any_worker_may_end():
     assert cluster.leave(workers[1], "Terminated") == "worker 1 left: Terminated"
 
 
+def test_a_worker_that_has_left_after_training_is_done_until_one_of_its_rank_joins_again():
+    driver = Driver(ClusterSettings(least_workers=1, most_workers=8, lease_seconds=600))
+    driver.join(Application(Role.SHARD, 0, "host:1", "shard"))
+    members = [driver.join(Application(Role.WORKER, rank, "", f"worker {rank}")).member for rank in range(3)]
+    driver.leave(Role.WORKER, 0, members[0].incarnation, "")
+    assert driver.wanted.done == {0}
+    wanted = driver.scale(ScaleAsk(workers=1))
+    assert (wanted.ranks, wanted.ending, wanted.done) == ({1}, {2}, {0})
+    driver.leave(Role.WORKER, 2, members[2].incarnation, "Terminated")
+    assert (driver.wanted.ending, driver.wanted.done) == (frozenset(), {0})
+    driver.join(Application(Role.WORKER, 0, "", "again"))
+    assert driver.wanted.done == frozenset()
+
+
 def test_a_coordinator_that_is_started_again_keeps_what_is_wanted_and_a_new_run_of_the_job_its_shards_alone(tmp_path):
     settings = ClusterSettings(least_workers=1, most_workers=8, lease_seconds=600)
     with Journal.open(tmp_path) as journal:

@@ -37,6 +37,7 @@ def order_to_pb(order: ScaleOrder) -> pb.ScaleOrder:
         live_ranks=sorted(order.live_ranks),
         live_shards=sorted(order.live_shards),
         finished=order.finished,
+        done_ranks=sorted(order.done_ranks),
     )
 
 
@@ -50,6 +51,7 @@ def order_from_pb(message: pb.ScaleOrder) -> ScaleOrder:
         live_ranks=frozenset(message.live_ranks),
         live_shards=frozenset(message.live_shards),
         finished=message.finished,
+        done_ranks=frozenset(message.done_ranks),
     )
 
 

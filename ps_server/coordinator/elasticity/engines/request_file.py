@@ -31,7 +31,7 @@ class RequestFile:
 
     def scale(self, order: ScaleOrder) -> str:
         """As ``request``."""
-        run = {"workers": order.ranks, "shards": order.shards}
+        run = {"workers": order.ranks, "shards": order.shards, "done": order.done_ranks or None}
         self._run = {name: sorted(numbers) for name, numbers in run.items() if numbers is not None}
         self._workers = self._workers if order.ranks is None else len(order.ranks)
         return self._write(())
