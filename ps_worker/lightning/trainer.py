@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -113,6 +114,16 @@ class TorchPsStrategy(TrainerProcess, Strategy):
         """The reduction of a tensor of at most 64 KiB over the workers."""
         return self.reduced(tensor, group, reduce_op)
 
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Make the average that StochasticWeightAveraging sets before its last epoch, where it has one, the cluster's.
+
+        In that epoch it computes the statistics of BatchNorm, with steps that have no gradients.
+        """
+        if batch_idx or not any(isinstance(each, StochasticWeightAveraging) for each in self._callbacks):
+            return
+        if models := self._models():
+            self._values.settle(models, self._gather, "the epoch")
+
     def on_train_end(self) -> None:
         """Make what callbacks have set at the end of the training, such as an average of weights, the cluster's."""
         if models := self._models():
@@ -161,6 +172,11 @@ class TorchPsStrategy(TrainerProcess, Strategy):
         if self._common_values is None:
             self._common_values = CommonValues(self.cluster._session)
         return self._common_values
+
+    @property
+    def _callbacks(self) -> list[pl.Callback]:
+        found: list[pl.Callback] = vars(self._trainer)["callbacks"]
+        return found
 
     def _section(self) -> int:
         """Rises, also where a fit goes on from a checkpoint that is older than what the fit before has reached.

@@ -136,7 +136,7 @@ def test_weights_that_are_set_are_tested_predicted_with_and_fitted_on(
 ) -> None:
     """An average that a callback sets at the end, the best weights that the script loads, on all ranks or on rank 0."""
     # Buffers of the ranks differ in training: they are compared without the same script alone.
-    norm = kind in ("best", "lowest") and mode is Mode.ASYNC
+    norm = kind in ("swa", "best", "lowest") and mode is Mode.ASYNC
     zero, one, alone = both(processes, tmp_path, "averages", mode, kind=kind, norm=norm)
     if zero["average"]:
         assert_equal(zero["set"], zero["average"])
