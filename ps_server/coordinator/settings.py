@@ -89,7 +89,7 @@ def check_same_job(settings: ClusterSettings, kept: JobIdentity) -> None:
             "the journal belongs to a job with other settings",
             expected=", ".join(f"{flag} {then}" for flag, then, _ in contradictions),
             actual=", ".join(f"{flag} {now}" for flag, _, now in contradictions),
-            remedy="leave these flags out, which takes the journal's values, or begin a new job in another --data-dir",
+            remedy="give the expected flags, or begin a new job in another --data-dir",
         )
 
 

@@ -114,6 +114,10 @@ def straggler_of(
         held = _least_held([worker.index for worker in workers if worker.index in shares], shares)
         if held is not None or consistency.mode is Mode.SYNC:
             return held
+    # One that has just joined has no speed yet.
+    workers = [worker for worker in workers if worker.steps_per_second or (worker.phase, worker.clock) != (0, 0)]
+    if len(workers) < 2:
+        return None
     slowest = min(workers, key=lambda worker: (worker.steps_per_second, worker.index))
     others = median(worker.steps_per_second for worker in workers if worker is not slowest)
     return slowest.index if slowest.steps_per_second < SLOW * others else None

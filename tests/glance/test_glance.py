@@ -51,7 +51,8 @@ def test_workers_are_behind_the_first_one() -> None:
     [((10.0, 9.0, 8.0), []), ((10.0, 9.0, 3.0), ["worker 2"]), ((1.0, 9.0), ["worker 0"]), ((5.0,), [])],
 )
 def test_in_async_the_straggler_is_much_slower_than_the_others(speeds: tuple[float, ...], found: list[str]) -> None:
-    job = history(*(worker(rank, steps_per_second=speed) for rank, speed in enumerate(speeds)), shard(0))
+    joined = worker(9, steps_per_second=0.0, clock=0)
+    job = history(*(worker(rank, steps_per_second=speed) for rank, speed in enumerate(speeds)), joined, shard(0))
     assert stragglers(job) == found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Self
 
-from ps_protocol.errors import ConfigError
+from ps_protocol.errors import ConfigError, InvalidRequest
 
 MOST_RANKS = 1 << 16
 """Ranks are below this number."""
@@ -69,10 +69,17 @@ def _two(value: Any) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class ScaleAsk:
-    """What a caller wants a job to have; None: as it is."""
+    """What a caller wants a job to have; None: as it is. Raises InvalidRequest for what is no number of processes."""
 
     workers: int | None = None
     shards: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, number in (("workers", self.workers), ("shards", self.shards)):
+            if number is not None and (type(number) is not int or not 0 <= number <= MOST_RANKS):
+                raise InvalidRequest(
+                    f"a job cannot have as many {name}", expected=f"0 to {MOST_RANKS}", actual=repr(number)
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,14 +82,14 @@ class JobScaling:
                 self._driver.scale(ask, by_count=by_count)
                 self._say(f"the job is scaled: {_asked(ask)}; {told}")
             self._failure, self._again_at = "", float("-inf")
-            number = self._driver.wanted.number
+            wanted = self._driver.wanted
         before = ""
         while text := self._awaited():
             if text != before:
                 before = text
                 yield ScaleProgress(text)
             await self._driver.wait_for_change(_LOOK_SECONDS)
-            self._check_goes_on(number)
+            self._check_goes_on(ask, wanted)
         yield ScaleProgress(self._reached(), done=True)
 
     def moved_by_hand(self, wish: Wish) -> None:
@@ -217,10 +217,15 @@ class JobScaling:
             text += f"; {progress.moved_bytes / 1e6:.1f} of {progress.total_bytes / 1e6:.1f} MB have moved"
         return f"{text}; {self._failure}" if self._failure else text
 
-    def _check_goes_on(self, number: int) -> None:
+    def _check_goes_on(self, ask: ScaleAsk, before: WantedSize) -> None:
+        """Raises NotReady where the job is finished, or what ``ask`` has made of ``before`` is not wanted any more."""
         if self._driver.view.finished:
             raise NotReady("the job finished before it was scaled", remedy="start it again")
-        if self._driver.wanted.number != number:
+        now = self._driver.wanted
+        # Fewer ranks alone do not count: a worker that leaves after training is not wanted any more.
+        begun = (now.ranks or frozenset()) - (before.ranks or frozenset())
+        workers = ask.workers is not None and bool(begun or now.ending - before.ending)
+        if workers or (ask.shards is not None and now.shards != before.shards):
             view = self._driver.view
             raise NotReady(
                 "the job was scaled again meanwhile",

@@ -84,7 +84,8 @@ def _with_workers(before: WantedSize, workers: int, view: ClusterView, by_count:
     begun = frozenset(range(view.least_workers)) if before.ranks is None else before.ranks
     if not view.started or before.ranks is not None:
         live |= begun
-    ranks = lowest(live, workers)
+    # The process of a worker that is done may go on: another one begins under a rank of its own.
+    ranks = lowest(live, workers, but=before.done)
     return replace(before, ranks=ranks, ending=(before.ending | live) - ranks, by_count=by_count)
 
 
@@ -95,10 +96,10 @@ def _with_shards(before: WantedSize, shards: int, view: ClusterView) -> WantedSi
     return replace(before, shards=wanted, added=added)
 
 
-def lowest(present: Collection[int], number: int) -> frozenset[int]:
-    """``number`` numbers: the lowest ``present`` ones, and the lowest free ones where these are too few."""
+def lowest(present: Collection[int], number: int, but: Collection[int] = ()) -> frozenset[int]:
+    """``number`` numbers: the lowest ``present`` ones, then the lowest free ones that are not in ``but``."""
     kept = sorted(present)[:number]
-    free = (each for each in count() if each not in present)
+    free = (each for each in count() if each not in present and each not in but)
     return frozenset([*kept, *(next(free) for _ in range(number - len(kept)))])
 
 

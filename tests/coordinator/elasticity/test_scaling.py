@@ -158,6 +158,22 @@ def test_it_goes_on_when_nobody_waits_for_it_and_after_a_move_that_failed(monkey
     played(body)
 
 
+def test_another_call_for_shards_does_not_end_one_for_workers() -> None:
+    async def body(job: Job) -> None:
+        scaled = Scaled(job, FakeEngine())
+        first = asyncio.create_task(scaled.ask(workers=3))
+        await until(lambda: bool(scaled.told), "it waits")
+        second = asyncio.create_task(scaled.ask(shards=3))
+        await until(lambda: job.driver.wanted.number == 2, "both are wanted")
+        await job.driver.wait_for_change(0.1)
+        assert not first.done()
+        for task in (first, second):
+            task.cancel()
+        await scaled.close()
+
+    played(body)
+
+
 def test_another_call_that_changes_it_ends_the_first() -> None:
     async def body(job: Job) -> None:
         scaled = Scaled(job, FakeEngine())

@@ -200,8 +200,18 @@ def test_a_worker_that_has_left_after_training_is_done_until_one_of_its_rank_joi
     assert (wanted.ranks, wanted.ending, wanted.done) == ({1}, {2}, {0})
     driver.leave(Role.WORKER, 2, members[2].incarnation, "Terminated")
     assert (driver.wanted.ending, driver.wanted.done) == (frozenset(), {0})
+    # Its process may go on: the next ones have ranks of their own.
+    assert driver.scale(ScaleAsk(workers=3)).ranks == {1, 2, 3}
     driver.join(Application(Role.WORKER, 0, "", "again"))
     assert driver.wanted.done == frozenset()
+
+
+@pytest.mark.parametrize("number", [-1, True, 1.5, "2", MOST_RANKS + 1])
+def test_what_is_no_number_of_processes_is_refused_where_it_is_asked_for(number):
+    with pytest.raises(InvalidRequest, match="cannot have as many workers"):
+        ScaleAsk(workers=number)
+    with pytest.raises(InvalidRequest, match="cannot have as many shards"):
+        ScaleAsk(shards=number)
 
 
 def test_a_coordinator_that_is_started_again_keeps_what_is_wanted_and_a_new_run_of_the_job_its_shards_alone(tmp_path):
