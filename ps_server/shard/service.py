@@ -212,7 +212,7 @@ class ShardService:
         self._open_checks.acknowledged(model.name, worker, request.acknowledged, known)
         self._open_checks.torch_version(worker, request.torch_version)
         version = model.tracker.version
-        opened = OpenedStream(version, position.phase, position.clock, known, model.initialised, torch.__version__)
+        opened = OpenedStream(version, position.phase, position.clock, known, model.values.told, torch.__version__)
         return model, worker, opened
 
     async def pull(self, request: pb.PullRequest, context: Context) -> None:

@@ -16,7 +16,7 @@ def model_status(model: ShardModel) -> ModelStatus:
     return ModelStatus(
         epoch=model.layout.shard_map.epoch,
         version=tracker.version,
-        initialised=model.initialised,
+        initialised=model.values.told,
         clocks=tuple(
             WorkerStatus(
                 standing.worker.rank,

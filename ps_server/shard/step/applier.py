@@ -113,6 +113,19 @@ class Applier:
             if trace is not None:
                 trace.replicated(begin_ns, time.monotonic_ns())
 
+    def covers(self, number: int) -> bool:
+        """Whether workers may be told what is in the log up to record ``number``."""
+        return self._replication is None or self._replication.covers(number)
+
+    async def settled(self) -> None:
+        """Returns when everything decided so far has been done, and may be told. Raises what stopped the model."""
+        self.gate.check()
+        newest = self.working.newest
+        if not newest.ready.done():
+            await asyncio.wait([newest.ready])
+        await self.covered()
+        self.gate.check()
+
     def update(
         self,
         pushes: Sequence[IncomingPush],

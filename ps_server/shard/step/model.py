@@ -321,12 +321,7 @@ class ShardModel(CopiedModel):
 
     async def settled(self) -> None:
         """Returns when everything decided so far has been done, and may be told. Raises what stopped the model."""
-        self.gate.check()
-        newest = self._working.newest
-        if not newest.ready.done():
-            await asyncio.wait([newest.ready])
-        await self._applier.covered()
-        self.gate.check()
+        await self._applier.settled()
 
     @property
     def is_settled(self) -> bool:

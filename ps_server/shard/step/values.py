@@ -24,6 +24,8 @@ class ModelValues:
         self._announce = announce
         #: Whether the region holds values yet: rank 0's initial ones, or later ones.
         self.initialised = initialised
+        #: The record of the first values until those may be told for good; None: it is not written yet.
+        self._untold: int | None = 0
         #: Loads that replaced values.
         self.assigned = 0
         #: Checksums of the values that slices were set to last, by index, as far as they came with them.
@@ -40,6 +42,16 @@ class ModelValues:
                 remedy="wait for the first worker; if training had begun, the shard restarted and lost its memory",
             )
 
+    @property
+    def told(self) -> bool:
+        """Whether workers may be told that there are values: as pushes are, once no takeover and no restart loses them.
+
+        What they were told stays true, so a worker that then finds no values knows that state is lost.
+        """
+        if self._untold and self._applier.covers(self._untold):
+            self._untold = 0
+        return self.initialised and self._untold == 0
+
     async def load(
         self,
         region: Region | None,
@@ -52,7 +64,9 @@ class ModelValues:
         checksums: Mapping[int, int] = MappingProxyType({}),
         check: Callable[[], None] | None = None,
     ) -> bool:
-        """Write values and state; False when ``only_first`` found values. Raises InvalidRequest, StorageFull.
+        """Write values and state; False when ``only_first`` found values, which may be told then, too.
+
+        Raises InvalidRequest, StorageFull, and what closed the replication.
 
         ``slices``: those of ``region`` that are written; none: all. ``checksums``: of some of them, for status.
         ``tracker``: where a restored job stood; before any stream is open. ``at_cut`` and ``check`` as in
@@ -65,14 +79,19 @@ class ModelValues:
         # Looked at last: of two that come at once the first wins.
         if only_first and self.initialised:
             self._applier.log.release(nbytes)
+            await self._applier.settled()
+            self._untold = 0
             return False
 
         if tracker:
             self._applier.tracker.restore(tracker)
         before = self.initialised
         self.initialised = before or region is not None
+        if self.initialised and not before:
+            self._untold = None
         loaded = Loaded(self._layout.shard_map.spec.name, region, entries, tracker)
         loading = self._applier.load(loaded, nbytes, self._applier.tracker.version, slices)
+        loading.add_done_callback(self._written)
         try:
             await asyncio.shield(loading)
         except PsError:
@@ -87,4 +106,10 @@ class ModelValues:
             kept = {i: c for i, c in self.checksums.items() if i not in slices} if slices else {}
             self.checksums = {**kept, **checksums}
         await self._applier.covered()
+        self._untold = 0
         return True
+
+    def _written(self, loading: asyncio.Future[Region]) -> None:
+        """Also where the caller of ``load`` is gone."""
+        if self._untold is None:
+            self._untold = self._applier.log.number
