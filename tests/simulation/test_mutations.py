@@ -207,7 +207,8 @@ def test_what_is_left_of_a_first_snapshot_is_taken_for_damage(monkeypatch):
     monkeypatch.setattr(
         recovery, "_needed", lambda segments, snapshot, *, log_goes_on: needed(segments, snapshot, log_goes_on=True)
     )
-    early = tuple(Fault(0.3 + 0.25 * number, "snapshot_crash") for number in range(12))
+    # Training begins after about a second, when every worker has the first values.
+    early = tuple(Fault(1.2 + 0.25 * number, "snapshot_crash") for number in range(12))
     assert shown("record 1 and those after it", SEEDS, **SNAPSHOT_CRASHES | {"quiet_at": 6.0, "faults": early})
 
 
