@@ -21,7 +21,7 @@ from ps_worker.step.alternating import Gradients
 from ps_worker.step.first_values import INITIAL_TIMEOUT_SECONDS, FirstValues
 from ps_worker.step.model_streams import ModelStreams, State
 from ps_worker.step.shard_stream import ShardStream
-from ps_worker.step.summary import PLAIN, StepPush, StepSummary, Style
+from ps_worker.step.summary import PLAIN, Outcome, StepPush, StepSummary, Style
 from ps_worker.tables.initial import InitialRows
 from ps_worker.tables.lookup import Lookup, Position
 
@@ -205,6 +205,8 @@ class StepPipeline:
         """All ``answers`` to ``push`` together. Raises the first of their errors, with notes of the others."""
         summary = answers[0] if len(answers) == 1 else _joined(answers)
         self.streams.position = max(self.streams.position, (push.phase, summary.clock))
+        if self.streams.shard_map.spec.tables:
+            self._leave_lower(push.phase, answers)
         if errors := summary.errors:
             for other in errors[1:]:
                 errors[0].add_note(f"and from another shard: {other}")
@@ -214,6 +216,16 @@ class StepPipeline:
         self._session.instruments.version = min(summary.versions)
         self._session.record_step(None, summary.staleness, summary.transferred_bytes, summary.clock)
         return summary
+
+    def _leave_lower(self, phase: int, answers: list[StepSummary]) -> None:
+        """End the streams of shards that have this worker lower than it goes on from; they hear that at the next open.
+
+        So it is where another shard found the push too late, or a shard refused it. Rows for the next push come before
+        it, and would wait there for what only that push would say.
+        """
+        for stream, answer in zip(self.streams.all, answers, strict=True):
+            if (phase, answer.clock) < self.streams.position or answer.outcome is Outcome.REFUSED:
+                stream.drop()
 
     # -- rows of tables
 

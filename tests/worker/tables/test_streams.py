@@ -53,6 +53,38 @@ def test_a_worker_that_joins_at_different_positions_tells_the_shard_that_has_it_
     late.close()
 
 
+# -- positions
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_worker_whose_push_is_late_on_one_shard_tells_the_other_where_it_goes_on(
+    session: FakeSession, ahead: int
+) -> None:
+    model, optimizer = on_shards(session)
+    for shard in session.shards:
+        shard.faults.hold_ahead = True
+    session.shards[ahead].faults.late = [4]
+    # Rows for its next push, step 5, come after step 4: the other shard has it at step 1.
+    train(model, optimizer, batches(2))
+    opened = [[each.clock for each in shard.opens[1:]] for shard in session.shards]
+    assert (opened[ahead], opened[1 - ahead]) == ([], [4])
+    assert [shard.pushes[-1].clock for shard in session.shards] == [5, 5]
+
+
+@pytest.mark.timeout(60)
+def test_a_shard_that_refused_a_push_does_not_let_the_rows_for_the_next_one_wait_for_it(session: FakeSession) -> None:
+    model, optimizer = on_shards(session)
+    for shard in session.shards:
+        shard.faults.hold_ahead = True
+    session.shards[0].faults.refuse = [InvalidRequest("not like this")]
+    with pytest.raises(InvalidRequest, match="not like this"):
+        train(model, optimizer, batches(1))
+    train(model, optimizer, batches(1))
+    assert [[each.clock for each in shard.opens[1:]] for shard in session.shards] == [[1], []]
+    assert [shard.pushes[-1].clock for shard in session.shards] == [2, 2]
+
+
 # -- broken streams
 
 
