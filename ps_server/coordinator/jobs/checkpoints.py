@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ps_protocol.errors import ConfigError, NotReady, PsError
+from ps_protocol.errors import ConfigError, NotReady, PsError, Unavailable
 from ps_protocol.metrics.histogram import Histogram
 from ps_protocol.model.spec import ShardMap
 from ps_server.checkpoint.folder.directory import begin, committed, discard, latest, prune
@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 _TRIES = 3
 _LOOK_SECONDS = 0.5
+
+LAST_SECONDS = 30.0
+"""How long the last checkpoint of a job is tried for while a shard is not there: it may be starting again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,10 @@ class Checkpoints:
         self.busy = asyncio.Lock()
         self._taken_at = time.monotonic()
         self._stopping = asyncio.Event()
-        #: One was made after the last worker had left.
+        #: One was made after the last worker had left, or is given up.
         self._final = False
+        #: Until when that one is tried again; None: its first attempt is to come.
+        self._last_until: float | None = None
         #: Why the one at the end of the job, or of this process, was not written; None: it was, or is not due.
         self.unsaved: PsError | None = None
         #: The last attempt found no values to write.
@@ -66,7 +71,8 @@ class Checkpoints:
     async def run(self) -> None:
         """Make checkpoints at the interval and when the job is finished, until ``stop``; then a last one.
 
-        Failures are logged. After one at the end of the job there is another attempt at ``stop``.
+        Failures are logged. The one at the end of the job is tried again for LAST_SECONDS while a shard is not there,
+        and at ``stop``.
         """
         stopping = self._config.directory is None
         while not stopping:
@@ -76,12 +82,19 @@ class Checkpoints:
             stopping = self._stopping.is_set()
             view, interval = self._driver.view, self._config.seconds
             self._final = self._final and view.finished
+            self._last_until = self._last_until if view.finished else None
             due = interval is not None and time.monotonic() - self._taken_at >= interval and not view.finished
             last = (view.finished and not self._final) or (stopping and (not self._final or self.unsaved is not None))
             if view.models and (due or last):
-                self._final = view.finished
                 error = await self._try_to_make()
                 self.unsaved = error if last else None
+                self._final = view.finished and not self._comes_back(error)
+
+    def _comes_back(self, error: PsError | None) -> bool:
+        """Whether ``error``, of the last checkpoint of a job, is that of a shard that may come back in time."""
+        if self._last_until is None:
+            self._last_until = time.monotonic() + LAST_SECONDS
+        return isinstance(error, Unavailable | NotReady) and time.monotonic() < self._last_until
 
     @property
     def settled(self) -> bool:

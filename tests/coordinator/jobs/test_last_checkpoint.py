@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ps_protocol.cluster.view import ClusterView
-from ps_protocol.errors import NotReady, PsError, StorageFull
+from ps_protocol.errors import NotReady, PsError, StorageFull, Unavailable
 from ps_server.cli.options.checkpoint import CheckpointConfig
 from ps_server.coordinator.event_log import EventLog
 from ps_server.coordinator.jobs import checkpoints
@@ -91,6 +91,31 @@ def test_after_a_failure_at_the_end_of_the_job_there_is_another_attempt_at_the_s
         # One that was written is enough.
         job = await test()
         assert (job.attempts, job.unsaved) == (1, None)
+
+    run(tests())
+
+
+def test_a_shard_that_is_away_at_the_end_of_the_job_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = Unavailable("shard 0 does not answer")
+
+    async def test(*outcomes: PsError | None) -> Job:
+        job = Job(tmp_path, *outcomes)
+        running = asyncio.create_task(job.run())
+        job.is_now(FINISHED)
+        await until(lambda: job.settled)
+        job.stop()
+        await running
+        return job
+
+    async def tests() -> None:
+        job = await test(away, NotReady("a shard is missing"), None)
+        assert (job.attempts, job.unsaved) == (3, None)
+        # For a while; then there is the attempt at the stop.
+        monkeypatch.setattr(checkpoints, "LAST_SECONDS", 0.0)
+        job = await test(away, away)
+        assert (job.attempts, job.unsaved) == (2, away)
 
     run(tests())
 
