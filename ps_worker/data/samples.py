@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -59,13 +60,13 @@ class Share:
         return (length - self.rank + self.world_size - 1) // self.world_size
 
 
-class OwnPart:
+class OwnPart(ABC):
     """What yields one worker's part alone: it is not to be split again. ``whole`` has all of it."""
 
     @property
+    @abstractmethod
     def whole(self) -> object:
         """What was split."""
-        raise NotImplementedError
 
     @property
     def own_length(self) -> int | None:
