@@ -136,11 +136,14 @@ print('another', '{victim}')
 @pytest.mark.parametrize(("victim", "name"), [("shard0", "shard 0"), ("coordinator", "coordinator")])
 def test_a_stopped_server_is_killed_and_started_again(job, victim, name):
     script = "import time\nwhile not (P / 'shard0').exists(): time.sleep(0.02)\n" + SERVERS_HANG.format(victim=victim)
-    done = job.run("--data-dir", "kept", script=script, WANTS="shard" if victim == "shard0" else "0", LIVES="1")
+    # Of a shard the coordinator's word comes first, however busy the machine.
+    told, why = {"WANTS": "0"}, r"it has shown no life for \d+ s"
+    if victim == "shard0":
+        told, why = {"WANTS": "shard", "SILENT": "600"}, "the coordinator has lost it, for its lease ended"
+    done = job.run("--data-dir", "kept", script=script, LIVES="1", **told)
     assert done.returncode == 0, done.stderr
     assert f"| another {victim}\n" in done.stdout
-    why = "the coordinator has lost it, for its lease ended" if victim == "shard0" else "it has shown no life for 1 s"
-    assert f"{name} hangs: {why}; it is killed" in done.stderr
+    assert re.search(f"{name} hangs: {why}; it is killed", done.stderr)
     assert f"{name} hung and was killed; starting it again (restart 1 of 10)" in done.stderr
     assert done.stderr.count(" hangs: ") == 1
 
@@ -149,7 +152,7 @@ def test_a_shard_that_is_stopped_before_it_has_joined_is_replaced_without_the_co
     script = "import time\nwhile not (P / 'shard0').exists(): time.sleep(0.02)\n" + SERVERS_HANG.format(victim="shard0")
     done = job.run("--data-dir", "kept", script=script, LIVES="1")
     assert done.returncode == 0, done.stderr
-    assert "shard 0 hangs: it has been stopped for 1 s; it is killed" in done.stderr
+    assert re.search(r"shard 0 hangs: it has been stopped for \d+ s; it is killed", done.stderr)
 
 
 def test_without_a_data_directory_a_stopped_server_ends_the_job(job):
