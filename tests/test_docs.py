@@ -1,9 +1,13 @@
-"""What the documentation names is there: files, folders, modules, tests. Its prose is wrapped."""
+"""What the documentation names is there: files, folders, modules, tests, what to edit where. Its prose is wrapped."""
 
 from __future__ import annotations
 
+import ast
 import re
+import tokenize
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -60,3 +64,124 @@ def test_prose_is_wrapped():
 def test_long_lines_are_found_outside_tables_and_code():
     line = "a " * 80
     assert too_long(f"short\n{line}\n| {line} |\n```sh\n{line}\n```\n- {line}") == [line, f"- {line}"]
+
+
+# The table "Where do I …" of docs/architecture.md.
+
+_TOKEN = re.compile(r"`([^`]+)`(?: \(((?:`[\w.]+`(?:, )?)+)\))?")
+
+
+class Edit(NamedTuple):
+    """A file or folder that a row sends its reader to, below the root, with the names to look for."""
+
+    path: str
+    names: tuple[str, ...]
+
+
+class Row(NamedTuple):
+    to: str
+    edits: tuple[Edit, ...]
+    files: str
+
+
+def rows(page: str) -> list[Row]:
+    table = page.partition("## Where do I …")[2].partition("\n## ")[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"]
+    return [Row(to, tuple(edits_of(edit)), files) for to, edit, files in cells[2:]]
+
+
+def edits_of(cell: str) -> Iterator[Edit]:
+    """A name without a folder, or with one that is not at a root, is below the folder of the file before it."""
+    folder = ""
+    for word, names in _TOKEN.findall(cell):
+        if not re.search(r"/|\.(py|proto|js|md)$", word):
+            continue
+        path = word if word.split("/")[0] in _FIRST and "/" in word else f"{folder}/{word}"
+        path = next((root + path for root in _ROOTS if (ROOT / root / path).exists()), path)
+        folder = path.rstrip("/") if word.endswith("/") else path.rpartition("/")[0]
+        yield Edit(path, tuple(re.findall(r"`([\w.]+)`", names)))
+
+
+def defined(path: str) -> set[str]:
+    """What a file defines: classes, functions, constants, and the members of classes as ``Class.member``."""
+    text = (ROOT / path).read_text()
+    if not path.endswith(".py"):
+        return set(re.findall(r"^(?:message|enum|service|  rpc) (\w+)", text, re.MULTILINE))
+    return set(_names(ast.parse(text).body, ""))
+
+
+def _names(body: list[ast.stmt], prefix: str) -> Iterator[str]:
+    for node in body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield prefix + node.name
+        if isinstance(node, ast.ClassDef):
+            yield from _names(node.body, f"{node.name}.")
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        yield from (prefix + target.id for target in targets if isinstance(target, ast.Name))
+
+
+def wrong(row: Row) -> list[str]:
+    """What a row says that is not so."""
+    absent = [path for path, _ in row.edits if not (ROOT / path).exists()]
+    unknown = [
+        f"{name} in {path}"
+        for path, names in row.edits
+        if path not in absent
+        for name in names
+        if name not in defined(path)
+    ]
+    return absent + unknown + ([] if row.edits else ["it names no file"])
+
+
+ARCHITECTURE = rows((ROOT / "docs" / "architecture.md").read_text())
+
+
+@pytest.mark.parametrize("row", ARCHITECTURE, ids=lambda row: row.to)
+def test_a_row_of_the_table_of_what_to_edit_names_files_that_exist_and_what_they_define(row):
+    assert wrong(row) == []
+
+
+def test_rows_that_name_what_is_not_there_are_found():
+    row = "| add x | `ps_worker/rows.py` (`SGD`, `Nothing`), `nothing.py`; `ps_protocol/v1/shard.proto` (`Never`) | 3 |"
+    (found,) = rows(f"## Where do I …\n| to | edit | files |\n|---|---|---|\n{row}\n")
+    assert wrong(found) == [
+        "ps_worker/nothing.py",
+        "Nothing in ps_worker/rows.py",
+        "Never in protos/ps_protocol/v1/shard.proto",
+    ]
+
+
+#: What is there already of a kind, by the row that adds one more.
+SPECIMENS = {
+    "add a row optimizer": "ftrl",
+    "add a codec (wire format)": "topk",
+    "add a rule for stale gradients": "reject",
+}
+
+
+def files_with(name: str) -> set[str]:
+    """The sources that use ``name`` in an identifier or as a string, in any case: not those with words about it."""
+    packages = (ROOT / "ps_server", ROOT / "ps_worker", ROOT / "protos")
+    sources = {file for package in packages for file in package.rglob("*.py") if file.parent.name != "v1"}
+    found = {file for file in sources if name in file.read_text().lower() and name in _used(file)}
+    found |= {file for file in (ROOT / "protos").rglob("*.proto") if name in file.read_text().lower()}
+    return {str(file.relative_to(ROOT)) for file in found}
+
+
+def _used(file: Path) -> str:
+    with file.open("rb") as lines:
+        tokens = [
+            token for token in tokenize.tokenize(lines.readline) if token.type in (tokenize.NAME, tokenize.STRING)
+        ]
+    return " ".join(token.string.lower() for token in tokens if " " not in token.string)
+
+
+@pytest.mark.parametrize("to", SPECIMENS)
+def test_a_row_of_the_table_names_every_file_that_an_addition_takes(to):
+    (row,) = [row for row in ARCHITECTURE if row.to == to]
+    folders = tuple(path for path, _ in row.edits if path.endswith("/"))
+    files = {path for path, _ in row.edits} - set(folders)
+    elsewhere = {path for path in files_with(SPECIMENS[to]) if path in files or not path.startswith(folders or ("/",))}
+    assert elsewhere == files
+    count = len([path for path in files if path.endswith(".py")]) + len(folders)
+    assert row.files == f"{count} + .proto"
