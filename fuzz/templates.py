@@ -49,7 +49,6 @@ def calls(identity: Identity) -> Mapping[str, Sequence[Message]]:
             pb.LoadRowsRequest(header=pb.LoadRowsHeader(rows=5, **model)),
             pb.LoadRowsRequest(chunk=pb.Chunk(payload=_IDS + _ROWS)),
         ],
-        "Push": [opening(identity), *exchange(identity, 1, 0, 1)[:1]],
     }
 
 

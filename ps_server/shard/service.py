@@ -27,7 +27,7 @@ from ps_protocol.wire.convert import model as convert_model
 from ps_protocol.wire.convert.headers import state_headers_from_pb, state_headers_to_pb
 from ps_protocol.wire.convert.quiesced import positions_from_pb, positions_to_pb
 from ps_protocol.wire.convert.status import model_status_to_pb
-from ps_protocol.wire.convert.step import request_from_bytes, step_answer_to_bytes
+from ps_protocol.wire.convert.step import request_from_bytes
 from ps_server.checkpoint.format.messages import part_to_pb
 from ps_server.consistency import WorkerKey
 from ps_server.consistency.messages import pushes_to_pb, worker_from_pb
@@ -100,7 +100,6 @@ class ShardService:
         """Add the service to ``server``. Streams with tensors carry raw bytes, which frames.py reads and writes."""
         streams: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Step": grpc.stream_stream_rpc_method_handler(self._guarded("Step", self.step)),
-            "Push": grpc.stream_unary_rpc_method_handler(self._guarded("Push", self.push)),
             "Load": grpc.stream_unary_rpc_method_handler(self._guarded("Load", self.load)),
             "LoadRows": grpc.stream_unary_rpc_method_handler(self._guarded("LoadRows", self.load_rows)),
             "Follow": grpc.stream_stream_rpc_method_handler(self._guarded("Follow", self.follow)),
@@ -170,21 +169,6 @@ class ShardService:
             spare = model.pool.reserved(sharing=transport.kind is Transport.SHM)
             with model.streams.open(worker, transport.kind), spare:
                 await until(ended, stream.run(None if transport is anchor else partial(_ended, anchor)))
-
-    async def push(self, _: AsyncIterator[bytes], context: Context) -> bytes:
-        """Open, one push header, its payload; answered when accepted."""
-        request = await self._open_request(context)
-        model, worker, _opened = await self._open(request)
-        anchor, shared = GrpcServerTransport(context), self._registry.context
-        stream = StepStream(
-            anchor, model, worker, self._counters, request.wire, budgets=shared.budgets, trusted=shared.trusts_workers
-        )
-        try:
-            with model.streams.place(worker) as ended:
-                answer = await until(ended, stream.push_once())
-        except ConnectionError as error:
-            raise InvalidRequest("the stream ended before a whole push") from error
-        return step_answer_to_bytes(answer)
 
     async def _open_request(self, context: Context) -> OpenRequest:
         """The first message of a stream. Raises InvalidRequest, ProtocolVersionMismatch."""

@@ -22,16 +22,14 @@ class Outcome(enum.IntEnum):
     APPLIED = 1
     #: Applied before, with the same sequence: the answer had been lost.
     DUPLICATE = 2
-    #: sync: accepted, its step is still open.
-    PENDING = 3
     #: Non-finite and skipped by policy.
-    SKIPPED = 4
+    SKIPPED = 3
     #: async, ssp: above the staleness threshold, not applied.
-    STALE = 5
+    STALE = 4
     #: sync: its step was applied without it.
-    LATE = 6
+    LATE = 5
     #: Refused with an error.
-    REFUSED = 7
+    REFUSED = 6
 
 
 OUTCOMES = dict(Outcome.__members__)

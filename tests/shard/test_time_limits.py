@@ -106,7 +106,7 @@ def header(shard, method):
     return pb.LoadRowsRequest(header=pb.LoadRowsHeader(model="model", worker=writer(shard), rows=1))
 
 
-@pytest.mark.parametrize("method", ["Step", "Push", "Load", "LoadRows"])
+@pytest.mark.parametrize("method", ["Step", "Load", "LoadRows"])
 def test_a_call_that_says_nothing_is_given_up(hurry, method):
     limits = ServerLimits()
     with running_shard(limits=limits) as shard:

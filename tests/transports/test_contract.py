@@ -121,14 +121,6 @@ def test_a_repeated_push_is_answered_again_and_not_applied_again(transport, shap
         wait_until(lambda: is_idle(model))
 
 
-def test_a_push_without_a_pull_is_answered_without_parameters(transport):
-    with running_shard({0: 1, 1: 2}, SYNC) as shard:
-        model, _ = begin(shard, *LARGE)
-        with line(shard, model, transport) as worker:
-            result = worker.exchange(whole_numbers(model, 1), push_only=True)
-            assert (result.outcome, result.payload_bytes) == ("PENDING", 0)
-
-
 def test_an_arrival_sent_behind_a_push_is_taken_in_order(transport):
     with running_shard({0: 1, 1: 2}, SYNC) as shard:
         model, initial = begin(shard, *LARGE)

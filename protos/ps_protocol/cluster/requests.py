@@ -66,8 +66,6 @@ class PushHeader:
     with_buffers: bool = False
     #: The worker skipped this step: there is no payload.
     skipped: bool = False
-    #: No parameters are sent back.
-    push_only: bool = False
     #: The worker has seen that all gradients are finite.
     finite: bool = False
     ahead: int = 0

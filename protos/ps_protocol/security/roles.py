@@ -58,7 +58,6 @@ _COORDINATOR: Mapping[str, frozenset[AccessRole]] = {
 
 _SHARD: Mapping[str, frozenset[AccessRole]] = {
     "Step": frozenset({_WORKER}),
-    "Push": frozenset({_WORKER}),
     "Load": frozenset({_WORKER}),
     "LoadRows": frozenset({_ADMIN, _WORKER}),
     "Pull": _DATA_READERS,

@@ -17,7 +17,6 @@ class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OUTCOME_STALE: _ClassVar[Outcome]
     OUTCOME_SKIPPED: _ClassVar[Outcome]
     OUTCOME_REFUSED: _ClassVar[Outcome]
-    OUTCOME_PENDING: _ClassVar[Outcome]
 OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_APPLIED: Outcome
 OUTCOME_DUPLICATE: Outcome
@@ -25,7 +24,6 @@ OUTCOME_LATE: Outcome
 OUTCOME_STALE: Outcome
 OUTCOME_SKIPPED: Outcome
 OUTCOME_REFUSED: Outcome
-OUTCOME_PENDING: Outcome
 
 class WorkerId(_message.Message):
     __slots__ = ("rank", "incarnation")
@@ -201,7 +199,7 @@ class Stage(_message.Message):
     def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("sequence", "phase", "clock", "pulled_version", "absent", "groups", "with_buffers", "skipped", "push_only", "finite", "payload", "segment", "ahead", "staged", "tables", "table_arguments", "rows_in_room", "traceparent", "weight", "squared_norm")
+    __slots__ = ("sequence", "phase", "clock", "pulled_version", "absent", "groups", "with_buffers", "skipped", "finite", "payload", "segment", "ahead", "staged", "tables", "table_arguments", "rows_in_room", "traceparent", "weight", "squared_norm")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -210,7 +208,6 @@ class PushHeader(_message.Message):
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     WITH_BUFFERS_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
-    PUSH_ONLY_FIELD_NUMBER: _ClassVar[int]
     FINITE_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
@@ -230,7 +227,6 @@ class PushHeader(_message.Message):
     groups: _containers.RepeatedCompositeFieldContainer[_common_pb2.Options]
     with_buffers: bool
     skipped: bool
-    push_only: bool
     finite: bool
     payload: bytes
     segment: int
@@ -242,7 +238,7 @@ class PushHeader(_message.Message):
     traceparent: str
     weight: float
     squared_norm: float
-    def __init__(self, sequence: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., pulled_version: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., groups: _Optional[_Iterable[_Union[_common_pb2.Options, _Mapping]]] = ..., with_buffers: bool = ..., skipped: bool = ..., push_only: bool = ..., finite: bool = ..., payload: _Optional[bytes] = ..., segment: _Optional[int] = ..., ahead: _Optional[int] = ..., staged: _Optional[_Iterable[int]] = ..., tables: _Optional[_Iterable[_Union[TableRows, _Mapping]]] = ..., table_arguments: _Optional[_Iterable[_Union[_common_pb2.Options, _Mapping]]] = ..., rows_in_room: bool = ..., traceparent: _Optional[str] = ..., weight: _Optional[float] = ..., squared_norm: _Optional[float] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., phase: _Optional[int] = ..., clock: _Optional[int] = ..., pulled_version: _Optional[int] = ..., absent: _Optional[_Iterable[int]] = ..., groups: _Optional[_Iterable[_Union[_common_pb2.Options, _Mapping]]] = ..., with_buffers: bool = ..., skipped: bool = ..., finite: bool = ..., payload: _Optional[bytes] = ..., segment: _Optional[int] = ..., ahead: _Optional[int] = ..., staged: _Optional[_Iterable[int]] = ..., tables: _Optional[_Iterable[_Union[TableRows, _Mapping]]] = ..., table_arguments: _Optional[_Iterable[_Union[_common_pb2.Options, _Mapping]]] = ..., rows_in_room: bool = ..., traceparent: _Optional[str] = ..., weight: _Optional[float] = ..., squared_norm: _Optional[float] = ...) -> None: ...
 
 class Lookup(_message.Message):
     __slots__ = ("number", "tables", "phase", "clock", "now", "payload")

@@ -44,11 +44,6 @@ class ShardStub(object):
                 request_serializer=ps__protocol_dot_v1_dot_shard__pb2.PullRequest.SerializeToString,
                 response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.StepReply.FromString,
                 _registered_method=True)
-        self.Push = channel.stream_unary(
-                '/ps_protocol.v1.Shard/Push',
-                request_serializer=ps__protocol_dot_v1_dot_shard__pb2.StepRequest.SerializeToString,
-                response_deserializer=ps__protocol_dot_v1_dot_shard__pb2.StepResult.FromString,
-                _registered_method=True)
         self.Load = channel.stream_unary(
                 '/ps_protocol.v1.Shard/Load',
                 request_serializer=ps__protocol_dot_v1_dot_shard__pb2.LoadRequest.SerializeToString,
@@ -144,13 +139,6 @@ class ShardServicer(object):
 
     def Pull(self, request, context):
         """Parameters and buffers of one version, at once, whatever the mode: result, then chunks. Safe to repeat.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Push(self, request_iterator, context):
-        """One push without a pull: Open, push, chunks. Answered when accepted. Safe to repeat with the same sequence.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -287,11 +275,6 @@ def add_ShardServicer_to_server(servicer, server):
                     request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.PullRequest.FromString,
                     response_serializer=ps__protocol_dot_v1_dot_shard__pb2.StepReply.SerializeToString,
             ),
-            'Push': grpc.stream_unary_rpc_method_handler(
-                    servicer.Push,
-                    request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.StepRequest.FromString,
-                    response_serializer=ps__protocol_dot_v1_dot_shard__pb2.StepResult.SerializeToString,
-            ),
             'Load': grpc.stream_unary_rpc_method_handler(
                     servicer.Load,
                     request_deserializer=ps__protocol_dot_v1_dot_shard__pb2.LoadRequest.FromString,
@@ -427,33 +410,6 @@ class Shard(object):
             '/ps_protocol.v1.Shard/Pull',
             ps__protocol_dot_v1_dot_shard__pb2.PullRequest.SerializeToString,
             ps__protocol_dot_v1_dot_shard__pb2.StepReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Push(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_unary(
-            request_iterator,
-            target,
-            '/ps_protocol.v1.Shard/Push',
-            ps__protocol_dot_v1_dot_shard__pb2.StepRequest.SerializeToString,
-            ps__protocol_dot_v1_dot_shard__pb2.StepResult.FromString,
             options,
             channel_credentials,
             insecure,

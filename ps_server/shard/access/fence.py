@@ -32,7 +32,6 @@ class Access(enum.Enum):
 ACCESS: Mapping[str, Access] = MappingProxyType(
     {
         "Step": Access.WORKER,
-        "Push": Access.WORKER,
         "Load": Access.WORKER,
         "LoadRows": Access.WORKER,
         "Follow": Access.STANDBY,

@@ -36,8 +36,6 @@ class IncomingPush:
     #: The region is a worker's memory: to be read only, and never to be kept.
     lent: bool = False
     with_buffers: bool = False
-    #: No parameters are wanted back.
-    push_only: bool = False
     #: The worker has looked, and is believed: there is no NaN or infinity in it.
     finite: bool = False
     #: sync: what its gradients weigh in the mean of their step.

@@ -157,7 +157,6 @@ class PushReader:
             absent,
             self._options,
             with_buffers=header.with_buffers,
-            push_only=header.push_only,
             finite=header.finite and self.trusted,
             ahead=header.ahead,
             weight=header.weight or 1.0,
@@ -168,14 +167,7 @@ class PushReader:
     def _announced(self, header: PushHeader) -> PushedRows:
         """Memory for the rows of a push, or where they are already. Raises InvalidRequest."""
         tables, layout, options = header.tables, self._model.layout, self._row_options
-        if not header.rows_in_room:
-            return announced(tables, layout, options)
-        if not header.push_only:
-            return announced(tables, layout, options, self._transport.pushed_rows)
-        # It may be answered while its step is open: then the worker writes there again.
-        rows = announced(tables, layout, options)
-        rows.buffer[:] = self._transport.pushed_rows(len(rows.buffer))
-        return rows
+        return announced(tables, layout, options, self._transport.pushed_rows if header.rows_in_room else None)
 
     async def _one_region(self) -> None:
         """Before memory is taken: wait until the last reply is sent, so that a stream needs one region at a time, and

@@ -118,19 +118,6 @@ class StepStream:
             if self._tracing is not None:
                 self._tracing.close()
 
-    async def push_once(self) -> StepAnswer:
-        """Read one push and decide it, without waiting for parameters. Raises PsError, ConnectionError."""
-        try:
-            while (message := await self._transport.receive()) is not None:
-                push = await self._take(message)
-                if isinstance(push, IncomingPush):
-                    push.decision = await self._model.push(push)
-                    await self._model.settled()
-                    return settled_answer(push, self._model)
-        finally:
-            self._reader.discard()
-        raise InvalidRequest("the stream ended before a whole push", expected="a push header and its payload")
-
     # -- the reading task
 
     async def _read(self) -> None:
@@ -224,13 +211,12 @@ class StepStream:
 
     async def _answer_push(self, push: IncomingPush, *, waits: bool = True) -> None:
         """In the writing task, or the reading one while that has nothing to do. ``waits``: it may have to wait."""
-        if push.decision is None or push.push_only:
+        if push.decision is None:
             await self._model.settled()
-            settled = settled_answer(push, self._model)
-            self._counters.dropped += push.decision is not None and settled.error is not None
-            await self._transport.send(settled)
+            refused = answer_to(push, self._model)
+            await self._transport.send(refused)
             if push.trace is not None:
-                push.trace.end(settled.outcome)
+                push.trace.end(refused.outcome)
             return
         if push.trace is not None:
             push.trace.has_turn()
@@ -325,24 +311,14 @@ async def send_published(
 
 def answer_to(push: IncomingPush, model: ShardModel) -> StepAnswer:
     """The answer to one push, without parameters."""
-    info, decision, tracker = push.info, push.decision, model.tracker
-    answer = StepAnswer(info.sequence, "REFUSED", tracker.version, clock=info.position.clock, error=push.error)
+    info, decision = push.info, push.decision
+    answer = StepAnswer(info.sequence, "REFUSED", model.tracker.version, clock=info.position.clock, error=push.error)
     if decision is None:
         return answer
     answer.outcome = OUTCOMES[decision.verdict]
     answer.staleness = model.staleness.get(info.worker.rank, 0)
-    if decision.verdict is Verdict.HOLD and not tracker.may_pull(info.position):
-        answer.outcome = "PENDING"
     if decision.verdict is Verdict.LATE:
-        answer.clock = tracker.resume(info.position).clock
-    return answer
-
-
-def settled_answer(push: IncomingPush, model: ShardModel) -> StepAnswer:
-    """The answer to one push once everything decided has been done."""
-    answer = answer_to(push, model)
-    if push.decision is not None:
-        tell_skipped(answer, push.info, model)
+        answer.clock = model.tracker.resume(info.position).clock
     return answer
 
 

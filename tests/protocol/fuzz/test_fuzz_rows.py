@@ -45,7 +45,6 @@ PUSHES = st.builds(
     tables=TABLES,
     table_arguments=st.lists(OPTIONS, max_size=3),
     skipped=st.booleans(),
-    push_only=st.booleans(),
     finite=st.booleans(),
     rows_in_room=st.booleans(),
     payload=st.just(b"") | PAYLOADS,

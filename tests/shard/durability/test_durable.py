@@ -143,16 +143,6 @@ def test_a_push_held_for_its_step_is_not_known_after_the_restart_and_comes_again
             stream.end()
 
 
-def test_a_push_that_wants_no_parameters_is_answered_when_it_is_in_the_log(tmp_path, killed):
-    with shard_on(tmp_path / "a") as shard:
-        model, _ = start(shard)
-        stream = StubStream(shard)
-        stream.exchange(flat(model.layout, *gradients(model, 1)), push_only=True)
-        with killed(shard) as again:
-            assert again.place(model.layout.shard_map).tracker.version == 1
-        stream.end()
-
-
 def test_a_loaded_state_is_kept_and_a_snapshot_under_way_begins_again(tmp_path, killed):
     with shard_on(tmp_path / "a", rule=OFTEN) as shard:
         model, _ = start(shard, momentum=0.9)

@@ -41,7 +41,7 @@ def push_whole(stream: StubStream, payload: bytes) -> None:
     """A push in one message."""
     stream.sequence, stream.clock = stream.sequence + 1, stream.clock + 1
     place = {"sequence": stream.sequence, "phase": stream.phase, "clock": stream.clock}
-    stream.send(push=shard_pb2.PushHeader(**place, payload=payload, push_only=True))
+    stream.send(push=shard_pb2.PushHeader(**place, payload=payload))
     stream.result()
 
 

@@ -29,7 +29,7 @@ def test_a_reader_keeps_its_version_while_updates_go_on():
         published, _ = shard.take(model)
         held = bytes(published.region.bytes)
         for seed in range(3):
-            stream.push(flat(model.layout, *gradients(model, seed)), push_only=True)
+            stream.push(flat(model.layout, *gradients(model, seed)))
             stream.result()
         assert bytes(published.region.bytes) == held
         newest, _ = shard.take(model)
@@ -42,7 +42,7 @@ def test_an_update_copies_the_region_once_for_its_readers_and_never_for_nobody()
         model, stream = place(shard), StubStream(shard)
 
         def region_after_push(seed):
-            stream.push(flat(model.layout, *gradients(model, seed)), push_only=True)
+            stream.push(flat(model.layout, *gradients(model, seed)))
             stream.result()
             published, give_back = shard.take(model)
             give_back()
@@ -82,7 +82,7 @@ def test_an_update_waits_for_readers_of_shared_memory_and_copies_nothing(monkeyp
         model, stream = place(shard), StubStream(shard)
         published, give_back = shard.take(model, quick=True)
         region = published.region
-        stream.push(flat(model.layout, *gradients(model, 1)), push_only=True)
+        stream.push(flat(model.layout, *gradients(model, 1)))
         wait_until(lambda: model.tracker.version == 1)
         give_back()
         newest, _ = shard.take(model)

@@ -45,7 +45,7 @@ def served(tracer):
 
 def test_an_update_after_the_answer_is_not_part_of_the_push(tracer):
     push = served(tracer)
-    push.end("PENDING")
+    push.end("DUPLICATE")
     push.logged(1, 2)
     push.applied(1, 2)
     events = picture(tracer)

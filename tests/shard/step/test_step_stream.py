@@ -6,7 +6,6 @@ import grpc
 import pytest
 import torch
 
-from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.errors import (
     NonFiniteGradient,
     Unavailable,
@@ -209,21 +208,6 @@ def test_rank_0_s_buffers_come_with_its_push_and_are_pulled():
         payload = result.result.payload + b"".join(reply.chunk.payload for reply in chunks)
         assert len(payload) == result.result.payload_bytes
         torch.testing.assert_close(unflat(model.layout, payload)[-1], values)
-
-
-def test_push_without_pull_is_answered_when_accepted():
-    with running_shard({0: 1, 1: 2}, SYNC) as shard:
-        model, _ = start(shard)
-        stub = shard_pb2_grpc.ShardStub(shard.channel)
-        worker = pb.WorkerId(rank=0, incarnation=1)
-        payload = flat(model.layout, *gradients(model, 1))
-        messages = [
-            pb.StepRequest(open=pb.Open(model="model", worker=worker, protocol_version=PROTOCOL_VERSION)),
-            pb.StepRequest(push=pb.PushHeader(sequence=1, clock=1)),
-            pb.StepRequest(chunk=pb.Chunk(payload=payload)),
-        ]
-        assert stub.Push(iter(messages)).outcome == pb.OUTCOME_PENDING
-        assert stub.Push(iter(messages)).outcome == pb.OUTCOME_DUPLICATE
 
 
 def test_memory_of_a_push_broken_off_in_the_middle_is_returned():

@@ -172,7 +172,7 @@ def test_who_reads_no_answers_is_dropped_once_they_fill_its_socket():
         channel = worker.confirmed()
         with suppress(ConnectionError, TimeoutError):
             for number in range(1, 20_000):
-                channel.send(push=header(sequence=number, clock=number, skipped=True, push_only=True))
+                channel.send(push=header(sequence=number, clock=number, skipped=True))
         assert list(worker.stream.replies) == []
 
 

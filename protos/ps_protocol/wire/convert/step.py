@@ -141,8 +141,6 @@ def _push_to_pb(header: requests.PushHeader) -> pb.PushHeader:
         message.with_buffers = True
     if header.skipped:
         message.skipped = True
-    if header.push_only:
-        message.push_only = True
     if header.ahead:
         message.ahead = header.ahead
     if header.weight:
@@ -178,7 +176,6 @@ def _push_from_pb(message: pb.PushHeader) -> requests.PushHeader:
         message.pulled_version,
         with_buffers=message.with_buffers,
         skipped=message.skipped,
-        push_only=message.push_only,
         finite=message.finite,
         ahead=message.ahead,
         traceparent=message.traceparent,
