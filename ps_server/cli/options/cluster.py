@@ -8,6 +8,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from ps_protocol.flags import flags
+
 CLUSTER_OPTIONS = (
     "partition",
     "partition_slices",
@@ -83,8 +85,4 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def given_flags(context: click.Context) -> tuple[str, ...]:
     """The options among these that were set, on the command line, in the environment or a file, for a coordinator."""
     given = [name for name in CLUSTER_OPTIONS if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
-    found: list[str] = []
-    for name in given:
-        flag, value = f"--{name.replace('_', '-')}", context.params[name]
-        found += ([flag] * value) if isinstance(value, bool) else [flag, str(value)]
-    return tuple(found)
+    return tuple(flags({name: context.params[name] for name in given}))

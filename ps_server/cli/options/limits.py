@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from ps_protocol.flags import flags
 from ps_server.limits import JobLimits, ServerLimits
 
 _Options = dict[str, tuple[click.ParamType[Any, Any], str]]
@@ -108,7 +109,7 @@ def limit_flags(context: click.Context) -> tuple[tuple[str, ...], tuple[str, ...
 
     def given(names: Iterable[str]) -> tuple[str, ...]:
         found = [name for name in names if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
-        return tuple(part for name in found for part in (_flag(name), str(context.params[name])))
+        return tuple(flags({name: context.params[name] for name in found}))
 
     return given([*_EVERY_SERVER, *_JOB]), given([*_EVERY_SERVER, *_SHARD, *_BYTES])
 
