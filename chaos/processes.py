@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ps_protocol.life import LifePipe
+from ps_protocol.launch.life import LifePipe
 
 RESTART_SECONDS = 0.2
 """Between the end of a process and its next start."""

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from ps_protocol import shim
 from ps_protocol.errors import ConfigError, StateLost, Unavailable
+from ps_protocol.launch import shim
 from ps_worker.own_server import OwnServer
 
 _POLL_SECONDS = 0.02

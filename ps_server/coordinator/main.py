@@ -15,7 +15,7 @@ from click.core import ParameterSource
 
 from ps_protocol.client.coordinator import EXIT_UNSAVED
 from ps_protocol.errors import PsError
-from ps_protocol.life import showing_life, take_life_pipe
+from ps_protocol.launch.life import showing_life, take_life_pipe
 from ps_protocol.logs import LogFormat, configure_logging, describe_process
 from ps_protocol.metrics.call_on_loop import call_on_loop
 from ps_protocol.metrics.server import JOB_LABEL, MetricsServer

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ps_protocol import shim
 from ps_protocol.client.coordinator import EXIT_UNSAVED
 from ps_protocol.errors import Unavailable
-from ps_protocol.life import LifePipe, StopWatch
+from ps_protocol.launch import shim
+from ps_protocol.launch.life import LifePipe, StopWatch
 from ps_worker.own_server import OwnServer
 from ps_worker.ray.commands import TIMEOUTS, server_command, server_environment
 from ps_worker.ray.plan import PATIENCE_SECONDS, RayPlan, ServerKind, ServerName

@@ -14,12 +14,12 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from ps_protocol.client.worker_requests import LostServer, Wanted, WorkerRequests
 from ps_protocol.errors import PsError, StateLost, Unavailable
+from ps_protocol.launch.restarts import Restarts
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_worker.ray.actors import SERVER_CALLS, ServerActor
 from ps_worker.ray.placement import Reservation
 from ps_worker.ray.plan import RayPlan, ServerKind, ServerName
-from ps_worker.ray.restarts import RestartBudget
 
 log = logging.getLogger("ps_worker")
 
@@ -58,7 +58,7 @@ class RayServers:
         self._reservation = reservation
         self._host = host
         self._bundles = {server: bundle for bundle, server in enumerate(plan.servers())}
-        self._budget = RestartBudget(plan.server_restarts)
+        self._budget = Restarts(plan.server_restarts)
         self._actors: dict[ServerName, Any] = {}
         #: The call of each server that ends with it.
         self._serving: dict[Any, ServerName] = {}

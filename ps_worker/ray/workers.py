@@ -13,10 +13,10 @@ from ray.exceptions import RayActorError, RayTaskError
 from ps_protocol.client.worker_requests import JOINING_SECONDS
 from ps_protocol.cluster.scaling import ScaleOrder
 from ps_protocol.errors import Fenced, PsError, Retryable, Unavailable
+from ps_protocol.launch.restarts import Restarts
 from ps_worker.ray.actors import WorkerActor
 from ps_worker.ray.placement import Reservation, options_of
 from ps_worker.ray.plan import RayPlan
-from ps_worker.ray.restarts import RestartBudget
 from ps_worker.ray.servers import end_actor
 
 log = logging.getLogger("ps_worker")
@@ -41,7 +41,7 @@ class RayWorkers:
         self._environment_of = environment_of
         self._train_fn = train_fn
         self._arguments = tuple(arguments)
-        self._budget = RestartBudget(plan.worker_restarts)
+        self._budget = Restarts(plan.worker_restarts)
         self._actors: dict[int, Any] = {}
         #: The call of each worker that runs.
         self._running: dict[Any, int] = {}

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from ps_protocol import life
 from ps_protocol.errors import Unavailable
+from ps_protocol.launch import life
 from ps_worker.ray import actors
 from ps_worker.ray.actors import ServerActor, WorkerActor
 from ps_worker.ray.commands import worker_environment

@@ -14,7 +14,7 @@ from typing import IO
 
 import psutil
 
-from ps_protocol.life import VARIABLE as LIFE_VARIABLE
+from ps_protocol.launch.life import VARIABLE as LIFE_VARIABLE
 from tests.recovery.zygote import PATIENCE_SECONDS, PYTHON, Zygote, shared
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from ps_protocol import shim
+from ps_protocol.launch import shim
 from ps_server.cli.launcher.replicas import check_strategy
 
 DEFAULT = "one_device,mirrored,central_storage,parameter_server"

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import BinaryIO
 
-from ps_protocol import shim
-from ps_protocol.life import LifePipe, StopWatch
+from ps_protocol.launch import shim
+from ps_protocol.launch.life import LifePipe, StopWatch
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.launcher.output.pipe import OutputPipe
 

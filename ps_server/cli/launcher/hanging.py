@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
 from ps_protocol.client.worker_requests import JOINING_SECONDS
+from ps_protocol.launch.restarts import Restarts
 from ps_server.cli.launcher.events import Command, ProcessName, ProcessRole, Say, Send, ServerHangs
-from ps_server.cli.launcher.restarts import Restarts
 
 
 def end_hanging(

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from ps_protocol.cluster.scaling import ScaleOrder
+from ps_protocol.launch.restarts import Restarts
 from ps_server.cli.launcher.events import (
     SCRIPTS,
     SERVERS,
@@ -30,7 +31,6 @@ from ps_server.cli.launcher.events import (
     WorkersWanted,
 )
 from ps_server.cli.launcher.hanging import HangingServers, end_hanging
-from ps_server.cli.launcher.restarts import Restarts
 
 GRACE_SECONDS = 5.0
 """Between SIGTERM and SIGKILL, for scripts."""

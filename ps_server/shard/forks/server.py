@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from ps_protocol.shim import dies_with
+from ps_protocol.launch.shim import dies_with
 from ps_server.shard import main as shard
 from ps_server.shard.forks import title
 

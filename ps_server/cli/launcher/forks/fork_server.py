@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from ps_protocol import shim
+from ps_protocol.launch import shim
 from ps_server.shard.forks.title import ROOM_BYTES
 
 MODULE = "ps_server.shard.forks.server"

@@ -14,8 +14,8 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import BinaryIO
 
-from ps_protocol import shim
 from ps_protocol.errors import ConfigError, PsError, Unavailable
+from ps_protocol.launch import shim
 from ps_server.cli.launcher.events import ProcessName
 from ps_server.cli.launcher.hosts.failures import SSH_FAILED, failure, other_version
 from ps_server.cli.launcher.hosts.frames import BEGINNING, FrameReader

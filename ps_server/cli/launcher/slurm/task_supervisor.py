@@ -6,6 +6,7 @@ import signal
 from collections.abc import Sequence
 
 from ps_protocol.client.coordinator import EXIT_UNSAVED
+from ps_protocol.launch.restarts import Restarts
 from ps_server.cli.launcher.events import (
     SCRIPTS,
     SERVERS,
@@ -27,7 +28,6 @@ from ps_server.cli.launcher.events import (
     WorkersWanted,
 )
 from ps_server.cli.launcher.hanging import HangingServers, end_hanging
-from ps_server.cli.launcher.restarts import Restarts
 from ps_server.cli.launcher.supervisor import GRACE_SECONDS, Stage, describe_exit, shell_code
 
 SERVER_DELAY_SECONDS = 5.0

@@ -25,7 +25,7 @@ HOST = (sys.executable, "-P", "-m", PROGRAM)
 WORKER = ProcessName(ProcessRole.WORKER, 1)
 COORDINATOR = ProcessName(ProcessRole.COORDINATOR)
 IMPATIENT = """
-from ps_protocol import life
+from ps_protocol.launch import life
 from ps_server.cli.launcher.hosts import host_program
 life.HANGS_SECONDS = 1.0
 """

@@ -1,6 +1,6 @@
 """ps-run as it is, but that a process counts as hanging after a few seconds."""
 
-from ps_protocol import life
+from ps_protocol.launch import life
 from ps_server.cli.launcher import hanging
 from ps_server.cli.launcher import main as entry
 

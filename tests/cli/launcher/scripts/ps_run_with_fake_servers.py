@@ -12,11 +12,11 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from ps_protocol import life
 from ps_protocol.client.worker_requests import LostServer, Wanted
 from ps_protocol.cluster.scaling import ScaleOrder
 from ps_protocol.cluster.view import Role
 from ps_protocol.errors import PermissionDenied
+from ps_protocol.launch import life
 from ps_server.cli.launcher import hanging, place, runner
 from ps_server.cli.launcher import main as entry
 

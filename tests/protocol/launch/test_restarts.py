@@ -1,10 +1,9 @@
 """Whether and when a process is started again."""
 
-from ps_server.cli.launcher import restarts as rules
-from ps_server.cli.launcher.events import ProcessName, ProcessRole
-from ps_server.cli.launcher.restarts import Restarts
+from ps_protocol.launch import restarts as rules
+from ps_protocol.launch.restarts import Restarts
 
-FIRST, SECOND = ProcessName(ProcessRole.SHARD, 0), ProcessName(ProcessRole.SHARD, 1)
+FIRST, SECOND = "shard 0", "shard 1"
 
 
 def test_the_first_restart_comes_at_once_and_those_of_a_process_that_cannot_live_ever_later():

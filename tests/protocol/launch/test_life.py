@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ps_protocol.errors import ConfigError
-from ps_protocol.life import (
+from ps_protocol.launch.life import (
     HANGS_SECONDS,
     STARTS_SECONDS,
     VARIABLE,
@@ -84,7 +84,7 @@ def test_nobody_watches_a_process_without_the_variable_and_it_works_all_the_same
 
 
 def test_a_watcher_that_stands_still_or_has_gone_does_not_disturb_the_process(monkeypatch: Any) -> None:
-    monkeypatch.setattr("ps_protocol.life.INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr("ps_protocol.launch.life.INTERVAL_SECONDS", 0.0)
     for watched_by_nobody in (False, True):
         read_end, write_end = os.pipe()
         take_life_pipe({VARIABLE: str(write_end)})
