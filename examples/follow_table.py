@@ -3,8 +3,8 @@
 ps-run --shards 2 --workers 2 --evaluators 1 --mode async examples/follow_table.py --steps 300
 
 The workers train click rates of ads in a table that keeps the most recent 2000. The evaluator follows its changes, and
-says now and then how far its copy is. When training is over it reads every bucket from the shards, and compares: the
-exit code is 0 when nothing differs.
+says now and then how far its copy is. When training is over it reads all rows again, into a second copy, and compares:
+the exit code is 0 when nothing differs.
 
 A running job of your own is followed from outside, to its end, with the copy kept in a file between two runs:
 
@@ -17,18 +17,11 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 
 import ps_worker
-from ps_protocol.client.coordinator import CoordinatorClient
-from ps_protocol.cluster.view import Role
-from ps_protocol.security.roles import AccessRole
-from ps_protocol.security.security import Security
-from ps_protocol.v1 import shard_pb2, shard_pb2_grpc
 from ps_worker import rows
-from ps_worker.feed import follow_table
-from ps_worker.table_feed.table_copy import TableCopy
+from ps_worker.feed import TableCopy, follow_table
 
 ADS, RECENT, BATCH, DIM = 100_000, 2000, 256, 8
 SAY_SECONDS = 2.0
@@ -76,7 +69,9 @@ def follow(coordinator: str, args: argparse.Namespace) -> int:
 def compare(coordinator: str, args: argparse.Namespace, copy: TableCopy) -> str:
     """What differs between the copy and the shards, in words; rows may still be evicted after the last push."""
     while True:
-        ids, values = read_shards(coordinator, args)
+        shards = TableCopy()
+        for change in follow_table(coordinator, args.table, args.model, follow=False):
+            shards.apply(change)
         late = 0
         for change in follow_table(coordinator, args.table, args.model, copy.cursor, follow=False):
             copy.apply(change)
@@ -84,37 +79,11 @@ def compare(coordinator: str, args: argparse.Namespace, copy: TableCopy) -> str:
         # Else the shards may have been read before these changes, or after.
         if not late:
             break
+    ids = shards.ids
     there = copy.has(ids)
-    wrong = (copy.rows(ids[there]) != values[there]).any(axis=1)
+    wrong = (copy.rows(ids[there]) != shards.rows(ids[there])).any(axis=1)
     parts = ((sum(~there), "missing"), (len(copy) - sum(there), "too many"), (sum(wrong), "with other values"))
     return ", ".join(f"{count} {what}" for count, what in parts if count)
-
-
-def read_shards(coordinator: str, args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and values of all rows, read bucket by bucket with the stubs that any gRPC client has."""
-    security = Security.from_environment(os.environ, AccessRole.READER)
-    with CoordinatorClient(coordinator, security) as client:
-        shards = client.get_status().view.live(Role.SHARD)
-        shard_map = client.get_shard_map(args.model)
-    number = [table.name for table in shard_map.spec.tables].index(args.table)
-    table = shard_map.spec.tables[number]
-    ids, values = [np.empty(0, np.int64)], [np.empty((0, table.dim), np.float32)]
-    for shard in sorted(set(shard_map.tables[number])):
-        with client.open_shard(shards[shard].address) as channel:
-            wanted = shard_pb2.SaveBucketsRequest(
-                model=args.model, table=number, buckets=shard_map.buckets(number, shard), epoch=shard_map.epoch
-            )
-            bucket, payload = shard_pb2.Bucket(), bytearray()
-            for reply in shard_pb2_grpc.ShardStub(channel).SaveBuckets(wanted):
-                if reply.HasField("bucket"):
-                    bucket, payload = reply.bucket, bytearray()
-                payload += reply.chunk.payload
-                if bucket.rows and len(payload) == bucket.payload_bytes:
-                    # Ids, last uses, then rows with their state: see message Bucket.
-                    found = np.frombuffer(payload, np.float32, bucket.rows * bucket.width, 16 * bucket.rows)
-                    ids.append(np.frombuffer(payload, np.int64, bucket.rows))
-                    values.append(found.reshape(bucket.rows, bucket.width)[:, : table.dim])
-    return np.concatenate(ids), np.concatenate(values)
 
 
 def main() -> int:

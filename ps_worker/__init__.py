@@ -1,4 +1,8 @@
-"""The SDK of torch-ps: train a PyTorch model whose parameters are on parameter servers. All names here are public."""
+"""Train a PyTorch model whose parameters are on parameter servers.
+
+``connect`` joins a job and returns a ``Cluster``, which makes the ``Optimizer`` of a model and the modules of sparse
+tables. The names in ``__all__`` are the public ones; every error derives from ``PsError``.
+"""
 
 import os
 
@@ -44,7 +48,7 @@ from ps_protocol.errors import (
     UnknownShard,
     UnsupportedOptimizer,
 )
-from ps_worker import rows, tables
+from ps_worker import optimizers, rows, security, tables
 from ps_worker.cluster import Cluster
 from ps_worker.connection import connect
 from ps_worker.optimizer import PsOptimizer as Optimizer
@@ -97,7 +101,9 @@ __all__ = [
     "UnsupportedOptimizer",
     "connect",
     "feed",
+    "optimizers",
     "rows",
+    "security",
     "strategy",
     "tables",
 ]
@@ -108,3 +114,7 @@ def __getattr__(name: str) -> Any:
     if name == "feed":
         return importlib.import_module("ps_worker.feed")
     raise AttributeError(f"module 'ps_worker' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -45,7 +45,7 @@ def connect(
     A process that connects to one job again, as a training function that is called twice does, would otherwise go on
     with the models and the data of before; all workers give the same name.
 
-    ``security`` names the files of TLS and tokens (``ps_protocol.security.settings``); without it they come from
+    ``security`` names the files of TLS and tokens (``ps_worker.security``); without it they come from
     ``PS_TLS_CA``, ``PS_TLS_CERT``, ``PS_TLS_KEY``, ``PS_TOKEN_FILE`` and ``PS_TOKEN`` (docs/security.md).
 
     Raises ConfigError for settings that are missing or wrong; Unauthenticated and PermissionDenied when the job does

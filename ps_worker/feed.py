@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+from zipfile import BadZipFile
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
 
 from ps_protocol.client.coordinator import CoordinatorClient
+from ps_protocol.errors import DamagedData, InvalidRequest
 from ps_protocol.feed.cursor import Cursor, load_cursor, save_cursor
 from ps_protocol.feed.reader import Change, Following, TableFeed
+from ps_protocol.model.ids import buckets_of
+from ps_protocol.model.tables import Ids
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
+from ps_protocol.security.settings import SecuritySettings
+from ps_worker import copy_kernels
 from ps_worker.session.config import WorkerConfig
 from ps_worker.session.reporting import log
-from ps_worker.table_feed.table_copy import TableCopy
 
 __all__ = ["Change", "Cursor", "TableCopy", "follow_table", "load_cursor", "save_cursor"]
+
+Floats = npt.NDArray[np.float32]
+
+_FIRST_ROWS = 1024
 
 
 def follow_table(
@@ -26,25 +42,159 @@ def follow_table(
     with_state: bool = False,
     follow: bool = True,
     reconnect_timeout_seconds: float | None = None,
+    security: SecuritySettings | None = None,
 ) -> Iterator[Change]:
-    """The changes of one table on all its shards: first all its rows, then rows as they are used or removed.
+    """Yield the changes of one table on all its shards: first every row, then rows as they are used or removed.
 
-    The rows of each shard come in the order of their last use, with their values at the time of sending; each row comes
-    at least once. A reader that applies every change (as ``TableCopy.apply`` does) and keeps the cursor of the last one
-    can continue from there later. After a shard restarts or buckets move, their rows come again from the beginning:
-    ``reset_buckets`` names these buckets.
+    The rows of one shard come in the order of their last use, with their values at the time of sending; each row comes
+    at least once. A reader that applies every change, as ``TableCopy.apply`` does, can continue later from the cursor
+    of the last one. After a shard restarts or buckets move, their rows are sent again from the beginning:
+    ``Change.reset_buckets`` names these buckets.
 
-    ``coordinator`` is host:port, None: PS_COORDINATOR. The reader is no member of the job, and the job never waits for
-    it. It ends with the job; without ``follow``, once all present rows have come. ``with_state``: the state of its
-    optimizer follows the values of each row. The reader waits up to ``reconnect_timeout_seconds`` (default 60) for
-    shards and a coordinator that do not answer.
+    The reader is not a member of the job, and the job never waits for it. The iterator ends when the job ends.
 
-    Raises UnknownModel, InvalidRequest for an unknown table or a cursor of another one, Unavailable.
+    Args:
+        coordinator: Address of the coordinator, host:port. None: ``PS_COORDINATOR``.
+        table: Name of the table.
+        model: Name of the model that has the table.
+        cursor: Position to continue from: ``cursor`` of an earlier change. None: from the beginning.
+        with_state: Append the state of the row optimizer to the values of each row.
+        follow: Keep following. False: end once every present row was sent.
+        reconnect_timeout_seconds: How long to wait for shards and a coordinator that do not answer. None:
+            ``PS_RECONNECT_TIMEOUT``, else 60 s.
+        security: TLS and tokens. None: from the environment.
+
+    Yields:
+        The changes, each of one shard.
+
+    Raises:
+        UnknownModel: The job has no such model.
+        InvalidRequest: The model has no such table, or ``cursor`` is of another table.
+        Unavailable: Coordinator or shards did not answer in time.
+
     """
     config = WorkerConfig.from_environment(
-        os.environ, coordinator=coordinator, reconnect_timeout_seconds=reconnect_timeout_seconds
+        os.environ, coordinator=coordinator, reconnect_timeout_seconds=reconnect_timeout_seconds, security=security
     )
     what = Following(table, model, with_state, follow, config.reconnect_timeout_seconds)
-    security = Security(config.security, AccessRole.READER)
-    with CoordinatorClient(config.coordinator, security) as client:
+    with CoordinatorClient(config.coordinator, Security(config.security, AccessRole.READER)) as client:
         yield from TableFeed(client, what, cursor, log.warning)
+
+
+def _checksum(*arrays: npt.NDArray[Any]) -> np.uint64:
+    """xxh3_64 over shapes, dtypes and bytes."""
+    digest = xxhash.xxh3_64()
+    for array in arrays:
+        digest.update(f"{array.shape} {array.dtype}".encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return np.uint64(digest.intdigest())
+
+
+class TableCopy:
+    """Used by one thread. Equal to the shards' rows once a change that is ``whole`` was applied."""
+
+    def __init__(self) -> None:
+        #: The cursor of the last change applied; None: none was.
+        self.cursor: Cursor | None = None
+        self._count = 0
+        self._ids: Ids = np.empty(_FIRST_ROWS, np.int64)
+        self._rows: Floats = np.empty((_FIRST_ROWS, 0), np.float32)
+        self._slots = np.full(2 * _FIRST_ROWS, -1, np.int64)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def ids(self) -> Ids:
+        """Ids that have a row, in no order."""
+        return self._ids[: self._count].copy()
+
+    def apply(self, change: Change) -> None:
+        """Apply one change, in the order in which changes come. Raises InvalidRequest for rows of another width."""
+        if change.reset_buckets and self._count:
+            held = self._ids[: self._count]
+            marked = np.zeros(change.table.buckets, np.bool_)
+            marked[list(change.reset_buckets)] = True
+            self._remove(held[marked[buckets_of(held, marked.size)]])
+        self._remove(change.deleted)
+        self._write(change.ids, change.rows)
+        self.cursor = change.cursor
+
+    def rows(self, ids: npt.ArrayLike, missing: float = 0.0) -> Floats:
+        """Rows of ``ids`` [n], float32 [n, width]; ``missing`` throughout where there is none."""
+        found = self._find(np.ascontiguousarray(ids, np.int64))
+        rows = self._rows[found]
+        rows[found < 0] = missing
+        return rows
+
+    def has(self, ids: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Whether each of ``ids`` [n] has a row."""
+        return self._find(np.ascontiguousarray(ids, np.int64)) >= 0
+
+    def save(self, path: Path) -> None:
+        """Save rows and cursor in one file, atomically."""
+        partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+        with partial.open("wb") as file:
+            cursor = np.frombuffer(json.dumps(self.cursor).encode(), np.uint8)
+            ids, rows = self._ids[: self._count], self._rows[: self._count]
+            np.savez(file, ids=ids, rows=rows, cursor=cursor, checksum=_checksum(ids, rows, cursor))
+        partial.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """The copy that was saved there, else an empty one. Raises DamagedData."""
+        copy = cls()
+        try:
+            with path.open("rb") as file, np.load(file) as arrays:
+                ids, rows, cursor = arrays["ids"], arrays["rows"], arrays["cursor"]
+                if "checksum" in arrays and arrays["checksum"] != _checksum(ids, rows, cursor):
+                    raise ValueError("its checksum differs")
+            copy.cursor = json.loads(cursor.tobytes())
+        except FileNotFoundError:
+            return copy
+        except (OSError, EOFError, BadZipFile, ValueError, KeyError, RuntimeError) as error:
+            raise DamagedData(
+                f"{path} is not a copy of a table",
+                expected="a file that TableCopy.save wrote",
+                actual=str(error),
+                remedy="delete it: the copy then begins from the start",
+            ) from error
+        copy._write(ids, rows)
+        return copy
+
+    def _find(self, ids: Ids) -> npt.NDArray[np.int64]:
+        found = np.empty(ids.size, np.int64)
+        copy_kernels.find(ids, self._slots, self._ids, found)
+        return found
+
+    def _write(self, ids: Ids, rows: Floats) -> None:
+        if not ids.size:
+            return
+        self._make_room(self._count + ids.size, rows.shape[1])
+        found = np.empty(ids.size, np.int64)
+        self._count = copy_kernels.put(ids, self._slots, self._ids, self._count, found)
+        self._rows[found] = rows
+
+    def _remove(self, ids: Ids) -> None:
+        self._count = copy_kernels.remove(ids, self._slots, self._ids, self._count, self._rows)
+
+    def _make_room(self, count: int, width: int) -> None:
+        """Make room for ``count`` rows, with slots of which half stay free."""
+        held = self._count
+        if held and width != self._rows.shape[1]:
+            raise InvalidRequest(
+                "rows of another width than those of the copy",
+                expected=f"{self._rows.shape[1]} numbers",
+                actual=f"{width} numbers",
+                remedy="begin a new copy, without a cursor; or follow as before, with or without the optimizer's state",
+            )
+        if count > self._ids.size or width != self._rows.shape[1]:
+            size = max(count, 2 * held, _FIRST_ROWS)
+            before = self._ids, self._rows
+            self._ids, self._rows = np.empty(size, np.int64), np.empty((size, width), np.float32)
+            self._ids[:held] = before[0][:held]
+            if held:
+                self._rows[:held] = before[1][:held]
+        if 2 * count > self._slots.size:
+            self._slots = np.full(4 * (1 << (count - 1).bit_length()), -1, np.int64)
+            copy_kernels.fill(held, self._slots, self._ids)

@@ -12,6 +12,19 @@ from typing import ClassVar
 
 from ps_protocol.model.tables import RowInit, RowOptions
 
+__all__ = [
+    "FTRL",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "Constant",
+    "Init",
+    "Normal",
+    "RowOptimizer",
+    "RowWiseAdagrad",
+    "Uniform",
+]
+
 
 @dataclass(frozen=True, slots=True)
 class _RowOptimizer:

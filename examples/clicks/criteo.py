@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from ps_protocol.errors import InvalidRequest
+from ps_worker import InvalidRequest
 
 from .batch import CATEGORIES, NUMBERS, Batch, by_feature
 from .hashing import key, mix

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from ps_protocol.errors import ConfigError
-from ps_protocol.model.tables import TableSpec
+from ps_worker import ConfigError, rows
 from ps_worker.tables import Table
 
 T = TypeVar("T")
@@ -25,13 +24,14 @@ class LocalBags(nn.Module):
     def __init__(self, features: Mapping[str, Table], capacity: int) -> None:
         """Raises ConfigError for tables that are not alike, begin otherwise than normal, or are not run by Adagrad."""
         super().__init__()
-        specs = {(spec.dim, spec.init, spec.optimizer, *spec.options.items()) for spec in _specs(features)}
-        spec = next(_specs(features))
-        if len(specs) > 1 or spec.init.kind != "normal" or spec.optimizer != "adagrad":
+        table = next(iter(features.values()))
+        init, adagrad = table.init, table.optimizer
+        alike = len({(each.dim, each.init, each.optimizer) for each in features.values()}) == 1
+        if not (alike and isinstance(init, rows.Normal) and isinstance(adagrad, rows.Adagrad)):
             raise ConfigError("one process cannot hold these tables", expected="alike, Normal and Adagrad")
-        self.options = spec.options
-        self.rows = nn.Embedding(capacity + 1, spec.dim, sparse=True)
-        nn.init.normal_(self.rows.weight, spec.init.low, spec.init.high)
+        self.optimizer = adagrad
+        self.rows = nn.Embedding(capacity + 1, table.dim, sparse=True)
+        nn.init.normal_(self.rows.weight, init.mean, init.std)
         self._capacity = capacity
         self._places: dict[int, int] = {}
 
@@ -72,10 +72,15 @@ class LocalOptimizer:
         # Torch warns once unless this is said.
         torch.sparse.check_sparse_tensor_invariants.disable()
         for module in bags:
-            options = dict(module.options)
-            initial = {"initial_accumulator_value": options["initial"]}
-            chosen = {name: options[name] for name in ("lr", "lr_decay", "eps")}
-            self._optimizers.append(torch.optim.Adagrad(module.rows.parameters(), **chosen, **initial))
+            row = module.optimizer
+            of_torch = torch.optim.Adagrad(
+                module.rows.parameters(),
+                lr=row.lr,
+                lr_decay=row.lr_decay,
+                eps=row.eps,
+                initial_accumulator_value=row.initial,
+            )
+            self._optimizers.append(of_torch)
 
     def step(self) -> None:
         """As in torch."""
@@ -127,7 +132,3 @@ class OneProcess:
 
     def report(self, **metrics: float | Tensor) -> None:
         """Nobody to tell."""
-
-
-def _specs(features: Mapping[str, Table]) -> Iterator[TableSpec]:
-    return (table.spec(seed=0) for table in features.values())

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from ps_protocol.model.registered_optimizers import register
+from ps_worker import optimizers
 
 
-@register(elementwise=True)
+@optimizers.register(elementwise=True)
 class Lion(torch.optim.Optimizer):
     """Steps by the sign of an average of gradients; an ordinary optimizer of torch, beside its decorator."""
 

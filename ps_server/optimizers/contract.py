@@ -1,11 +1,7 @@
-"""The contract of optimizers that shards run, as checks: for the author of a class, and for torch's own.
+"""The contract of optimizers that shards run, as checks: for torch's classes, and for those that users register.
 
-    from ps_server.optimizers.contract import Contract
-
-    def test_lion_runs_on_shards():
-        Contract(Lion, {"lr": 0.01}).check()
-
-Each check is named for what it shows and raises UnsupportedOptimizer that says what it found. ``check`` makes them all.
+Users call ``ps_worker.optimizers.check``, which makes all checks. Each check is named for what it shows, and raises
+UnsupportedOptimizer with what it found.
 """
 
 from __future__ import annotations
@@ -91,7 +87,7 @@ class Contract:
         if not own and self._entry is None:
             raise UnsupportedOptimizer(
                 f"{self._name} is not registered",
-                remedy="decorate it with register(elementwise=…) of ps_protocol.model.registered_optimizers",
+                remedy="decorate it with ps_worker.optimizers.register(elementwise=…)",
             )
         self._class, self._options, self._dtype, self._seed = torch_class, dict(options), dtype, seed
         variables = tuple(Variable(f"v{i}", tuple(shape), dtype) for i, shape in enumerate(shapes))

@@ -70,11 +70,12 @@ class Table:
         self.optimizer = Adagrad() if optimizer is None else optimizer
         self.seed = seed
         bound = 1 / math.sqrt(max(1, dim))
+        self.init = Uniform(-bound, bound) if init is None else init
         self._spec = TableSpec(
             name=name,
             dim=dim,
             seed=_ANY_SEED if seed is None else seed,
-            init=(Uniform(-bound, bound) if init is None else init).init(),
+            init=self.init.init(),
             optimizer=self.optimizer.kind,
             options=self.optimizer.options(),
             life=RowLife(

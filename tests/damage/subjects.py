@@ -23,7 +23,7 @@ from ps_server.coordinator.persistence.journal import Journal
 from ps_server.log.folder import DataFolder
 from ps_server.log.recovery import recover
 from ps_server.state.region import Region
-from ps_worker.table_feed.table_copy import TableCopy
+from ps_worker.feed import TableCopy
 from tests.checkpoint.support import Job, shard_map_of, small_spec
 from tests.checkpoint.tables import TableJob
 from tests.checkpoint.tables import table_spec as saved_spec

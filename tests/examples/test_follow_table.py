@@ -7,7 +7,7 @@ import argparse
 import numpy as np
 
 from ps_protocol.feed.reader import Change
-from ps_worker.table_feed.table_copy import TableCopy
+from ps_worker.feed import TableCopy
 from tests.cli import forked
 from tests.examples.test_examples import EXAMPLES, load_example
 from tests.support.length import choose
@@ -29,10 +29,11 @@ def test_what_differs_is_told(monkeypatch):
     told = array(2, 3, 4), np.array([[2, 2], [3, 4], [4, 4]], np.float32)
     copy, spec = TableCopy(), table_spec(dim=2)
     copy.apply(Change(0, spec, (), array(), *told, whole=True, cursor={}))
-    monkeypatch.setattr(example, "read_shards", lambda coordinator, args: held)
+    shards = [Change(0, spec, (), array(), *held, whole=True, cursor={})]
     # Changes that came late: the shards are read again.
-    late = [[Change(0, spec, (), array(9), array(), np.empty((0, 2), np.float32), whole=True, cursor={})], []]
-    monkeypatch.setattr(example, "follow_table", lambda *_, **__: late.pop(0))
+    late = [Change(0, spec, (), array(9), array(), np.empty((0, 2), np.float32), whole=True, cursor={})]
+    answers = [shards, late, shards, []]
+    monkeypatch.setattr(example, "follow_table", lambda *_, **__: answers.pop(0))
     args = argparse.Namespace(table="ads", model="model")
     assert example.compare("nowhere", args, copy) == "1 missing, 1 too many, 1 with other values"
-    assert not late
+    assert not answers

@@ -15,7 +15,7 @@ from ps_protocol.feed.cursor import Cursor
 from ps_protocol.feed.reader import Change, Following, TableFeed
 from ps_protocol.model.spec import ShardMap
 from ps_protocol.rpc.channel import open_channel
-from ps_worker.table_feed.table_copy import TableCopy
+from ps_worker.feed import TableCopy
 from tests.shard.reshard.moving import Job
 
 

@@ -13,8 +13,7 @@ from click.testing import CliRunner
 from ps_protocol.cluster.view import Role
 from ps_protocol.v1 import shard_pb2, shard_pb2_grpc
 from ps_server.cli.psctl import main
-from ps_worker.feed import follow_table
-from ps_worker.table_feed.table_copy import TableCopy
+from ps_worker.feed import TableCopy, follow_table
 from tests.feed.following import rows_of
 from tests.recovery.cluster import Cluster
 from tests.recovery.row_scripts import MOST_ROWS

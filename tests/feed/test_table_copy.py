@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from ps_protocol.errors import DamagedData, InvalidRequest
 from ps_protocol.feed.reader import Change
 from ps_protocol.model.ids import buckets_of
-from ps_worker.table_feed import table_copy
-from ps_worker.table_feed.table_copy import TableCopy
+from ps_worker import feed
+from ps_worker.feed import TableCopy
 from tests.feed.following import rows_of
 from tests.support.length import examples
 from tests.support.seeds import drawn_seed
@@ -47,7 +47,7 @@ def test_it_holds_what_the_changes_say(changes):
 
 
 def test_it_grows_far_beyond_what_it_began_with(monkeypatch):
-    monkeypatch.setattr(table_copy, "_FIRST_ROWS", 4)
+    monkeypatch.setattr(feed, "_FIRST_ROWS", 4)
     copy, random = TableCopy(), np.random.default_rng(3)
     ids = np.unique(random.integers(-(2**63), 2**63 - 1, 30_000))
     rows = random.standard_normal((ids.size, 2)).astype(np.float32)

@@ -11,7 +11,7 @@ import pytest
 from ps_protocol.errors import DamagedData, InvalidRequest, Unavailable, UnknownModel
 from ps_protocol.feed.cursor import load_cursor, save_cursor
 from ps_protocol.model.ids import buckets_of
-from ps_worker.table_feed.table_copy import TableCopy
+from ps_worker.feed import TableCopy
 from tests.feed.following import FakeCoordinator, held, rows_of, until_equal
 from tests.shard.reshard.moving import job
 from tests.shard.reshard.test_table_moves import (

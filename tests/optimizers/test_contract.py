@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import ps_worker
 from ps_protocol.errors import UnsupportedOptimizer
-from ps_protocol.model.spec import DType
 from ps_server.optimizers.contract import Contract
+from ps_worker import optimizers
 from tests.support import user_optimizers as users
 
 from .models import ELEMENTWISE_CASES, MATRICES, SHAPED_CASES, case_id
@@ -34,7 +35,7 @@ def test_the_classes_of_torch_keep_it(name, options):
     Contract(getattr(torch.optim, name), options, **shapes).check()
 
 
-@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     ("torch_class", "options"),
     [
@@ -46,7 +47,14 @@ def test_the_classes_of_torch_keep_it(name, options):
     ],
 )
 def test_classes_of_users_keep_it(torch_class, options, dtype):
-    Contract(torch_class, options, dtype=dtype).check()
+    optimizers.check(torch_class, options, dtype=dtype)
+
+
+def test_what_users_call_names_the_check_that_fails_and_a_dtype_that_shards_lack():
+    with pytest.raises(ps_worker.UnsupportedOptimizer, match="breaks the contract of shards: steps on a shard"):
+        optimizers.check(users.Normed, {"lr": 0.1})
+    with pytest.raises(ps_worker.ConfigError, match="complex64"):
+        optimizers.check(torch.optim.SGD, {"lr": 0.1}, dtype=torch.complex64)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def register(*, elementwise: bool) -> Callable[[C], C]:
 
     ``elementwise``: the update of an element depends on that element's value, gradient and state alone, and on numbers
     that are the same for all elements of a parameter. Otherwise variables are placed whole and stepped one by one.
-    ``ps_server.optimizers.contract`` checks what else shards ask. Raises ConfigError for a class of a script or of a
+    ``ps_worker.optimizers.check`` checks what else shards ask. Raises ConfigError for a class of a script or of a
     function, which another process cannot import, and for a name that is taken.
     """
 

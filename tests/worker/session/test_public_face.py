@@ -49,11 +49,14 @@ def test_the_public_names_are_exactly_these() -> None:
         "UnsupportedOptimizer",
         "connect",
         "feed",
+        "optimizers",
         "rows",
+        "security",
         "strategy",
         "tables",
     ]
     assert all(getattr(ps_worker, name) is not None for name in ps_worker.__all__)
+    assert dir(ps_worker) == sorted({*ps_worker.__all__, "__version__"})
 
 
 def public(value: object) -> set[str]:

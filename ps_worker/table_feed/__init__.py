@@ -1,1 +1,0 @@
-"""A copy of a table that follows its changes."""
