@@ -9,7 +9,7 @@ from ps_server.coordinator.jobs import move_runner
 from ps_server.coordinator.jobs.quiesce import check_same_position
 from ps_server.coordinator.releasing import ModelReleases
 from ps_server.shard.models import registry
-from ps_server.shard.step.copies import CopiedModel
+from ps_server.shard.step.model import ShardModel
 from ps_server.state import reshard
 from ps_server.tables.table import ShardTable
 from simulation.plan import Fault
@@ -33,7 +33,7 @@ def test_a_move_after_which_held_pushes_count_as_known_loses_them(monkeypatch):
     def with_those_held(self):
         return replace(self.tracker.persisted_state(), standings=self.tracker.clocks())
 
-    monkeypatch.setattr(CopiedModel, "known_pushes", with_those_held)
+    monkeypatch.setattr(ShardModel, "known_pushes", with_those_held)
     faults = tuple(Fault(2.0 + number, "move") for number in range(6))
     assert shown("which it has not applied", SEEDS, consistency=Consistency(Mode.SYNC), faults=faults, **MOVES)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ps_protocol.errors import ModelMoved, PsError
+from ps_protocol.model.layout import Layout, SliceSpan
 from ps_protocol.model.spec import Consistency, Options
 from ps_protocol.model.tables import RowOptions
 from ps_server.consistency import (
@@ -18,11 +20,14 @@ from ps_server.consistency import (
     PushDecision,
     PushInfo,
     Tracker,
+    TrackerState,
     Verdict,
     WorkerKey,
 )
 from ps_server.failpoints import Failpoints
 from ps_server.log.entries import StagedReshard, UpdateLog
+from ps_server.log.manifest import ModelPart
+from ps_server.optimizers.state import StateEntry
 from ps_server.shard.counters import StepTimes
 from ps_server.shard.durability.replication import Replication
 from ps_server.shard.execution.executor import ShardExecutor
@@ -31,7 +36,6 @@ from ps_server.shard.step.applier import Applier
 from ps_server.shard.step.clipping.rounds import AskNorm, ClippedRounds
 from ps_server.shard.step.clipping.steps import ClippedSteps
 from ps_server.shard.step.connections import Connections
-from ps_server.shard.step.copies import CopiedModel
 from ps_server.shard.step.gate import Gate
 from ps_server.shard.step.held import HeldPushes
 from ps_server.shard.step.options import OptionDifferences
@@ -41,16 +45,18 @@ from ps_server.shard.step.push_trace import ServedPush
 from ps_server.shard.step.rows.model_rows import ModelRows
 from ps_server.shard.step.values import ModelValues
 from ps_server.shard.step.working_copy import WorkingCopy
+from ps_server.state.blocks import Block
 from ps_server.state.lent_regions import LentRegions
 from ps_server.state.model_state import ModelState
 
 if TYPE_CHECKING:
+    from ps_server.state.bucket_groups import Group, Wanted
     from ps_server.tables.table import ShardTable
 
 logger = logging.getLogger(__name__)
 
 
-class ShardModel(CopiedModel):
+class ShardModel:
     """Called from the shard's event loop only.
 
     Decisions are made there, at once and in order; tensor work follows them through the executor in the same order. So
@@ -329,7 +335,11 @@ class ShardModel(CopiedModel):
         return self._working.newest.ready.done()
 
     async def take_published(self, *, quick: bool = False, trace: ServedPush | None = None) -> Published:
-        """As CopiedModel. ``trace``: of the push that they answer."""
+        """Parameters and buffers after everything decided so far, which the caller gives back once they are read.
+
+        ``quick``: they are read from shared memory. ``trace``: of the push that they answer. Raises what stopped the
+        model.
+        """
         if self.gate.closed:
             self.gate.check()
         published = self._working.newest
@@ -344,3 +354,63 @@ class ShardModel(CopiedModel):
             published.give_back(quick=quick)
             raise
         return published
+
+    @asynccontextmanager
+    async def published(self) -> AsyncIterator[Published]:
+        """As ``take_published``, given back at the end of the block."""
+        published = await self.take_published()
+        try:
+            yield published
+        finally:
+            published.give_back(quick=False)
+
+    @asynccontextmanager
+    async def save(self, slices: Collection[int] | None = None) -> AsyncIterator[tuple[Published, list[StateEntry]]]:
+        """Values and a copy of the optimizer state, whole or of these slices, of one version."""
+        self.gate.check()
+        copied = self._working.state(slices)
+        async with self.published() as published:
+            yield published, await copied
+
+    # -- copies, made in the executor between two updates
+
+    async def describe(self) -> ModelPart:
+        """Where the model stands: what pushes it knows, and how far the log was when it knew them."""
+        state, initialised = self.tracker.persisted_state(), self.initialised
+        number = await self.gate.guard(self._working.number)
+        return ModelPart(self.layout.shard_map, initialised, state, number)
+
+    def known_pushes(self) -> TrackerState:
+        """What a successor has to know of pushes: all but those whose round is open, which come again."""
+        state, waiting = self.tracker.persisted_state(), self.tracker.rounds.open()
+        # With those that changed nothing. A restart forgets them, but values that move here may hold them.
+        known = (
+            applied if decided.worker in waiting else decided
+            for applied, decided in zip(state.standings, self.tracker.clocks(), strict=True)
+        )
+        return replace(state, standings=tuple(known))
+
+    async def copy_block(self, block: Block, into: memoryview) -> tuple[int, memoryview, list[StateEntry]]:
+        """A copy of one block, made between two updates: the last record it contains, values, optimizer state."""
+        return await self.gate.guard(lambda: self._working.copy_block(block, into))
+
+    async def copy_buckets(self, wanted: Wanted) -> tuple[int, Group]:
+        """The last record in copies of the next buckets of ``wanted``, and these; none: there are no more."""
+        return await self.gate.guard(lambda: self._working.copy_buckets(wanted))
+
+    async def compact(self) -> None:
+        """Some time after slices have left: give memory back that is not needed any more. Raises as WorkingCopy."""
+        if not self.gate.engaged and not self.gate.closed:
+            await self._working.compact()
+
+    def touch(self, layout: Layout) -> None:
+        """In a helper thread: have memory for the next ``layout``, so that a move need not wait for it.
+
+        Raises OSError where the system has none.
+        """
+        self._working.touch(layout)
+        self.lent.touch(layout.region_bytes)
+
+    def state_bytes(self, slices: Sequence[SliceSpan]) -> int:
+        """About what the optimizer's state of ``slices`` takes, which are not here yet."""
+        return self._working.replica.state_bytes(slices)
