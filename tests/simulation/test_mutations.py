@@ -64,7 +64,7 @@ def test_persisted_state_that_counts_held_pushes_loses_them(monkeypatch):
 
 def test_an_answer_before_the_log_is_seen(monkeypatch):
     async def at_once(self, *, quick=False, trace=None):
-        version, region = self._working.newest.version, self._working.replica.region
+        version, region = self._applier.newest.version, self._applier.replica.region
         return SimpleNamespace(version=version, region=region, give_back=lambda *, quick: None)
 
     monkeypatch.setattr(ShardModel, "take_published", at_once)

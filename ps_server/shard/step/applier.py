@@ -1,17 +1,21 @@
-"""Has the executor do what a model decided: every update is logged first, then its memory and log room are returned."""
+"""One model's replica while it is trained: what changes it is logged first; it is copied, and read as published."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from ps_protocol.errors import InternalError, PsError
+from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import Buffers, Options
 from ps_protocol.model.tables import Ids, RowOptions
 from ps_server import tables as row_tables
@@ -20,21 +24,42 @@ from ps_server.failpoints import Failpoints
 from ps_server.log.entries import AppliedUpdate, Loaded, RowsDropped, RowsEntry, UpdateLog
 from ps_server.log.row_messages import apply_rows
 from ps_server.optimizers.combine import assign_buffers, average, average_buffers, shares
+from ps_server.optimizers.state import StateEntry
 from ps_server.optimizers.undo import StepSkipped, require_counters
 from ps_server.shard.counters import StepTimes
 from ps_server.shard.durability.replication import Replication
+from ps_server.shard.execution.executor import INLINE_BYTES, ShardExecutor
 from ps_server.shard.step.gate import Gate
+from ps_server.shard.step.published import CopyInProgress, LastChanges, Published
 from ps_server.shard.step.push import IncomingPush
 from ps_server.shard.step.push_trace import ServedPush
-from ps_server.shard.step.rows.pushed_rows import combined_rows
-from ps_server.shard.step.working_copy import WorkingCopy
+from ps_server.shard.step.rows.pushed_rows import ROW_COST_BYTES, combined_rows
+from ps_server.state.blocks import Block
+from ps_server.state.bucket_groups import Group, Wanted, copy_group
 from ps_server.state.region import Region, RegionPool
 from ps_server.state.replica import Replica, Step, copy_region
 
+if TYPE_CHECKING:
+    from ps_server.tables.table import ShardTable
+
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: As ``combined``.
 Combine = Callable[..., AbstractContextManager[Step]]
+
+COPY_BYTES_PER_SECOND = 5e8
+"""Into memory that is touched for the first time."""
+
+QUICK_SECONDS = 200e-6
+"""A change that took less the last time is made on the event loop, where nobody reads the region."""
+
+QUICK_BYTES = 2 << 20
+"""A region above this size is changed in the executor's thread in any case."""
+
+UNUSED_PART = 8
+"""After moves a region may hold an eighth more memory than it needs."""
 
 EXPIRY_BYTES = 1 << 20
 """More than the record of one batch of expired rows takes."""
@@ -44,30 +69,46 @@ KEPT_SKIPPED = 1024
 
 
 class Applier:
-    """Used by one ShardModel and its parts, on the shard's event loop; what it was given is theirs, too."""
+    """Used by one ShardModel and its parts, on the shard's event loop.
+
+    What it queues in the executor is done in that order. Every update is logged, then made; then its memory and its
+    room in the log are free again.
+    """
 
     def __init__(
         self,
-        working: WorkingCopy,
+        replica: Replica,
+        tracker: Tracker,
+        executor: ShardExecutor,
         log: UpdateLog,
         gate: Gate,
         replication: Replication | None,
         failpoints: Failpoints,
-        tracker: Tracker,
         stop: Callable[[PsError], None],
-        times: StepTimes,
     ) -> None:
-        """``stop`` is called when work may be half done."""
-        self.working = working
-        self.layout = working.layout
+        """``replica`` is this one's until ``take``; it has the tracker's version. ``stop`` is called when work may be
+        half done.
+        """
+        self.layout = replica.layout
+        self.tracker = tracker
         self.log = log
         self.gate = gate
+        self.stop = stop
+        self._executor = executor
         self._replication = replication
         self._failpoints = failpoints
-        self.tracker = tracker
-        self.stop = stop
-        #: Durations of its updates.
-        self.times = times
+        self._replica: Replica | None = replica
+        self.pool = RegionPool(replica.layout)
+        self.copies = CopyInProgress()
+        #: Of the values: recorded when a change is decided, before it is done.
+        self.last_changes = LastChanges(replica.layout)
+        ready: asyncio.Future[Region] = asyncio.get_running_loop().create_future()
+        ready.set_result(replica.region)
+        self._newest: Published | None = Published(tracker.version, ready, self.pool)
+        #: What the last change took; written in the executor.
+        self._change_seconds = math.inf
+        #: Durations of updates.
+        self.times = StepTimes()
         #: Makes the step of pushes; another function where gradients are clipped.
         self.combine: Combine = combined
         #: Pushes whose step raised and was undone, and why: the newest. Written in the executor.
@@ -77,6 +118,42 @@ class Applier:
         #: Of the last update that was queued, by parameter group; and of the last with rows, by table.
         self.options: Sequence[Options] = ()
         self.row_options: Sequence[RowOptions] = ()
+
+    @property
+    def newest(self) -> Published:
+        """The newest version decided; its bytes are there once the executor has done the work queued for it."""
+        if self._newest is None:
+            raise self._taken()
+        return self._newest
+
+    @property
+    def replica(self) -> Replica:
+        """Changed in the executor only."""
+        if self._replica is None:
+            raise self._taken()
+        return self._replica
+
+    def unread(self) -> Callable[[], bool]:
+        """For the executor, once this was handed on: whether nobody reads the region any more.
+
+        It waits for readers as long as a copy of the region might take, where it is not called on the event loop.
+        """
+        newest, size_bytes = self.newest, self.layout.region_bytes
+        patience_seconds = size_bytes / COPY_BYTES_PER_SECOND if size_bytes >= INLINE_BYTES else 0.0
+        return lambda: newest.unread(patience_seconds)
+
+    @property
+    def table_list(self) -> Sequence[ShardTable]:
+        """The model's tables; none once it was handed on."""
+        return self._replica.tables if self._replica is not None else ()
+
+    def take(self) -> Replica:
+        """Hand the replica on. Readers of its region are not disturbed."""
+        replica = self.replica
+        self._replica = self._newest = None
+        return replica
+
+    # -- the log
 
     async def reserve(self, nbytes: int, *, at_cut: bool, check: Callable[[], None] | None = None) -> None:
         """Room in the log for what is written without waiting from here on. Raises StorageFull, or what stopped the
@@ -120,11 +197,52 @@ class Applier:
     async def settled(self) -> None:
         """Returns when everything decided so far has been done, and may be told. Raises what stopped the model."""
         self.gate.check()
-        newest = self.working.newest
+        newest = self.newest
         if not newest.ready.done():
             await asyncio.wait([newest.ready])
         await self.covered()
         self.gate.check()
+
+    # -- changes
+
+    def change(
+        self,
+        version: int,
+        work: Callable[[Replica], object],
+        cost: int = 0,
+        *,
+        untouched: frozenset[int] | None = frozenset(),
+    ) -> asyncio.Future[Region]:
+        """Queue work that makes ``version``; readers of the version before it are not disturbed.
+
+        ``cost``: bytes that could be moved in the time it takes, beside those of the region. ``untouched``: indexes of
+        parameter slices that it does not change; None: it changes none at all.
+        """
+        before, replica, loop = self._newest, self._replica, asyncio.get_running_loop()
+        if before is None or replica is None:
+            raise self._taken()
+        self.last_changes.record(untouched)
+        nbytes = max(self.layout.region_bytes + cost, INLINE_BYTES * self.log.waits)
+        is_undisturbed = before.takers == 0 and not self.log.waits
+        quick = is_undisturbed and nbytes <= QUICK_BYTES and self._change_seconds < QUICK_SECONDS
+
+        def change() -> Region:
+            # Nobody takes ``before`` any more: its takers only become fewer.
+            if before.still_read(patient=not quick and nbytes >= INLINE_BYTES):
+                self.copies.begin()
+                try:
+                    replica.move(self.pool.take())
+                    loop.call_soon_threadsafe(before.leave_to_readers)
+                finally:
+                    loop.call_soon_threadsafe(self.copies.end)
+            began = time.perf_counter()
+            work(replica)
+            self._change_seconds = time.perf_counter() - began
+            return replica.region
+
+        made = self._executor.submit(change, nbytes, quick=quick)
+        self._newest = Published(version, made, self.pool)
+        return made
 
     def update(
         self,
@@ -149,7 +267,7 @@ class Applier:
             traces = [push.trace for push in pushes if push.trace is not None]
             began_ns = time.monotonic_ns() if traces else 0
             try:
-                pool, keep = self.working.pool, self.log.keeps
+                pool, keep = self.pool, self.log.keeps
                 made = (combine or self.combine)(pushes, scale, live_workers, pool, replica.tables, keep=keep)
                 with made as step:
                     self._make(replica, AppliedUpdate(model, version, infos, is_round, step), traces)
@@ -172,7 +290,7 @@ class Applier:
 
         cost = sum([each.cost for each in rows]) if rows else 0
         untouched = frozenset.intersection(*[push.absent for push in pushes])
-        queued = self.working.change(version, work, cost, untouched=untouched)
+        queued = self.change(version, work, cost, untouched=untouched)
         if queued.done():
             done(queued)  # at once: another turn of the event loop costs more
         else:
@@ -208,7 +326,7 @@ class Applier:
             self.log.release(nbytes)
             self._ended(queued)
 
-        written = self.working.change(version, work, nbytes, untouched=None)
+        written = self.change(version, work, nbytes, untouched=None)
         written.add_done_callback(done)
         return written
 
@@ -232,7 +350,7 @@ class Applier:
             self.log.release(EXPIRY_BYTES)
             self._ended(queued)
 
-        expired = self.working.change(version, work, EXPIRY_BYTES, untouched=None)
+        expired = self.change(version, work, EXPIRY_BYTES, untouched=None)
         expired.add_done_callback(done)
         await asyncio.wait([expired])
         return dropped
@@ -269,7 +387,7 @@ class Applier:
                 told.set_result(queued.result())
 
         told: asyncio.Future[Region] = asyncio.get_running_loop().create_future()
-        self.working.change(version, work).add_done_callback(done)
+        self.change(version, work).add_done_callback(done)
         return told
 
     def give_up(self, push: IncomingPush) -> None:
@@ -281,7 +399,84 @@ class Applier:
         """Its memory is not needed any more."""
         region, push.region, push.rows = push.region, None, None
         if region is not None and not push.lent:
-            self.working.pool.give(region)
+            self.pool.give(region)
+
+    # -- copies, made in the executor after everything decided so far
+
+    def state(self, slices: Collection[int] | None = None) -> asyncio.Future[list[StateEntry]]:
+        """A copy of the optimizer state, whole or of these slices, after everything decided so far."""
+        replica = self.replica
+        return self._executor.submit(lambda: replica.state(slices), self.layout.region_bytes)
+
+    def look_up(
+        self, wanted: Sequence[tuple[int, Ids]], values: npt.NDArray[np.float32]
+    ) -> asyncio.Future[npt.NDArray[np.float32]]:
+        """Write rows of some tables to ``values``, in the order of the ids, after everything decided so far.
+
+        The future holds InvalidRequest for an id of another shard.
+        """
+        tables = self.replica.tables
+
+        def work() -> npt.NDArray[np.float32]:
+            at = 0
+            for table, ids in wanted:
+                end = at + ids.size * tables[table].spec.dim
+                tables[table].check_here(ids)
+                tables[table].look_up(ids, values[at:end].reshape(ids.size, tables[table].spec.dim))
+                at = end
+            return values
+
+        rows = sum(ids.size for _, ids in wanted)
+        return self._executor.submit(work, rows * ROW_COST_BYTES)
+
+    def number(self) -> asyncio.Future[int]:
+        """The last record of the log when everything decided so far has been done."""
+        return self._executor.submit(lambda: self.log.number, 0)
+
+    def copy_block(self, block: Block, into: memoryview) -> asyncio.Future[tuple[int, memoryview, list[StateEntry]]]:
+        """A copy of one block, made between two updates: the last record it contains, values, optimizer state."""
+        replica = self.replica
+
+        def work() -> tuple[int, memoryview, list[StateEntry]]:
+            return self.log.number, *replica.copy_block(block, into)
+
+        return self._executor.submit(work, block.end - block.begin)
+
+    def copy_buckets(self, wanted: Wanted) -> asyncio.Future[tuple[int, Group]]:
+        """Copies of the next buckets of ``wanted``, made between two updates: the last record in them, and these."""
+        tables = self.replica.tables
+
+        def work() -> tuple[int, Group]:
+            return self.log.number, copy_group(tables, wanted)
+
+        return self._executor.submit(work, INLINE_BYTES)
+
+    def with_tables(self, work: Callable[[Sequence[ShardTable]], T]) -> asyncio.Future[T]:
+        """The result of ``work`` with the tables, between two updates: it reads them, and may take its time."""
+        tables = self.replica.tables
+        return self._executor.submit(lambda: work(tables), INLINE_BYTES)
+
+    async def compact(self) -> None:
+        """Give back memory of slices that have left; continue in a smaller region where that takes one.
+
+        Nobody changes the layout meanwhile. Raises OSError, MemoryError where there is no memory for both.
+        """
+        replica = self.replica
+        await asyncio.wait([self._executor.submit(replica.trim, 0)])
+        if self.replica.region.unused_bytes <= self.layout.region_bytes // UNUSED_PART:
+            return
+        target = await asyncio.to_thread(Region, self.layout)
+        if self._replica is not None:
+            version = self.newest.version
+            await asyncio.wait([self.change(version, lambda replica: replica.move(target), untouched=None)])
+
+    def touch(self, layout: Layout) -> None:
+        """In a helper thread: have memory for the next ``layout``. Raises OSError."""
+        if (replica := self._replica) is not None:
+            replica.touch(layout)
+        self.pool.touch(layout.region_bytes)
+
+    # -- failures
 
     def _note_skipped(self, pushes: Sequence[PushInfo], skipped: StepSkipped) -> None:
         """A step raised and was undone; a replay will skip it, too."""
@@ -307,6 +502,10 @@ class Applier:
                 remedy="see the log of this shard; start the job again",
             )
         )
+
+    def _taken(self) -> InternalError:
+        name = self.layout.shard_map.spec.name
+        return InternalError(f"model '{name}' is used after it was handed on", shard=str(self.layout.shard))
 
 
 def _name(info: PushInfo) -> tuple[WorkerKey, int]:

@@ -28,7 +28,6 @@ from ps_server.failpoints import Failpoints
 from ps_server.log.entries import StagedReshard, UpdateLog
 from ps_server.log.manifest import ModelPart
 from ps_server.optimizers.state import StateEntry
-from ps_server.shard.counters import StepTimes
 from ps_server.shard.durability.replication import Replication
 from ps_server.shard.execution.executor import ShardExecutor
 from ps_server.shard.execution.tasks import Timer
@@ -39,12 +38,11 @@ from ps_server.shard.step.connections import Connections
 from ps_server.shard.step.gate import Gate
 from ps_server.shard.step.held import HeldPushes
 from ps_server.shard.step.options import OptionDifferences
-from ps_server.shard.step.published import LastChanges, Published
+from ps_server.shard.step.published import Published
 from ps_server.shard.step.push import IncomingPush, must_skip
 from ps_server.shard.step.push_trace import ServedPush
 from ps_server.shard.step.rows.model_rows import ModelRows
 from ps_server.shard.step.values import ModelValues
-from ps_server.shard.step.working_copy import WorkingCopy
 from ps_server.state.blocks import Block
 from ps_server.state.lent_regions import LentRegions
 from ps_server.state.model_state import ModelState
@@ -83,12 +81,13 @@ class ShardModel:
         self.tracker.configure(consistency)
         #: Holds pushes back while the job is captured at one point, and is closed by what stops the model.
         self.gate = Gate()
-        self._working = WorkingCopy(start.replica, start.tracker.version, executor, log)
-        self.times = StepTimes()
         self._applier = Applier(
-            self._working, log, self.gate, replication, failpoints, self.tracker, self.stop, self.times
+            start.replica, self.tracker, executor, log, self.gate, replication, failpoints, self.stop
         )
-        self.pool, self.copies = self._working.pool, self._working.copies
+        self.times = self._applier.times
+        self.pool, self.copies = self._applier.pool, self._applier.copies
+        #: When each slice was changed last, by what has been decided so far.
+        self.last_changes = self._applier.last_changes
         #: Regions that workers map and fill with gradients.
         self.lent = LentRegions(self.layout)
         #: Accepted pushes whose step is still open (sync).
@@ -154,12 +153,7 @@ class ShardModel:
     @property
     def tables(self) -> Sequence[ShardTable]:
         """One for each of the model's tables; changed in the executor only. None once it was handed on."""
-        return self._working.table_list
-
-    @property
-    def last_changes(self) -> LastChanges:
-        """When each slice was changed last, by what has been decided so far."""
-        return self._working.last_changes
+        return self._applier.table_list
 
     def continues(self, before: ShardModel) -> None:
         """Take the place of ``before``: go on with its counts, and with memory that its streams have used."""
@@ -217,7 +211,7 @@ class ShardModel:
             if not self.values.initialised:
                 self.values.require()
             unchecked = push.region is not None and (push.rows is not None or not push.finite)
-            if unchecked and await must_skip(push, self._executor, self._working.replica.tables):
+            if unchecked and await must_skip(push, self._executor, self._applier.replica.tables):
                 push.info = replace(push.info, skipped=True)
             await self._applier.reserve_push(push)
         except BaseException:
@@ -309,8 +303,8 @@ class ShardModel:
         if isinstance(why, ModelMoved):
             self.lent.hold()
             self.pool.hold()
-        shard_map, unread = self.layout.shard_map, self._working.unread()
-        replica = self._working.take()
+        shard_map, unread = self.layout.shard_map, self._applier.unread()
+        replica = self._applier.take()
         return ModelState(shard_map, replica, tracker, self.initialised, pending=self.pending, unread=unread)
 
     # -- pulls
@@ -332,7 +326,7 @@ class ShardModel:
     @property
     def is_settled(self) -> bool:
         """Whether everything decided so far has been done."""
-        return self._working.newest.ready.done()
+        return self._applier.newest.ready.done()
 
     async def take_published(self, *, quick: bool = False, trace: ServedPush | None = None) -> Published:
         """Parameters and buffers after everything decided so far, which the caller gives back once they are read.
@@ -342,7 +336,7 @@ class ShardModel:
         """
         if self.gate.closed:
             self.gate.check()
-        published = self._working.newest
+        published = self._applier.newest
         published.take(quick=quick)
         try:
             if not published.ready.done():
@@ -368,7 +362,7 @@ class ShardModel:
     async def save(self, slices: Collection[int] | None = None) -> AsyncIterator[tuple[Published, list[StateEntry]]]:
         """Values and a copy of the optimizer state, whole or of these slices, of one version."""
         self.gate.check()
-        copied = self._working.state(slices)
+        copied = self._applier.state(slices)
         async with self.published() as published:
             yield published, await copied
 
@@ -377,7 +371,7 @@ class ShardModel:
     async def describe(self) -> ModelPart:
         """Where the model stands: what pushes it knows, and how far the log was when it knew them."""
         state, initialised = self.tracker.persisted_state(), self.initialised
-        number = await self.gate.guard(self._working.number)
+        number = await self.gate.guard(self._applier.number)
         return ModelPart(self.layout.shard_map, initialised, state, number)
 
     def known_pushes(self) -> TrackerState:
@@ -392,25 +386,25 @@ class ShardModel:
 
     async def copy_block(self, block: Block, into: memoryview) -> tuple[int, memoryview, list[StateEntry]]:
         """A copy of one block, made between two updates: the last record it contains, values, optimizer state."""
-        return await self.gate.guard(lambda: self._working.copy_block(block, into))
+        return await self.gate.guard(lambda: self._applier.copy_block(block, into))
 
     async def copy_buckets(self, wanted: Wanted) -> tuple[int, Group]:
         """The last record in copies of the next buckets of ``wanted``, and these; none: there are no more."""
-        return await self.gate.guard(lambda: self._working.copy_buckets(wanted))
+        return await self.gate.guard(lambda: self._applier.copy_buckets(wanted))
 
     async def compact(self) -> None:
-        """Some time after slices have left: give memory back that is not needed any more. Raises as WorkingCopy."""
+        """Some time after slices have left: give memory back that is not needed any more. Raises as Applier."""
         if not self.gate.engaged and not self.gate.closed:
-            await self._working.compact()
+            await self._applier.compact()
 
     def touch(self, layout: Layout) -> None:
         """In a helper thread: have memory for the next ``layout``, so that a move need not wait for it.
 
         Raises OSError where the system has none.
         """
-        self._working.touch(layout)
+        self._applier.touch(layout)
         self.lent.touch(layout.region_bytes)
 
     def state_bytes(self, slices: Sequence[SliceSpan]) -> int:
         """About what the optimizer's state of ``slices`` takes, which are not here yet."""
-        return self._working.replica.state_bytes(slices)
+        return self._applier.replica.state_bytes(slices)

@@ -16,7 +16,7 @@ _PATIENCE_SECONDS = 0.05
 class Published:
     """Taken and given back on the event loop; ready when the executor has made its version.
 
-    It is the working copy itself, so reading the newest version costs no copy. An update that finds readers leaves the
+    It is the replica's own region, so reading the newest version costs no copy. An update that finds readers leaves the
     region to them and continues in a copy (copy on write, as a forked process's memory): no reply is ever torn, no
     reader delays training, and a region is copied only while it is read.
     """

@@ -300,7 +300,7 @@ def test_the_memory_of_what_was_there_before_is_given_back():
 
         async def regions():
             return [
-                weakref.ref(made.nodes[number].registry.models[0]._working.newest.region) for number in made.holders
+                weakref.ref(made.nodes[number].registry.models[0]._applier.newest.region) for number in made.holders
             ]
 
         before = made.loop.run(regions())

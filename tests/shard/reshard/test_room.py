@@ -57,7 +57,7 @@ def test_memory_of_slices_that_left_is_given_back_when_the_move_is_over(monkeypa
         values = made.values()
         made.move([0, 2, 2, 1, 0])
         model = made.model(0)
-        wait_until(lambda: model._working.replica.region.unused_bytes == 0)
+        wait_until(lambda: model._applier.replica.region.unused_bytes == 0)
         assert_same(made.values(), values)
         worker.open()
         worker.train(2)

@@ -94,7 +94,7 @@ def test_an_upload_that_found_values_waits_for_the_standby_as_the_one_that_broug
         assert uploading.result()
         assert not again.result().written
         following.reach(shard)
-        assert torch.equal(following.values, shard.model()._working.replica.region.data)
+        assert torch.equal(following.values, shard.model()._applier.replica.region.data)
 
 
 def test_first_values_whose_upload_broke_off_are_told_once_the_standby_has_them(tmp_path):

@@ -52,7 +52,7 @@ def older(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _state(model: Any) -> list[tuple[StateKey, bytes]]:
-    return [(key, bytes(tensor.numpy().tobytes())) for key, tensor in model._working.replica.state()]
+    return [(key, bytes(tensor.numpy().tobytes())) for key, tensor in model._applier.replica.state()]
 
 
 def _same(shard: TestShard, model: Any, again: TestShard, other: Any) -> None:
@@ -265,7 +265,7 @@ def test_state_that_an_older_version_has_taken_is_in_a_log_whose_steps_can_be_un
 
         async def load() -> None:
             def work() -> None:
-                model._working.replica.load(None, entries)
+                model._applier.replica.load(None, entries)
                 shard.storage.log.append(Loaded(model.name, None, entries))
 
             await shard.registry.context.executor.submit(work, 1 << 62)

@@ -7,9 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from ps_server.failpoints import Failpoints
 from ps_server.log.entries import MemoryLog
-from ps_server.shard.step import working_copy
-from ps_server.shard.step.working_copy import WorkingCopy
+from ps_server.shard.step import applier
+from ps_server.shard.step.applier import Applier
+from ps_server.shard.step.gate import Gate
 from ps_server.state.model_state import new_model
 from tests.support.shards import simple_spec, whole_map
 
@@ -31,17 +33,17 @@ class Executor:
 
 def asked(monkeypatch, *, limit=1e9, numbers=1 << 17, taken=False, waits=False):
     """Whether the first and the second change of a model were to be made on the event loop."""
-    monkeypatch.setattr(working_copy, "QUICK_SECONDS", limit)
+    monkeypatch.setattr(applier, "QUICK_SECONDS", limit)
 
     async def scenario():
-        replica = new_model(whole_map(simple_spec((numbers,))), 0).replica
+        start = new_model(whole_map(simple_spec((numbers,))), 0)
         executor, log = Executor(), MemoryLog()
         log.waits = waits
-        copy = WorkingCopy(replica, 0, executor, log)
-        copy.change(1, lambda replica: None)
+        made = Applier(start.replica, start.tracker, executor, log, Gate(), None, Failpoints(), lambda error: None)
+        made.change(1, lambda replica: None)
         if taken:
-            copy.newest.take(quick=True)
-        copy.change(2, lambda replica: None)
+            made.newest.take(quick=True)
+        made.change(2, lambda replica: None)
         return executor.asked
 
     return asyncio.run(scenario())

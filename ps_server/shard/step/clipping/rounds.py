@@ -112,8 +112,7 @@ class ClippedRounds:
         norms, position = self._tracker.norms, infos[0].position
         pushes = [self._held[info.worker, info.sequence] for info in infos]
         joined = JoinedRound(pushes, self.live_workers, self._max_norm)
-        working = self._applier.working
-        pool, tables = working.pool, working.replica.tables
+        pool, tables = self._applier.pool, self._applier.replica.tables
         cost = self._layout.region_bytes + sum(push.rows.cost for push in pushes if push.rows)
         try:
             norms.part = await asyncio.shield(self._executor.submit(lambda: joined.join(pool, tables), cost))

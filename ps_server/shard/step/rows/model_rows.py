@@ -55,7 +55,7 @@ class ModelRows:
         """
         self._applier.gate.check()
         into = np.empty(wanted.rows_bytes // 4, np.float32) if room is None else np.frombuffer(room, np.float32)
-        version, values = self._applier.tracker.version, self._applier.working.look_up(wanted.parts, into)
+        version, values = self._applier.tracker.version, self._applier.look_up(wanted.parts, into)
         if for_push and wanted.rows_bytes >= PREPARED_BYTES:
             self._prepare(wanted)
         rows = await values
@@ -88,7 +88,7 @@ class ModelRows:
 
         def begin() -> None:
             with suppress(RuntimeError):  # the executor has been closed: the shard ends
-                self._applier.working.with_tables(work).add_done_callback(go_on)
+                self._applier.with_tables(work).add_done_callback(go_on)
 
         begin()
 
@@ -110,7 +110,7 @@ class ModelRows:
 
         ``now``: seconds of the day's clock.
         """
-        if not self._applier.working.replica.tables[table].ages:
+        if not self._applier.replica.tables[table].ages:
             return False
         await self._applier.log.reserve(EXPIRY_BYTES)
         if self._applier.gate.paused or self._applier.gate.closed or self._is_pending():
@@ -120,4 +120,4 @@ class ModelRows:
 
     async def read(self, work: Callable[[Sequence[ShardTable]], T]) -> T:
         """The result of ``work`` with the tables, between two updates: it reads them, and may take its time."""
-        return await self._applier.gate.guard(lambda: self._applier.working.with_tables(work))
+        return await self._applier.gate.guard(lambda: self._applier.with_tables(work))
