@@ -32,7 +32,7 @@ from ps_server.cli.launcher.slurm.job import run_in_slurm
 from ps_server.cli.launcher.slurm.options import SlurmOptions, slurm_options
 from ps_server.cli.launcher.slurm.tasks import SlurmTask
 from ps_server.cli.launcher.slurm.tasks import workers_of as workers_of_tasks
-from ps_server.cli.launcher.supervisor import JobPlan, Supervisor
+from ps_server.cli.launcher.supervisor import JobPlan, JobSupervisor
 from ps_server.cli.options.checkpoint import checkpoint_config, checkpoint_options
 from ps_server.cli.options.cluster import CLUSTER_OPTIONS, cluster_options, given_flags
 from ps_server.cli.options.common import (
@@ -96,7 +96,7 @@ def run_replicas(programs: Programs, form: LogFormat, log_dir: Path | None) -> i
         replicas = ReplicaPrograms.of(programs, folder.path / "store")
         screen = Screen(form=form)
         screen.say(replicas.summary(goes_on=False))
-        supervisor = Supervisor(JobPlan(0, replicas.workers, coordinated=False))
+        supervisor = JobSupervisor(JobPlan(0, replicas.workers, coordinated=False))
         with clean_errors():
             return Runner(supervisor, replicas, screen, os.environ, log_dir, show_progress=False).run()
 
@@ -360,7 +360,7 @@ def main(
         screen.say(f"continuing from the state in {folder.path}; use another --data-dir to begin a new job")
     saves = checkpoint_dir is not None
     plan = JobPlan(shards, workers.least, evaluators, restart_workers, restarts, saves, elastic=not workers.fixed)
-    supervisor = Supervisor(plan)
+    supervisor = JobSupervisor(plan)
     if hosts is not None:
         with clean_errors():
             code = run_on_hosts(

@@ -46,7 +46,6 @@ from ps_server.cli.launcher.output.summary import Folders, silent_workers, summa
 from ps_server.cli.launcher.place import JobProcess, Place, ThisMachine
 from ps_server.cli.launcher.programs import ASKS_FOR_WORKERS, ASKS_LAUNCHER, SERVER_PROGRAMS, Programs
 from ps_server.cli.launcher.signals import SignalPipe
-from ps_server.cli.launcher.slurm.task_supervisor import TaskSupervisor
 from ps_server.cli.launcher.supervisor import ENDING, Stage, Supervisor
 from ps_server.private_files import OwnFolder, open_private
 
@@ -69,7 +68,7 @@ class Runner:
 
     def __init__(
         self,
-        supervisor: Supervisor | TaskSupervisor,
+        supervisor: Supervisor,
         programs: Programs,
         screen: Screen,
         environment: Mapping[str, str],
@@ -90,7 +89,7 @@ class Runner:
         self._folder = OwnFolder(RUN_FOLDERS)
         #: None: there is no coordinator yet, or none to ask.
         self._requests = requests
-        if isinstance(supervisor, Supervisor) and supervisor.coordinated:
+        if supervisor.coordinated:
             asks = ASKS_LAUNCHER if place is None else ASKS_FOR_WORKERS
             programs = replace(programs, coordinator_flags=(*programs.coordinator_flags, *asks))
         self._programs = programs
@@ -348,7 +347,7 @@ class Runner:
         programs, status = self._programs, self._final or (self._poller.latest if self._poller else None)
         folders = Folders(
             _newest_checkpoint(programs.checkpoints.directory),
-            isinstance(self._supervisor, Supervisor) and self._supervisor.unsaved,
+            self._supervisor.unsaved,
             programs.storage.data_dir if programs.keeps_state else None,
             self._log_dir,
         )

@@ -1,13 +1,16 @@
-"""Decides which processes of a job are started, signalled and restarted, and its exit code."""
+"""Decides which processes of a job are started, signalled and restarted, and its exit code. Pure."""
 
 from __future__ import annotations
 
 import enum
 import math
 import signal
-from collections.abc import Collection
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from ps_protocol.client.worker_requests import JOINING_SECONDS
 from ps_protocol.cluster.scaling import ScaleOrder
 from ps_protocol.launch.restarts import Restarts
 from ps_server.cli.launcher.events import (
@@ -30,7 +33,6 @@ from ps_server.cli.launcher.events import (
     StartProcess,
     WorkersWanted,
 )
-from ps_server.cli.launcher.hanging import HangingServers, end_hanging
 
 GRACE_SECONDS = 5.0
 """Between SIGTERM and SIGKILL, for scripts."""
@@ -120,70 +122,41 @@ def shell_code(code: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-class Supervisor:
-    """The job's state. Called by the runner's one thread; does no I/O. Every live process has been named by a Start
-    and loses its place by an Exited; Finish comes exactly once, when none is left.
+class Supervisor(ABC):
+    """The state of processes that one program runs. Called by the runner's one thread; does no I/O. Every live process
+    was named by a StartProcess and has not been named by an Exited; Finish comes exactly once, when none is left.
     """
 
-    def __init__(self, plan: JobPlan) -> None:
-        self._plan = plan
-        self._live: set[ProcessName] = set()
-        self._server_restarts = Restarts(plan.server_restarts)
-        self._worker_restarts = Restarts(plan.worker_restarts)
-        #: Processes that wait for their restart, and until when.
-        self._pausing: dict[ProcessName, float] = {}
-        #: Processes that were told to end because the job is to have fewer, and when they are killed.
-        self._leaving: dict[ProcessName, float] = {}
-        #: Workers that have ended with code 0 since the job was scaled last, and are not started again.
-        self._done: set[ProcessName] = set()
-        self._order = ScaleOrder()
-        #: A worker has ended since ``_order`` was told.
-        self._order_is_old = False
-        #: The coordinator can be asked; else the job ends with the workers of this program.
-        self._asks = True
-        self._stage_ends: float | None = None
-        self._exit_code: int | None = None
-        self._hanging = HangingServers()
-        self._saved = False
-        self._start_is_late = False
-        self.stage = Stage.STARTING
+    #: Whether it starts a coordinator, before all others.
+    coordinated = False
+    #: At the end of a job that saves: whether its last checkpoint was not written.
+    unsaved = False
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
         #: Unexpected ends of processes, in order.
         self.failures: list[str] = []
-
-    @property
-    def coordinated(self) -> bool:
-        """Whether there is a coordinator."""
-        return self._plan.coordinated
-
-    @property
-    def restarts_workers(self) -> bool:
-        """Whether failed workers are started again."""
-        return self._plan.worker_restarts > 0
-
-    @property
-    def unsaved(self) -> bool:
-        """At the end of a job that saves: whether its last checkpoint was not written."""
-        return self._plan.saves and not self._saved
+        self._live: set[ProcessName] = set()
+        #: Processes that wait for their restart, and until when.
+        self._pausing: dict[ProcessName, float] = {}
+        #: Servers that were killed because they hang, until they have ended.
+        self._killed: dict[ProcessName, ServerHangs] = {}
+        self._stage_ends: float | None = None
+        self._exit_code: int | None = None
 
     @property
     def deadline(self) -> float | None:
         """When to call with DeadlinePassed, in the seconds of ``now``; None: nothing is due."""
-        due = [*self._pausing.values(), *self._leaving.values()]
-        due += [] if self._stage_ends is None else [self._stage_ends]
+        due = [*self._pausing.values(), *([] if self._stage_ends is None else [self._stage_ends])]
         return min(due, default=None)
 
+    @abstractmethod
     def start(self, now: float) -> list[Command]:
-        """The first commands of the job."""
-        if not self._plan.coordinated:
-            return self._on_ready(now)
-        self._stage_ends = now + LATE_START_SECONDS
-        return [self._start(ProcessName(ProcessRole.COORDINATOR), now)]
+        """The first commands."""
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """The commands for ``event``, in order."""
         match event:
-            case CoordinatorReady():
-                return self._on_ready(now)
             case Exited():
                 return self._on_exit(event, now)
             case Interrupted(signum):
@@ -191,23 +164,175 @@ class Supervisor:
             case DeadlinePassed():
                 return self._on_deadline(now)
             case WorkersWanted(ranks):
-                running = self.stage is Stage.RUNNING
-                return end_hanging(ranks, self._live, self._restarts, now) if running else []
+                return self._on_workers_wanted(ranks, now) if self.stage is Stage.RUNNING else []
             case ServerHangs():
-                return [] if self.stage in ENDING else self._hanging.end(event, self._live)
-            case Scaled(order):
-                return self._on_scaled(order, now)
-            case CannotAsk():
-                self._asks = False
-                return self._advance(now) if self._done else []
+                return [] if self.stage in ENDING else self._on_server_hangs(event)
+            case _:
+                return []
 
+    @abstractmethod
     def _restarts(self, process: ProcessName) -> Restarts:
-        return self._server_restarts if process.part in SERVERS else self._worker_restarts
+        """The restarts that ``process`` uses."""
+
+    @abstractmethod
+    def _on_exit(self, event: Exited, now: float) -> list[Command]: ...
+
+    @abstractmethod
+    def _on_stage_end(self, now: float) -> list[Command]:
+        """The time of this stage is over."""
+
+    @abstractmethod
+    def _words_of_interrupt(self, signum: signal.Signals) -> tuple[str, float]:
+        """The message for the first ``signum``, and how long scripts have to end."""
+
+    @abstractmethod
+    def _advance(self, now: float) -> list[Command]:
+        """Advance to the next stage when this one is complete."""
 
     def _start(self, process: ProcessName, now: float) -> StartProcess:
         self._live.add(process)
         self._restarts(process).started(process, now)
         return StartProcess(process)
+
+    def _again(self, process: ProcessName, how: str, now: float) -> list[Command]:
+        """Restart ``process``, now or later; nothing when no restarts are left."""
+        restarts = self._restarts(process)
+        pause_seconds = restarts.take(process, now)
+        if pause_seconds is None:
+            return []
+        when = f" in {pause_seconds:g} s" if pause_seconds else ""
+        say = Say(f"{how}; starting it again{when} (restart {restarts.used} of {restarts.total})")
+        if pause_seconds:
+            self._pausing[process] = now + pause_seconds
+            return [say]
+        return [say, self._start(process, now)]
+
+    def _on_workers_wanted(self, ranks: Iterable[int], now: float) -> list[Command]:
+        """Kill the workers of ``ranks`` that run here and will be started again; report the others."""
+        commands: list[Command] = []
+        #: By the restarts that they will use: some share them.
+        ends: Counter[int] = Counter()
+        for process in (ProcessName(ProcessRole.WORKER, rank) for rank in ranks):
+            if process not in self._live:
+                continue
+            restarts = self._restarts(process)
+            if restarts.used + ends[id(restarts)] >= restarts.total:
+                spent = f"--restart-workers {restarts.total} is used up"
+                spent = spent if restarts.total else "without --restart-workers it is not started again"
+                commands.append(Say(f"{process} is lost to the coordinator, and {spent}"))
+            elif restarts.age(process, now) >= JOINING_SECONDS:
+                ends[id(restarts)] += 1
+                text = f"{process} runs and is lost to the coordinator; it is killed"
+                commands += [Say(text), Send(process, signal.SIGKILL)]
+        return commands
+
+    def _on_server_hangs(self, event: ServerHangs) -> list[Command]:
+        """Kill a live server that hangs, once; its end is handled as any loss of a server.
+
+        It may be stopped, so no other signal ends it.
+        """
+        process = event.process
+        if process not in self._live or process in self._killed:
+            return []
+        self._killed[process] = event
+        return [Say(f"{process} hangs: {event.why}; it is killed"), Send(process, signal.SIGKILL)]
+
+    def _on_interrupt(self, signum: signal.Signals, now: float) -> list[Command]:
+        if self.stage in ENDING:
+            # Only a second Ctrl-C kills: a closing terminal sends SIGHUP more than once.
+            return self._signal(signal.SIGKILL, *ProcessRole) if signum is signal.SIGINT else []
+        text, grace_seconds = self._words_of_interrupt(signum)
+        kind = signal.SIGINT if signum is signal.SIGINT else signal.SIGTERM
+        return self._end(128 + signum, text, now, kind, grace_seconds)
+
+    def _on_deadline(self, now: float) -> list[Command]:
+        paused = sorted((process for process, due in self._pausing.items() if due <= now), key=str)
+        for process in paused:
+            del self._pausing[process]
+        commands: list[Command] = [self._start(process, now) for process in paused]
+        if self._stage_ends is not None and self._stage_ends <= now:
+            self._stage_ends = None
+            commands += self._on_stage_end(now)
+        return commands
+
+    def _end(
+        self,
+        code: int,
+        text: str,
+        now: float,
+        signum: signal.Signals = signal.SIGTERM,
+        grace_seconds: float = GRACE_SECONDS,
+    ) -> list[Command]:
+        """Tell the scripts to end, with ``code`` as the exit code of all."""
+        self._exit_code = code
+        self._pausing.clear()
+        self.stage, self._stage_ends = Stage.LEAVING, now + grace_seconds
+        return [Say(text), *self._signal(signum, *SCRIPTS), *self._advance(now)]
+
+    def _finish(self) -> list[Command]:
+        self.stage, self._stage_ends = Stage.FINISHED, None
+        return [Finish(self._exit_code or 0)]
+
+    def _signal(self, signum: signal.Signals, *parts: ProcessRole) -> list[Command]:
+        chosen = (process for process in self._live if process.part in parts)
+        return [Send(process, signum) for process in sorted(chosen, key=str)]
+
+
+def how_it_ended(event: Exited, hung: ServerHangs | None) -> str:
+    """How the process of ``event`` ended, in words. ``hung``: why it was killed here; None: it was not."""
+    how = "hung and was killed" if hung else event.why or describe_exit(event.code, event.peak_bytes)
+    return f"{event.process} {how}"
+
+
+class JobSupervisor(Supervisor):
+    """A whole job: the coordinator first, then all others; servers end last."""
+
+    def __init__(self, plan: JobPlan) -> None:
+        super().__init__(Stage.STARTING)
+        self.coordinated = plan.coordinated
+        self._plan = plan
+        self._server_restarts = Restarts(plan.server_restarts)
+        self._worker_restarts = Restarts(plan.worker_restarts)
+        #: Processes that were told to end because the job is to have fewer, and when they are killed.
+        self._leaving: dict[ProcessName, float] = {}
+        #: Workers that have ended with code 0 since the job was scaled last, and are not started again.
+        self._done: set[ProcessName] = set()
+        self._order = ScaleOrder()
+        #: A worker has ended since ``_order`` came.
+        self._order_is_old = False
+        #: The coordinator can be asked; else the job ends with the workers of this program.
+        self._asks = True
+        self._start_is_late = False
+        self.unsaved = plan.saves
+
+    @property
+    def deadline(self) -> float | None:
+        """As of every supervisor."""
+        due = [*self._leaving.values(), *([] if (first := super().deadline) is None else [first])]
+        return min(due, default=None)
+
+    def start(self, now: float) -> list[Command]:
+        """Start the coordinator, or all others where there is none."""
+        if not self._plan.coordinated:
+            return self._on_ready(now)
+        self._stage_ends = now + LATE_START_SECONDS
+        return [self._start(ProcessName(ProcessRole.COORDINATOR), now)]
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """As of every supervisor."""
+        match event:
+            case CoordinatorReady():
+                return self._on_ready(now)
+            case Scaled(order):
+                return self._on_scaled(order, now)
+            case CannotAsk():
+                self._asks = False
+                return self._advance(now) if self._done else []
+            case _:
+                return super().handle(event, now)
+
+    def _restarts(self, process: ProcessName) -> Restarts:
+        return self._server_restarts if process.part in SERVERS else self._worker_restarts
 
     def _on_ready(self, now: float) -> list[Command]:
         if self.stage is not Stage.STARTING:
@@ -227,7 +352,7 @@ class Supervisor:
     def _on_exit(self, event: Exited, now: float) -> list[Command]:
         process, code = event.process, event.code
         self._live.discard(process)
-        hung = self._hanging.ended(process)
+        hung = self._killed.pop(process, None)
         if self.stage is Stage.SAVING and process.part is ProcessRole.COORDINATOR:
             return [*self._on_last_checkpoint(event), *self._advance(now)]
         if self.stage in ENDING:
@@ -237,15 +362,12 @@ class Supervisor:
             return self._advance(now)
         if code == 0 and process.part is ProcessRole.WORKER:
             self._done.add(process)
-        how = f"{process} {'hung and was killed' if hung else event.why or describe_exit(code, event.peak_bytes)}"
+        how = how_it_ended(event, hung)
         if code or process.part in SERVERS:
             self.failures.append(how)
         if hung is not None and hung.replaced:
             # It would be refused its place, and use up the restarts.
-            return [
-                Say(f"{how}; another process serves in its place"),
-                *self._advance(now),
-            ]
+            return [Say(f"{how}; another process serves in its place"), *self._advance(now)]
         if process.part in SERVERS:
             return self._on_lost_server(process, code, how, now)
         if code == 0:
@@ -258,10 +380,10 @@ class Supervisor:
 
     def _on_last_checkpoint(self, event: Exited) -> list[Command]:
         """The coordinator, told to have it written, has ended."""
-        self._saved = event.code == 0
-        if self._saved:
+        self.unsaved = event.code != 0
+        if not self.unsaved:
             return []
-        how = f"{event.process} {event.why or describe_exit(event.code, event.peak_bytes)}"
+        how = how_it_ended(event, None)
         self.failures.append(how)
         self._exit_code = self._exit_code or shell_code(event.code)
         return [Say(f"{how}: the last checkpoint was not written")]
@@ -320,45 +442,24 @@ class Supervisor:
             spent = self._spent("--restart-servers", process)
         return self._end(shell_code(code) or 1, f"{how} before the job was done{spent}; stopping the job", now)
 
-    def _again(self, process: ProcessName, how: str, now: float) -> list[Command]:
-        """Restart ``process``, now or later; nothing when no restarts are left."""
-        restarts = self._restarts(process)
-        pause_seconds = restarts.take(process, now)
-        if pause_seconds is None:
-            return []
-        when = f" in {pause_seconds:g} s" if pause_seconds else ""
-        say = Say(f"{how}; starting it again{when} (restart {restarts.used} of {restarts.total})")
-        if pause_seconds:
-            self._pausing[process] = now + pause_seconds
-            return [say]
-        return [say, self._start(process, now)]
-
     def _spent(self, flag: str, process: ProcessName) -> str:
         total = self._restarts(process).total
         return f", and {flag} {total} is used up" if total else ""
 
-    def _on_interrupt(self, signum: signal.Signals, now: float) -> list[Command]:
-        if self.stage in ENDING:
-            # Only a second Ctrl-C kills: a closing terminal sends SIGHUP more than once.
-            return self._signal(signal.SIGKILL, *ProcessRole) if signum is signal.SIGINT else []
+    def _words_of_interrupt(self, signum: signal.Signals) -> tuple[str, float]:
         if signum is signal.SIGINT:
             text = "interrupted; waiting for the workers to leave (Ctrl-C again kills them)"
-            return self._end(128 + signum, text, now, signal.SIGINT, INTERRUPT_GRACE_SECONDS)
-        return self._end(128 + signum, f"received {signum.name}; stopping the job", now)
+            return text, INTERRUPT_GRACE_SECONDS
+        return f"received {signum.name}; stopping the job", GRACE_SECONDS
 
     def _on_deadline(self, now: float) -> list[Command]:
-        paused = sorted((process for process, due in self._pausing.items() if due <= now), key=str)
-        for process in paused:
-            del self._pausing[process]
-        commands: list[Command] = [self._start(process, now) for process in paused]
-        for process in sorted((process for process, due in self._leaving.items() if due <= now), key=str):
+        late = sorted((process for process, due in self._leaving.items() if due <= now), key=str)
+        commands: list[Command] = []
+        for process in late:
             self._leaving[process] = math.inf
-            late = f"{process}: not ended {LEAVING_GRACE_SECONDS:.0f} s after it was told to; killed"
-            commands += [Say(late), Send(process, signal.SIGKILL)]
-        if self._stage_ends is not None and self._stage_ends <= now:
-            self._stage_ends = None
-            commands += self._on_stage_end(now)
-        return commands
+            text = f"{process}: not ended {LEAVING_GRACE_SECONDS:.0f} s after it was told to; killed"
+            commands += [Say(text), Send(process, signal.SIGKILL)]
+        return [*commands, *super()._on_deadline(now)]
 
     def _on_stage_end(self, now: float) -> list[Command]:
         match self.stage:
@@ -390,11 +491,8 @@ class Supervisor:
         signum: signal.Signals = signal.SIGTERM,
         grace_seconds: float = GRACE_SECONDS,
     ) -> list[Command]:
-        self._exit_code = code
-        self._pausing.clear()
         self._leaving.clear()
-        self.stage, self._stage_ends = Stage.LEAVING, now + grace_seconds
-        return [Say(text), *self._signal(signum, *SCRIPTS), *self._advance(now)]
+        return super()._end(code, text, now, signum, grace_seconds)
 
     def _advance(self, now: float) -> list[Command]:
         """Advance to the next stage when this one is complete. Servers are stopped last."""
@@ -414,8 +512,7 @@ class Supervisor:
             self.stage, self._stage_ends = Stage.CLOSING, now + SERVER_GRACE_SECONDS
             return [*self._signal(signal.SIGTERM, ProcessRole.COORDINATOR), *self._advance(now)]
         if self.stage is Stage.CLOSING and not parts:
-            self.stage, self._stage_ends = Stage.FINISHED, None
-            return [Finish(self._exit_code or 0)]
+            return self._finish()
         return []
 
     @property
@@ -429,7 +526,3 @@ class Supervisor:
     def _stop_shards(self, now: float) -> list[Command]:
         self.stage, self._stage_ends = Stage.STOPPING, now + SERVER_GRACE_SECONDS
         return [*self._signal(signal.SIGTERM, ProcessRole.SHARD), *self._advance(now)]
-
-    def _signal(self, signum: signal.Signals, *parts: ProcessRole) -> list[Command]:
-        chosen = (process for process in self._live if process.part in parts)
-        return [Send(process, signum) for process in sorted(chosen, key=str)]

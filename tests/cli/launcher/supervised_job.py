@@ -13,7 +13,7 @@ from ps_server.cli.launcher.events import (
     ProcessRole,
     Say,
 )
-from ps_server.cli.launcher.supervisor import JobPlan, Supervisor
+from ps_server.cli.launcher.supervisor import JobPlan, JobSupervisor
 
 COORDINATOR = ProcessName(ProcessRole.COORDINATOR)
 SHARD = ProcessName(ProcessRole.SHARD, 0)
@@ -25,7 +25,7 @@ class Job:
     """A supervisor with a hand-driven clock and what it has said so far."""
 
     def __init__(self, shards: int = 1, workers: int = 2, **plan: Any) -> None:
-        self.supervisor = Supervisor(JobPlan(shards, workers, **plan))
+        self.supervisor = JobSupervisor(JobPlan(shards, workers, **plan))
         self.now = 100.0
         self.said: list[str] = []
         self.started = self.supervisor.start(self.now)

@@ -15,7 +15,7 @@ from ps_server.cli.launcher import replicas
 from ps_server.cli.launcher.events import Exited, Finish, ProcessName, ProcessRole, StartProcess
 from ps_server.cli.launcher.programs import Programs, Script
 from ps_server.cli.launcher.replicas import ReplicaPrograms, check_strategy, gpus, has_servers
-from ps_server.cli.launcher.supervisor import JobPlan, Supervisor
+from ps_server.cli.launcher.supervisor import JobPlan, JobSupervisor
 from tests.cli import forked
 from tests.recovery.zygote import shared
 from tests.support.length import choose
@@ -133,7 +133,7 @@ def test_a_replica_of_several_hosts_keeps_its_tf_config():
 
 
 def test_a_job_without_a_coordinator_begins_and_ends_with_its_scripts():
-    supervisor = Supervisor(JobPlan(0, 2, coordinated=False))
+    supervisor = JobSupervisor(JobPlan(0, 2, coordinated=False))
     first, second = (ProcessName(ProcessRole.WORKER, rank) for rank in range(2))
     assert supervisor.start(0.0) == [StartProcess(first), StartProcess(second)]
     assert supervisor.handle(Exited(first, 0), 1.0) == []

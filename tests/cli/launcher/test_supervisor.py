@@ -15,7 +15,7 @@ from ps_server.cli.launcher.events import (
     Send,
     StartProcess,
 )
-from ps_server.cli.launcher.supervisor import JobPlan, Stage, Supervisor
+from ps_server.cli.launcher.supervisor import JobPlan, JobSupervisor, Stage
 from tests.cli.launcher.supervised_job import COORDINATOR, EVALUATOR, SHARD, WORKERS, Job
 
 
@@ -283,7 +283,7 @@ def test_an_interrupt_before_the_coordinator_is_ready_starts_nothing_more():
 @given(data=st.data())
 def test_whatever_happens_every_job_ends_with_nothing_left_alive(data):
     plan = JobPlan(*(data.draw(st.integers(low, 2)) for low in (1, 1, 0, 0, 0)))
-    supervisor, now, live, code = Supervisor(plan), 0.0, set(), None
+    supervisor, now, live, code = JobSupervisor(plan), 0.0, set(), None
 
     def do(commands):
         nonlocal code

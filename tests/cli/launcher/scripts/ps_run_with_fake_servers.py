@@ -17,8 +17,8 @@ from ps_protocol.cluster.scaling import ScaleOrder
 from ps_protocol.cluster.view import Role
 from ps_protocol.errors import PermissionDenied
 from ps_protocol.launch import life
-from ps_server.cli.launcher import hanging, place, runner
 from ps_server.cli.launcher import main as entry
+from ps_server.cli.launcher import place, runner, supervisor
 
 fake = (sys.executable, str(Path(__file__).with_name("fake_server.py")))
 entry.Programs = functools.partial(entry.Programs, servers=(fake, fake))
@@ -74,5 +74,5 @@ class Requests:
 
 runner.WorkerRequests = Requests
 if wants:
-    hanging.JOINING_SECONDS = 0.0
+    supervisor.JOINING_SECONDS = 0.0
 entry.main()

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from ps_protocol.client.worker_requests import JOINING_SECONDS
 from ps_server.cli.launcher.events import (
     CoordinatorReady,
     DeadlinePassed,
@@ -20,7 +21,6 @@ from ps_server.cli.launcher.events import (
     StartProcess,
     WorkersWanted,
 )
-from ps_server.cli.launcher.hanging import JOINING_SECONDS
 from ps_server.cli.launcher.slurm.task_supervisor import TaskSupervisor
 
 COORDINATOR, SHARD, WORKER = (
@@ -52,10 +52,9 @@ def test_a_task_ends_when_all_its_processes_have_ended_by_themselves():
 @pytest.mark.parametrize(("process", "limits"), [(WORKER, {"workers": 1}), (SHARD, {"servers": 1})])
 def test_a_killed_process_is_started_again_as_often_as_allowed(process, limits):
     supervisor = begun(process, **limits)
-    (say,) = supervisor.handle(Exited(process, -9), 30.0)
+    say, start = supervisor.handle(Exited(process, -9), 30.0)
     assert "(restart 1 of 1)" in say.text
-    assert supervisor.deadline == 30.0
-    assert supervisor.handle(DeadlinePassed(), 30.0) == [StartProcess(process)]
+    assert start == StartProcess(process)
     assert acts(supervisor.handle(Exited(process, -9), 60.0)) == [Finish(137)]
     assert len(supervisor.failures) == 2
 
@@ -96,8 +95,7 @@ def test_a_worker_that_hangs_is_killed_and_started_again_within_its_restarts():
     assert supervisor.restarts_workers
     assert supervisor.handle(WorkersWanted((2,)), JOINING_SECONDS - 1) == []
     assert acts(supervisor.handle(WorkersWanted((0, 2)), JOINING_SECONDS)) == [Send(WORKER, signal.SIGKILL)]
-    supervisor.handle(Exited(WORKER, -9), JOINING_SECONDS)
-    assert supervisor.handle(DeadlinePassed(), JOINING_SECONDS) == [StartProcess(WORKER)]
+    assert acts(supervisor.handle(Exited(WORKER, -9), JOINING_SECONDS)) == [StartProcess(WORKER)]
     (said,) = supervisor.handle(WorkersWanted((2,)), 2 * JOINING_SECONDS)
     assert said == Say("worker 2 is lost to the coordinator, and --restart-workers 1 is used up")
     supervisor.handle(Interrupted(signal.SIGTERM), 2 * JOINING_SECONDS)
@@ -111,11 +109,13 @@ def test_a_task_without_a_worker_restarts_none():
 
 def test_a_second_interrupt_kills_and_a_restart_that_waits_is_given_up():
     supervisor = begun(SHARD, WORKER, workers=3)
-    supervisor.handle(Exited(WORKER, 1), 30.0)
-    assert acts(supervisor.handle(Interrupted(signal.SIGINT), 30.0)) == []
-    assert supervisor.handle(Interrupted(signal.SIGTERM), 31.0) == []
-    assert supervisor.handle(Interrupted(signal.SIGINT), 31.0) == [Send(SHARD, signal.SIGKILL)]
-    assert supervisor.handle(Exited(SHARD, -9), 31.0) == [Finish(130)]
+    assert acts(supervisor.handle(Exited(WORKER, 1), 1.0)) == [StartProcess(WORKER)]
+    (said,) = supervisor.handle(Exited(WORKER, 1), 1.5)
+    assert said == Say("worker 2 exited with code 1; starting it again in 0.5 s (restart 2 of 3)")
+    assert acts(supervisor.handle(Interrupted(signal.SIGINT), 1.6)) == []
+    assert supervisor.handle(Interrupted(signal.SIGTERM), 2.0) == []
+    assert supervisor.handle(Interrupted(signal.SIGINT), 2.0) == [Send(SHARD, signal.SIGKILL)]
+    assert supervisor.handle(Exited(SHARD, -9), 2.0) == [Finish(130)]
 
 
 def test_a_server_that_hangs_is_killed_and_started_again_within_the_restarts():
@@ -123,9 +123,9 @@ def test_a_server_that_hangs_is_killed_and_started_again_within_the_restarts():
     hangs = ServerHangs(SHARD, "its lease ended")
     assert acts(supervisor.handle(hangs, 60.0)) == [Send(SHARD, signal.SIGKILL)]
     assert supervisor.handle(hangs, 61.0) == []
-    (say,) = supervisor.handle(Exited(SHARD, -9), 62.0)
+    say, start = supervisor.handle(Exited(SHARD, -9), 62.0)
     assert say.text == "shard 1 hung and was killed; starting it again (restart 1 of 1)"
-    assert supervisor.handle(DeadlinePassed(), 62.0) == [StartProcess(SHARD)]
+    assert start == StartProcess(SHARD)
     assert acts(supervisor.handle(hangs, 90.0)) == [Send(SHARD, signal.SIGKILL)]
     (say,) = supervisor.handle(Exited(SHARD, -9), 91.0)
     assert say.text == "shard 1 hung and was killed; ending this task"

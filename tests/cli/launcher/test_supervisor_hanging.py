@@ -1,12 +1,14 @@
-"""Servers that live and serve no more: killed, and then what follows the loss of a server."""
+"""Servers and workers that live and do nothing: killed, and started again within the restarts."""
 
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 
-from ps_server.cli.launcher.events import Exited, Finish, Interrupted, Send, ServerHangs, StartProcess
+from ps_protocol.client.worker_requests import JOINING_SECONDS
+from ps_server.cli.launcher.events import Exited, Finish, Interrupted, Send, ServerHangs, StartProcess, WorkersWanted
 from tests.cli.launcher.supervised_job import COORDINATOR, SHARD, WORKERS, Job
 
 WHY = "the coordinator has lost it, for its lease of 20 s ended"
@@ -77,3 +79,40 @@ def test_processes_that_are_gone_or_are_told_to_end_are_left_alone():
     job.see(Interrupted(signal.SIGINT))
     assert job.see(ServerHangs(SHARD, WHY)) == []
     assert job.see(ServerHangs(COORDINATOR, WHY)) == []
+
+
+def hanging(**plan: Any) -> Job:
+    """A job that has run for long."""
+    job = Job(**plan).ready()
+    job.now += JOINING_SECONDS
+    return job
+
+
+def test_a_worker_that_hangs_is_killed_and_started_again():
+    job = hanging(worker_restarts=2)
+    assert job.see(WorkersWanted((1,))) == [Send(WORKERS[1], signal.SIGKILL)]
+    assert job.said == ["worker 1 runs and is lost to the coordinator; it is killed"]
+    assert job.exits(WORKERS[1], -9) == [StartProcess(WORKERS[1])]
+    assert "(restart 1 of 2)" in job.said[-1]
+    # It may take its time to join.
+    assert job.see(WorkersWanted((1,))) == []
+
+
+def test_workers_without_a_process_and_of_no_rank_are_not_killed():
+    job = hanging(worker_restarts=2)
+    job.exits(WORKERS[0])
+    assert job.see(WorkersWanted((0, 7))) == []
+
+
+def test_no_worker_is_killed_that_would_not_be_started_again():
+    job = hanging(worker_restarts=1)
+    assert job.see(WorkersWanted((0, 1))) == [Send(WORKERS[0], signal.SIGKILL)]
+    assert job.said[-1] == "worker 1 is lost to the coordinator, and --restart-workers 1 is used up"
+    job = hanging()
+    assert job.see(WorkersWanted((0,))) == []
+
+
+def test_a_job_that_ends_starts_no_workers_again():
+    job = hanging(worker_restarts=2)
+    job.see(Interrupted(signal.SIGINT))
+    assert job.see(WorkersWanted((0, 1))) == []
