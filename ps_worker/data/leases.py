@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from ps_protocol.cluster.leases import LeaseAnswer, LeaseAsk, Span
 from ps_protocol.errors import PsError, Retryable
+from ps_protocol.retry import COORDINATOR
 from ps_worker.session.reporting import log
 
 _PARKED_SECONDS = 5.0
 _AGAIN_SECONDS = 5.0
-_RETRY_SECONDS = 0.2
 _CALL_SECONDS = 2.0
 
 
@@ -52,6 +52,7 @@ class LeaseFeed:
         self._error: PsError | None = None
         #: Why the coordinator does not answer; None while it does.
         self.away: Retryable | None = None
+        self._pause_seconds = 0.0
         #: Ranks that hold the remaining items, while there is nothing to lease.
         self.holders: tuple[int, ...] = ()
         self._thread = threading.Thread(target=self._run, name=f"ps-leases-{wish.dataset}", daemon=True)
@@ -139,7 +140,8 @@ class LeaseFeed:
     def _next_request(self) -> tuple[LeaseAsk, float] | None:
         with self._changed:
             if self.away is not None:
-                self._changed.wait_for(lambda: self._ended, _RETRY_SECONDS)
+                self._pause_seconds = COORDINATOR.after(self._pause_seconds)
+                self._changed.wait_for(lambda: self._ended, self._pause_seconds)
             elif self._stalled and not self._dry:
                 self._changed.wait_for(lambda: self._dry or self._ended, _AGAIN_SECONDS)
             self._changed.wait_for(lambda: not self._ready or self._ended)
@@ -163,7 +165,7 @@ class LeaseFeed:
             self.away, self.holders = away, answer.holders
             self._stalled = answer.span is None
             if away is None:
-                self._unanswered = None
+                self._unanswered, self._pause_seconds = None, 0.0
                 self._forget_reported(ask.trained)
                 self._done = answer.done
                 self.lease_epoch = answer.epoch

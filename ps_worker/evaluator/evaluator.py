@@ -12,11 +12,11 @@ from ps_protocol.cluster.answers import StepAnswer
 from ps_protocol.cluster.view import ClusterView
 from ps_protocol.errors import ModelMismatch, ModelMoved, Retryable, UnknownModel
 from ps_protocol.model.spec import Kind, ShardMap, Variable
+from ps_protocol.retry import SHARD, Attempts
 from ps_worker.evaluator.row_reader import read_rows
 from ps_worker.memory.flat import FlatModel
 from ps_worker.model.bindings import Bindings, Source, bind, read_groups
 from ps_worker.model.plain import plain_module
-from ps_worker.session.backoff import Backoff
 from ps_worker.session.session import Session
 from ps_worker.step.model_streams import newer_map
 from ps_worker.step.shard_calls import ShardClient
@@ -144,8 +144,8 @@ class Evaluator:
     def _persist(self, shard: int, call: Callable[[ShardClient], T]) -> T:
         """``call``, repeated while the shard is away, up to the reconnect timeout."""
         session = self._session
-        backoff = Backoff(session.config.reconnect_timeout_seconds)
-        last = Backoff(_LAST_SECONDS)
+        attempts = Attempts(SHARD.within(session.config.reconnect_timeout_seconds))
+        last = Attempts(SHARD.within(_LAST_SECONDS))
         while True:
             peer = Peer(shard, session.shard_address(shard))
             spec = self._shard_map.spec
@@ -156,7 +156,7 @@ class Evaluator:
                 if session.epoch(spec.name) > self._shard_map.epoch:
                     raise ModelMoved(f"slices of model '{spec.name}' have moved") from error
                 session.wait_hint(f"waiting: {error.message}")
-                (last if session.view.finished else backoff).pause(error)
+                (last if session.view.finished else attempts).sleep_after(error)
 
 
 def match(shard_map: ShardMap, own: Bindings, tables: DeclaredTables = NO_TABLES) -> Bindings:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ps_protocol.errors import PsError
 from ps_protocol.model.spec import Consistency
+from ps_protocol.retry import Retry
 from ps_worker.multi_model.no_op_steps import end_no_op_steps
 from ps_worker.session.reporting import log
 from ps_worker.session.session import Session
@@ -18,10 +19,8 @@ from ps_worker.step.remote_model import RemoteModel
 from ps_worker.step.shard_calls import ShardClient
 from ps_worker.transport.replies import Peer
 
-_LOOK_SECONDS = 0.2
-"""A step that takes longer than this is checked; then again after pauses that double."""
-
-_LONGEST_SECONDS = 2.0
+LOOKS = Retry(0.2, 2.0)
+"""A step that takes longer than the first pause is checked; then again after pauses that double."""
 
 _AGAIN_SECONDS = 0.02
 """The pause after a no-op step: the next one may be needed at once."""
@@ -90,7 +89,7 @@ class _Wait:
 
     model: RemoteModel
     look_at: float
-    pause_seconds: float = _LOOK_SECONDS
+    pause_seconds: float = LOOKS.first_seconds
     #: The last no-op step of each model that made some meanwhile.
     no_op_steps: dict[RemoteModel, Future[None]] = field(default_factory=dict)
 
@@ -138,7 +137,7 @@ class DeadlockAvoidance:
         Other models that made no-op steps meanwhile then pull the newest parameters. Raises PsError.
         """
         with self._lock:
-            wait = self._wait = _Wait(model, time.monotonic() + _LOOK_SECONDS)
+            wait = self._wait = _Wait(model, time.monotonic() + LOOKS.first_seconds)
         try:
             yield
         except BaseException:
@@ -150,7 +149,7 @@ class DeadlockAvoidance:
     def close(self) -> None:
         """End the thread. Comes before the optimizers are closed; safe to repeat."""
         self._stop.set()
-        self._thread.join(_LOOK_SECONDS * 2)
+        self._thread.join(LOOKS.first_seconds * 2)
         self._steps.shutdown(wait=False)
 
     def _end(self, wait: _Wait) -> list[RemoteModel]:
@@ -163,17 +162,17 @@ class DeadlockAvoidance:
         return list(wait.no_op_steps)
 
     def _watch(self) -> None:
-        pause_seconds = _LOOK_SECONDS
+        pause_seconds = LOOKS.first_seconds
         while not self._stop.wait(pause_seconds):
-            pause_seconds = _LOOK_SECONDS
+            pause_seconds = LOOKS.first_seconds
             if (wait := self._wait) is not None:
                 if wait.look_at <= time.monotonic():
                     self._look(wait)
-                pause_seconds = max(0.0, min(_LOOK_SECONDS, wait.look_at - time.monotonic()))
+                pause_seconds = max(0.0, min(LOOKS.first_seconds, wait.look_at - time.monotonic()))
 
     def _look(self, wait: _Wait) -> None:
         """Begin a no-op step of each model that needs one; then set the time of the next check."""
-        wait.pause_seconds = min(_LONGEST_SECONDS, 2 * wait.pause_seconds)
+        wait.pause_seconds = LOOKS.after(wait.pause_seconds)
         try:
             for model in self._models():
                 if self._is_needed(wait, model):

@@ -24,11 +24,11 @@ from ps_protocol.cluster.view import ClusterView, Member, Role
 from ps_protocol.errors import ModelReleased, NotReady, Retryable, StateLost, Unavailable, UnknownModel
 from ps_protocol.logs import describe_process
 from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
+from ps_protocol.retry import COORDINATOR, Attempts
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
 from ps_worker.session.alive import AliveFile
-from ps_worker.session.backoff import persistently
 from ps_worker.session.config import TRANSPORTS, WorkerConfig
 from ps_worker.session.device import check_device, device_of
 from ps_worker.session.instruments import Instruments
@@ -43,7 +43,6 @@ T = TypeVar("T")
 
 _BARRIER_SECONDS = 1.0
 _TRY_SECONDS = 2.0
-_RETRY_SECONDS = 0.2
 
 
 class Session:
@@ -386,10 +385,13 @@ class Session:
 
     def _persist(self, call: Callable[[float], T]) -> T:
         """``call(timeout_seconds)``, repeated while coordinator or shards are away, up to the reconnect timeout."""
-
-        def wait(error: Retryable) -> None:
-            self.check()
-            self.wait_hint(f"waiting: {error.message}")
-            self._closed.wait(_RETRY_SECONDS)
-
-        return persistently(call, self._config.reconnect_timeout_seconds, wait)
+        attempts = Attempts(COORDINATOR.within(self._config.reconnect_timeout_seconds))
+        while True:
+            try:
+                return call(max(0.1, min(5.0, attempts.left_seconds)))
+            except Retryable as error:
+                if (pause := attempts.pause_after(error)) is None:
+                    raise
+                self.check()
+                self.wait_hint(f"waiting: {error.message}")
+                self._closed.wait(pause)

@@ -20,6 +20,7 @@ from ps_protocol.cluster.exchange import ExchangeKey
 from ps_protocol.cluster.model_status import ModelStatus
 from ps_protocol.errors import InvalidRequest, NotReady, PsError
 from ps_protocol.model.spec import Consistency
+from ps_protocol.retry import OTHERS
 from ps_worker.memory.flat import FlatModel
 from ps_worker.session.session import Session
 from ps_worker.step.first_values import INITIAL_TIMEOUT_SECONDS
@@ -31,9 +32,6 @@ logger = logging.getLogger("ps_worker")
 UNBOUNDED_SECONDS = 60.0
 """How long values that are set before the first step wait, where no step waits, for a worker that has not declared
 the model: perhaps it does not train it."""
-
-_POLL_SECONDS = 0.002
-_LONGEST_POLL_SECONDS = 0.1
 
 END_SECONDS = 2.0
 """How long a worker that has set values waits at its end for others that have."""
@@ -212,7 +210,7 @@ class AssignedValues:
         told = self._told_at_end(written)
         deadline = time.monotonic() + END_SECONDS
         while not told and len(self._session.workers) > 1 and time.monotonic() < deadline:
-            time.sleep(_LONGEST_POLL_SECONDS)
+            time.sleep(OTHERS.longest_seconds)
             told = self._told_at_end(written)
         lowest = min(told, default=None)
         if lowest == self._session.rank or (lowest is None and self._fate(overlaps=False) is Fate.ASSIGN):
@@ -264,7 +262,7 @@ class AssignedValues:
     def _wait_for_others_first_values(self) -> None:
         bounded = self._session.consistency.mode.bounded
         deadline = time.monotonic() + (INITIAL_TIMEOUT_SECONDS if bounded else UNBOUNDED_SECONDS)
-        others, pause = set(self._session.workers) - {self._session.rank}, _POLL_SECONDS
+        others, pause = set(self._session.workers) - {self._session.rank}, 0.0
         while others:
             statuses = self._streams.on_each(lambda stream: stream.values.status())
             having = [{clock.rank for clock in status.clocks if clock.has_values} for status in statuses]
@@ -283,8 +281,7 @@ class AssignedValues:
                     f"waiting for worker {min(others)} to have the first values of model '{self._pipeline.name}', "
                     "before values that were set here are assigned"
                 )
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_POLL_SECONDS)
+                time.sleep(pause := OTHERS.after(pause))
 
     def assign(self, variables: Iterable[int]) -> None:
         """Make this worker's values of ``variables``, by number, the cluster's. Raises PsError."""
@@ -353,7 +350,7 @@ class AssignedValues:
     def _agree(self, written: tuple[int, ...]) -> None:
         """Wait until the worker of the lowest rank has set ``written`` too. Raises InvalidRequest where it has not."""
         deadline = time.monotonic() + INITIAL_TIMEOUT_SECONDS
-        pause = _POLL_SECONDS
+        pause = 0.0
         while not self._session.initialiser():
             # The lowest rank waits until each shard knows that this worker has the first values.
             self._streams.following_moves(self._streams.ensure_open)
@@ -374,8 +371,7 @@ class AssignedValues:
                     remedy=_REMEDY,
                 )
             self._session.wait_hint(f"waiting for the lowest rank to set '{self._name(written)}' too")
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_POLL_SECONDS)
+            time.sleep(pause := OTHERS.after(pause))
         # The lowest rank has left: this one is it now.
         self._assign_after_start(written)
 

@@ -15,12 +15,12 @@ import torch
 from ps_protocol.cluster.view import ClusterView
 from ps_protocol.errors import ModelMoved, ModelReleased, NotReady, Retryable, StateLost
 from ps_protocol.model.spec import ShardMap
+from ps_protocol.retry import SHARD, Attempts
 from ps_protocol.wire.shared_memory import KeptMappings
 from ps_worker.memory.flat import FlatModel
 from ps_worker.memory.plan import FlatPlan
 from ps_worker.model.optimizer_state import join_state, split_state
 from ps_worker.model.unused_options import UnusedOptions
-from ps_worker.session.backoff import Backoff
 from ps_worker.session.reporting import WaitReason
 from ps_worker.session.session import Session
 from ps_worker.step.alternating import Gradients
@@ -152,14 +152,14 @@ class ModelStreams:
 
     def persistently(self, stream: ShardStream, action: Callable[[], T]) -> T:
         """The result of ``action``, which may be repeated until the shard answers, up to the reconnect timeout."""
-        backoff: Backoff | None = None
+        attempts: Attempts | None = None
         while True:
             self._session.check()
             try:
                 return action()
             except Retryable as error:
-                backoff = backoff or Backoff(self._timeout_seconds)
-                self._wait(stream, backoff, error)
+                attempts = attempts or Attempts(SHARD.within(self._timeout_seconds))
+                self._wait(stream, attempts, error)
 
     def on_each(self, action: Callable[[ShardStream], T]) -> list[T]:
         """The result of ``action``, which may be repeated, for each shard. Raises PsError."""
@@ -174,7 +174,7 @@ class ModelStreams:
         therefore noticed although another shard waits, perhaps for a worker that waits for this one. A shard that was
         restarted after its answer is told ``position`` again: it may have lost it and make others wait.
         """
-        backoffs: dict[int, Backoff] = {}
+        attempts: dict[int, Attempts] = {}
         turns = deque(streams)
         while turns:
             stream = turns.popleft()
@@ -183,9 +183,9 @@ class ModelStreams:
                 if receive(stream):
                     continue
             except Retryable as error:
-                if stream.shard not in backoffs or stream.age_seconds > self._timeout_seconds:
-                    backoffs[stream.shard] = Backoff(self._timeout_seconds)
-                self._wait(stream, backoffs[stream.shard], error)
+                if stream.shard not in attempts or stream.age_seconds > self._timeout_seconds:
+                    attempts[stream.shard] = Attempts(SHARD.within(self._timeout_seconds))
+                self._wait(stream, attempts[stream.shard], error)
                 if was_open:
                     turns.appendleft(stream)
                     continue
@@ -201,16 +201,16 @@ class ModelStreams:
                 except Retryable:
                     stream.drop()
 
-    def _wait(self, stream: ShardStream, backoff: Backoff, error: Retryable) -> None:
+    def _wait(self, stream: ShardStream, attempts: Attempts, error: Retryable) -> None:
         stream.drop()
         self.check_wait(error)
         self.check_newest()
         advancing = isinstance(error, NotReady) and error.progress
-        ending = "waiting for it" if advancing else f"trying again for {backoff.left_seconds:.0f} s"
+        ending = "waiting for it" if advancing else f"trying again for {attempts.left_seconds:.0f} s"
         self._session.wait_hint(f"{error.message}; {ending}")
         began = time.perf_counter()
         try:
-            backoff.pause(error)
+            attempts.sleep_after(error)
         finally:
             self._session.counters.waits[WaitReason.RECONNECT] += time.perf_counter() - began
 
@@ -292,10 +292,10 @@ def newer_map(session: Session, known: ShardMap, moved: ModelMoved, timeout_seco
 
     Raises Unavailable when the coordinator does not give it in time, ModelReleased when that is of another model.
     """
-    backoff = Backoff(timeout_seconds)
+    attempts = Attempts(SHARD.within(timeout_seconds))
     while (newer := session.shard_map(known.spec.name)).epoch <= known.epoch:
         session.check()
-        backoff.pause(moved)
+        attempts.sleep_after(moved)
     if newer.spec != known.spec or session.view.was_released(known.spec.name, known.epoch):
         raise ModelReleased(
             f"model '{known.spec.name}' was released, and another one has its name",

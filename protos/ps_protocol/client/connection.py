@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 
+from ps_protocol import retry
 from ps_protocol.cluster.address import split_address
 from ps_protocol.errors import PsError, Unauthenticated, Unavailable
 from ps_protocol.rpc.channel import open_channel
@@ -22,9 +23,6 @@ from ps_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
 
 WAIT_REPORT_SECONDS = 3.0
 """How often a wait for an absent coordinator is reported."""
-
-_FIRST_PAUSE_SECONDS = 0.05
-_LONGEST_PAUSE_SECONDS = 1.0
 
 
 class CoordinatorConnection:
@@ -72,7 +70,7 @@ class CoordinatorConnection:
                     ) from None
                 most = f", up to {timeout_seconds:g} s" if math.isfinite(timeout_seconds) else ""
                 on_wait(f"waiting for {self.peer} since {passed:.0f} s{most}: {why.message}")
-                self._closed.wait(_FIRST_PAUSE_SECONDS)
+                self._closed.wait(retry.COORDINATOR.first_seconds)
 
     def connect(self, timeout_seconds: float) -> None:
         """Return once the coordinator answers, for commands that a person waits for.
@@ -113,7 +111,8 @@ class CoordinatorConnection:
                 left = deadline - time.monotonic()
                 return self._once(method, request, left, wait_for_ready=wait_for_ready, metadata=metadata)
             except CredentialsReplaced:
-                if time.monotonic() + _FIRST_PAUSE_SECONDS >= deadline or self._closed.wait(_FIRST_PAUSE_SECONDS):
+                pause = retry.COORDINATOR.first_seconds
+                if time.monotonic() + pause >= deadline or self._closed.wait(pause):
                     raise
 
     def _once(self, method: str, request: Any, timeout_seconds: float, **options: Any) -> Any:
@@ -138,13 +137,12 @@ class CoordinatorConnection:
         metadata: Sequence[tuple[str, str | bytes]] = (),
     ) -> Any:
         """Repeated until it is answered. Raises Unavailable after ``timeout_seconds``."""
-        deadline = time.monotonic() + timeout_seconds
-        pause = _FIRST_PAUSE_SECONDS
+        attempts = retry.Attempts(retry.COORDINATOR.within(timeout_seconds))
         while True:
             try:
-                left = deadline - time.monotonic()
-                return self.once(method, request, left, wait_for_ready=True, metadata=metadata)
-            except Unavailable:
-                if time.monotonic() + pause >= deadline or self._closed.wait(pause):
+                return self.once(method, request, attempts.left_seconds, wait_for_ready=True, metadata=metadata)
+            except Unavailable as error:
+                pause = attempts.pause_after(error)
+                # A call after a pause to the end would have no time, and its error would say less.
+                if pause is None or pause >= attempts.left_seconds or self._closed.wait(pause):
                     raise
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,15 +12,14 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from ps_protocol.errors import InternalError, NotReady, PsError, Retryable, Unavailable, UnknownModel
+from ps_protocol.errors import InternalError, PsError, Retryable, Unavailable, UnknownModel
 from ps_protocol.model.tables import Ids
+from ps_protocol.retry import SHARD, Attempts
 from ps_protocol.rpc.client_errors import translate
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import FEED_REPLIES, ChunkReceiver
 
 _FEED = "/ps_protocol.v1.Shard/Feed"
-_FIRST_PAUSE_SECONDS = 0.1
-_LONGEST_PAUSE_SECONDS = 2.0
 
 _AHEAD = 2
 """Batches that are read ahead."""
@@ -88,22 +85,20 @@ class ShardReader:
             call.cancel()
 
     def _run(self) -> None:
-        pause, failing_since, progress = _FIRST_PAUSE_SECONDS, math.inf, 0
+        attempts: Attempts | None = None
         while not self._stopped.is_set():
             end: Event = None
             try:
                 for batch in self._stream():
                     self._pass_on(batch)
-                    pause, failing_since = _FIRST_PAUSE_SECONDS, math.inf
+                    attempts = None
             except (Retryable, UnknownModel) as error:
                 # A restarted shard may not know its models yet.
-                if isinstance(error, NotReady) and error.progress > progress:
-                    progress, failing_since = error.progress, math.inf
-                failing_since = min(failing_since, time.monotonic())
-                if time.monotonic() - failing_since < self._patience_seconds and not self._stopped.is_set():
+                attempts = attempts or Attempts(SHARD.within(self._patience_seconds))
+                pause = attempts.pause_after(error)
+                if pause is not None and not self._stopped.is_set():
                     self._say(f"waiting for shard {self.shard}: {error.message}")
                     self._stopped.wait(pause)
-                    pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
                     continue
                 end = error
             except PsError as error:

@@ -17,6 +17,7 @@ from ps_protocol.errors import InvalidRequest, ModelMoved, PsError, Retryable, U
 from ps_protocol.model.ids import split
 from ps_protocol.model.spec import ShardMap
 from ps_protocol.model.tables import TableSpec
+from ps_protocol.retry import SHARD, Attempts
 from ps_protocol.rpc.client_errors import translate
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import LOAD_ROWS_REQUESTS
@@ -27,8 +28,6 @@ PIECE_BYTES = 8 << 20
 
 JOIN_SECONDS = 10.0
 CALL_SECONDS = 60.0
-_PAUSE_SECONDS = 0.2
-_PATIENCE_SECONDS = 60.0
 
 _METHOD = "/ps_protocol.v1.Shard/LoadRows"
 
@@ -80,14 +79,14 @@ class RowLoader:
         return written
 
     def _persistently(self, piece: Rows, **how: bool) -> None:
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        attempts = Attempts(SHARD.within(60.0))
         while True:
             try:
                 return self._send(piece, **how)
             except (Retryable, ModelMoved) as error:
-                if time.monotonic() > deadline:
+                if (pause := attempts.pause_after(error)) is None:
                     raise
-                time.sleep(_PAUSE_SECONDS)
+                time.sleep(pause)
                 if isinstance(error, ModelMoved | Unavailable):
                     self._look()
 

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ps_protocol.retry import WORKERS
 from ps_server.coordinator.elasticity.decisions import AskForWorkers, Decision, JobLook
 from ps_server.coordinator.elasticity.holding import HOLD_SECONDS, Holding
 from ps_server.coordinator.elasticity.hot_shards import HotShards
@@ -15,9 +16,6 @@ SLOW, NOT_SLOW = 0.5, 0.7
 
 MOST_NAMED = 8
 """So many workers that become slow at the same look are told one by one; of more, there is one decision."""
-
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 60.0, 960.0
-"""Between two requests for workers; doubled with each that was of no use."""
 
 
 def median_without(ordered: Sequence[float], value: float) -> float:
@@ -64,7 +62,7 @@ class ElasticPolicy:
         self._slow: Holding[int] = Holding(HOLD_SECONDS)
         self._shards = HotShards(rebalance=settings.rebalance)
         self._missing: Holding[str] = Holding(HOLD_SECONDS)
-        self._pause_seconds = FIRST_PAUSE_SECONDS
+        self._pause_seconds = 0.0
         self._ask_from = float("-inf")
 
     def decide(self, look: JobLook, now: float) -> tuple[Decision, ...]:
@@ -88,13 +86,13 @@ class ElasticPolicy:
         wanted = max(0, self._settings.workers - look.left) if look.wanted is None else look.wanted
         missing = wanted - len(look.speeds)
         if self._missing.changed("workers", on=missing > 0, off=missing <= 0, now=now):
-            self._ask_from, self._pause_seconds = now, FIRST_PAUSE_SECONDS
+            self._ask_from, self._pause_seconds = now, 0.0
             if "workers" not in self._missing:
                 yield Decision(f"all {wanted} workers are there again")
         if "workers" not in self._missing or missing <= 0 or now < self._ask_from:
             return
+        self._pause_seconds = WORKERS.after(self._pause_seconds)
         self._ask_from = now + self._pause_seconds
-        self._pause_seconds = min(2 * self._pause_seconds, LONGEST_PAUSE_SECONDS)
         ranks = tuple(sorted(look.lost))
         named = f", lost: {', '.join(map(str, ranks))}" if ranks else ""
         yield AskForWorkers(

@@ -10,6 +10,7 @@ from contextlib import aclosing, suppress
 from ps_protocol.cluster.scaling import ScaleAsk, ScaleOrder, ScaleProgress, named
 from ps_protocol.cluster.view import MoveProgress, Role
 from ps_protocol.errors import DamagedData, InvalidRequest, NotReady, PsError, Unavailable
+from ps_protocol.retry import SCALING
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.elasticity.engines.base import SHARDS, WORKERS, ScalingEngine, WorkerEngine
 from ps_server.coordinator.jobs.move_runner import MoveRunner
@@ -17,9 +18,6 @@ from ps_server.coordinator.membership.scaling import WantedSize, awaited
 from ps_server.coordinator.placement.move_plan import Wish, goal_of
 
 logger = logging.getLogger(__name__)
-
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 30.0
-"""Before a move, or a call of the engine, that has failed is tried again."""
 
 _LOOK_SECONDS = 1.0
 
@@ -44,7 +42,7 @@ class JobScaling:
         self._uneven = False
         #: What failed last, and until when that is not tried again.
         self._failure = ""
-        self._pause_seconds = FIRST_PAUSE_SECONDS
+        self._pause_seconds = 0.0
         self._again_at = float("-inf")
 
     @property
@@ -121,7 +119,7 @@ class JobScaling:
             logger.exception("scaling has failed", extra={"event": "elasticity"})
             self._failed(error)
         else:
-            self._failure, self._pause_seconds = "", FIRST_PAUSE_SECONDS
+            self._failure, self._pause_seconds = "", 0.0
 
     async def _tell_changes(self) -> None:
         """Tell the engine when a shard may end, and, after a restart of the coordinator, what is wanted.
@@ -243,8 +241,8 @@ class JobScaling:
         if text != self._failure:
             self._say(f"scaling has failed and is tried again: {text}", warning=True)
         self._failure = text
+        self._pause_seconds = SCALING.after(self._pause_seconds)
         self._again_at = self._clock() + self._pause_seconds
-        self._pause_seconds = min(2 * self._pause_seconds, LONGEST_PAUSE_SECONDS)
 
     def _say(self, text: str, *, warning: bool = False) -> None:
         logger.log(logging.WARNING if warning else logging.INFO, "%s", text, extra={"event": "elasticity"})

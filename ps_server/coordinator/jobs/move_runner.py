@@ -9,6 +9,7 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 
+from ps_protocol import retry
 from ps_protocol.cluster.quiesced import ModelPosition
 from ps_protocol.cluster.view import MoveProgress, Role
 from ps_protocol.errors import ModelMoved, ModelReleased, NotReady, PsError, Retryable, StorageFull, Unavailable
@@ -36,12 +37,6 @@ _HOLD_SECONDS = 60.0
 
 _SWITCH_SECONDS = 10.0
 _LOOK_SECONDS = 0.01
-
-PATIENCE_SECONDS = 30.0
-"""How long a batch is retried after a shard or a worker was lost: about the time of a restart."""
-
-FIRST_PAUSE_SECONDS = 0.2
-_LONGEST_PAUSE_SECONDS = 2.0
 
 
 class MoveRunner:
@@ -138,18 +133,17 @@ class MoveRunner:
 
     async def _make(self, batch: MoveBatch) -> float:
         """Try ``batch`` until it is committed; returns for how many seconds training was paused."""
-        patient_until = time.monotonic() + PATIENCE_SECONDS
-        pause = FIRST_PAUSE_SECONDS
+        attempts = retry.Attempts(retry.MOVE)
         while True:
             try:
                 async with self._busy:
                     return await self._try(batch)
             except Retryable as error:
-                if isinstance(error, StorageFull) or time.monotonic() + pause > patient_until or self._stopping:
+                pause = attempts.pause_after(error)
+                if isinstance(error, StorageFull) or pause is None or self._stopping:
                     raise
                 logger.warning("slices could not be moved yet: %s", error)
             await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def _try(self, batch: MoveBatch) -> float:
         # Also shards that neither send nor receive: every one has to know the maps in force.

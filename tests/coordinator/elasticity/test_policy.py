@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ps_protocol.retry import WORKERS
 from ps_server.coordinator.elasticity.decisions import AskForWorkers, Decision, JobLook, Relieve
 from ps_server.coordinator.elasticity.holding import HOLD_SECONDS
 from ps_server.coordinator.elasticity.hot_shards import (
@@ -23,7 +24,6 @@ from ps_server.coordinator.elasticity.hot_shards import (
     SETTLE_SECONDS,
 )
 from ps_server.coordinator.elasticity.policy import (
-    LONGEST_PAUSE_SECONDS,
     MOST_NAMED,
     ElasticPolicy,
     ElasticSettings,
@@ -279,7 +279,7 @@ def test_workers_that_are_lost_are_asked_for_with_growing_pauses() -> None:
     assert isinstance(first, AskForWorkers)
     assert (first.wanted, first.ranks, first.reason) == (3, (2,), "2 of 3 workers are there, lost: 2")
     asked = [at for at in range(7200) if watched.see(1, lost)]
-    assert [b - a for a, b in pairwise(asked)][:5] == [120, 240, 480, 960, LONGEST_PAUSE_SECONDS]
+    assert [b - a for a, b in pairwise(asked)][:5] == [120, 240, 480, 960, WORKERS.longest_seconds]
     assert texts(watched.see(100, workers(20, 20, 20))) == ["all 3 workers are there again"]
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from ps_protocol import retry
 from ps_protocol.cluster.closed_model import ClosedModelAsk
 from ps_protocol.cluster.view import MoveProgress, Role
 from ps_protocol.errors import NotReady, PsError, StorageFull, Unavailable, UnknownShard
 from ps_server.coordinator.driver import Driver
-from ps_server.coordinator.jobs import move_runner as shell
 from ps_server.coordinator.jobs.move_runner import MoveRunner
 from ps_server.coordinator.jobs.release_runner import ReleaseRunner
 from ps_server.coordinator.persistence.journal import Journal
@@ -27,13 +27,13 @@ AWAY = Unavailable("lost for a moment")
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shell, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(retry, "MOVE", replace(retry.MOVE, first_seconds=0.01))
     monkeypatch.setattr("ps_server.coordinator.placement.move_pace.BREATH_SECONDS", 0.0)
 
 
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shell, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(retry, "MOVE", retry.MOVE.within(0.1))
 
 
 def test_a_new_shard_gets_its_share_batch_by_batch() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ps_protocol import retry
 from ps_protocol.cluster.view import Role
 from ps_protocol.errors import InvalidRequest, StorageFull, Unavailable
 from ps_protocol.model.spec import DType, ModelSpec, ShardMap, Variable
 from ps_server.coordinator.jobs import bucket_bytes as asking
-from ps_server.coordinator.jobs import move_runner as shell
 from ps_server.coordinator.jobs.bucket_bytes import bucket_bytes
 from ps_server.coordinator.placement.move_plan import BUCKET_BYTES, Goal, Wish, batches, goal_of, plan
 from ps_server.coordinator.placement.tables import BucketPlace
@@ -104,7 +106,7 @@ class TableJob(Job):
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shell, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(retry, "MOVE", replace(retry.MOVE, first_seconds=0.01))
     monkeypatch.setattr("ps_server.coordinator.placement.move_pace.BREATH_SECONDS", 0.0)
     monkeypatch.setattr(asking, "_ASK_SECONDS", 5.0)
 
