@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 from zipfile import BadZipFile
@@ -78,7 +79,7 @@ def follow_table(
     )
     what = Following(table, model, with_state, follow, config.reconnect_timeout_seconds)
     with CoordinatorClient(config.coordinator, Security(config.security, AccessRole.READER)) as client:
-        yield from TableFeed(client, what, cursor, log.warning)
+        yield from TableFeed(client, what, cursor, partial(log.warning, "waiting"))
 
 
 def _checksum(*arrays: npt.NDArray[Any]) -> np.uint64:

@@ -1,6 +1,7 @@
-"""The form of log records: text or JSON, one line each, without a character from outside that a terminal would obey.
+"""Log records: each names its event, and is written as text or JSON, on one line of printable characters.
 
-Programs call ``configure_logging`` once, and ``describe_process`` when they know more of themselves.
+Programs call ``configure_logging`` once, and ``describe_process`` when they know more about themselves. Modules log
+through an ``EventLogger``.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO, get_args
 
-from ps_protocol.log_events import event_of
+from ps_protocol.errors import PsError
 from ps_protocol.text import printable
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -23,7 +24,124 @@ TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 #: What every JSON record has; null where it does not apply or is not known yet.
 FACTS = ("role", "shard", "worker", "incarnation", "job")
 
+LogEvent = Literal[
+    "cluster.change",
+    "cluster.loss",
+    "elasticity",
+    "barrier.released",
+    "uncaught",
+    "job",
+    "status",
+    "trace",
+    "metrics",
+    "output",
+    "psctl.note",
+    "server.started",
+    "server.stopping",
+    "server.insecure",
+    "server.unguarded",
+    "server.stood_still",
+    "server.stuck",
+    "standby",
+    "standby.failed",
+    "recovery",
+    "recovery.cut",
+    "recovery.lost",
+    "journal.failed",
+    "history",
+    "snapshot",
+    "snapshot.failed",
+    "checkpoint",
+    "checkpoint.failed",
+    "move",
+    "move.failed",
+    "model.placed",
+    "model.released",
+    "model.waits",
+    "model.stopped",
+    "model.options",
+    "step.skipped",
+    "step.cut",
+    "leases",
+    "transport",
+    "caller.refused",
+    "request.failed",
+    "files.read",
+    "files.refused",
+    "files.expire",
+    "coordinator.silent",
+    "waiting",
+    "alive.failed",
+    "table.waits",
+    "versions",
+    "compiling",
+    "report",
+    "ray.restart",
+    "ray.hanging",
+    "ray.scaled",
+]
+"""What a record is about, for programs that act on records or count them. docs/logs.md says what each means."""
+
+OTHER, DEBUG, ERROR = "other", "debug", "error"
+"""Of records of other libraries; of messages of level debug; of an exception that is no PsError."""
+
+EVENTS = frozenset({*get_args(LogEvent), OTHER, DEBUG, ERROR})
+
 _process: dict[str, str | int | None] = dict.fromkeys(FACTS)
+
+
+class EventLogger:
+    """The logger ``name`` of the standard library, with an event for every record above debug. Any thread may log.
+
+    ``logger.warning("move.failed", "slices could not be moved yet: %s", error)``
+    """
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+
+    def debug(self, text: str, *args: object) -> None:
+        """Log a detail."""
+        self._logger.debug(text, *args, stacklevel=2)
+
+    def info(self, event: LogEvent, text: str, *args: object) -> None:
+        """Log what happens."""
+        self._write(logging.INFO, event, text, args)
+
+    def warning(self, event: LogEvent, text: str, *args: object) -> None:
+        """Log what a user should look at."""
+        self._write(logging.WARNING, event, text, args)
+
+    def error(self, event: LogEvent, text: str, *args: object, exc_info: BaseException | None = None) -> None:
+        """Log a failure, with the traceback of ``exc_info``."""
+        self._write(logging.ERROR, event, text, args, exc_info)
+
+    def exception(self, event: LogEvent, text: str, *args: object) -> None:
+        """Log a failure with the traceback of the exception being handled."""
+        self._write(logging.ERROR, event, text, args, sys.exception())
+
+    def log(self, level: int, event: LogEvent, text: str, *args: object) -> None:
+        """Log at ``level``."""
+        self._write(level, event, text, args)
+
+    def failure(self, error: PsError, level: int = logging.ERROR) -> None:
+        """Log ``error``. Its class is the event."""
+        self._logger.log(level, "%s", error, stacklevel=2)
+
+    def _write(
+        self, level: int, event: LogEvent, text: str, args: tuple[object, ...], trace: BaseException | None = None
+    ) -> None:
+        self._logger.log(level, text, *args, exc_info=trace, extra={"event": event}, stacklevel=3)
+
+
+def event_of(record: logging.LogRecord) -> str:
+    """The event of ``record``: one of EVENTS, or the class of a PsError."""
+    named = getattr(record, "event", None)
+    if named is not None:
+        return str(named) if named in EVENTS else OTHER
+    if record.msg == "%s" and isinstance(record.args, tuple) and isinstance(record.args[0], Exception):
+        error = record.args[0]
+        return type(error).__name__ if isinstance(error, PsError) else ERROR
+    return DEBUG if record.levelno <= logging.DEBUG else OTHER
 
 
 class LogFormat(enum.Enum):
@@ -77,7 +195,7 @@ class JsonFormatter(logging.Formatter):
     """Formats a record as one line with one JSON object.
 
     Fields: ``time`` (UTC, RFC 3339), ``level``, those of ``FACTS``, ``event``, ``message``, ``logger``; ``exception``
-    has the lines of a traceback. ``event`` is one of ``log_events.EVENTS`` or the class of a PsError.
+    has the lines of a traceback. ``event`` is one of ``EVENTS`` or the class of a PsError.
     """
 
     def format(self, record: logging.LogRecord) -> str:

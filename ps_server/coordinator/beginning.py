@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
+from ps_protocol.logs import EventLogger
 from ps_server.checkpoint.read.checkpoint import Checkpoint
 from ps_server.coordinator.data.data_leases import DataLeases
 from ps_server.coordinator.exchanges.exchanges import Exchanges
@@ -14,7 +14,7 @@ from ps_server.coordinator.persistence.saved_facts import saved_data, saved_phas
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.coordinator.state import ClusterState
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 RECONNECT_SECONDS = 3.0
 """Added to the leases after a restart: gRPC tries an address again about once a second."""
@@ -42,5 +42,7 @@ def begin(settings: ClusterSettings, journal: Journal | None, saved: Checkpoint 
     state = ClusterState.restore(settings, records, now)
     state.membership.extend_leases(RECONNECT_SECONDS)
     view = state.view
-    logger.info("continues from %s: revision %d, %d members", journal.path, view.revision, len(view.members))
+    logger.info(
+        "recovery", "continues from %s: revision %d, %d members", journal.path, view.revision, len(view.members)
+    )
     return Beginning(state, DataLeases.restore(records.data), Exchanges.restore(records.exchanges), records)

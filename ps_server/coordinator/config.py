@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from collections.abc import Mapping, Set
@@ -14,6 +13,7 @@ from typing import Any
 from ps_protocol.cluster.scaling import WorkerRange
 from ps_protocol.cluster.tf_config import TfConfig
 from ps_protocol.errors import ConfigError, InvalidRequest
+from ps_protocol.logs import EventLogger
 from ps_protocol.security.settings import SecuritySettings
 from ps_server.checkpoint.folder.directory import latest
 from ps_server.checkpoint.read.checkpoint import Checkpoint
@@ -30,7 +30,7 @@ from ps_server.coordinator.settings import ClusterSettings, check_consistency, p
 from ps_server.limits import JobLimits, ServerLimits
 from ps_server.serving.metrics import MetricsConfig, parse_port
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +127,7 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
             cluster = replace(cluster, partition=kept.identity.partition)
         if "mode" in given and consistency != kept.consistency:
             logger.warning(
+                "model.options",
                 "the job stays in mode %s; --mode %s is ignored: change it with psctl mode",
                 kept.consistency,
                 consistency,
@@ -187,7 +188,7 @@ def _saved(chosen: str | None, directory: Path | None) -> Checkpoint | None:
         raise ConfigError("--restore latest needs a folder to look in", remedy="give --checkpoint-dir as well")
     newest = latest(directory)
     if newest is None:
-        logger.warning("no checkpoint in %s yet: the job starts without one", directory)
+        logger.warning("checkpoint", "no checkpoint in %s yet: the job starts without one", directory)
         return None
     return Checkpoint.open(newest.absolute())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -26,6 +25,7 @@ from ps_protocol.cluster.view import (
     SyncWord,
 )
 from ps_protocol.errors import PlaceTaken, Unavailable
+from ps_protocol.logs import EventLogger
 from ps_protocol.model.spec import Consistency, ModelSpec, ShardMap
 from ps_protocol.rpc.channel import OpenChannel, open_async_channel
 from ps_server.checkpoint.read.checkpoint import Checkpoint
@@ -44,7 +44,7 @@ from ps_server.coordinator.releasing import ModelReleases
 from ps_server.coordinator.settings import ClusterSettings
 from ps_server.coordinator.views.publisher import Publisher
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 T = TypeVar("T")
 
@@ -131,7 +131,7 @@ class Driver:
                 return self.join(ask)
             except PlaceTaken as refusal:
                 if not membership.is_silent(ask, begin) or self._clock() >= deadline:
-                    logger.warning("refused another process: %s", refusal)
+                    logger.warning("caller.refused", "refused another process: %s", refusal)
                     raise
             left = max(0.0, deadline - self._clock())
             await self._publisher.wait_for_change(min(self._settings.heartbeat_seconds / 2, left))
@@ -369,8 +369,10 @@ class Driver:
 
     def _settle(self, decision: StateChange[T]) -> T:
         if decision.reason:
-            level, event = (logging.WARNING, "cluster.loss") if decision.loss else (logging.INFO, "cluster.change")
-            logger.log(level, "%s", decision.reason, extra={"event": event})
+            if decision.loss:
+                logger.warning("cluster.loss", "%s", decision.reason)
+            else:
+                logger.info("cluster.change", "%s", decision.reason)
             self.events.add(decision.reason, warning=decision.loss)
             self._tell_of_members()
         self._publisher.publish(changed=bool(decision.reason))
@@ -385,4 +387,4 @@ class Driver:
         live = {rank: member.incarnation for rank, member in self._state.view.live(Role.WORKER).items()}
         self._exchanges.members(live, self._state.membership.expected)
         if released := self._data.members(live).reason:
-            logger.info("%s", released, extra={"event": "barrier.released"})
+            logger.info("barrier.released", "%s", released)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Callable
 from contextlib import suppress
 
 from ps_protocol.cluster.view import Member
 from ps_protocol.errors import DamagedData, Unavailable
+from ps_protocol.logs import EventLogger
 from ps_server.coordinator.changes import StateChange
 from ps_server.coordinator.membership.state import MembershipState
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 QUIET_SECONDS = 60.0
 """That most heartbeats are late is logged once in this time."""
@@ -63,17 +63,22 @@ class LeaseTimer:
             if overslept > 0:
                 self._membership.extend_leases(overslept)
             if overslept > heartbeat / 2:
-                logger.warning("stood still for %.1f s: all leases are extended by that", overslept)
+                logger.warning(
+                    "server.stood_still", "stood still for %.1f s: all leases are extended by that", overslept
+                )
             try:
                 self._settle(self._membership.expire(self._clock()))
             except DamagedData:
                 return
             except Unavailable as error:
                 if not refused:
-                    logger.warning("nothing new is told until the journal can be written: %s", error)
+                    logger.warning("journal.failed", "nothing new is told until the journal can be written: %s", error)
                 refused = True
             else:
                 refused = False
             if self._membership.spares and now >= quiet_until:
                 quiet_until = now + QUIET_SECONDS
-                logger.warning("most heartbeats are late here: leases last up to twice as long until they come")
+                logger.warning(
+                    "server.stood_still",
+                    "most heartbeats are late here: leases last up to twice as long until they come",
+                )

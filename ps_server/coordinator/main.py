@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import time
 from contextlib import nullcontext
@@ -16,7 +15,7 @@ from click.core import ParameterSource
 from ps_protocol.client.coordinator import EXIT_UNSAVED
 from ps_protocol.errors import PsError
 from ps_protocol.launch.life import showing_life, take_life_pipe
-from ps_protocol.logs import LogFormat, configure_logging, describe_process
+from ps_protocol.logs import EventLogger, LogFormat, configure_logging, describe_process
 from ps_protocol.metrics.call_on_loop import call_on_loop
 from ps_protocol.metrics.server import JOB_LABEL, MetricsServer
 from ps_protocol.model.spec import Mode
@@ -57,7 +56,7 @@ from ps_server.serving.metrics import MetricsConfig, metrics_option, serve_metri
 if TYPE_CHECKING:
     from ps_server.page.server import PageServer
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 DEFAULT_PORT = 7000
 
@@ -126,6 +125,7 @@ async def serve(
         view = driver.status().view
         workers = config.words["workers"].replace("any number", "any number of")
         logger.info(
+            "server.started",
             "coordinator serves at %s: %d shards, %s workers, %s",
             server.address,
             len(view.used_shards),

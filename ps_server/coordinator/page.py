@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING
 
 from ps_protocol.cluster.history import JobHistory
+from ps_protocol.logs import EventLogger
 from ps_protocol.security.security import Security
 from ps_server.coordinator.history.recorder import JobRecorder
 from ps_server.page.needs import check_libraries
@@ -14,7 +14,7 @@ from ps_server.page.needs import check_libraries
 if TYPE_CHECKING:
     from ps_server.page.server import PageServer
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 
 def serve_page(bind: str, port: int | None, recorder: JobRecorder, security: Security) -> PageServer | None:
@@ -38,5 +38,5 @@ def serve_page(bind: str, port: int | None, recorder: JobRecorder, security: Sec
 
     page = PageServer(bind, port, source, security)
     recorder.configuration["page"] = page.url
-    logger.info("page at %s", page.url)
+    logger.info("server.started", "page at %s", page.url)
     return page

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import shutil
 import threading
@@ -13,12 +12,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from ps_protocol.errors import ConfigError, DamagedData
+from ps_protocol.logs import EventLogger
 from ps_protocol.records import fields_of
 from ps_protocol.sealed import seal, unseal
 from ps_server.log.files import replace_file, sync_folder, writable_folder
 from ps_server.private_files import FILE_MODE, FOLDER_MODE, close_to_others
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 FORMAT = 4
 """1: without a checksum. 2: messages hold options, and what is known of pushes, as JSON text. 3: no model was released.
@@ -143,7 +143,7 @@ class DataFolder:
             for part in parts:
                 part.rename(self._aside / part.name)
             sync_folder(self.path)
-            logger.warning("what %s held is set aside in %s", self.path, self._aside)
+            logger.warning("recovery.cut", "what %s held is set aside in %s", self.path, self._aside)
         elif self.identity.copy == COPYING:
             for part in parts:
                 shutil.rmtree(part)

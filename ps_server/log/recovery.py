@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Collection
@@ -13,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from ps_protocol.errors import DamagedData
+from ps_protocol.logs import EventLogger
 from ps_server.log.folder import DataFolder
 from ps_server.log.head import HeadFile, LogHead
 from ps_server.log.manifest import ModelPart
@@ -26,7 +26,7 @@ from ps_server.state.apply import Replay
 from ps_server.state.model_state import ModelState, new_model
 from ps_server.state.region import Region
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 _TOLD_EVERY_SECONDS = 2.0
 
@@ -68,7 +68,7 @@ def recover(folder: DataFolder, *, log_goes_on: bool) -> Recovered:
         try:
             return _recover(folder, careful, log_goes_on=log_goes_on)
         except _HalfDone as half:
-            logger.warning("a step of model '%s' raised in a replay, which begins again", half.model)
+            logger.warning("recovery", "a step of model '%s' raised in a replay, which begins again", half.model)
             careful.add(half.model)
 
 
@@ -99,7 +99,7 @@ def _recover(folder: DataFolder, careful: Collection[str], *, log_goes_on: bool)
         number = record.number
         if time.monotonic() - told > _TOLD_EVERY_SECONDS:
             told = time.monotonic()
-            logger.info("shard %d: replaying its log, at record %d", shard, number)
+            logger.info("recovery", "shard %d: replaying its log, at record %d", shard, number)
     if head and number > after:
         _say_torch(head, shard, number - after)
     if snapshot and number < snapshot.through:
@@ -118,6 +118,7 @@ def _recover(folder: DataFolder, careful: Collection[str], *, log_goes_on: bool)
         _cut_off(scan.end, head, shard)
     if number:
         logger.info(
+            "recovery",
             "shard %d: restored %d models from %s and %d records in %.1f s",
             shard,
             len(replay.models),
@@ -135,6 +136,7 @@ def _say_torch(head: LogHead, shard: int, records: int) -> None:
     """Warn of a replay under another torch; decision 24 says why it is not refused."""
     if head.torch != torch.__version__:
         logger.warning(
+            "recovery",
             "shard %d: the last %d records were applied with torch %s and are replayed with torch %s: parameters may "
             "differ in the last digits from those served before; to have the same ones, start the shard with torch %s "
             "and stop it: that leaves a snapshot, and nothing is replayed after it",
@@ -172,7 +174,9 @@ def _too_short(head: LogHead, folder: DataFolder, number: int) -> None:
     if head.promises:
         raise error
     logger.warning(
-        "%s. The machine was started again since, and there is no --fsync: this may be what that took", error
+        "recovery.cut",
+        "%s. The machine was started again since, and there is no --fsync: this may be what that took",
+        error,
     )
 
 
@@ -206,7 +210,9 @@ def _cut_off(end: End, head: LogHead | None, shard: int) -> None:
             "the log is of an earlier format; a worker that was told of it will be refused"
         )
     place = f"{end.segment.path} at byte {end.offset}"
-    logger.warning("shard %d: record %d is not whole and is cut off: %s; %s", shard, end.number, place, why)
+    logger.warning(
+        "recovery.cut", "shard %d: record %d is not whole and is cut off: %s; %s", shard, end.number, place, why
+    )
 
 
 def _needed(segments: list[LogSegment], snapshot: Snapshot | None, *, log_goes_on: bool) -> list[LogSegment]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from ps_protocol.cluster.history import JobHistory
+from ps_protocol.logs import EventLogger
 from ps_server.page.messages import PageState, Viewer
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 TICK_SECONDS = 0.5
 """Between two looks."""
@@ -76,7 +76,7 @@ class Broadcast:
                     history = await self._source()
             except TimeoutError:
                 if answers:
-                    logger.warning("the coordinator does not answer its page")
+                    logger.warning("coordinator.silent", "the coordinator does not answer its page")
                 answers = False
             else:
                 answers = True

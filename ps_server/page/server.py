@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import threading
 from collections.abc import Awaitable, Callable
@@ -15,13 +14,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ps_protocol.cluster.history import JobHistory
 from ps_protocol.errors import ConfigError
+from ps_protocol.logs import EventLogger
 from ps_protocol.security.security import Security
 from ps_server.page.access import CERTIFICATE, PageAccess, certificate_of
 from ps_server.page.app import page_app
 from ps_server.page.broadcast import VIEWERS, Broadcast
 from ps_server.serving.grpc_server import join_address
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 _CONNECTIONS = 4 * VIEWERS
 
@@ -78,7 +78,7 @@ class PageServer:
         try:
             asyncio.run(self._serve())
         except Exception:
-            logger.exception("the page has ended; the job goes on without it")
+            logger.exception("request.failed", "the page has ended; the job goes on without it")
         finally:
             self._ready.set()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, nullcontext
@@ -14,6 +13,7 @@ import grpc
 
 from ps_protocol.cluster.view import Role
 from ps_protocol.errors import PermissionDenied, Unauthenticated, Unavailable
+from ps_protocol.logs import EventLogger
 from ps_protocol.security.credentials import AUTHORIZATION, SESSION
 from ps_protocol.security.identity import Caller, SessionEnded
 from ps_protocol.security.roles import METHODS
@@ -25,7 +25,7 @@ from ps_server.serving.rpc_errors import translated
 if TYPE_CHECKING:
     from ps_protocol.security.session import SessionVerifier
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
@@ -132,7 +132,7 @@ class Authorization(grpc.aio.ServerInterceptor):
             self.security.refused.add(error)
             peer = context.peer()
             if self._log_limit.allows(peer):
-                logger.warning("refused %s of %s: %s", printable(method), printable(peer), error)
+                logger.warning("caller.refused", "refused %s of %s: %s", printable(method), printable(peer), error)
             if isinstance(error, SessionEnded):
                 # The coordinator decides whether it is a member still: this file may be older than the one there.
                 raise Unavailable(error.message, remedy=error.remedy) from error

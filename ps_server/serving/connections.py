@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
 
+from ps_protocol.logs import EventLogger
 from ps_server.limits import (
     CONNECTIONS,
     HANDSHAKE_TIME,
@@ -22,8 +23,8 @@ from ps_server.limits import (
 from ps_server.serving.log_limit import LogLimit
 from ps_server.serving.own_sockets import Connection, Endpoint, connections_to, end, endpoint_of
 
-logger = logging.getLogger(__name__)
-logger.addFilter(LogLimit())
+logger = EventLogger(__name__)
+logging.getLogger(__name__).addFilter(LogLimit())
 
 LOOK_SECONDS = 1.0
 
@@ -106,7 +107,7 @@ class ConnectionGuard:
             try:
                 cost_seconds = await self._look(port, min(now - last, 2 * pause))
             except OSError as error:
-                logger.warning("connections of one host are not limited here: %s", error)
+                logger.warning("server.unguarded", "connections of one host are not limited here: %s", error)
                 return
             last = now
             pause = max(LOOK_SECONDS, _LOOK_SHARE * cost_seconds)
@@ -124,7 +125,7 @@ class ConnectionGuard:
         for connection, limit in self._book.look(found, called, passed_seconds):
             if await asyncio.to_thread(end, connection):
                 self._counts.add(limit)
-                logger.warning("closed a connection of %s: %s", connection.peer[0], limit)
+                logger.warning("caller.refused", "closed a connection of %s: %s", connection.peer[0], limit)
             else:
                 self._foreign.add(connection)
         return cost_seconds

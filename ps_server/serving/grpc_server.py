@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import resource
 import signal
@@ -20,6 +19,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[i
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
 from ps_protocol.errors import ConfigError
+from ps_protocol.logs import EventLogger
 from ps_protocol.rpc.channel import MAX_MESSAGE_BYTES, listen, new_server
 from ps_server.limits import LimitCounts, ServerLimits
 from ps_server.serving.authorization import Authorization
@@ -27,7 +27,7 @@ from ps_server.serving.call_limits import CallLimits
 from ps_server.serving.connections import ConnectionGuard
 from ps_server.serving.malformed import MalformedRequests
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 GRACE_SECONDS = 2.0
 """How long calls in progress may continue after a server was told to stop."""
@@ -163,7 +163,7 @@ def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
         numbers = (signal.SIGINT, signal.SIGTERM)
 
         def on_signal(number: signal.Signals) -> None:
-            logger.info("%s: stopping", number.name)
+            logger.info("server.stopping", "%s: stopping", number.name)
             stop.set()
             for each in numbers:
                 loop.remove_signal_handler(each)

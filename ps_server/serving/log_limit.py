@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from ps_protocol.log_events import event_of
+from ps_protocol.logs import event_of
 
 BURST = 10
 """Records of one kind that are written within one period."""

@@ -13,11 +13,12 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from ps_protocol.errors import InvalidRequest
+from ps_protocol.logs import EventLogger
 from ps_server.serving.log_limit import LogLimit
 from ps_server.serving.rpc_errors import translated
 
-logger = logging.getLogger(__name__)
-logger.addFilter(LogLimit())
+logger = EventLogger(__name__)
+logging.getLogger(__name__).addFilter(LogLimit())
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
@@ -109,5 +110,5 @@ def _error(method: str, data: bytes, error: Exception) -> InvalidRequest:
 
 
 def _logged(error: InvalidRequest, context: Context) -> InvalidRequest:
-    logger.warning("refused a malformed request of %s: %s", context.peer(), error)
+    logger.warning("caller.refused", "refused a malformed request of %s: %s", context.peer(), error)
     return error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +9,14 @@ from typing import Any
 import click
 
 from ps_protocol.errors import ConfigError
+from ps_protocol.logs import EventLogger
 from ps_protocol.metrics.definition import Read
 from ps_protocol.metrics.server import MetricsServer, Targets
 from ps_protocol.security.security import OFF as NO_SECURITY
 from ps_protocol.security.security import Security
 from ps_server.port_option import PortOption
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 OFF = "off"
 
@@ -84,5 +84,5 @@ def serve_metrics(
         component=component,
         advertise=config.advertise,
     )
-    logger.info("metrics at %s", server.url)
+    logger.info("server.started", "metrics at %s", server.url)
     return server

@@ -9,11 +9,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from ps_protocol.errors import Unauthenticated, Unavailable
+from ps_protocol.logs import EventLogger
 from ps_protocol.security.identity import Caller
 from ps_server.serving.log_limit import LogLimit
 
-logger = logging.getLogger(__name__)
-logger.addFilter(LogLimit())
+logger = EventLogger(__name__)
+logging.getLogger(__name__).addFilter(LogLimit())
 
 LOOK_SECONDS = 1.0
 
@@ -73,7 +74,7 @@ class OpenStreams:
             except Unauthenticated as error:
                 if stream.why is None:
                     stream.why = error
-                    logger.info("ended a stream of %s: %s", stream.caller.name, error.message)
+                    logger.info("caller.refused", "ended a stream of %s: %s", stream.caller.name, error.message)
                     stream.scope.reschedule(asyncio.get_running_loop().time())
 
 

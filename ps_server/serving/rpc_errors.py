@@ -13,13 +13,14 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from ps_protocol.errors import ERROR_TRAILER, ConfigError, ErrorCode, InternalError, InvalidRequest, PsError
+from ps_protocol.logs import EventLogger
 from ps_protocol.wire.convert.errors import to_detail
 from ps_server.serving.log_limit import LogLimit
 
 M = TypeVar("M", bound=Message)
 
-logger = logging.getLogger(__name__)
-logger.addFilter(LogLimit())
+logger = EventLogger(__name__)
+logging.getLogger(__name__).addFilter(LogLimit())
 
 STATUS = MappingProxyType(
     {
@@ -98,7 +99,7 @@ async def translated(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterat
         await _abort(context, error)
     except Exception as error:
         # At the edge of the process every error is typed.
-        logger.exception("a request failed")
+        logger.exception("request.failed", "a request failed")
         await _abort(context, InternalError(f"{type(error).__name__}: {error}", remedy="see the log of the server"))
 
 

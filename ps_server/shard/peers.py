@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 
 import grpc
 
 from ps_protocol.cluster.view import ClusterView, Role
 from ps_protocol.errors import InternalError, PsError, Unavailable
+from ps_protocol.logs import EventLogger
 from ps_protocol.rpc.channel import OpenChannel
 from ps_protocol.rpc.client_errors import translate
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_server.consistency import Position
 from ps_server.consistency.messages import position_to_pb
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 AGAIN_SECONDS = 0.2
 """Between two tries to reach a shard that is away."""
@@ -55,7 +55,9 @@ class ShardPeers:
             except PsError as error:
                 if told != type(error).__name__:
                     told = type(error).__name__
-                    logger.warning("model '%s' waits for the gradient norm of shard %d: %s", model, shard, error)
+                    logger.warning(
+                        "model.waits", "model '%s' waits for the gradient norm of shard %d: %s", model, shard, error
+                    )
                 await asyncio.sleep(AGAIN_SECONDS)
 
     async def _asked(self, shard: int, request: pb.RoundNormRequest) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from contextlib import suppress
 from dataclasses import replace
@@ -15,7 +14,7 @@ from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.client.membership import Membership
 from ps_protocol.cluster.view import ClusterView, MemberStats, Role
 from ps_protocol.errors import Fenced, InternalError, Unavailable
-from ps_protocol.logs import describe_process
+from ps_protocol.logs import EventLogger, describe_process
 from ps_protocol.metrics.call_on_loop import call_on_loop
 from ps_protocol.metrics.server import JOB_LABEL, MetricsServer
 from ps_protocol.model.spec import ShardMap
@@ -49,7 +48,7 @@ from ps_server.shard.tables.expiry import RowExpiry
 from ps_server.shard.transport.side_channels import SideChannels
 from ps_server.tables.arrays import machine_bytes
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 _AGAIN_SECONDS = 0.2
 
@@ -72,7 +71,7 @@ async def serve(config: ShardConfig, stop: asyncio.Event) -> None:
             except (Fenced, InternalError) as error:
                 if not config.standby or stop.is_set():
                     raise
-                logger.warning("shard %d starts over as a standby: %s", config.shard, error)
+                logger.warning("standby.failed", "shard %d starts over as a standby: %s", config.shard, error)
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), _AGAIN_SECONDS)
     finally:
@@ -273,7 +272,7 @@ class ShardProcess:
                 if feed:
                     feed.begin(incarnation, lambda word: membership.say_sync(word, SAY_SECONDS))
             aging = asyncio.create_task(RowExpiry(lambda: registry.models).run(), name="aging")
-            logger.info("shard %d serves on %s", config.shard, address)
+            logger.info("server.started", "shard %d serves on %s", config.shard, address)
             if config.ready_file:
                 grpc_server.write_ready_file(config.ready_file, address)
             await self._follow(membership, storage, registry, feed)
@@ -302,7 +301,7 @@ class ShardProcess:
             if feed:
                 feed.on_view(view)
             if view.released and self._config.exit_when_finished:
-                logger.info("the job is finished: stopping")
+                logger.info("server.stopping", "the job is finished: stopping")
                 self._stop.set()
 
         def on_view(view: ClusterView) -> None:

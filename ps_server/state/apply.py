@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection
 
 from ps_protocol.errors import InvalidRequest
+from ps_protocol.logs import EventLogger
 from ps_protocol.model.spec import ShardMap
 from ps_server.log.messages import LoggedRecord
 from ps_server.log.row_messages import apply_rows
@@ -13,7 +13,7 @@ from ps_server.optimizers.undo import StepSkipped
 from ps_server.state.model_state import ModelState, new_model
 from ps_server.state.reshard import resharded
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 
 class Replay:
@@ -116,7 +116,7 @@ class Replay:
                 model.replica.apply_rows(update.step, model.skipped(number))
         except StepSkipped as skipped:
             raised = True
-            logger.warning("shard %d: record %d of its log: %s", self._shard, number, skipped)
+            logger.warning("recovery", "shard %d: record %d of its log: %s", self._shard, number, skipped)
         except Exception:
             self.half_done = update.model
             raise

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import enum
-import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ps_protocol.errors import InvalidRequest
+from ps_protocol.logs import EventLogger
 from ps_worker.session.session import Session
 from ps_worker.step.remote_model import RemoteModel
 
-logger = logging.getLogger("ps_worker")
+logger = EventLogger("ps_worker")
 
 Gather = Callable[[Any], Mapping[int, Any]]
 """A collective call: gives what each worker gave, by rank."""
@@ -102,6 +102,7 @@ class CommonValues:
         elif in_training and (other := differing(told, buffers=False)) is not None and not self._warned:
             self._warned = True
             logger.warning(
+                "model.options",
                 "workers evaluate different parameters: '%s' was set on all of them, and on rank %d not as on the "
                 "lowest rank; each evaluates its own",
                 told[other].variable,

@@ -113,7 +113,9 @@ class LeaseFeed:
         try:
             self._call(ask, 0.0, _CALL_SECONDS)
         except PsError as error:
-            log.warning("leases on '%s' are given back when this worker leaves: %s", self._wish.dataset, error)
+            log.warning(
+                "leases", "leases on '%s' are given back when this worker leaves: %s", self._wish.dataset, error
+            )
 
     @property
     def _ended(self) -> bool:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
+from ps_protocol.logs import EventLogger
+
 T = TypeVar("T")
 
-logger = logging.getLogger("ps_worker")
+logger = EventLogger("ps_worker")
 
 _ITEMS = 4
 """So many first items are compared."""
@@ -87,6 +88,7 @@ class SameItems:
             else f"one of {size} items that it yields here is"
         )
         logger.warning(
+            "model.options",
             "the first items of the %s are others on rank %d: it has to yield the same on all workers, since %s "
             "trained here and the rest on other workers; where it splits itself by rank, part of its items is never "
             "trained: leave it as it is (no cluster.shard; Trainer(use_distributed_sampler=False)), or whole",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,12 +19,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, IterableDataset
 
 from ps_protocol.errors import ConfigError
+from ps_protocol.logs import EventLogger
 from ps_worker.cluster import Cluster
 from ps_worker.huggingface.place import check_precision, connected, take_place
 from ps_worker.huggingface.weighed import WeighedOptimizer
 from ps_worker.optimizer import PsOptimizer
 
-logger = logging.getLogger("ps_worker")
+logger = EventLogger("ps_worker")
 
 _NAME = "accelerate"
 """Name of the collective calls."""
@@ -159,6 +159,7 @@ class PsAccelerator(Accelerator):
         elif norms and not math.isinf(max_norm) and self.cluster.world_size > 1 and self._clips_unsaid:
             self._clips_unsaid = False
             logger.warning(
+                "model.options",
                 "clip_grad_norm_ clips the gradients of each worker, before their mean; "
                 'PsAccelerator(optimizer_options={"clip_grad_norm": %g}) clips the mean, as one process does',
                 max_norm,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import gc
-import logging
 import weakref
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from ps_protocol.logs import EventLogger
 from ps_worker.model.bindings import Bindings, BufferRef, persistent_buffers
 
-logger = logging.getLogger("ps_worker")
+logger = EventLogger("ps_worker")
 
 _NAMED = 3
 """Buffers that the warning lists by name."""
@@ -51,7 +51,7 @@ class StrayBuffers:
                 found.update((id(ref.value), _seen(name, ref)) for name, ref in buffers)
         return cls(found.values())
 
-    def warn(self, logger: logging.Logger) -> None:
+    def warn(self) -> None:
         """Warn of those that have been written to since, as BatchNorm's statistics are."""
         # All of a module's: torch counts BatchNorm's writes to num_batches_tracked, and not those to its statistics.
         owners = [each.owner() for each in self._seen if _has_changed(each)]
@@ -59,6 +59,7 @@ class StrayBuffers:
         if changed:
             more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
             logger.warning(
+                "model.options",
                 "training changes the buffers %s%s, which belong to no model of the cluster: each worker keeps its "
                 "own; pass module=model to cluster.optimizer(...) with the parameters, or, if this is meant, "
                 'buffers="local"',
@@ -96,6 +97,7 @@ class ForwardWritten:
         written = [n for n, then, now in pairs if then.device != now.device or not torch.equal(then, now)]
         if written and workers > 1:
             logger.warning(
+                "model.options",
                 "model '%s': forward writes the buffers %s%s: each worker has its own, until a barrier brings those of "
                 "rank 0; where training reads them, write them from what all workers have (cluster.all_reduce), and "
                 'choose by name which are kept: buffers={"%s": "local"}, or "rank0"',

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
+from ps_protocol.logs import EventLogger
 from ps_protocol.model.spec import ModelSpec, OptionDifference
 from ps_protocol.text import printable
 
-logger = logging.getLogger("ps_worker")
+logger = EventLogger("ps_worker")
 
 
 class UnusedOptions:
@@ -27,6 +27,7 @@ class UnusedOptions:
                 continue
             self._told.add((place, name, each.used_rank))
             logger.warning(
+                "model.options",
                 "model '%s': in sync a step is made with the options of the lowest rank: %s of %s is %s on worker %d "
                 "and is used, %s on worker %d is not; give schedulers the same numbers on all workers, "
                 "such as a metric that all of them know",

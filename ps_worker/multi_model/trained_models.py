@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 
 from ps_protocol.cluster.closed_model import ClosedModelAsk
 from ps_protocol.errors import ConfigError
+from ps_protocol.logs import EventLogger
 from ps_worker.multi_model.deadlock_avoidance import DeadlockAvoidance, worker_clocks
 from ps_worker.multi_model.no_op_steps import no_op_steps
 from ps_worker.session.session import Session
 from ps_worker.step.remote_model import RemoteModel
 from ps_worker.tables.table import TableModule
 
-logger = logging.getLogger("ps_worker")
+logger = EventLogger("ps_worker")
 
 _trained: set[tuple[str, int, str]] = set()
 """What this process trained in connections that it has closed: coordinator, the job's seed, name of the model. It is
@@ -94,6 +94,7 @@ class TrainedModels:
         goes_on = pipeline.joined_running or (self._session.initialiser() and not pipeline.uploaded)
         if goes_on and self._key(model.name) in _trained:
             logger.warning(
+                "model.options",
                 "model '%s' goes on: this process trained it before, in a connection to this job that it closed; it "
                 "begins with the values and the optimizer state of %d updates; for another model give it a name of its "
                 "own, cluster.optimizer(..., name=...) or connect(name=...), or end the first one with "

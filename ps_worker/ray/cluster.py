@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,6 +18,7 @@ import ray
 from ps_protocol.client.worker_requests import WorkerRequests
 from ps_protocol.cluster.scaling import ScaleOrder, WorkerRange
 from ps_protocol.errors import ConfigError, PsError
+from ps_protocol.logs import EventLogger
 from ps_protocol.security.settings import SecuritySettings
 from ps_worker.ray.commands import worker_environment
 from ps_worker.ray.placement import Reservation, node_addresses
@@ -26,7 +26,7 @@ from ps_worker.ray.plan import HALF_A_CPU, LOOPBACK, ONE_CPU, RayPlan, ServerKin
 from ps_worker.ray.servers import RayServers, requests_of
 from ps_worker.ray.workers import RayWorkers
 
-log = logging.getLogger("ps_worker")
+log = EventLogger("ps_worker")
 
 
 class RayCluster:
@@ -127,7 +127,7 @@ class RayCluster:
             if error is None:
                 raise
             # What ended the block is told.
-            log.error("no checkpoint: %s", unsaved)
+            log.error("checkpoint.failed", "no checkpoint: %s", unsaved)
 
     @property
     def address(self) -> str:

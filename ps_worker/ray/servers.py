@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -15,13 +14,14 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from ps_protocol.client.worker_requests import LostServer, Wanted, WorkerRequests
 from ps_protocol.errors import PsError, StateLost, Unavailable
 from ps_protocol.launch.restarts import Restarts
+from ps_protocol.logs import EventLogger
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_worker.ray.actors import SERVER_CALLS, ServerActor
 from ps_worker.ray.placement import Reservation
 from ps_worker.ray.plan import RayPlan, ServerKind, ServerName
 
-log = logging.getLogger("ps_worker")
+log = EventLogger("ps_worker")
 
 _COORDINATOR = ServerName(ServerKind.COORDINATOR)
 
@@ -164,14 +164,19 @@ class RayServers:
                 if server in self._ending or not self._is(server, lost):
                     continue
                 self._ending.add(server)
-                log.warning("RayCluster: %s hangs: the coordinator has lost it, for %s; it is killed", server, lost.how)
+                log.warning(
+                    "ray.hanging",
+                    "RayCluster: %s hangs: the coordinator has lost it, for %s; it is killed",
+                    server,
+                    lost.how,
+                )
                 end_actor(self._actors[server])
 
     def _wanted(self) -> Wanted:
         try:
             return self._requests.take() if self._requests is not None else Wanted()
         except PsError as error:
-            log.warning("RayCluster: processes that hang are not noticed: %s", error)
+            log.warning("ray.hanging", "RayCluster: processes that hang are not noticed: %s", error)
             return Wanted()
 
     def _is(self, server: ServerName, lost: LostServer) -> bool:
@@ -203,7 +208,14 @@ class RayServers:
             )
             return
         used, total = self._budget.used, self._budget.total
-        log.warning("RayCluster: %s; starting it again in %g s (restart %d of %d)", how, pause_seconds, used, total)
+        log.warning(
+            "ray.restart",
+            "RayCluster: %s; starting it again in %g s (restart %d of %d)",
+            how,
+            pause_seconds,
+            used,
+            total,
+        )
         self._due[server] = time.monotonic() + pause_seconds
 
     def _stop(self, servers: list[ServerName], seconds: float) -> str:
@@ -226,7 +238,7 @@ def requests_of(plan: RayPlan, address: str) -> WorkerRequests | None:
     try:
         return WorkerRequests(address, Security(plan.security, AccessRole.WORKER))
     except PsError as error:
-        log.warning("RayCluster: processes that hang are not noticed: %s", error)
+        log.warning("ray.hanging", "RayCluster: processes that hang are not noticed: %s", error)
         return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -14,12 +13,13 @@ from ps_protocol.client.worker_requests import JOINING_SECONDS
 from ps_protocol.cluster.scaling import ScaleOrder
 from ps_protocol.errors import Fenced, PsError, Retryable, Unavailable
 from ps_protocol.launch.restarts import Restarts
+from ps_protocol.logs import EventLogger
 from ps_worker.ray.actors import WorkerActor
 from ps_worker.ray.placement import Reservation, options_of
 from ps_worker.ray.plan import RayPlan
 from ps_worker.ray.servers import end_actor
 
-log = logging.getLogger("ps_worker")
+log = EventLogger("ps_worker")
 
 _POLL_SECONDS = 0.2
 
@@ -124,11 +124,11 @@ class RayWorkers:
             del self._due[rank]
         running = set(self._running.values())
         for rank in sorted(running - stays - self._leaving):
-            log.warning("RayCluster: worker %d is ended: the job is to have fewer", rank)
+            log.warning("ray.scaled", "RayCluster: worker %d is ended: the job is to have fewer", rank)
             self._leaving.add(rank)
             end_actor(self._actors[rank])
         for rank in sorted(order.ranks - running - self._due.keys() - self._done - order.live_ranks):
-            log.warning("RayCluster: worker %d is started: the job is to have more", rank)
+            log.warning("ray.scaled", "RayCluster: worker %d is started: the job is to have more", rank)
             self._launch(rank)
 
     def _launch(self, rank: int) -> None:
@@ -150,10 +150,19 @@ class RayWorkers:
                 continue
             if self._budget.used + len(self._ending) >= self._budget.total:
                 total = self._budget.total
-                log.warning("RayCluster: worker %d is lost to the coordinator; all %d restarts are used", rank, total)
+                log.warning(
+                    "ray.hanging",
+                    "RayCluster: worker %d is lost to the coordinator; all %d restarts are used",
+                    rank,
+                    total,
+                )
                 continue
             self._ending.add(rank)
-            log.warning("RayCluster: the actor of worker %d lives and is lost to the coordinator; it is killed", rank)
+            log.warning(
+                "ray.hanging",
+                "RayCluster: the actor of worker %d lives and is lost to the coordinator; it is killed",
+                rank,
+            )
             end_actor(self._actors[rank])
 
     def _on_end(self, call: Any, results: dict[int, Any]) -> None:
@@ -190,7 +199,14 @@ class RayWorkers:
             return False
         end_actor(self._actors.pop(rank))
         used, total = self._budget.used, self._budget.total
-        log.warning("RayCluster: %s; starting it again in %g s (restart %d of %d)", how, pause_seconds, used, total)
+        log.warning(
+            "ray.restart",
+            "RayCluster: %s; starting it again in %g s (restart %d of %d)",
+            how,
+            pause_seconds,
+            used,
+            total,
+        )
         self._due[rank] = time.monotonic() + pause_seconds
         return True
 

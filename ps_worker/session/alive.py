@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from contextlib import suppress
 from pathlib import Path
 
 from ps_protocol.errors import ConfigError
+from ps_protocol.logs import EventLogger
 
-log = logging.getLogger("ps_worker")
+log = EventLogger("ps_worker")
 
 TOUCH_SECONDS = 5.0
 """A probe takes a process for hung after many times that."""
@@ -56,5 +56,5 @@ class AliveFile:
                 failed = False
             except OSError as error:
                 if not failed:
-                    log.warning("the file for liveness probes cannot be written: %s", error)
+                    log.warning("alive.failed", "the file for liveness probes cannot be written: %s", error)
                 failed = True

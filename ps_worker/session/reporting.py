@@ -15,12 +15,13 @@ import torch
 from ps_protocol.cluster.transport import IN_CLEAR
 from ps_protocol.cluster.view import ClusterView, Member, MemberStats, Role
 from ps_protocol.errors import ConfigError
+from ps_protocol.logs import EventLogger
 from ps_protocol.metrics.histogram import Histogram
 
 HINT_SECONDS = 5.0
 _MARK_SECONDS = 0.25
 
-log = logging.getLogger("ps_worker")
+log = EventLogger("ps_worker")
 
 
 def plain_metrics(metrics: Mapping[str, object]) -> dict[str, float | torch.Tensor]:
@@ -142,7 +143,7 @@ class Progress:
             if wished == "auto" or [name.removesuffix(IN_CLEAR) for name in found] == [wished]
             else logging.WARNING
         )
-        log.log(level, "%s: steps use transport %s (requested: %s)", self._member, text, wished)
+        log.log(level, "transport", "%s: steps use transport %s (requested: %s)", self._member, text, wished)
 
     @property
     def transport(self) -> str:
@@ -181,7 +182,7 @@ class Progress:
         now = time.monotonic()
         if now - self._hinted_at >= HINT_SECONDS:
             self._hinted_at = now
-            log.warning("%s: %s", self._member, text, extra={"event": "waiting"})
+            log.warning("waiting", "%s: %s", self._member, text)
 
 
 def missing(view: ClusterView) -> str:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import grpc
@@ -89,7 +90,7 @@ class Session:
         client = CoordinatorClient(config.coordinator, config.opened_security())
         try:
             spec = JoinSpec(config.role, config.rank, take_over=config.take_over)
-            membership = Membership.join(client, spec, config.connect_timeout_seconds, log.warning)
+            membership = Membership.join(client, spec, config.connect_timeout_seconds, partial(log.warning, "waiting"))
         except BaseException:
             client.close()
             raise
@@ -150,7 +151,7 @@ class Session:
 
         self._metrics = start_server(self._config, self._membership.member, self.progress, self._membership.job)
         self.progress.metrics_address = self._metrics.address
-        log.info("%s: metrics at %s", self._membership.member, self._metrics.url)
+        log.info("server.started", "%s: metrics at %s", self._membership.member, self._metrics.url)
 
     @property
     def counters(self) -> WorkerCounters:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 import time
@@ -13,8 +12,9 @@ from typing import Protocol
 import torch
 
 from ps_protocol.errors import ConfigError
+from ps_protocol.logs import EventLogger
 
-logger = logging.getLogger("ps_worker")
+logger = EventLogger("ps_worker")
 
 VARIABLE = "PS_TENSORBOARD"
 """A folder; not set: no event files."""
@@ -88,7 +88,7 @@ class ReportedScalars:
             self._thread.join(END_SECONDS)
         left = self._left_out + self._waiting.qsize()
         if left:
-            logger.warning("TensorBoard lacks %d calls of cluster.report(), which came too fast", left)
+            logger.warning("report", "TensorBoard lacks %d calls of cluster.report(), which came too fast", left)
             self._left_out = 0
 
     def _write(self) -> None:
@@ -99,4 +99,4 @@ class ReportedScalars:
                     self._writer.add_scalar(name, float(value), step, at)
             self._writer.close()
         except (OSError, RuntimeError) as error:
-            logger.warning("TensorBoard's event files end here: %s", error)
+            logger.warning("report", "TensorBoard's event files end here: %s", error)

@@ -71,7 +71,7 @@ class TerminationGuard:
             self._expires = False
             if not self.waits:
                 return
-            log.warning("SIGTERM: this worker leaves in the middle of a step, which took too long")
+            log.warning("step.cut", "SIGTERM: this worker leaves in the middle of a step, which took too long")
         elif self.sections and not self.waits:
             self._wait()
             return
@@ -104,7 +104,7 @@ class TerminationGuard:
         try:
             steps()
         except PsError as error:
-            log.warning("this worker leaves without the end of its last step: %s", error)
+            log.warning("step.cut", "this worker leaves without the end of its last step: %s", error)
         finally:
             self._stop_waiting()
 
@@ -136,5 +136,8 @@ def leave_reason(error: BaseException | None) -> str:
 def warn_of_no_step(rank: int, call: str) -> None:
     """Say that a worker leaves a job whose parameters it has not trained: its script never called ``call``."""
     log.warning(
-        "worker %d leaves without a step: the script never called %s, and its parameters are as they were", rank, call
+        "step.cut",
+        "worker %d leaves without a step: the script never called %s, and its parameters are as they were",
+        rank,
+        call,
     )

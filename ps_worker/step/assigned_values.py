@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import hashlib
-import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import torch
 from ps_protocol.cluster.exchange import ExchangeKey
 from ps_protocol.cluster.model_status import ModelStatus
 from ps_protocol.errors import InvalidRequest, NotReady, PsError
+from ps_protocol.logs import EventLogger
 from ps_protocol.model.spec import Consistency
 from ps_protocol.retry import OTHERS
 from ps_worker.memory.flat import FlatModel
@@ -27,7 +27,7 @@ from ps_worker.step.first_values import INITIAL_TIMEOUT_SECONDS
 from ps_worker.step.pipeline import StepPipeline
 from ps_worker.step.summary import Writes
 
-logger = logging.getLogger("ps_worker")
+logger = EventLogger("ps_worker")
 
 UNBOUNDED_SECONDS = 60.0
 """How long values that are set before the first step wait, where no step waits, for a worker that has not declared
@@ -242,6 +242,7 @@ class AssignedValues:
 
     def _warn_not_sent(self, written: tuple[int, ...]) -> None:
         logger.warning(
+            "model.options",
             "model '%s': '%s' was set after the last step: this process has it, the shards have not; "
             "call cluster.barrier() before the end",
             self._pipeline.name,
@@ -270,6 +271,7 @@ class AssignedValues:
             others = {rank for rank in others & live if not all(rank in known for known in having)}
             if others and time.monotonic() > deadline:
                 logger.warning(
+                    "model.options",
                     "model '%s': values are set here, and worker %d has not called cluster.optimizer(...) for it in "
                     "time: it begins with the values that are set",
                     self._pipeline.name,
@@ -295,6 +297,7 @@ class AssignedValues:
     def _doubt(self, written: tuple[int, ...]) -> None:
         """Take the cluster's values; from now on it is known whether values of these variables were put back."""
         logger.warning(
+            "model.options",
             "model '%s': '%s' was written to since the last step, and the values that were compared are as before: "
             "they count as put back, and a part that was set to other values is dropped; from now on all are compared",
             self._pipeline.name,
@@ -306,6 +309,7 @@ class AssignedValues:
 
     def _yield(self, written: tuple[int, ...]) -> None:
         logger.warning(
+            "model.options",
             "model '%s' has been trained already: '%s' and whatever else was set before the first step is "
             "replaced by the cluster's values; call optimizer.assign() to set them",
             self._pipeline.name,
@@ -314,6 +318,7 @@ class AssignedValues:
 
     def _warn_replaced(self, lost: Sequence[int], before: str) -> None:
         logger.warning(
+            "model.options",
             "model '%s': '%s'%s was set on rank %d before %s, and not so on the lowest rank, whose "
             "values hold; set them on all ranks, or on the lowest",
             self._pipeline.name,
@@ -326,6 +331,7 @@ class AssignedValues:
     def _warn_not_kept(self, written: Sequence[int]) -> None:
         """Warn of values set at the end that differ from those of the lowest rank, which the cluster keeps."""
         logger.warning(
+            "model.options",
             "model '%s': '%s' was set on rank %d after its last step and is not the cluster's: what the lowest "
             "rank sets counts; call cluster.barrier() before the end",
             self._pipeline.name,

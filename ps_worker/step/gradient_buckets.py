@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,13 +9,14 @@ from functools import partial
 
 import torch
 
+from ps_protocol.logs import EventLogger
 from ps_protocol.model.layout import Range
 from ps_protocol.model.spec import Kind
 from ps_worker.memory.plan import FlatPlan
 from ps_worker.step.alternating import Gradients
 from ps_worker.step.pipeline import StepPipeline
 
-logger = logging.getLogger("ps_worker")
+logger = EventLogger("ps_worker")
 
 BUCKET_BYTES = 4 << 20
 """Large compared with the cost of a message, small enough that the first bucket is full early in backward."""
@@ -91,7 +91,7 @@ class GradientBuckets:
         # A gradient that another backward has added to is expected one backward later in the next step.
         final = [n for n in self._taken if self._fired[n] == self._expected[n]]
         if len(valid) < len(final) / 2:
-            logger.info("gradients change after backward: they are not sent ahead any more")
+            logger.info("model.options", "gradients change after backward: they are not sent ahead any more")
             self._off = True
         self._expected = [fired or expected for fired, expected in zip(self._fired, self._expected, strict=True)]
         self._begin()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ import torch
 
 from ps_protocol.cluster.view import ClusterView
 from ps_protocol.errors import ModelMoved, ModelReleased, NotReady, Retryable, StateLost
+from ps_protocol.logs import EventLogger
 from ps_protocol.model.spec import ShardMap
 from ps_protocol.retry import SHARD, Attempts
 from ps_protocol.wire.shared_memory import KeptMappings
@@ -34,7 +34,7 @@ T = TypeVar("T")
 State = dict[int, dict[str, torch.Tensor]]
 """Tensors by number of the variable and name."""
 
-logger = logging.getLogger("ps_worker")
+logger = EventLogger("ps_worker")
 
 
 class ModelStreams:
@@ -301,5 +301,5 @@ def newer_map(session: Session, known: ShardMap, moved: ModelMoved, timeout_seco
             f"model '{known.spec.name}' was released, and another one has its name",
             remedy="use the new one: call cluster.optimizer(...) or cluster.follow(...) again",
         )
-    logger.info("model '%s': slices have moved to other shards", known.spec.name)
+    logger.info("move", "model '%s': slices have moved to other shards", known.spec.name)
     return newer

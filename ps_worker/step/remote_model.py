@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ps_protocol.logs import EventLogger
 from ps_protocol.model.spec import Buffers, NonFinite, Options
 from ps_protocol.model.tables import RowOptions
 from ps_protocol.tracing.tracer import Attributes, Tracer, TraceSpan
@@ -29,7 +29,7 @@ from ps_worker.step.summary import StepPush, StepSummary, Style, nonfinite_gradi
 from ps_worker.tables.binding import TableBinding
 from ps_worker.tables.table import TableModule
 
-logger = logging.getLogger("ps_worker")
+logger = EventLogger("ps_worker")
 
 
 _STATE_STAYS = "model '%s' has been trained already: the shards keep their optimizer state"
@@ -107,7 +107,7 @@ class RemoteModel:
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         self.pipeline.start()
         if declaration.state and session.initialiser() and not self.pipeline.uploaded:
-            logger.warning(_STATE_STAYS, self.name)
+            logger.warning("model.options", _STATE_STAYS, self.name)
         declaration.tables.forget_initial_rows()
         tables.bind()
 
@@ -174,7 +174,7 @@ class RemoteModel:
             with self.around():
                 self._assigning.before_step(written, overlaps=self._overlap is not None and self._overlap.is_pending)
         if self._strays:
-            self._strays.warn(logger)
+            self._strays.warn()
             self._strays = None
         if self._forward_written and not skip and not self._forward_written.look(len(self._session.workers)):
             self._forward_written = None
@@ -380,7 +380,7 @@ class RemoteModel:
         if not self._session.initialiser():
             return
         if self.pipeline.joined_running and self.last is None:
-            logger.warning(_STATE_STAYS, self.name)
+            logger.warning("model.options", _STATE_STAYS, self.name)
             return
         self.pipeline.load_state(state)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-
 import torch
 
+from ps_protocol.logs import EventLogger
 from ps_worker.transport.replies import Peer
 
-logger = logging.getLogger("ps_worker")
+logger = EventLogger("ps_worker")
 
 
 class TorchVersions:
@@ -23,6 +22,7 @@ class TorchVersions:
         if version not in ("", str(torch.__version__), self._told):
             self._told = version
             logger.warning(
+                "versions",
                 "%s applies updates with torch %s, and this worker computes gradients with torch %s: results may "
                 "differ in the last digits; install the same version on both",
                 peer,

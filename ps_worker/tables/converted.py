@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 
 import torch
 from torch import nn
 
 from ps_protocol.errors import InvalidRequest
+from ps_protocol.logs import EventLogger
 from ps_worker.rows import RowOptimizer
 from ps_worker.tables.modules import Embedding, EmbeddingBag
 from ps_worker.tables.plain_names import plain_name
 from ps_worker.tables.table import Table, TableModule
 
-logger = logging.getLogger("ps_worker")
+logger = EventLogger("ps_worker")
 
 Dense = nn.Embedding | nn.EmbeddingBag
 
@@ -31,7 +31,11 @@ def convert(model: nn.Module, min_rows: int, optimizer: RowOptimizer | None) -> 
         if not weight.requires_grad:
             continue
         if uses[id(weight)] > of_embeddings[id(weight)]:
-            logger.warning("'%s' stays as it is: its weight is also used by a module that is not an embedding", name)
+            logger.warning(
+                "model.options",
+                "'%s' stays as it is: its weight is also used by a module that is not an embedding",
+                name,
+            )
             continue
         if id(weight) not in tables:
             tables[id(weight)] = _table(name or "embedding", module, optimizer)

@@ -12,6 +12,7 @@ import grpc
 from ps_protocol.cluster.answers import OpenedStream, SideChannel
 from ps_protocol.cluster.requests import OpenRequest
 from ps_protocol.errors import PermissionDenied, PsError, Unauthenticated
+from ps_protocol.logs import EventLogger
 from ps_protocol.security.security import CredentialsReplaced
 from ps_protocol.security.settings import BulkSecurity
 from ps_protocol.wire.carrier import Carrier, PlainCarrier
@@ -21,7 +22,7 @@ from ps_worker.transport.base import ClientTransport, Link
 from ps_worker.transport.grpc_stream import GrpcClientTransport
 from ps_worker.transport.socket_stream import SocketClientTransport
 
-logger = logging.getLogger("ps_worker")
+logger = EventLogger("ps_worker")
 
 CONNECT_SECONDS = 3.0
 """How long to wait for a side channel, once for each stream that is opened."""
@@ -66,7 +67,14 @@ def _explain(link: Link, offered: SideChannel, error: Exception) -> None:
     reason = str(error)
     if isinstance(error, FileNotFoundError):
         reason = f"{offered.name} does not exist here: shard and worker have separate file systems"
-    logger.log(level, "%s: transport %s cannot be used: %s", link.peer, transport.value if transport else "?", reason)
+    logger.log(
+        level,
+        "transport",
+        "%s: transport %s cannot be used: %s",
+        link.peer,
+        transport.value if transport else "?",
+        reason,
+    )
 
 
 def _connect(link: Link, offered: SideChannel) -> Carrier:

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from ps_protocol import logs
 from ps_protocol.errors import ConfigError, StateLost
-from ps_protocol.log_events import EVENTS
 from ps_protocol.logs import (
+    EVENTS,
     FACTS,
+    EventLogger,
     JsonFormatter,
     LineFormatter,
     LogFormat,
@@ -58,7 +59,7 @@ def as_json(made):
 def test_a_json_record_says_when_who_and_what():
     describe_process(role="shard", shard=2, job="nightly")
     describe_process(incarnation=17)
-    said = as_json(record("model '%s': %s uses %s", "m", "worker 0", "shm"))
+    said = as_json(record("model '%s': %s uses %s", "m", "worker 0", "shm", event="transport"))
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", said.pop("time"))
     assert said == {
         "level": "info",
@@ -92,11 +93,38 @@ def test_the_time_is_utc_with_milliseconds():
         (record("%s", "worker 0 left"), "other"),
         (record("theirs", event="not.ours"), "other"),
         (record("a detail", level=logging.DEBUG), "debug"),
-        (record("%s: stopping", "SIGTERM"), "server.stopping"),
+        (record("a message of another library"), "other"),
     ],
 )
 def test_the_event_is_the_same_for_all_messages_of_a_kind(made, event):
     assert as_json(made)["event"] == event
+
+
+def test_a_logger_writes_the_event_that_a_call_names():
+    stream = io.StringIO()
+    configure_logging("debug", LogFormat.JSON, ("ps_protocol",), stream)
+    logger = EventLogger("ps_protocol.somewhere")
+    logger.debug("step %d", 1)
+    logger.info("move", "moved %d slices", 2)
+    logger.warning("waiting", "100% text, no values")
+    logger.log(logging.WARNING, "psctl.note", "%s", "no")
+    logger.failure(StateLost("lost"))
+    try:
+        raise ValueError("bad")
+    except ValueError as error:
+        logger.exception("request.failed", "failed")
+        logger.error("model.stopped", "stopped", exc_info=error)
+    said = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [(each["level"], each["event"], each["message"]) for each in said] == [
+        ("debug", "debug", "step 1"),
+        ("info", "move", "moved 2 slices"),
+        ("warning", "waiting", "100% text, no values"),
+        ("warning", "psctl.note", "no"),
+        ("error", "StateLost", "lost"),
+        ("error", "request.failed", "failed"),
+        ("error", "model.stopped", "stopped"),
+    ]
+    assert [each.get("exception", [""])[-1] for each in said[-3:]] == ["", "ValueError: bad", "ValueError: bad"]
 
 
 @given(st.text(st.characters()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -12,9 +11,10 @@ from dataclasses import replace
 from ps_protocol.client.coordinator import CoordinatorClient
 from ps_protocol.cluster.view import HeartbeatAnswer, Joined, MemberStats, SyncWord
 from ps_protocol.errors import Fenced, PermissionDenied, PsError, Unauthenticated
+from ps_protocol.logs import EventLogger
 from ps_protocol.security.expiry import ExpiryWatch
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 
 _BEATS_PER_LEASE = 4.0
@@ -83,7 +83,7 @@ class MemberLease:
             stats = self._stats()
         except Exception:
             # an error in a caller's function must not end the lease
-            logger.exception("the statistics of %s could not be read", self._joined.member)
+            logger.exception("request.failed", "the statistics of %s could not be read", self._joined.member)
             stats = MemberStats()
         ends = self._expiry.ends()
         return replace(stats, certificate_ends=ends) if ends else stats
@@ -120,7 +120,7 @@ class MemberLease:
                 return
             except PsError as error:
                 if not silent and not self._ended.is_set():
-                    logger.warning("%s keeps the last view of the cluster: %s", member, error)
+                    logger.warning("coordinator.silent", "%s keeps the last view of the cluster: %s", member, error)
                 silent = True
                 if not isinstance(error, Unauthenticated | PermissionDenied):
                     continue
@@ -130,5 +130,7 @@ class MemberLease:
                     return
             else:
                 if silent:
-                    logger.warning("the coordinator at %s answers %s again", self._client.address, member)
+                    logger.warning(
+                        "coordinator.silent", "the coordinator at %s answers %s again", self._client.address, member
+                    )
                 silent, refused_since = False, math.inf

@@ -17,8 +17,9 @@ from ps_protocol.client.coordinator_streams import ViewStream
 from ps_protocol.client.lease import MemberLease
 from ps_protocol.cluster.view import ClusterView, Joined, Member, MemberStats, Role, SyncWord
 from ps_protocol.errors import Fenced, NotReady, PsError, Unavailable
+from ps_protocol.logs import EventLogger
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 JOIN_SECONDS = 60.0
 """How long a process waits for a coordinator that has not started."""
@@ -39,7 +40,7 @@ OnFenced = Callable[[Fenced], None]
 
 def log_waiting(text: str) -> None:
     """Log for what a process waits at its start."""
-    logger.warning("%s", text, extra={"event": "waiting"})
+    logger.warning("waiting", "%s", text)
 
 
 class Membership:
@@ -224,7 +225,7 @@ class Membership:
                 self._report_leaving(reason, finished_seconds)
             except PsError as error:
                 level = logging.WARNING if self._waits_to_leave(reason) else logging.INFO
-                logger.log(level, "%s could not report that it leaves: %s", self.member, error)
+                logger.log(level, "coordinator.silent", "%s could not report that it leaves: %s", self.member, error)
 
     def _waits_to_leave(self, reason: str) -> bool:
         """Whether others wait for this process if the coordinator does not hear how it ends, and takes it for lost."""
@@ -241,6 +242,7 @@ class Membership:
             self._client.heartbeat(self.member, self._lease.read_stats(), LEAVE_SECONDS)
         except Unavailable as error:
             logger.warning(
+                "coordinator.silent",
                 "%s has finished, and waits up to %.0f s for the coordinator, which would take it for lost: %s",
                 self.member,
                 deadline - time.monotonic(),
@@ -268,7 +270,7 @@ class Membership:
             stream.cancel()
 
     def _lose_place(self, error: Fenced) -> None:
-        logger.error("%s", error)
+        logger.failure(error)
         with self._changed:
             self.fenced = error
         self._end()
@@ -309,7 +311,7 @@ def _guarded(callback: Callable[[T], None], value: T) -> None:
         callback(value)
     except Exception:
         # an error in one subscriber must not keep the view from others
-        logger.exception("a subscriber failed")
+        logger.exception("request.failed", "a subscriber failed")
 
 
 def _again(error: Fenced) -> Fenced:

@@ -5,7 +5,6 @@ Imports numba: only what handles rows imports this module.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache
@@ -13,7 +12,9 @@ from typing import Any, TypeVar
 
 import numba
 
-logger = logging.getLogger(__name__)
+from ps_protocol.logs import EventLogger
+
+logger = EventLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -71,12 +72,13 @@ def _compiled(function: F, signature: Any, options: dict[str, Any]) -> F:
 
 @cache
 def _say_compiling(folder: str) -> None:
-    logger.warning("compiling what tables need: up to half a minute, once; kept in %s", folder)
+    logger.warning("compiling", "compiling what tables need: up to half a minute, once; kept in %s", folder)
 
 
 @cache
 def _say_not_kept(reason: str) -> None:
     logger.warning(
+        "compiling",
         "what tables need is compiled by each process, up to half a minute: %s; set NUMBA_CACHE_DIR to a folder that "
         "can be written",
         reason,

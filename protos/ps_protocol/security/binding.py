@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
-import logging
 import socket
 from urllib.parse import urlsplit
 
 from ps_protocol.errors import ConfigError
+from ps_protocol.logs import EventLogger
 from ps_protocol.security.settings import SecuritySettings
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 
 def is_loopback(host: str) -> bool:
@@ -66,6 +66,7 @@ def check_bind(settings: SecuritySettings, host: str, what: str) -> None:
         return
     if settings.insecure:
         logger.warning(
+            "server.insecure",
             "%s listens on %s without %s: everybody who reaches it may join, read and change the job (--insecure)",
             what,
             host or "all addresses",

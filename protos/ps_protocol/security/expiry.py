@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ps_protocol.logs import EventLogger
 from ps_protocol.security.security import Security
 
 if TYPE_CHECKING:
     from ps_protocol.security.certificates import CertificateFacts
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 LAST_PART = 0.1
 """From this part of its time before its end on a certificate is warned of."""
@@ -52,6 +52,7 @@ class ExpiryWatch:
         moment = shown(certificate.not_after)
         if now > end:
             logger.warning(
+                "files.expire",
                 "a certificate has expired: %s, on %s; connections that stand go on, and new ones are refused: replace "
                 "it with psctl certs init --renew",
                 what,
@@ -59,6 +60,7 @@ class ExpiryWatch:
             )
         else:
             logger.warning(
+                "files.expire",
                 "a certificate expires soon: %s, on %s; new connections are refused from then on: replace it with "
                 "psctl certs init --renew",
                 what,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import stat
 import threading
@@ -12,8 +11,9 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from ps_protocol.errors import ConfigError, PsError
+from ps_protocol.logs import EventLogger
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 T = TypeVar("T")
 
@@ -99,9 +99,11 @@ class WatchedFiles(Generic[T]):
         try:
             value = self._load()
         except PsError as error:
-            logger.error("the change of %s is not taken, what was read before stays in use: %s", names, error)
+            logger.error(
+                "files.refused", "the change of %s is not taken, what was read before stays in use: %s", names, error
+            )
             return replace(before, stamp=stamp, outdated=True)
-        logger.info("read again: %s", names)
+        logger.info("files.read", "read again: %s", names)
         return LoadedFiles(value, before.generation + 1, stamp)
 
     def _read_stamp(self) -> _Stamp:

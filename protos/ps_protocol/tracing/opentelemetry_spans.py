@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-
 from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, TraceFlags
 from opentelemetry.util.types import AttributeValue
 
+from ps_protocol.logs import EventLogger
 from ps_protocol.tracing.clock import read_clock
 from ps_protocol.tracing.context import TraceContext, parse_traceparent
 from ps_protocol.tracing.rows import parts_of
 from ps_protocol.tracing.tracer import Attributes, NotedTimes
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 PREFIX = "torch_ps."
 """Of the names of attributes."""
@@ -43,8 +42,9 @@ class OpenTelemetryTracer:
         if not self._warned and not span.get_span_context().is_valid:
             self._warned = True
             logger.warning(
+                "report",
                 "spans go nowhere: this process has no OpenTelemetry SDK; set one up before the first step, or start "
-                "the program with opentelemetry-instrument"
+                "the program with opentelemetry-instrument",
             )
         return OpenTelemetrySpan(self._tracer, span, self._offset_ns)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
 import secrets
 import threading
@@ -21,11 +20,12 @@ from random import getrandbits
 from typing import BinaryIO
 
 from ps_protocol.errors import ConfigError
+from ps_protocol.logs import EventLogger
 from ps_protocol.tracing.clock import read_clock
 from ps_protocol.tracing.context import TraceContext, parse_traceparent
 from ps_protocol.tracing.tracer import Attributes, NotedTimes, Part, Row
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 SUFFIX, EARLIER = ".trace", ".earlier"
 """Of the file that is written, and of the one that was full before it, which has the same name otherwise."""
@@ -117,14 +117,16 @@ class FileTracer:
             if self._file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            logger.warning("the trace ends here: %s cannot be written: %s", self.path, error.strerror)
+            logger.warning("report", "the trace ends here: %s cannot be written: %s", self.path, error.strerror)
             self._end()
 
     def _turn_over(self, file: BinaryIO) -> BinaryIO:
         """What ``file`` has becomes the earlier half, and what was that is dropped. Raises OSError."""
         if not self._drops and self.path.with_suffix(EARLIER).exists():
             self._drops = True
-            logger.warning("the trace file %s is full, and the oldest steps are dropped: see PS_TRACE_MB", self.path)
+            logger.warning(
+                "report", "the trace file %s is full, and the oldest steps are dropped: see PS_TRACE_MB", self.path
+            )
         file.close()
         os.replace(self.path, self.path.with_suffix(EARLIER))  # noqa: PTH105
         return self._begin_file()

@@ -17,12 +17,12 @@ from typing import Any, NoReturn
 import click
 
 from ps_protocol.errors import ConfigError, PsError, Unavailable
-from ps_protocol.logs import logs_json
+from ps_protocol.logs import EventLogger, logs_json
 from ps_protocol.text import printable
 from ps_server.cli.options.logs import log_options
 from ps_server.port_option import PortOption
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 
 def _read_config(context: click.Context, parameter: click.Parameter, path: Path | None) -> None:
@@ -176,7 +176,7 @@ def clean_errors() -> Iterator[None]:
 def fail(error: PsError, code: int) -> NoReturn:
     """Show ``error`` as ``clean_errors`` does, and end with exit code ``code``."""
     if logs_json():
-        logger.error("%s", error)
+        logger.failure(error)
     else:
         click.ClickException(printable(str(error), keep="\n")).show()
     raise SystemExit(code) from error

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from ps_protocol.errors import PsError
+from ps_protocol.logs import EventLogger
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.elasticity.decisions import AskForWorkers, Decision, Relieve
 from ps_server.coordinator.elasticity.engines.base import WorkerEngine
@@ -17,7 +18,7 @@ from ps_server.coordinator.elasticity.policy import ElasticPolicy, ElasticSettin
 from ps_server.coordinator.jobs.move_runner import MoveRunner
 from ps_server.coordinator.placement.move_plan import Wish
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 
 class ElasticityRunner:
@@ -94,11 +95,11 @@ class ElasticityRunner:
         except PsError as error:
             self._tell(f"workers were not asked for: {error}", warning=True)
         except Exception as error:  # of a class of the user's own
-            logger.exception("the engine has failed", extra={"event": "elasticity"})
+            logger.exception("elasticity", "the engine has failed")
             self._tell(f"workers were not asked for: {type(error).__name__}: {error}", warning=True)
         else:
             self._tell(f"workers were asked for: {done}")
 
     def _tell(self, text: str, *, warning: bool = False) -> None:
-        logger.log(logging.WARNING if warning else logging.INFO, "%s", text, extra={"event": "elasticity"})
+        logger.log(logging.WARNING if warning else logging.INFO, "elasticity", "%s", text)
         self._driver.events.add(text, warning=warning, decision=True)

@@ -10,6 +10,7 @@ from contextlib import aclosing, suppress
 from ps_protocol.cluster.scaling import ScaleAsk, ScaleOrder, ScaleProgress, named
 from ps_protocol.cluster.view import MoveProgress, Role
 from ps_protocol.errors import DamagedData, InvalidRequest, NotReady, PsError, Unavailable
+from ps_protocol.logs import EventLogger
 from ps_protocol.retry import SCALING
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.elasticity.engines.base import SHARDS, WORKERS, ScalingEngine, WorkerEngine
@@ -17,7 +18,7 @@ from ps_server.coordinator.jobs.move_runner import MoveRunner
 from ps_server.coordinator.membership.scaling import WantedSize, awaited
 from ps_server.coordinator.placement.move_plan import Wish, goal_of
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 _LOOK_SECONDS = 1.0
 
@@ -116,7 +117,7 @@ class JobScaling:
         except PsError as error:
             self._failed(error)
         except Exception as error:  # of a class of the user's own
-            logger.exception("scaling has failed", extra={"event": "elasticity"})
+            logger.exception("elasticity", "scaling has failed")
             self._failed(error)
         else:
             self._failure, self._pause_seconds = "", 0.0
@@ -245,7 +246,7 @@ class JobScaling:
         self._again_at = self._clock() + self._pause_seconds
 
     def _say(self, text: str, *, warning: bool = False) -> None:
-        logger.log(logging.WARNING if warning else logging.INFO, "%s", text, extra={"event": "elasticity"})
+        logger.log(logging.WARNING if warning else logging.INFO, "elasticity", "%s", text)
         self._driver.events.add(text, warning=warning, decision=True)
 
 

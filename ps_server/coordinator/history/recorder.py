@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from ps_protocol.cluster.history import CheckpointFacts, JobHistory, PlacedVariable
 from ps_protocol.cluster.view import ClusterStatus, MemberStatus, Role
 from ps_protocol.errors import DamagedData
+from ps_protocol.logs import EventLogger
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.history.curve_book import CurveBook
 from ps_server.coordinator.history.history_file import HistoryFile, SavedHistory
@@ -22,7 +22,7 @@ from ps_server.coordinator.history.sample import sample
 from ps_server.glance.alerts import Alert
 from ps_server.glance.job import glance_of
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 SAVE_SECONDS = 60.0
 """Interval at which the history is written to its file; at the end it is written, too."""
@@ -93,14 +93,14 @@ class JobRecorder:
             self._cannot_save = False
         except OSError as error:
             if not self._cannot_save:
-                logger.warning("the history cannot be kept in %s: %s", self._file.path, error)
+                logger.warning("history", "the history cannot be kept in %s: %s", self._file.path, error)
             self._cannot_save = True
 
     def _restore(self, file: HistoryFile) -> None:
         try:
             saved = file.read()
         except (DamagedData, OSError) as error:
-            logger.warning("the history in %s is left out, and begins again: %s", file.path, error)
+            logger.warning("history", "the history in %s is left out, and begins again: %s", file.path, error)
             return
         if saved is not None:
             self._began = min(self._began, saved.began_seconds)

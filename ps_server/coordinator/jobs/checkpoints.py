@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ps_protocol.errors import ConfigError, NotReady, PsError, Unavailable
+from ps_protocol.logs import EventLogger
 from ps_protocol.metrics.histogram import Histogram
 from ps_protocol.model.spec import ShardMap
 from ps_server.checkpoint.folder.directory import begin, committed, discard, latest, prune
@@ -21,7 +21,7 @@ from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs.quiesce import QuiesceLost, all_of, check_same_position, connected, quiesced
 from ps_server.coordinator.jobs.shard_control import CALL_SECONDS
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 _TRIES = 3
 _LOOK_SECONDS = 0.5
@@ -117,10 +117,10 @@ class Checkpoints:
         try:
             await self.make()
         except NotReady as error:
-            logger.info("no checkpoint: %s", error)
+            logger.info("checkpoint.failed", "no checkpoint: %s", error)
             return None if self._nothing else error
         except PsError as error:
-            logger.error("no checkpoint: %s", error)
+            logger.error("checkpoint.failed", "no checkpoint: %s", error)
             self._driver.events.add(f"no checkpoint: {error}", warning=True)
             return error
         return None
@@ -146,7 +146,9 @@ class Checkpoints:
             there = await asyncio.to_thread(committed, directory)
             made = CheckpointMade(folder, size, time.monotonic() - began, tuple(there))
             self.times.observe(made.seconds)
-            logger.info("checkpoint %s: %.1f MB in %.1f s", made.folder, made.size_bytes / 1e6, made.seconds)
+            logger.info(
+                "checkpoint", "checkpoint %s: %.1f MB in %.1f s", made.folder, made.size_bytes / 1e6, made.seconds
+            )
             self._driver.events.add(f"checkpoint: {made.size_bytes / 1e6:.1f} MB in {made.seconds:.1f} s")
             if self._on_made:
                 self._on_made(made)
@@ -183,7 +185,7 @@ class Checkpoints:
                 restored = await all_of(shard.restore(chosen) for shard in quiesce.shards.values())
                 _check_whole(dict(zip(quiesce.shards, restored, strict=True)), self._driver.shard_maps)
                 await all_of(shard.resume(quiesce.name, CALL_SECONDS) for shard in quiesce.shards.values())
-        logger.info("restored %s into the running job", chosen)
+        logger.info("checkpoint", "restored %s into the running job", chosen)
         self._driver.events.add(f"restored {chosen} into the running job")
         return chosen, sorted({name for names in restored for name in names})
 

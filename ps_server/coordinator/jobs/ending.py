@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from contextlib import suppress
 
 from ps_protocol.errors import Unavailable
+from ps_protocol.logs import EventLogger
 from ps_server.coordinator.driver import Driver
 from ps_server.coordinator.jobs.checkpoints import Checkpoints
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 LOOK_SECONDS = 0.1
 
@@ -36,6 +36,6 @@ async def end_with_job(driver: Driver, checkpoints: Checkpoints, stop: asyncio.E
         elif view.released and stop is not None:
             released_at = released_at or time.monotonic()
             if not view.members or time.monotonic() - released_at > FAREWELL_SECONDS:
-                logger.info("the job is finished: stopping")
+                logger.info("server.stopping", "the job is finished: stopping")
                 stop.set()
                 return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -13,6 +12,7 @@ from ps_protocol import retry
 from ps_protocol.cluster.quiesced import ModelPosition
 from ps_protocol.cluster.view import MoveProgress, Role
 from ps_protocol.errors import ModelMoved, ModelReleased, NotReady, PsError, Retryable, StorageFull, Unavailable
+from ps_protocol.logs import EventLogger
 from ps_protocol.metrics.histogram import Histogram
 from ps_protocol.model.spec import ShardMap
 from ps_server.coordinator.driver import Driver
@@ -30,7 +30,7 @@ from ps_server.coordinator.placement.move_plan import (
     plan,
 )
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 _HOLD_SECONDS = 60.0
 """How long shards stay paused for a batch without another call, and how long each part of it may take."""
@@ -142,7 +142,7 @@ class MoveRunner:
                 pause = attempts.pause_after(error)
                 if isinstance(error, StorageFull) or pause is None or self._stopping:
                     raise
-                logger.warning("slices could not be moved yet: %s", error)
+                logger.warning("move.failed", "slices could not be moved yet: %s", error)
             await asyncio.sleep(pause)
 
     async def _try(self, batch: MoveBatch) -> float:
@@ -162,7 +162,7 @@ class MoveRunner:
             if isinstance(failure, BaseException) and not isinstance(failure, PsError):
                 raise failure
             if failure is not None:
-                logger.info("room for slices could not be made ahead of a move: %s", failure)
+                logger.info("move.failed", "room for slices could not be made ahead of a move: %s", failure)
 
     async def _commit(self, shards: Mapping[int, ShardControl], batch: MoveBatch) -> float:
         """Returns for how many seconds training was paused."""
@@ -221,7 +221,7 @@ async def _switched(quiesce: Quiesce, batch: MoveBatch) -> None:
         async with asyncio.timeout(_SWITCH_SECONDS):
             await all_of(_serves(shard, shard_map) for shard in quiesce.shards.values() for shard_map in batch.maps)
             return
-    logger.warning("not every shard has confirmed yet that it serves by the new shard map")
+    logger.warning("move.failed", "not every shard has confirmed yet that it serves by the new shard map")
 
 
 async def _serves(shard: ShardControl, shard_map: ShardMap) -> None:
@@ -239,6 +239,6 @@ async def _serves(shard: ShardControl, shard_map: ShardMap) -> None:
 def _say_how_it_ended(batch: asyncio.Task[float]) -> None:
     """Log the end of a batch that no caller waits for."""
     if batch.cancelled():
-        logger.warning("a move of slices was cancelled")
+        logger.warning("move.failed", "a move of slices was cancelled")
     elif error := batch.exception():
-        logger.warning("a move of slices was given up: %s", error)
+        logger.warning("move.failed", "a move of slices was given up: %s", error)

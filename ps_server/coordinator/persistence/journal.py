@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping
@@ -12,12 +11,13 @@ from types import TracebackType
 from typing import Self
 
 from ps_protocol.errors import ConfigError, DamagedData, Unavailable
+from ps_protocol.logs import EventLogger
 from ps_server.coordinator.persistence import witness
 from ps_server.coordinator.persistence.lineage import Lineage, digest_of, sum_of
 from ps_server.coordinator.persistence.witness import Witness, WitnessRecord
 from ps_server.private_files import make_private_file, make_private_folder, open_private
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 FILE_NAME = "coordinator.sqlite"
 
@@ -181,7 +181,9 @@ class Journal:
             raise _damaged(self.path, "a row is missing, or one is too many")
         if noted is None:
             if self._lineage.commit and not self._accepts_loss:
-                logger.warning("%s is missing, which knows the last commit: made again", self._witness.path)
+                logger.warning(
+                    "recovery.cut", "%s is missing, which knows the last commit: made again", self._witness.path
+                )
             return
         if noted.journal != self._lineage.journal:
             raise _damaged(self.path, f"another journal than the one that {self._witness.path} belongs to")
@@ -198,7 +200,7 @@ class Journal:
             else:
                 self._witness.note(witnessed)
         except OSError as error:
-            logger.warning("cannot note the last commit in %s: %s", self._witness.path, error)
+            logger.warning("journal.failed", "cannot note the last commit in %s: %s", self._witness.path, error)
 
 
 def _read(connection: sqlite3.Connection, path: Path) -> dict[str, bytes]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import TypeVar
 
 from ps_protocol.cluster.view import ClusterView
 from ps_protocol.errors import DamagedData, Unavailable
+from ps_protocol.logs import EventLogger
 from ps_server.coordinator.beginning import Beginning
 from ps_server.coordinator.persistence.cluster_records import changed_rows
 from ps_server.coordinator.persistence.journal import Journal
@@ -21,7 +21,7 @@ LONGEST_WAIT_SECONDS = 30.0
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 
 class Publisher:
@@ -98,7 +98,7 @@ class Publisher:
         try:
             self._journal.check_mark(known)
         except DamagedData as error:
-            logger.error("%s", error)
+            logger.failure(error)
             self._failure = error
             self.failed.set()
             self._wake()

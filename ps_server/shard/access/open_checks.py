@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 import torch
 
 from ps_protocol.errors import StateLost
+from ps_protocol.logs import EventLogger
 from ps_server.consistency import WorkerKey
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 _VERSION_CHARACTERS = 40
 
@@ -41,9 +41,10 @@ class OpenChecks:
             "again from a checkpoint",
         )
         if self._promises():
-            logger.error("%s", error)
+            logger.failure(error)
             raise error
         logger.warning(
+            "recovery.lost",
             "shard %d: push %d of worker %d to model '%s' was acknowledged, and the last that is known is %d: what "
             "came between is lost, which this durability allows",
             self._shard,
@@ -60,6 +61,7 @@ class OpenChecks:
             return
         self._told[worker.rank] = version
         logger.warning(
+            "versions",
             "shard %d applies updates with torch %s, and worker %d computes gradients with torch %s: their results may "
             "differ in the last digits; install the same version on both",
             self._shard,

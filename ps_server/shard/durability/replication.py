@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 
 from ps_protocol.cluster.view import SyncWord
 from ps_protocol.errors import PsError, Unavailable
+from ps_protocol.logs import EventLogger
 from ps_server.log.entries import UpdateLog
 from ps_server.shard.config import Acknowledge
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 _RETRY_SECONDS = 0.2
 
@@ -132,14 +132,16 @@ class Replication:
             try:
                 await asyncio.to_thread(self._tell, word)
             except Unavailable as error:
-                logger.warning("the coordinator cannot be told of the standby yet: %s", error.message)
+                logger.warning("standby.failed", "the coordinator cannot be told of the standby yet: %s", error.message)
                 await asyncio.sleep(_RETRY_SECONDS)
             except PsError as error:
-                logger.error("the coordinator was not told of the standby: %s", error)
+                logger.error("standby.failed", "the coordinator was not told of the standby: %s", error)
                 return
             else:
                 self._told = word.directory
-                logger.info("the standby %s", "has everything" if word.directory else "does not have everything")
+                logger.info(
+                    "standby", "the standby %s", "has everything" if word.directory else "does not have everything"
+                )
         self._release()
 
     async def ended(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from asyncio import to_thread
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,6 +11,7 @@ from typing import Protocol
 
 from ps_protocol.cluster.held import LogCounts
 from ps_protocol.errors import ModelMoved, ModelReleased, PsError, Unavailable
+from ps_protocol.logs import EventLogger
 from ps_protocol.metrics.histogram import Histogram
 from ps_protocol.model.layout import Layout
 from ps_server.cli.options.storage import SnapshotRule
@@ -26,7 +26,7 @@ from ps_server.shard.execution.executor import ShardExecutor
 from ps_server.state.blocks import Block, blocks_of
 from ps_server.state.bucket_groups import Group, Wanted, buckets_of
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 _LOOK_SECONDS = 0.25
 _RETRY_SECONDS = 5.0
@@ -124,12 +124,14 @@ class Snapshotter:
             await self.take()
         except (ModelMoved, ModelReleased):
             logger.info(
-                "shard %d: a snapshot begins again, for a model has moved or was released", self._folder.identity.shard
+                "snapshot",
+                "shard %d: a snapshot begins again, for a model has moved or was released",
+                self._folder.identity.shard,
             )
         except (OSError, PsError) as error:
             self.failures += 1
             self._log.snapshot_failure = str(error)
-            logger.error("shard %d: no snapshot: %s", self._folder.identity.shard, error)
+            logger.error("snapshot.failed", "shard %d: no snapshot: %s", self._folder.identity.shard, error)
             await self._pause(_RETRY_SECONDS)
 
     async def _pause(self, seconds: float) -> None:
@@ -159,7 +161,7 @@ class Snapshotter:
         self.times.observe(seconds)
         self.written_bytes += written
         shard = self._folder.identity.shard
-        logger.info("shard %d: snapshot of %.1f MB in %.1f s", shard, written / 1e6, seconds)
+        logger.info("snapshot", "shard %d: snapshot of %.1f MB in %.1f s", shard, written / 1e6, seconds)
 
     async def _has_work(self) -> bool:
         """Whether a snapshot may begin, and would hold what none does."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Self
 
 from ps_protocol.cluster.held import LogCounts
 from ps_protocol.errors import PsError
+from ps_protocol.logs import EventLogger
 from ps_server.cli.options.storage import Durability, StorageConfig
 from ps_server.log.durable import DurableLog, Saved
 from ps_server.log.entries import MemoryLog, UpdateLog
@@ -22,7 +22,7 @@ from ps_server.shard.durability.snapshotter import SnapshotSource, Snapshotter
 from ps_server.shard.execution.executor import ShardExecutor
 from ps_server.state.model_state import ModelState
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 
 class Storage:
@@ -190,7 +190,7 @@ class Storage:
             try:
                 await self._snapshotter.take()
             except (OSError, PsError) as error:
-                logger.error("no snapshot at the end, the log has everything: %s", error)
+                logger.error("snapshot.failed", "no snapshot at the end, the log has everything: %s", error)
         if self._sampling:
             self._sampling.cancel()
             await asyncio.wait([self._sampling])

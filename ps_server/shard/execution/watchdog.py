@@ -6,14 +6,15 @@ workers wait for it.
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import threading
 import traceback
 from collections.abc import Callable
 
-logger = logging.getLogger(__name__)
+from ps_protocol.logs import EventLogger
+
+logger = EventLogger(__name__)
 
 EXIT_STUCK = 70
 """The exit code of a shard that ended itself because a piece of work did not end."""
@@ -24,13 +25,12 @@ STUCK_SECONDS = 60.0
 _BYTES_PER_SECOND = 10e6
 _LOOK_SECONDS = 1.0
 _SAY_SECONDS = 5.0
-_EVENT = {"extra": {"event": "server.stuck"}}
 
 
 def end_process(report: str) -> None:
     """Log why, and end: nothing is saved and nothing is waited for, because anything may hang."""
     # The reader of the log may hang, too.
-    saying = threading.Thread(target=logger.error, args=("%s", report), kwargs=_EVENT, daemon=True)
+    saying = threading.Thread(target=logger.error, args=("server.stuck", "%s", report), daemon=True)
     saying.start()
     saying.join(_SAY_SECONDS)
     os._exit(EXIT_STUCK)

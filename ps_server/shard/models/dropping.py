@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from ps_protocol.errors import PsError
+from ps_protocol.logs import EventLogger
 from ps_server.log.entries import Released
 from ps_server.shard.context import ShardContext
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 _RELEASE_BYTES = 1 << 10
 """More than a ReleaseRecord takes."""
@@ -24,5 +24,5 @@ async def log_release(context: ShardContext, entry: Released) -> None:
             await context.write(entry, _RELEASE_BYTES, ("before_release_log", "after_release_log"))
             return
         except PsError as error:
-            logger.warning("the release of model '%s' cannot be logged yet: %s", entry.model, error)
+            logger.warning("model.released", "the release of model '%s' cannot be logged yet: %s", entry.model, error)
             await asyncio.sleep(_AGAIN_SECONDS)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterable
 
 from ps_protocol.errors import NotReady
+from ps_protocol.logs import EventLogger
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import ModelSpec, ShardMap
 from ps_protocol.wire.convert.model import shard_map_to_pb
@@ -21,7 +21,7 @@ from ps_server.shard.step.model import ShardModel
 from ps_server.state.model_state import ModelState, new_model
 from ps_server.state.reshard import resharded
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 SLOWEST_BYTES_PER_SECOND = 10e6
 """A write, whose progress cannot be seen, may take as long as it would at this rate."""
@@ -132,7 +132,7 @@ async def restore_model(context: ShardContext, model: ShardModel, place: str, pr
 
     tracker = saved_tracker(checkpoint, model.name)
     await restore(checkpoint, model, tracker, only_first=True, on_write=on_write)
-    logger.info("model '%s': restored from %s", model.name, folder)
+    logger.info("checkpoint", "model '%s': restored from %s", model.name, folder)
 
 
 async def warm_up(spec: ModelSpec, progress: PlacingProgress) -> None:

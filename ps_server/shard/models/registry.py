@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 
 from ps_protocol.cluster.view import ClusterView, Role
 from ps_protocol.errors import ModelReleased, PsError, Retryable, Unavailable, UnknownModel
+from ps_protocol.logs import EventLogger
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import ShardMap
 from ps_server.log.entries import Released
@@ -27,7 +27,7 @@ from ps_server.state.model_state import ModelState
 
 __all__ = ["Registry", "ShardContext"]
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 PATIENCE_SECONDS = 10.0
 """How long a request waits for a model or a membership that this shard does not know yet."""
@@ -225,14 +225,14 @@ class Registry:
             if not self._to_drop(name) and not self._view.was_released(name, epoch):
                 await self.place(shard_map)
         except (Retryable, UnknownModel, ModelReleased) as error:
-            logger.warning("model '%s' cannot be placed here yet: %s", name, error)
+            logger.warning("model.waits", "model '%s' cannot be placed here yet: %s", name, error)
             progress.fail(error)
             await asyncio.sleep(_AGAIN_SECONDS)
         except PsError as error:
-            logger.error("%s", error)
+            logger.failure(error)
             self.refuse(name, error)
         except Exception as error:
-            logger.exception("model '%s' cannot be placed here", name)
+            logger.exception("model.stopped", "model '%s' cannot be placed here", name)
             self.refuse(name, model_errors.unplaceable(self.context.shard, name, error))
 
     async def _drop(self, name: str, released: int) -> None:
@@ -253,7 +253,7 @@ class Registry:
             await log_release(self.context, Released(name, released))
             self._placed.pop(name, None)
             self._recovered.pop(name, None)
-            logger.info("model '%s' is released: this shard has dropped it", name)
+            logger.info("model.released", "model '%s' is released: this shard has dropped it", name)
         self._refused.pop(name, None)
 
     @contextmanager
@@ -332,6 +332,7 @@ class Registry:
         model.members(self._live())
         self._models[model.name] = model
         logger.info(
+            "model.placed",
             "model '%s': %d slices, %.1f MB, %s, %s",
             model.name,
             len(layout.slices),

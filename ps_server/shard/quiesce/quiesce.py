@@ -8,7 +8,6 @@ every shard or of none.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ps_protocol.cluster.quiesced import ModelPosition
 from ps_protocol.errors import InvalidRequest, Unavailable
+from ps_protocol.logs import EventLogger
 from ps_server.checkpoint.format.record import ShardPart
 from ps_server.checkpoint.format.table_part import Base, Mark
 from ps_server.checkpoint.read.checkpoint import Checkpoint
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ps_server.checkpoint.write.table_copy import TableCapture
     from ps_server.tables.table import ShardTable
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 CATCH_UP_SECONDS = 30.0
 """How long a quiesce waits for pushes that another shard has accepted."""
@@ -213,7 +213,7 @@ class Quiescence:
 
     def _expired(self, name: str) -> None:
         if name == self._name:
-            logger.warning("shard %d resumes: the quiesce was not completed in time", self._shard)
+            logger.warning("move.failed", "shard %d resumes: the quiesce was not completed in time", self._shard)
             self._resume()
 
     def _resume(self) -> None:

@@ -7,7 +7,6 @@ shard that has staged a move waits for it.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 
 from ps_protocol.cluster.view import ClusterView, Role
 from ps_protocol.errors import InternalError, ModelMoved, PsError, Unavailable
+from ps_protocol.logs import EventLogger
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import ShardMap
 from ps_protocol.wire.convert.headers import state_headers_to_pb
@@ -34,7 +34,7 @@ from ps_server.shard.step.model import ShardModel
 from ps_server.state.model_state import ModelState
 from ps_server.state.reshard import resharded
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 _COMMIT_BYTES = 1 << 10
 """More than a SwitchRecord takes."""
@@ -143,7 +143,7 @@ class Resharding:
             self._room.release()
             self._rest_later()
         received = sum(each.nbytes for _, each in arrived)
-        logger.info("shard %d: %.1f MB came for the next shard maps", self._context.shard, received / 1e6)
+        logger.info("move", "shard %d: %.1f MB came for the next shard maps", self._context.shard, received / 1e6)
         return received
 
     async def _fetch(self, model: ShardModel, wanted: ShardMap, members: Collection[int]) -> StagedReshard:
@@ -270,7 +270,7 @@ class Resharding:
             if block is not None:
                 self._incoming.give(block)
         except (PsError, OSError, RuntimeError, MemoryError) as error:
-            logger.error("model '%s' stopped: it could not be resharded", model.name, exc_info=error)
+            logger.error("model.stopped", "model '%s' stopped: it could not be resharded", model.name, exc_info=error)
             self._registry.refuse(
                 model.name,
                 InternalError(

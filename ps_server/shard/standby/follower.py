@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from asyncio import to_thread
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -15,6 +14,7 @@ import grpc
 from ps_protocol import PROTOCOL_VERSION
 from ps_protocol.cluster.view import Member
 from ps_protocol.errors import InternalError, Unavailable
+from ps_protocol.logs import EventLogger
 from ps_protocol.rpc.channel import OpenChannel, open_async_channel
 from ps_protocol.rpc.client_errors import translate
 from ps_protocol.v1 import shard_pb2 as pb
@@ -34,7 +34,7 @@ from ps_server.shard.execution.tasks import finished
 from ps_server.state.apply import Replay
 from ps_server.state.blocks import Block
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 _METHOD = "/ps_protocol.v1.Shard/Follow"
 
@@ -109,7 +109,9 @@ class LogFollower:
                 await self._copy(call, parser, primary.incarnation, following.number)
             else:
                 await self._go_on(primary.incarnation)
-            logger.info("shard %d: follows %s from record %d", self.shard, primary.address, self._log.number + 1)
+            logger.info(
+                "standby", "shard %d: follows %s from record %d", self.shard, primary.address, self._log.number + 1
+            )
             await self._begin_snapshots()
             saying = asyncio.create_task(self._say(call))
             try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from asyncio import to_thread
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from ps_protocol.errors import (
     PsError,
     Unavailable,
 )
+from ps_protocol.logs import EventLogger
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.chunks import FOLLOW_REPLIES
 from ps_protocol.wire.convert import model as convert_model
@@ -40,7 +40,7 @@ from ps_server.shard.transport.grpc_stream import Context, read, read_soon, writ
 from ps_server.state.blocks import blocks_of
 from ps_server.state.bucket_groups import buckets_of
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 HAND_OVER_SECONDS = 2.0
 """How long a shard that is told to stop waits for its standby."""
@@ -217,7 +217,7 @@ class LogFeed:
             if await to_thread(reader.is_behind, start.writer):
                 self._sent = start.number
                 await _write(context, following=pb.Following(number=start.number))
-                logger.info("shard %d: its standby follows from record %d", self._shard, start.number + 1)
+                logger.info("standby", "shard %d: its standby follows from record %d", self._shard, start.number + 1)
             else:
                 reader.close()
                 self._sent = await self._copy(context)
@@ -265,7 +265,7 @@ class LogFeed:
         begun, models = self._log.whole, self._registry.placed
         loads = [model.loads for model in models]
         self._log.read_from = begun + 1
-        logger.info("shard %d: copies %d models to its standby", self._shard, len(models))
+        logger.info("standby", "shard %d: copies %d models to its standby", self._shard, len(models))
         await _write(context, following=pb.Following(number=begun, copy=True))
         try:
             for model in models:

@@ -11,9 +11,10 @@ from ps_protocol.client.coordinator import CoordinatorClient, JoinSpec
 from ps_protocol.client.membership import Membership, OnFenced, OnView, log_waiting
 from ps_protocol.cluster.view import TOOK_OVER, ClusterView, Member, Role
 from ps_protocol.errors import Fenced, InternalError, NotReady, StorageFull, Unavailable
+from ps_protocol.logs import EventLogger
 from ps_server.shard.standby.follower import LogFollower, StandbyPlace
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 _AGAIN_SECONDS = 0.2
 """Between two tries to follow a primary that does not answer, or to take a place that is not to be had."""
@@ -97,13 +98,13 @@ class Standby:
             return await joined(self._client, spec, self._timeout_seconds, self._stop)
         except NotReady as refusal:
             if refusal.message != self._refusal:
-                logger.info("shard %d stands by: %s", self._follower.shard, refusal)
+                logger.info("standby", "shard %d stands by: %s", self._follower.shard, refusal)
             self._refusal = refusal.message
             return None
         except Unavailable as error:
             if not self.waits.is_set():
                 raise
-            logger.warning("shard %d stands by: %s", self._follower.shard, error)
+            logger.warning("standby", "shard %d stands by: %s", self._follower.shard, error)
             return None
 
     async def _join_as_standby(self) -> Membership | None:
@@ -112,7 +113,7 @@ class Standby:
             try:
                 membership = await joined(self._client, spec, self._timeout_seconds, self._stop)
             except NotReady as refusal:
-                logger.warning("%s", refusal)
+                logger.failure(refusal, logging.WARNING)
                 await self._news(1.0)
                 continue
             if membership:
@@ -160,7 +161,7 @@ class Standby:
                 await self._follower.follow(holder, StandbyPlace(standby, self._view.revision))
             except (Unavailable, StorageFull) as error:
                 if error.message != said:
-                    logger.warning("shard %d is not followed: %s", self._follower.shard, error)
+                    logger.warning("standby.failed", "shard %d is not followed: %s", self._follower.shard, error)
                 said = error.message
                 await asyncio.sleep(_FULL_SECONDS if isinstance(error, StorageFull) else _AGAIN_SECONDS)
             except OSError as error:

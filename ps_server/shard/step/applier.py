@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.errors import InternalError, PsError
+from ps_protocol.logs import EventLogger
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.spec import Buffers, Options
 from ps_protocol.model.tables import Ids, RowOptions
@@ -42,7 +42,7 @@ from ps_server.state.replica import Replica, Step, copy_region
 if TYPE_CHECKING:
     from ps_server.tables.table import ShardTable
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 T = TypeVar("T")
 
@@ -484,7 +484,7 @@ class Applier:
         failed = self.tracker.counts.outcomes[FAILED]
         if failed & (failed - 1) == 0:
             name, shard = self.layout.shard_map.spec.name, self.layout.shard
-            logger.error("shard %d, model '%s': %s (%d so far)", shard, name, skipped, failed)
+            logger.error("step.skipped", "shard %d, model '%s': %s (%d so far)", shard, name, skipped, failed)
 
     def _ended(self, work: asyncio.Future[Region]) -> None:
         if not work.cancelled() and (error := work.exception()) is not None:
@@ -493,7 +493,7 @@ class Applier:
     def failed(self, error: BaseException) -> None:
         """An update that failed stops the model, for half of it may have happened."""
         name, shard = self.layout.shard_map.spec.name, self.layout.shard
-        logger.error("model '%s' stopped: an update failed", name, exc_info=error)
+        logger.error("model.stopped", "model '%s' stopped: an update failed", name, exc_info=error)
         self.stop(
             InternalError(
                 f"shard {shard} stopped model '{name}': an update failed",

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import Fenced, PsError, Unavailable
+from ps_protocol.logs import EventLogger
 from ps_server.consistency import WorkerKey
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 
 class Connections:
@@ -73,7 +73,7 @@ class Connections:
     def open(self, worker: WorkerKey, transport: Transport) -> Iterator[None]:
         """While a stream of ``worker`` is open."""
         if transport != self.transports.get(worker):
-            logger.info("model '%s': %s uses %s", self._model, worker, transport.value)
+            logger.info("transport", "model '%s': %s uses %s", self._model, worker, transport.value)
         self.transports[worker] = transport
         stream = self._streams[worker] = object()
         try:

@@ -5,11 +5,11 @@ In sync a step is made with the arguments of its lowest rank.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from ps_protocol.errors import InvalidRequest
+from ps_protocol.logs import EventLogger
 from ps_protocol.model.optimizers import EXECUTION_HINTS
 from ps_protocol.model.option_ranges import require_in_range
 from ps_protocol.model.spec import ModelSpec, Option, OptionDifference, Options
@@ -18,7 +18,7 @@ from ps_server.consistency import WorkerKey
 from ps_server.optimizers.catalog import check_options
 from ps_server.shard.step.push import IncomingPush
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 _TEXT_CHARACTERS = 80
 
@@ -141,6 +141,7 @@ class OptionDifferences:
             if found.key not in known:
                 known[found.key] = found
                 logger.warning(
+                    "model.options",
                     "model '%s': worker %d pushes %s=%s in %s %d, and worker %d, whose options are used, %s",
                     self._model,
                     push.info.worker.rank,

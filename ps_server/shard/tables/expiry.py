@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Sequence
 
 from ps_protocol.errors import PsError, StorageFull
+from ps_protocol.logs import EventLogger
 from ps_server.shard.step.model import ShardModel
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 EVERY_SECONDS = 0.5
 """How often tables are checked for expired rows."""
@@ -35,7 +35,7 @@ class RowExpiry:
                 try:
                     await self.look(model)
                 except StorageFull as error:
-                    logger.warning("rows of model '%s' stay for now: %s", model.name, error)
+                    logger.warning("table.waits", "rows of model '%s' stay for now: %s", model.name, error)
                 except PsError as error:
                     logger.debug("rows of model '%s' stay for now: %s", model.name, error)
 

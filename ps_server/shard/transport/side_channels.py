@@ -15,6 +15,7 @@ from ps_protocol.cluster.answers import AttachedChannel, RefusedChannel, SideCha
 from ps_protocol.cluster.requests import AttachRequest, ConfirmRequest, StepRequest
 from ps_protocol.cluster.transport import Transport
 from ps_protocol.errors import ConfigError, InvalidRequest, PsError
+from ps_protocol.logs import EventLogger
 from ps_protocol.model.layout import Layout
 from ps_protocol.security.security import OFF, Security
 from ps_protocol.security.settings import BulkSecurity
@@ -32,8 +33,8 @@ from ps_server.shard.transport.private_socket import PrivateSocket
 from ps_server.shard.transport.socket_stream import SocketServerTransport
 from ps_server.state.region import Region
 
-logger = logging.getLogger(__name__)
-logger.addFilter(LogLimit())
+logger = EventLogger(__name__)
+logging.getLogger(__name__).addFilter(LogLimit())
 
 MAX_GRADIENT_SEGMENTS = 2
 """A worker needs one, or two when it fills one while the other is applied."""
@@ -164,7 +165,7 @@ class SideChannels:
             try:
                 connection, _ = await loop.sock_accept(listener)
             except OSError as error:
-                logger.warning("cannot take a connection: %s", error)
+                logger.warning("caller.refused", "cannot take a connection: %s", error)
                 await asyncio.sleep(1.0)  # out of descriptors, most likely: trying at once would spin
                 continue
             transport = SocketServerTransport(PlainCarrier(connection), self._config.stall_seconds)
@@ -203,7 +204,7 @@ class SideChannels:
             if isinstance(message, ConfirmRequest):
                 confirmed = offer.confirm(transport)
         except PsError as error:
-            logger.warning("refused a side channel: %s", error)
+            logger.warning("caller.refused", "refused a side channel: %s", error)
             await _say(transport, error)
         except TimeoutError:
             self._counts.add(TOKEN_TIME)
@@ -212,7 +213,7 @@ class SideChannels:
             logger.debug("a side channel was not taken up: %s", error)
         except Exception:
             # a defect, which one connection must not make thousands of lines of
-            logger.exception("a side channel failed")
+            logger.exception("request.failed", "a side channel failed")
         finally:
             self._strangers.pop(transport, None)
             if not confirmed:

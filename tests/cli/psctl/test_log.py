@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from ps_protocol import logs
-from ps_protocol.log_events import EVENTS
+from ps_protocol.logs import EVENTS
 from ps_server.cli.psctl import main
 from ps_server.cli.psctl.output import notes
 from ps_server.coordinator.settings import ClusterSettings
@@ -21,11 +21,11 @@ def own_log(monkeypatch):
     monkeypatch.setattr(logs, "_process", dict.fromkeys(logs.FACTS))
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     root = logging.getLogger()
-    before = root.handlers[:], root.level, notes.logger.level
+    before = root.handlers[:], root.level, logging.getLogger(notes.__name__).level
     yield
     root.handlers = before[0]
     root.setLevel(before[1])
-    notes.logger.setLevel(before[2])
+    logging.getLogger(notes.__name__).setLevel(before[2])
 
 
 def psctl(*arguments: str, **environment: str | None):

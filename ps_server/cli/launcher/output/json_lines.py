@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ps_protocol.logs import FACTS, json_line, time_text
+from ps_protocol.logs import FACTS, LogEvent, json_line, time_text
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
 
 OUTPUT_EVENT = "output"
@@ -23,7 +23,7 @@ def record_of(process: ProcessName, line: str, now: float) -> str:
     return json_line(_fields(process.part.value, OUTPUT_EVENT, line, now) | _number(process))
 
 
-def own_record(event: str, message: str, now: float) -> str:
+def own_record(event: LogEvent, message: str, now: float) -> str:
     """A message of ps-run itself."""
     return json_line(_fields("ps-run", event, message, now))
 

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from ps_protocol.cluster.view import ClusterStatus
-from ps_protocol.logs import LogFormat
+from ps_protocol.logs import LogEvent, LogFormat
 from ps_server.cli.launcher.events import SERVERS, ProcessName, ProcessRole
 from ps_server.cli.launcher.output.json_lines import own_record, record_of
 from ps_server.cli.status.text import status_line, status_tables
@@ -71,7 +71,7 @@ class Screen:
         style = "dim" if process.part in SERVERS else WORKER_STYLES[process.index % len(WORKER_STYLES)]
         self._write(str(process), style, list(lines), self._out)
 
-    def say(self, text: str, style: str = "bold", event: str = "job") -> None:
+    def say(self, text: str, style: str = "bold", event: LogEvent = "job") -> None:
         """A message of ps-run itself; with the time of day if the output is not a terminal."""
         if self._json:
             self._write_plain(f"{own_record(event, text, self._clock())}\n", self._err)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from ps_protocol.logs import LogFormat, configure_logging, describe_process, logs_json
+from ps_protocol.logs import EventLogger, LogFormat, configure_logging, describe_process, logs_json
 from ps_server.cli.psctl.output.facts import say
 
-logger = logging.getLogger(__name__)
+logger = EventLogger(__name__)
 
 
 def log_as(level: str | None, form: LogFormat, job: str | None) -> None:
@@ -16,13 +16,13 @@ def log_as(level: str | None, form: LogFormat, job: str | None) -> None:
         return  # a warning is printed as it is, without time and name
     configure_logging(level or "warning", form)
     # What a command says belongs to its output, whatever the level.
-    logger.setLevel(logging.INFO)
+    logging.getLogger(__name__).setLevel(logging.INFO)
     describe_process(role="psctl", job=job)
 
 
 def note(text: str, level: int = logging.INFO) -> None:
     """Say ``text`` on stderr; ``level`` is that of the record where the log is JSON."""
     if logs_json():
-        logger.log(level, "%s", text, extra={"event": "psctl.note"})
+        logger.log(level, "psctl.note", "%s", text)
     else:
         say(text, err=True)
