@@ -10,11 +10,12 @@ SHARDS  ?= 4
 WORKERS ?= 6
 READY  := $(VENV)/.ready
 PROTO_VENV := .venv-proto
+DOCS_VENV := .venv-docs
 PROTO_TOOLS := grpcio-tools==1.72.2
 PROTO_FILES := $(wildcard protos/ps_protocol/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-long check fix metrics-page manifests proto proto-check bench chaos damage fuzz sim cluster clean
+.PHONY: help setup train test test-long check fix docs metrics-page manifests proto proto-check bench chaos damage fuzz sim cluster clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1|/' | column -t -s '|'
@@ -61,6 +62,14 @@ $(PROTO_VENV)/.ready: Makefile
 	$(PROTO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check '$(PROTO_TOOLS)' setuptools
 	touch $@
 
+$(DOCS_VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+docs: $(DOCS_VENV)/.ready  ## build the site of the documentation in site/; fails where a link or a docstring is missing
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build
+
 metrics-page: setup  ## write docs/metrics.md from the definitions of metrics
 	$(BIN)/python -m tests.support.metrics_page
 
@@ -94,4 +103,4 @@ cluster:  ## the same training in containers (needs docker compose; TLS=1, MODE=
 	deploy/up.sh
 
 clean:  ## remove everything that was made
-	rm -rf $(VENV) $(PROTO_VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PROTO_VENV) $(DOCS_VENV) build site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

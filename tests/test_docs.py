@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.support import site
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks" / "README.md"]
-TEXTS = sorted({*PAGES, *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")})
+TEXTS = sorted({*PAGES, *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "examples" / "README.md"})
 WIDTH = 120
 
 _FILE = re.compile(r"`([\w./-]+/[\w./-]*)`")
@@ -49,6 +51,31 @@ def test_what_a_page_names_exists(page):
 def test_names_of_what_is_not_there_are_found():
     assert missing("`ps_server/shard/nothing.py` and `ps_server.shard.process`") == ["ps_server/shard/nothing.py"]
     assert missing("`ps_worker.nothing`, `ps_worker.connect`") == ["ps_worker.nothing"]
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_to_a_heading_there(page):
+    assert list(site.broken_links(str(page.relative_to(ROOT)), page.read_text())) == []
+
+
+def test_links_to_what_is_not_there_are_found():
+    text = "[a](nothing.md) [b](data.md#nope) [c](#here) [d](../README.md)\n# Here\n```\n[e](code.md)\n```\n"
+    assert list(site.broken_links("docs/tables.md", text)) == ["nothing.md", "data.md#nope"]
+
+
+def test_links_to_sources_are_words_on_the_site_and_pages_elsewhere_have_places_there():
+    text = "[a](../deploy/compose.yaml), [b](../README.md#modes), [c](https://x.org), [d](../benchmarks/README.md)"
+    assert site.for_the_site("docs/x.md", text) == "a, [b](index.md#modes), [c](https://x.org), [d](benchmarks.md)"
+    assert site.for_the_site("README.md", "[a](docs/decisions/README.md)") == "[a](decisions/README.md)"
+    assert site.for_the_site("docs/decisions/1.md", "[a](../data.md)") == "[a](../data.md)"
+
+
+def test_the_site_leads_to_every_page():
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    listed = re.findall(r"^ +- (\S+\.md)$", nav, re.MULTILINE)
+    pages = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
+    outside = [place for place in site.OUTSIDE.values() if place.endswith(".md")]
+    assert sorted(listed) == sorted([*outside, *(page for page in pages if not page.startswith("decisions/0"))])
 
 
 def too_long(text: str) -> list[str]:

@@ -54,6 +54,11 @@ def test_an_error_that_a_public_docstring_names_can_be_imported(name: str) -> No
     assert {word for word in named if not hasattr(ps_worker, word)} == set()
 
 
+@pytest.mark.parametrize("name", sorted(DOCUMENTED))
+def test_a_public_name_has_a_docstring(name: str) -> None:
+    assert DOCUMENTED[name]
+
+
 def test_the_whole_tree_is_public() -> None:
     assert {name: getattr(ps_worker, name, None) for name in TREE} == TREE
 
