@@ -78,7 +78,7 @@ def files_of_a_step(steps: int = STEPS, *, wire: str = "int8") -> list[str]:
         stack.callback(threading.setprofile, None)
         storage = StorageConfig(Durability.DURABLE, folder / "data")
         sides = SideChannelConfig("127.0.0.1", (0,), shm=False)
-        config = ShardConfig(0, address, "127.0.0.1", 0, "", 1, 30.0, None, side_channels=sides, storage=storage)
+        config = ShardConfig(shard=0, coordinator=address, threads=1, side_channels=sides, storage=storage)
         stack.enter_context(shard_thread(config))
         step = stack.enter_context(_training(address, wire))
         for _ in range(3):

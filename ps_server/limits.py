@@ -1,4 +1,4 @@
-"""What clients together, and one of them alone, may take of a server. Imports neither gRPC nor torch."""
+"""Limits of what all clients of a server, and one of them, may use. Imports neither gRPC nor torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
+
+import click
 
 from ps_protocol.errors import InvalidRequest, Unavailable
+from ps_server.settings import setting
 
 CONNECTIONS, PEER_CONNECTIONS, HANDSHAKES, HANDSHAKE_TIME = (
     "connections",
@@ -43,34 +47,27 @@ CONNECTION_RESERVE = 256
 HANDSHAKE_RESERVE_SECONDS = 5.0
 """By how much gRPC's own limits are above those of ServerLimits."""
 
+_MEMORY: Mapping[str, Any] = {
+    "type": click.IntRange(0),
+    "show_default": "a quarter of the memory of the machine",
+    "metavar": "MB",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Of one server process. A peer is a host: all processes of one address together."""
+    """Limits of one server process. A peer is a host: all processes of one address together."""
 
-    #: Open gRPC connections; the newest above it is closed.
-    max_connections: int = 10_000
-    max_peer_connections: int = 5_000
-    #: Connections that have not made a call, in their handshake or after it; the oldest above it is closed.
-    max_handshakes: int = 2_048
-    #: Calls at a time on one connection; gRPC clients wait with one more.
-    max_streams: int = 1024
-    #: Calls in progress, streams included.
-    max_calls: int = 16_384
-    max_peer_calls: int = 8_192
-    #: Of the headers of one call.
-    max_metadata_bytes: int = 16 << 10
-    #: Until a new connection has completed its handshake and made its first call.
-    handshake_seconds: float = 20.0
-    #: Until a call that streams has sent its first message.
-    first_message_seconds: float = 10.0
-    #: Shards: streams that follow the changes of a table.
-    max_feeds: int = 256
-    max_peer_feeds: int = 128
-    #: Shards: connections to side channels that have not shown their token; one more closes the oldest.
-    max_side_handshakes: int = 64
-    #: Shards: until a connection to a side channel has shown its token.
-    token_seconds: float = 10.0
+    max_connections: int = setting(10_000, "Open gRPC connections; one more is closed.")
+    max_peer_connections: int = setting(5_000, "Open gRPC connections of one host; one more is closed.")
+    max_handshakes: int = setting(2_048, "Connections that have not made a call; one more closes the oldest.")
+    max_streams: int = setting(1024, "Calls at a time on one connection; clients wait with one more.")
+    max_calls: int = setting(16_384, "Calls in progress, streams included.")
+    max_peer_calls: int = setting(8_192, "Calls in progress of one host.")
+    max_metadata_bytes: int = setting(16 << 10, "Bytes of the headers of one call.", click.IntRange(4096))
+    handshake_seconds: float = setting(
+        20.0, "Time for a new connection to complete its handshake and make its first call."
+    )
 
     @property
     def server_options(self) -> Mapping[str, int]:
@@ -88,19 +85,45 @@ class ServerLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardLimits(ServerLimits):
+    """Limits of one shard."""
+
+    first_message_seconds: float = setting(10.0, "Time for a call to send its first message.")
+    max_feeds: int = setting(256, "Streams that follow the changes of tables.")
+    max_peer_feeds: int = setting(128, "Streams of one host that follow the changes of tables.")
+    max_side_handshakes: int = setting(
+        64,
+        "Connections to the bulk and shm transports that have not shown their token; one more closes the oldest.",
+    )
+    token_seconds: float = setting(10.0, "Time for such a connection to complete its handshake and show its token.")
+    answer_mb: int = setting(
+        0, "Memory for answers to requests for rows or parameters; one client gets at most half of it.", **_MEMORY
+    )
+    upload_mb: int = setting(
+        0, "Bytes of gradients, rows and values that clients are sending; one client has at most half of it.", **_MEMORY
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class JobLimits:
     """Limits of all models of one job together."""
 
-    #: Values of dense variables, without their optimizer state.
-    max_model_bytes: int = 64 << 30
-    max_models: int = 256
-    max_variables: int = 1 << 18
-    max_slices: int = 1 << 18
-    max_tables: int = 1024
-    #: Of all tables: ``max_tables`` with the default of 256 each.
-    max_buckets: int = 1 << 18
-    #: Of the name of a model, table, dataset or optimizer.
-    max_name_bytes: int = MAX_NAME_BYTES
+    #: Without optimizer state.
+    max_model_bytes: int = setting(
+        64 << 30,
+        "Limit of the bytes of values in all models together; a model above it is refused.",
+        show_default="64 GB",
+    )
+    max_models: int = setting(256, "Models of the job.")
+    max_variables: int = setting(1 << 18, "Variables of all models together.")
+    max_slices: int = setting(1 << 18, "Slices of all models together.")
+    max_tables: int = setting(1024, "Tables of all models together.")
+    #: ``max_tables`` with the default of 256 each.
+    max_buckets: int = setting(1 << 18, "Buckets of all tables together.")
+    max_name_bytes: int = setting(
+        MAX_NAME_BYTES,
+        "Bytes of the name of a model, table, dataset or optimizer. Names of variables may have 16 times as many.",
+    )
 
     @property
     def max_variable_name_bytes(self) -> int:

@@ -29,6 +29,7 @@ from ps_server.coordinator.placement.variables import Balanced, FixedShards, Max
 from ps_server.coordinator.settings import ClusterSettings, check_consistency, partition_flags
 from ps_server.limits import JobLimits, ServerLimits
 from ps_server.serving.metrics import MetricsConfig, parse_port
+from ps_server.settings import configured
 
 logger = EventLogger(__name__)
 
@@ -97,7 +98,7 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
         check_consistency(consistency, workers.least)
     except InvalidRequest as error:
         raise ConfigError(error.message, expected=error.expected, actual=error.actual, remedy=error.remedy) from error
-    lease, heartbeat, most = options["lease_seconds"], options["heartbeat_seconds"], options["max_model_bytes"]
+    lease, heartbeat = options["lease_seconds"], options["heartbeat_seconds"]
     if heartbeat * 2 > lease:
         raise ConfigError(
             "a lease has to be longer than two heartbeats",
@@ -105,7 +106,6 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
             actual=f"{lease:g} s and {heartbeat:g} s",
         )
     security: SecuritySettings = options.get("security") or SecuritySettings()
-    job_limits: JobLimits = options.get("job_limits") or JobLimits()
     cluster = ClusterSettings(
         expected_shards=options["shards"],
         expected_workers=workers.fixed,
@@ -120,7 +120,7 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
         first_incarnation=time.time_ns() // 1_000_000,
         clock_began=time.time() - time.monotonic(),
         job=security.job,
-        limits=job_limits if most is None else replace(job_limits, max_model_bytes=most),
+        limits=configured(JobLimits, options),
     )
     if kept is not None:
         if not given & {"partition", "partition_slices", "partition_bytes"}:
@@ -146,7 +146,7 @@ def configure(options: Mapping[str, Any], given: Set[str], kept: ClusterRecords 
         cluster = replace(cluster, seed=saved_seed(saved))
     exits = bool(options["exit_when_finished"])
     metrics = MetricsConfig(options["bind"], parse_port(options["metrics_port"]))
-    limits = options.get("limits") or ServerLimits()
+    limits = configured(ServerLimits, options)
     return CoordinatorConfig(
         options["bind"],
         options["port"],

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
-from click.core import ParameterSource
 
 from ps_protocol.client.coordinator import EXIT_UNSAVED
 from ps_protocol.errors import PsError
@@ -27,7 +26,6 @@ from ps_server.cli.options import common
 from ps_server.cli.options.checkpoint import checkpoint_options
 from ps_server.cli.options.cluster import cluster_options
 from ps_server.cli.options.elasticity import elasticity_options
-from ps_server.cli.options.limits import job_limit_options, server_limit_options
 from ps_server.cli.options.mode import MODES, bound_options
 from ps_server.cli.options.page import page_port_option
 from ps_server.cli.options.security import server_security_options
@@ -49,9 +47,10 @@ from ps_server.coordinator.page import serve_page
 from ps_server.coordinator.persistence.cluster_records import from_rows
 from ps_server.coordinator.persistence.journal import Journal
 from ps_server.coordinator.service import MAX_REQUEST_BYTES, SERVICE_NAME, CoordinatorService
-from ps_server.limits import LimitCounts
+from ps_server.limits import JobLimits, LimitCounts, ServerLimits
 from ps_server.serving import grpc_server
 from ps_server.serving.metrics import MetricsConfig, metrics_option, serve_metrics
+from ps_server.settings import options, was_given
 
 if TYPE_CHECKING:
     from ps_server.page.server import PageServer
@@ -236,25 +235,24 @@ def _serve_metrics(
 @common.exit_option
 @elasticity_options
 @checkpoint_options
-@server_limit_options
-@job_limit_options
+@options(ServerLimits, JobLimits)
 @click.pass_context
-def main(context: click.Context, /, **options: Any) -> None:
+def main(context: click.Context, /, **values: Any) -> None:
     """Entry point of ps-coordinator."""
-    configure_logging(options["log_level"], LogFormat(options["log_format"]))
-    describe_process(role="coordinator", job=options["security"].job)
+    configure_logging(values["log_level"], LogFormat(values["log_format"]))
+    describe_process(role="coordinator", job=values["security"].job)
     unsaved: list[PsError] = []
     with common.clean_errors():
-        given = {name for name in options if context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)}
+        given = {name for name in values if was_given(context, name)}
         common.check_descriptors(common.OWN_DESCRIPTORS, "this coordinator")
-        common.check_ready_file(options["ready_file"])
+        common.check_ready_file(values["ready_file"])
         life = take_life_pipe(os.environ)
         told = from_tf_config(os.environ.get("TF_CONFIG", ""), given)
-        folder: Path | None = options["data_dir"]
-        older = options["accept_older_journal"]
+        folder: Path | None = values["data_dir"]
+        older = values["accept_older_journal"]
         with nullcontext() if folder is None else Journal.open(folder, accept_older=older) as journal:
             kept = from_rows(journal.read(), str(journal.path)) if journal else None
-            config = configure({**options, **told}, given | told.keys(), kept)
+            config = configure({**values, **told}, given | told.keys(), kept)
             if config.checkpoints.directory is not None:
                 check_writable(config.checkpoints.directory)
             grpc_server.run(lambda stop: showing_life(serve(config, journal, stop, unsaved), life))

@@ -14,7 +14,7 @@ from ps_protocol.metrics.definition import Read
 from ps_protocol.metrics.server import MetricsServer, Targets
 from ps_protocol.security.security import OFF as NO_SECURITY
 from ps_protocol.security.security import Security
-from ps_server.port_option import PortOption
+from ps_server.settings import PortOption
 
 logger = EventLogger(__name__)
 

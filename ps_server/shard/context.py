@@ -11,7 +11,7 @@ from ps_protocol.rpc.channel import OpenChannel, open_async_channel
 from ps_protocol.tracing.tracer import Tracer
 from ps_server.checkpoint.folder.roots import CheckpointRoots
 from ps_server.failpoints import Failpoints
-from ps_server.limits import LimitCounts, ServerLimits
+from ps_server.limits import LimitCounts, ShardLimits
 from ps_server.log.entries import Entry, MemoryLog, UpdateLog
 from ps_server.shard.byte_budget import ByteBudget, ByteBudgets
 from ps_server.shard.durability.replication import Replication
@@ -50,7 +50,7 @@ class ShardContext:
     #: Where checkpoints may be.
     checkpoints: CheckpointRoots = field(default_factory=CheckpointRoots)
     #: What clients may take, and how often they wanted more.
-    limits: ServerLimits = field(default_factory=ServerLimits)
+    limits: ShardLimits = field(default_factory=ShardLimits)
     limit_counts: LimitCounts = field(default_factory=LimitCounts)
     #: What a worker says of its gradients is believed: that all are finite.
     trusts_workers: bool = True

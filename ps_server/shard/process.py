@@ -134,7 +134,7 @@ class ShardProcess:
                 storage.keep,
                 lambda: storage.promised,
                 config.max_model_bytes or machine_bytes(),
-                ByteBudgets.of(config.answer_bytes, config.upload_bytes, self.limit_counts),
+                ByteBudgets.of(config.limits.answer_mb << 20, config.limits.upload_mb << 20, self.limit_counts),
                 CheckpointRoots.of(config.checkpoint_dirs),
                 config.limits,
                 self.limit_counts,

@@ -1,7 +1,6 @@
 """The image and the compose file, read without an engine: they name what exists."""
 
 import importlib
-import inspect
 import os
 import re
 import subprocess
@@ -18,9 +17,10 @@ from ps_protocol.security.certificates import read_certificates
 from ps_protocol.security.roles import AccessRole
 from ps_protocol.security.security import Security
 from ps_protocol.security.settings import SecuritySettings
-from ps_server.cli.options.storage import storage_config
+from ps_server.cli.options.storage import StorageOptions
 from ps_server.coordinator.config import configure
 from ps_server.entry import MODULES
+from ps_server.settings import configured
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -104,7 +104,7 @@ def test_servers_keep_their_state_in_a_volume_that_they_find_again_and_are_start
         assert found[name]["restart"] == "on-failure:10"
     for name in ("shard0", "shard1"):
         options = parsed(found[name], monkeypatch)
-        config = storage_config(**{key: options[key] for key in inspect.signature(storage_config).parameters})
+        config = configured(StorageOptions, options).config()
         assert config.durability.value == (durability or "durable")
     # A new volume has the owner that its place has in the image.
     assert re.search(r"install --directory --owner torch-ps .*/state\b", DOCKERFILE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import os
 import re
 import subprocess
@@ -14,10 +13,11 @@ from typing import Any
 import click
 import pytest
 
-from ps_server.cli.options.storage import Durability, storage_config
+from ps_server.cli.options.storage import Durability, StorageOptions
 from ps_server.coordinator.config import configure
 from ps_server.coordinator.elasticity.engines import kubernetes
 from ps_server.entry import MODULES
+from ps_server.settings import configured
 from ps_worker.session.alive import TOUCH_SECONDS
 from ps_worker.session.config import WorkerConfig
 from tests.deploy.manifests import ALL, ROOT, Pod, pods
@@ -129,7 +129,7 @@ def test_the_coordinator_takes_its_options(pod, monkeypatch):
 @pytest.mark.parametrize("pod", each_pod("shard", "standby"))
 def test_a_shard_takes_its_options(pod, monkeypatch):
     options = parsed(pod, monkeypatch)
-    config = storage_config(**{key: options[key] for key in inspect.signature(storage_config).parameters})
+    config = configured(StorageOptions, options).config()
     assert config.durability is Durability.DURABLE
     assert options["bind"] == "0.0.0.0"
     assert options["advertise"].endswith(f":{options['port']}")

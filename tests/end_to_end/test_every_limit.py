@@ -24,7 +24,7 @@ from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
 from ps_server import limits as names
 from ps_server.coordinator.settings import ClusterSettings
-from ps_server.limits import LIMITS, JobLimits, LimitCounts, ServerLimits
+from ps_server.limits import LIMITS, JobLimits, LimitCounts, ServerLimits, ShardLimits
 from ps_server.serving import connections
 from ps_server.serving.limit_metrics import read_limits
 from ps_server.shard import byte_budget
@@ -179,7 +179,7 @@ def error_in(call_: Callable[[], object]) -> PsError:
 
 
 def hit_first_message() -> None:
-    limits = ServerLimits()
+    limits = ShardLimits()
     with running_shard(limits=limits) as shard:
         model, _ = start(shard)
         stopped = threading.Event()
@@ -200,7 +200,7 @@ def hit_first_message() -> None:
         stream.end()
 
 
-def too_many_feeds(limit: str, flag: str, limits: ServerLimits) -> None:
+def too_many_feeds(limit: str, flag: str, limits: ShardLimits) -> None:
     with running_shard(limits=limits) as shard:
         start_with(shard, table_spec())
         stub = shard_pb2_grpc.ShardStub(shard.channel)
@@ -216,11 +216,11 @@ def too_many_feeds(limit: str, flag: str, limits: ServerLimits) -> None:
 
 
 def hit_feeds() -> None:
-    too_many_feeds(names.FEEDS, "--max-feeds", ServerLimits(max_feeds=1))
+    too_many_feeds(names.FEEDS, "--max-feeds", ShardLimits(max_feeds=1))
 
 
 def hit_peer_feeds() -> None:
-    too_many_feeds(names.PEER_FEEDS, "--max-peer-feeds", ServerLimits(max_peer_feeds=1))
+    too_many_feeds(names.PEER_FEEDS, "--max-peer-feeds", ShardLimits(max_peer_feeds=1))
 
 
 def hit_answers() -> None:

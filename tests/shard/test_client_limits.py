@@ -11,7 +11,7 @@ import pytest
 from ps_protocol.errors import Unavailable
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.v1 import shard_pb2_grpc
-from ps_server.limits import ANSWERS, FEEDS, PEER_FEEDS, SIDE_HANDSHAKES, TOKEN_TIME, LimitCounts, ServerLimits
+from ps_server.limits import ANSWERS, FEEDS, PEER_FEEDS, SIDE_HANDSHAKES, TOKEN_TIME, LimitCounts, ShardLimits
 from ps_server.shard import byte_budget
 from ps_server.shard.byte_budget import ByteBudget
 from ps_server.shard.config import SideChannelConfig
@@ -25,8 +25,8 @@ FOLLOWED = pb.FeedRequest(model="model", table=0, follow=True)
 @pytest.mark.parametrize(
     ("limits", "name", "flag"),
     [
-        (ServerLimits(max_feeds=2), FEEDS, "--max-feeds"),
-        (ServerLimits(max_peer_feeds=2), PEER_FEEDS, "--max-peer-feeds"),
+        (ShardLimits(max_feeds=2), FEEDS, "--max-feeds"),
+        (ShardLimits(max_peer_feeds=2), PEER_FEEDS, "--max-peer-feeds"),
     ],
     ids=["in all", "of one host"],
 )

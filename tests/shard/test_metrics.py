@@ -20,7 +20,7 @@ from ps_protocol.model.tables import RowLife
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.convert.options import options_to_pb
 from ps_server.cli.options.storage import Durability, StorageConfig
-from ps_server.limits import ServerLimits
+from ps_server.limits import ShardLimits
 from ps_server.shard.metrics import SHARD, ShardMetrics, staleness_value
 from ps_server.shard.standby.log_feed import LogFeed
 from tests.optimizers.test_option_ranges import _defaults
@@ -263,7 +263,7 @@ class StuckReader:
 
 def test_a_reader_of_changes_that_does_not_read_lags_by_the_updates_it_lacks() -> None:
     lag, limit = ("feed_lag_updates", "model", "ads"), ("limit_refusals_total", "feeds")
-    with running_shard(limits=ServerLimits(max_feeds=1)) as shard:
+    with running_shard(limits=ShardLimits(max_feeds=1)) as shard:
         start_with(shard, table_spec())
         stream, rows = RowStream(shard), (array(1, 2), np.ones((2, 4), np.float32))
         dense = bytes(shard.model().layout.region_bytes)

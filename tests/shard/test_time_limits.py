@@ -13,7 +13,7 @@ import pytest
 from ps_protocol.errors import Fenced, InvalidRequest, PsError, Unavailable
 from ps_protocol.v1 import shard_pb2 as pb
 from ps_protocol.wire.convert.options import options_to_pb
-from ps_server.limits import ServerLimits
+from ps_server.limits import ServerLimits, ShardLimits
 from ps_server.serving import grpc_server
 from ps_server.shard.config import SideChannelConfig
 from ps_server.shard.transport import grpc_stream
@@ -108,7 +108,7 @@ def header(shard, method):
 
 @pytest.mark.parametrize("method", ["Step", "Load", "LoadRows"])
 def test_a_call_that_says_nothing_is_given_up(hurry, method):
-    limits = ServerLimits()
+    limits = ShardLimits()
     with running_shard(limits=limits) as shard:
         start(shard)
         hurry()

@@ -28,7 +28,7 @@ from ps_protocol.wire.convert.errors import from_detail
 from ps_server.checkpoint.folder.roots import CheckpointRoots
 from ps_server.cli.options.storage import StorageConfig
 from ps_server.failpoints import Failpoints
-from ps_server.limits import LimitCounts, ServerLimits
+from ps_server.limits import LimitCounts, ShardLimits
 from ps_server.log.entries import AppliedUpdate, Entry, MemoryLog, UpdateLog
 from ps_server.serving import grpc_server
 from ps_server.shard.access.fence import Fence
@@ -170,7 +170,7 @@ def running_shard(
     checkpoints: CheckpointRoots | None = None,
     fetch: Callable[[str], Awaitable[ShardMap]] | None = None,
     doors: Security | None = None,
-    limits: ServerLimits | None = None,
+    limits: ShardLimits | None = None,
     upload_bytes: int = 0,
     answer_bytes: int = 0,
 ) -> Iterator[TestShard]:
@@ -202,7 +202,7 @@ def running_shard(
             failpoints,
             promises=lambda: storage.promised,
             checkpoints=checkpoints or everywhere,
-            limits=limits or ServerLimits(),
+            limits=limits or ShardLimits(),
             limit_counts=counts,
             budgets=ByteBudgets.of(answer_bytes, upload_bytes, counts),
         )

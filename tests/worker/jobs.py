@@ -85,7 +85,12 @@ class Job:
     def start_shard(self, index: int, name: str = "", **changes: Any) -> None:
         ready_file = self.folder / (name or f"shard-{index}")
         config = ShardConfig(
-            index, self.address, "127.0.0.1", 0, "", 1, 10.0, ready_file, checkpoint_dirs=self.checkpoint_dirs
+            shard=index,
+            coordinator=self.address,
+            threads=1,
+            connect_timeout_seconds=10.0,
+            ready_file=ready_file,
+            checkpoint_dirs=self.checkpoint_dirs,
         )
         if self.lab:
             config = replace(config, security=self.lab.settings(f"shard-{index}"))

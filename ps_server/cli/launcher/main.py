@@ -15,6 +15,7 @@ import click
 from ps_protocol.cluster.job import DEFAULT_JOB
 from ps_protocol.cluster.scaling import MOST_RANKS, WorkerRange
 from ps_protocol.errors import ConfigError
+from ps_protocol.flags import flags
 from ps_protocol.logs import LEVELS, LogFormat
 from ps_protocol.model.spec import Mode
 from ps_server.checkpoint.folder.files import check_writable
@@ -34,7 +35,7 @@ from ps_server.cli.launcher.slurm.tasks import SlurmTask
 from ps_server.cli.launcher.slurm.tasks import workers_of as workers_of_tasks
 from ps_server.cli.launcher.supervisor import JobPlan, JobSupervisor
 from ps_server.cli.options.checkpoint import checkpoint_config, checkpoint_options
-from ps_server.cli.options.cluster import CLUSTER_OPTIONS, cluster_options, given_flags
+from ps_server.cli.options.cluster import cluster_options, given_flags
 from ps_server.cli.options.common import (
     OWN_DESCRIPTORS,
     check_descriptors,
@@ -43,17 +44,17 @@ from ps_server.cli.options.common import (
     run_program,
     version_option,
 )
-from ps_server.cli.options.limits import every_limit_option, limit_flags
 from ps_server.cli.options.logs import format_option
 from ps_server.cli.options.mode import MODES, bound_options, consistency_of
 from ps_server.cli.options.page import page_port_option
 from ps_server.cli.options.security import job_option
-from ps_server.cli.options.storage import Durability, StorageConfig, storage_config, storage_options
+from ps_server.cli.options.storage import Durability, StorageConfig, StorageOptions
 from ps_server.cli.options.workers import WORKERS
 from ps_server.coordinator.membership.admission import MOST_SHARDS
-from ps_server.port_option import PortOption
+from ps_server.limits import JobLimits, ServerLimits, ShardLimits
 from ps_server.private_files import OwnFolder
 from ps_server.serving.metrics import metrics_option, parse_port
+from ps_server.settings import PortOption, configured, given_settings, options
 
 SERVER_RESTARTS = 10
 """Default of a job that keeps its state on disk."""
@@ -147,10 +148,10 @@ def run_replicas(programs: Programs, form: LogFormat, log_dir: Path | None) -> i
     metavar="N",
     help="Restart failed workers, up to N times in total. The next failure ends the job.",
 )
-@storage_options
+@options(StorageOptions)
 @checkpoint_options
 @cluster_options
-@every_limit_option
+@options(ShardLimits, JobLimits)
 @hosts_options
 @slurm_options
 @click.option(
@@ -304,7 +305,7 @@ def main(
         if (hosts or slurm) and trace is not None:
             remedy = "give --env PS_TRACE=FOLDER, a folder that the hosts share, and psctl trace FOLDER afterwards"
             raise ConfigError("--trace is for jobs on this machine", remedy=remedy)
-        storage = storage_config(**{name: value for name, value in others.items() if name not in CLUSTER_OPTIONS})
+        storage = configured(StorageOptions, others).config()
         restarts = server_restarts(restart_servers, storage)
         serves_metrics = parse_port(metrics_port)
         checkpoints = checkpoint_config(checkpoint_dir, checkpoint_seconds, checkpoint_keep, checkpoint_full_every)
@@ -316,7 +317,7 @@ def main(
         # Of each process a pipe, with --hosts both of its ends, and its log.
         check_descriptors(OWN_DESCRIPTORS + 3 * started, f"ps-run with {started} processes")
         job_trace = JobTrace(trace) if trace is not None else None
-    form, limits = LogFormat(log_format), limit_flags(context)
+    form = LogFormat(log_format)
     programs = Programs(
         script=(find_script if hosts is None else script_on_hosts)(python, script, arguments, module=module),
         consistency=consistency_of(mode, staleness, backup, grace_seconds, stale_policy, stale_threshold),
@@ -330,8 +331,8 @@ def main(
         storage=storage,
         checkpoints=checkpoints,
         restore=restore,
-        coordinator_flags=given_flags(context) + limits[0],
-        shard_flags=limits[1],
+        coordinator_flags=given_flags(context) + tuple(flags(given_settings(context, ServerLimits, JobLimits))),
+        shard_flags=tuple(flags(given_settings(context, StorageOptions, ShardLimits))),
         port=port,
         job=job or DEFAULT_JOB,
         tls=tls,

@@ -122,7 +122,6 @@ class Programs:
                 *place,
                 *self._log_flags(),
                 *threads,
-                *self._shard_storage(),
                 *self._shard_checkpoints(),
                 *self.shard_flags,
             ]
@@ -154,17 +153,6 @@ class Programs:
         if self.restore is not None and self.restore != "latest":
             flags += ["--restore-dir", str(Path(self.restore).absolute().parent)]
         return flags
-
-    def _shard_storage(self) -> list[str]:
-        if not self.keeps_state:
-            return []
-        rule = self.storage.snapshots
-        return [
-            *("--data-dir", str(self.storage.data_dir), "--durability", self.storage.durability.value),
-            *("--snapshot-seconds", str(rule.seconds)),
-            *(["--log-mb", str(rule.log_bytes >> 20)] if rule.strict else []),
-            *(["--fsync"] if self.storage.fsync else []),
-        ]
 
     @property
     def keeps_state(self) -> bool:

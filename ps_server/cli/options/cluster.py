@@ -16,7 +16,6 @@ CLUSTER_OPTIONS = (
     "partition_bytes",
     "lease_seconds",
     "heartbeat_seconds",
-    "max_model_bytes",
     "rebalance",
 )
 
@@ -63,12 +62,6 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
             show_default=True,
             help="Interval at which members renew their lease. More than 300 members do so less often, after a quarter "
             "of the lease at most.",
-        ),
-        click.option(
-            "--max-model-bytes",
-            type=click.IntRange(1),
-            show_default="64 GB",
-            help="Limit of the bytes of values in all models together; a model above it is refused.",
         ),
         click.option(
             "--rebalance",

@@ -20,7 +20,7 @@ from ps_protocol.errors import ConfigError, PsError, Unavailable
 from ps_protocol.logs import EventLogger, logs_json
 from ps_protocol.text import printable
 from ps_server.cli.options.logs import log_options
-from ps_server.port_option import PortOption
+from ps_server.settings import PortOption
 
 logger = EventLogger(__name__)
 

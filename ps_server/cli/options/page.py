@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ps_server.port_option import PortOption
+from ps_server.settings import PortOption
 
 PAGE_PORT_VARIABLE = "PS_PAGE_PORT"
 

@@ -1,19 +1,13 @@
-"""The settings and options of what a shard keeps on disk, shared by several commands."""
+"""The settings of what a shard keeps on disk, shared by ps-server and ps-run."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
-
-import click
 
 from ps_protocol.errors import ConfigError
-
-F = TypeVar("F", bound=Callable[..., Any])
-
+from ps_server.settings import setting
 
 LOG_BYTES = 2 << 30
 """Default; a shard with larger records takes more."""
@@ -54,55 +48,41 @@ class StorageConfig:
     snapshots: SnapshotRule = field(default_factory=SnapshotRule)
 
 
-_OPTIONS = (
-    click.option(
-        "--data-dir",
-        type=click.Path(file_okay=False, path_type=Path),
-        help="Folder for logs and snapshots; each shard uses a subfolder. Without it, state is in memory only.",
-    ),
-    click.option(
-        "--durability",
-        type=click.Choice([durability.value for durability in Durability]),
-        help="What survives the process. memory: nothing. snapshot: the state of at most --snapshot-seconds ago. "
+@dataclass(frozen=True, slots=True)
+class StorageOptions:
+    """The options of what a shard keeps on disk."""
+
+    data_dir: Path | None = setting(
+        None, "Folder for logs and snapshots; each shard uses a subfolder. Without it, state is in memory only."
+    )
+    durability: Durability | None = setting(
+        None,
+        "What survives the process. memory: nothing. snapshot: the state of at most --snapshot-seconds ago. "
         "durable: every acknowledged push.  [default: durable with --data-dir, else memory]",
-    ),
-    click.option("--fsync", is_flag=True, help="durable: acknowledged pushes also survive a power failure."),
-    click.option(
-        "--snapshot-seconds",
-        type=click.FloatRange(0, min_open=True),
-        default=60.0,
-        help="Interval of snapshots. With durable, it only bounds the time of a restart.",
-    ),
-    click.option(
-        "--log-mb",
-        type=click.IntRange(1),
-        metavar="MB",
-        help="durable: disk space for the log. A snapshot is also taken before it is full. A model whose updates need "
+    )
+    fsync: bool = setting(False, "durable: acknowledged pushes also survive a power failure.")
+    snapshot_seconds: float = setting(
+        60.0, "Interval of snapshots. With durable, it only bounds the time of a restart."
+    )
+    log_mb: int | None = setting(
+        None,
+        "durable: disk space for the log. A snapshot is also taken before it is full. A model whose updates need "
         f"more is refused.  [default: {LOG_BYTES >> 20}, or what the largest update needs]",
-    ),
-)
+        metavar="MB",
+    )
 
-
-def storage_options(command: F) -> F:
-    """Add the options to a click command; their values are the arguments of ``storage_config``."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
-
-
-def storage_config(
-    data_dir: Path | None, durability: str | None, fsync: bool, snapshot_seconds: float, log_mb: int | None
-) -> StorageConfig:
-    """Raises ConfigError for options that contradict each other."""
-    chosen = Durability(durability) if durability else Durability.DURABLE if data_dir else Durability.MEMORY
-    if chosen is not Durability.MEMORY and data_dir is None:
-        raise ConfigError(
-            f"--durability {chosen.value} needs a data directory",
-            remedy="give --data-dir, or --durability memory",
-        )
-    if fsync and chosen is not Durability.DURABLE:
-        raise ConfigError(
-            "--fsync is for --durability durable", actual=f"--durability {chosen.value}", remedy="leave --fsync out"
-        )
-    log_bytes = LOG_BYTES if log_mb is None else log_mb << 20
-    return StorageConfig(chosen, data_dir, fsync, SnapshotRule(snapshot_seconds, log_bytes, strict=log_mb is not None))
+    def config(self) -> StorageConfig:
+        """Raises ConfigError for options that contradict each other."""
+        chosen = self.durability or (Durability.DURABLE if self.data_dir else Durability.MEMORY)
+        if chosen is not Durability.MEMORY and self.data_dir is None:
+            raise ConfigError(
+                f"--durability {chosen.value} needs a data directory",
+                remedy="give --data-dir, or --durability memory",
+            )
+        if self.fsync and chosen is not Durability.DURABLE:
+            raise ConfigError(
+                "--fsync is for --durability durable", actual=f"--durability {chosen.value}", remedy="leave --fsync out"
+            )
+        log_bytes = LOG_BYTES if self.log_mb is None else self.log_mb << 20
+        rule = SnapshotRule(self.snapshot_seconds, log_bytes, strict=self.log_mb is not None)
+        return StorageConfig(chosen, self.data_dir, self.fsync, rule)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import click
 import pytest
 from click.testing import CliRunner
@@ -12,35 +10,30 @@ from ps_protocol.model.spec import Consistency
 from ps_server.cli.launcher import main as launcher
 from ps_server.cli.launcher.events import ProcessName, ProcessRole
 from ps_server.cli.launcher.programs import Programs, Script
-from ps_server.cli.options.limits import every_limit_option, limit_flags
 from ps_server.coordinator import main as coordinator
-from ps_server.limits import JobLimits, ServerLimits
+from ps_server.limits import JobLimits, ServerLimits, ShardLimits
+from ps_server.settings import given_settings, options, settings_of
 from ps_server.shard import main as shard
 
-OF_SHARDS = {"first_message_seconds", "max_feeds", "max_peer_feeds", "max_side_handshakes", "token_seconds"}
-#: --max-model-bytes is an option of the cluster's.
-DERIVED = {"max_model_bytes"}
 
-SERVER = list(fields(ServerLimits))
-JOB = [field for field in fields(JobLimits) if field.name not in DERIVED]
+def defaults(command: click.Command) -> dict[str, object]:
+    return {str(each.name): each.default for each in command.params}
 
 
-def options(command) -> dict[str, object]:
-    return {each.name: each for each in command.params}
+@pytest.mark.parametrize(
+    ("program", "kinds"),
+    [(coordinator, (ServerLimits, JobLimits)), (shard, (ShardLimits,))],
+    ids=lambda each: str(each),
+)
+def test_every_limit_is_an_option_of_its_program_and_of_ps_run(program, kinds):
+    for kind in kinds:
+        wanted = {name: field.default for name, field in settings_of(kind).items()}
+        assert wanted.items() <= defaults(program.main).items()
+        assert wanted.items() <= defaults(launcher.main).items()
 
 
-@pytest.mark.parametrize("field", SERVER, ids=lambda field: field.name)
-def test_a_limit_of_servers_is_an_option_of_shards_and_where_it_applies_of_coordinators(field):
-    assert options(shard.main)[field.name].default == field.default
-    if field.name in OF_SHARDS:
-        assert field.name not in options(coordinator.main)
-    else:
-        assert options(coordinator.main)[field.name].default == field.default
-
-
-@pytest.mark.parametrize("field", JOB, ids=lambda field: field.name)
-def test_a_limit_of_the_job_is_an_option_of_the_coordinator(field):
-    assert options(coordinator.main)[field.name].default == field.default
+def test_limits_of_shards_alone_are_no_options_of_the_coordinator():
+    assert not (settings_of(ShardLimits).keys() - settings_of(ServerLimits)) & defaults(coordinator.main).keys()
 
 
 @pytest.fixture
@@ -94,28 +87,18 @@ def test_ps_run_passes_limits_on_to_the_servers_that_have_them():
     given = []
 
     @click.command(context_settings={"auto_envvar_prefix": "PS_RUN"})
-    @every_limit_option
+    @options(ShardLimits, JobLimits)
     @click.pass_context
-    def program(context, **others):
-        assert others == {}
-        given.append(limit_flags(context))
+    def program(context, **values):
+        given.extend([given_settings(context, ServerLimits, JobLimits), given_settings(context, ShardLimits)])
 
     flags = ["--max-calls", "7", "--max-models", "3", "--max-feeds", "4", "--token-seconds", "2.5"]
     result = CliRunner().invoke(program, flags, env={"PS_RUN_UPLOAD_MB": "9"})
     assert result.exit_code == 0, result.output
     assert given == [
-        (
-            ("--max-calls", "7", "--max-models", "3"),
-            ("--max-calls", "7", "--max-feeds", "4", "--token-seconds", "2.5", "--upload-mb", "9"),
-        )
+        {"max_calls": 7, "max_models": 3},
+        {"max_calls": 7, "max_feeds": 4, "token_seconds": 2.5, "upload_mb": 9},
     ]
-
-
-def test_ps_run_has_every_limit():
-    flags = {flag for each in launcher.main.params for flag in each.opts}
-    wanted = [*SERVER, *JOB]
-    assert {f"--{each.name.replace('_', '-')}" for each in wanted} <= flags
-    assert {"--answer-mb", "--upload-mb", "--max-model-bytes"} <= flags
 
 
 def test_programs_of_ps_run_get_their_limits():

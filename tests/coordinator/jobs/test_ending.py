@@ -118,9 +118,13 @@ def test_a_shard_that_is_to_end_with_its_job_ends_when_it_is_released(standby, t
             client.join(JoinSpec(Role.SHARD, 0, "127.0.0.1:1"), "holder")
         kept = StorageConfig(Durability.DURABLE, tmp_path) if standby else StorageConfig()
         config = ShardConfig(
-            0, coordinator.address, "127.0.0.1", 0, "", 1, 10.0, None, storage=kept, standby=standby,
+            shard=0,
+            coordinator=coordinator.address,
+            threads=1,
+            storage=kept,
+            standby=standby,
             exit_when_finished=True,
-        )  # fmt: skip
+        )
         served = asyncio.run_coroutine_threadsafe(serve(config, asyncio.Event()), loop.loop)
         wait_until(lambda: bool(client.get_status().view.live(Role.STANDBY if standby else Role.SHARD)))
         client.leave(client.join(JoinSpec(Role.WORKER, 0), "w").member)

@@ -33,7 +33,12 @@ def _short_pauses(monkeypatch):
 def add_shard(job: Job, number: int) -> None:
     ready_file = job.folder / f"shard-{number}"
     config = ShardConfig(
-        number, job.address, "127.0.0.1", 0, "", 1, 10.0, ready_file, add=True, checkpoint_dirs=job.checkpoint_dirs
+        shard=number,
+        coordinator=job.address,
+        threads=1,
+        ready_file=ready_file,
+        add=True,
+        checkpoint_dirs=job.checkpoint_dirs,
     )
     stop = asyncio.Event()
     served = asyncio.run_coroutine_threadsafe(serve(config, stop), job.loop.loop)

@@ -9,14 +9,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import click
 import pytest
-from click.testing import CliRunner
 
 from ps_protocol.errors import ConfigError, StorageFull
 from ps_protocol.v1 import shard_pb2
-from ps_server.cli.launcher.programs import Programs
-from ps_server.cli.options.storage import LOG_BYTES, SnapshotRule, storage_config, storage_options
+from ps_server.cli.options.storage import LOG_BYTES, SnapshotRule, StorageOptions
 from ps_server.log.durable import DurableLog
 from ps_server.log.folder import DataFolder
 from tests.log.support import layout_of, update
@@ -91,34 +88,10 @@ def test_without_the_option_a_log_takes_what_the_largest_update_needs(tmp_path):
     folder.close()
 
 
-def parsed(*arguments: str) -> dict[str, object]:
-    found: dict[str, object] = {}
-
-    @click.command()
-    @storage_options
-    def command(**options: object) -> None:
-        found.update(options)
-
-    assert CliRunner().invoke(command, arguments).exit_code == 0
-    return found
-
-
-def test_the_option_is_a_bound_where_it_is_given_and_ps_run_hands_it_on_then(tmp_path):
-    default = storage_config(**parsed("--data-dir", str(tmp_path)))
-    assert (default.snapshots.log_bytes, default.snapshots.strict) == (LOG_BYTES, False)
-    given = storage_config(**parsed("--data-dir", str(tmp_path), "--log-mb", "4"))
-    assert (given.snapshots.log_bytes, given.snapshots.strict) == (4 << 20, True)
-    assert "--log-mb" not in Programs._shard_storage(FakePrograms(default))
-    assert "4" in Programs._shard_storage(FakePrograms(given))
-
-
-class FakePrograms:
-    """What ``_shard_storage`` asks for."""
-
-    keeps_state = True
-
-    def __init__(self, storage: object) -> None:
-        self.storage = storage
+@pytest.mark.parametrize(("log_mb", "expected"), [(None, (LOG_BYTES, False)), (4, (4 << 20, True))])
+def test_the_option_is_a_bound_where_it_is_given(log_mb, expected, tmp_path):
+    rule = StorageOptions(tmp_path, log_mb=log_mb).config().snapshots
+    assert (rule.log_bytes, rule.strict) == expected
 
 
 def write_updates(loop: LoopThread, log: DurableLog, count: int) -> None:
