@@ -6,13 +6,12 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from ps_protocol.cluster.scaling import ScaleAsk
-from ps_protocol.cluster.view import ClusterStatus, ClusterView, Role
+from ps_protocol.cluster.view import ClusterStatus, ClusterView
 from ps_protocol.model.spec import Consistency
 from ps_server.coordinator.changes import CurrentView, StateChange
 from ps_server.coordinator.membership.scaling import Scaling, WantedSize, scaled
 from ps_server.coordinator.membership.state import STARTS, MembershipState
 from ps_server.coordinator.persistence.cluster_records import ClusterRecords
-from ps_server.coordinator.placement.model_uses import used_by_all
 from ps_server.coordinator.placement.state import PlacementState
 from ps_server.coordinator.settings import ClusterSettings, check_consistency, check_same_job
 
@@ -66,8 +65,7 @@ class ClusterState:
             wanted_workers=state._scaling.workers,
             wanted_shards=_count(state.wanted.shards),
         )
-        live = state.view.live(Role.WORKER)
-        state.placement.uses.restore(used_by_all(records.maps, live) if records.uses is None else records.uses)
+        state.placement.uses.restore(records.uses)
         if is_over:
             state._view.change(started=False, finished=False)
         if records.moving:

@@ -14,15 +14,15 @@ from typing import Any, Self
 from ps_protocol.errors import ConfigError, DamagedData
 from ps_protocol.logs import EventLogger
 from ps_protocol.records import fields_of
-from ps_protocol.sealed import seal, unseal
+from ps_protocol.sealed import load, seal
 from ps_server.log.files import replace_file, sync_folder, writable_folder
 from ps_server.private_files import FILE_MODE, FOLDER_MODE, close_to_others
 
 logger = EventLogger(__name__)
 
 FORMAT = 4
-"""1: without a checksum. 2: messages hold options, and what is known of pushes, as JSON text. 3: no model was released.
-"""
+"""Of the whole directory."""
+
 _IDENTITY = "shard.json"
 
 #: See Identity.copy.
@@ -157,7 +157,7 @@ class DataFolder:
             self._lock = -1
 
     def _write(self) -> None:
-        replace_file(self.path / _IDENTITY, seal({"format": FORMAT, **fields_of(self.identity)}))
+        replace_file(self.path / _IDENTITY, seal(FORMAT, fields_of(self.identity)))
 
 
 def _read(path: Path, shard: int) -> FolderIdentity:
@@ -165,19 +165,7 @@ def _read(path: Path, shard: int) -> FolderIdentity:
     if not path.exists():
         _check_unused(path)
         return FolderIdentity(shard)
-    try:
-        data = unseal(path.read_bytes(), first_sealed=2)
-        version = int(data.pop("format"))
-        found = FolderIdentity(**{name: data[name] for name in FolderIdentity.__slots__ if name in data})
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamagedData(f"{path} is damaged: {error}", remedy="restore the data directory from a copy") from error
-    if version > FORMAT:
-        raise DamagedData(
-            f"{path.parent} was written by a newer torch-ps",
-            expected=f"format {FORMAT}",
-            actual=f"format {version}",
-            remedy="use that version or a later one; nothing was changed",
-        )
+    found = load(path, FORMAT, lambda body: FolderIdentity(**body), "restore the data directory from a copy")
     if found.shard != shard:
         raise DamagedData(
             f"{path.parent} holds the data of another shard",

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from ps_protocol.errors import DamagedData
 from ps_protocol.records import fields_of
-from ps_protocol.sealed import SEAL_BYTES, seal, sealed, unseal
+from ps_protocol.sealed import SEAL_BYTES, load, seal, sealed
 from ps_server.private_files import FILE_MODE
 
 NAME = "head.json"
@@ -19,6 +17,9 @@ FORMAT = 1
 
 HEAD_BYTES = 512
 """Of the file: one sector of a disk, overwritten in one piece, so that it is always whole and needs no new room."""
+
+REMEDY = "nothing was changed: restore the data directory from a copy, or start with an empty one and a checkpoint"
+"""Where a data directory is damaged."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -74,7 +75,7 @@ class HeadFile:
 
     def write(self, head: LogHead) -> None:
         """Have ``head`` on the disk. Raises OSError."""
-        text = seal({"format": FORMAT, **fields_of(head)})
+        text = seal(FORMAT, fields_of(head))
         data = sealed(b"{" + text[SEAL_BYTES:].ljust(HEAD_BYTES - SEAL_BYTES))
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
@@ -85,21 +86,4 @@ class HeadFile:
 
     def read(self) -> LogHead:
         """What was written last. Raises DamagedData when the file is missing, or not what was written."""
-        try:
-            data: dict[str, Any] = unseal(self.path.read_bytes(), FORMAT)
-            version = data.pop("format")
-            if version > FORMAT:
-                raise DamagedData(
-                    f"{self.path} was written by a newer torch-ps",
-                    expected=f"format {FORMAT}",
-                    actual=f"format {version}",
-                    remedy="use that version or a later one; nothing was changed",
-                )
-            return LogHead(**data)
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise DamagedData(
-                f"{self.path} is damaged: {error}",
-                expected=f"{HEAD_BYTES} bytes that say how far the log reaches",
-                remedy="nothing was changed: restore the data directory from a copy, or start with an empty one and a "
-                "checkpoint",
-            ) from error
+        return load(self.path, FORMAT, lambda body: LogHead(**body), REMEDY)

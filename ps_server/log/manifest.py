@@ -20,9 +20,6 @@ from ps_server.consistency import TrackerState
 from ps_server.state.blocks import Block
 
 FORMAT = 4
-"""1: without tables. 2: without a checksum over the manifest. 3: shard maps hold options as JSON text."""
-
-FIRST_SEALED = 3
 
 #: One group in an index: number, offset, message_bytes, size_bytes, checksum.
 _GROUP = struct.Struct("<qqqqQ")
@@ -145,7 +142,7 @@ def models_from_json(items: Sequence[Mapping[str, Any]]) -> tuple[ModelPart, ...
             TrackerState.from_json(item["tracker"]),
             item["tracker_number"],
             list(_places(item["blocks"])),
-            index=_part_from_json(item["buckets"]) if item.get("buckets") else None,
+            index=_part_from_json(item["buckets"]) if item["buckets"] else None,
         )
         for item in items
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from ps_protocol.errors import InvalidRequest
@@ -16,7 +15,7 @@ from ps_protocol.wire.convert.headers import (
     state_headers_from_pb,
     state_headers_to_pb,
 )
-from ps_protocol.wire.convert.options import changed_options, options_from_json, options_from_pb, options_to_pb
+from ps_protocol.wire.convert.options import changed_options, options_from_pb, options_to_pb
 from ps_server.consistency import Position, PushInfo, TrackerState, WorkerKey
 from ps_server.consistency.messages import pushes_from_pb, pushes_to_pb
 from ps_server.log.entries import (
@@ -227,15 +226,14 @@ class LoggedOptions:
     """The group options of one model's updates, read once while they stay the same."""
 
     def __init__(self) -> None:
-        self._written: Sequence[bytes | str] | None = None
+        self._written: Sequence[bytes] | None = None
         self._options: Sequence[Options] = ()
 
     def of(self, record: log_pb2.UpdateRecord, spec: ModelSpec) -> Sequence[Options]:
         """The options of ``record``: those declared, and what it changes of them. Raises InvalidRequest."""
-        written: list[bytes | str] = [*record.group_options, *(group.SerializeToString() for group in record.groups)]
+        written = [group.SerializeToString() for group in record.groups]
         if written != self._written:
-            changed = [options_from_json(text) for text in record.group_options]
-            changed += [options_from_pb(group) for group in record.groups]
+            changed = [options_from_pb(group) for group in record.groups]
             if len(changed) != len(spec.group_options):
                 raise InvalidRequest(
                     f"an update of model '{spec.name}' has options of other parameter groups",
@@ -249,9 +247,7 @@ class LoggedOptions:
 
 
 def _tracker_of(record: log_pb2.LoadRecord | log_pb2.PrepareRecord) -> TrackerState | None:
-    if record.HasField("pushes"):
-        return pushes_from_pb(record.pushes)
-    return TrackerState.from_json(json.loads(record.tracker)) if record.tracker else None
+    return pushes_from_pb(record.pushes) if record.HasField("pushes") else None
 
 
 def _push_to_pb(push: PushInfo) -> log_pb2.LoggedPush:

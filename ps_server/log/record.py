@@ -20,9 +20,6 @@ _PIECES = 512
 
 _MAGIC = b"tps2"
 
-#: Of records without a mark at their end.
-_MAGIC_1 = b"tpsl"
-
 _END_MAGIC = b"tpse"
 
 #: magic, number, life, message bytes, payload bytes, checksum of message and payload, writer, checksum of all the rest.
@@ -36,7 +33,7 @@ _END = struct.Struct("<4s4xQQQ")
 END_BYTES = _END.size
 
 #: The first words of headers and end marks, little-endian.
-HEADER_WORDS = tuple(int.from_bytes(magic, "little") for magic in (_MAGIC, _MAGIC_1))
+HEADER_WORD = int.from_bytes(_MAGIC, "little")
 END_WORD = int.from_bytes(_END_MAGIC, "little")
 
 
@@ -55,28 +52,25 @@ class Header:
     #: The incarnation that appended it to its log first. Copies keep it: two logs that have a record of one number and
     #: writer have the same records before it, too (Ongaro and Ousterhout 2014, section 5.3, "Log Matching").
     writer: int = 0
-    #: An end mark follows: the last END_BYTES of the record, written last. False for records of the first format.
-    marked: bool = True
 
     @property
     def record_bytes(self) -> int:
         """Bytes of the whole record, up to where the next begins."""
-        return padded(HEADER_BYTES + self.message_bytes + self.payload_bytes + END_BYTES * self.marked)
+        return padded(HEADER_BYTES + self.message_bytes + self.payload_bytes + END_BYTES)
 
     def encode(self) -> bytes:
         """The header as it is written."""
         fields = (self.number, self.life, self.message_bytes, self.payload_bytes, self.checksum)
-        magic = _MAGIC if self.marked else _MAGIC_1
-        bare = _HEADER.pack(magic, *fields, 0, self.writer)
-        return _HEADER.pack(magic, *fields, xxhash.xxh3_64_intdigest(bare), self.writer)
+        bare = _HEADER.pack(_MAGIC, *fields, 0, self.writer)
+        return _HEADER.pack(_MAGIC, *fields, xxhash.xxh3_64_intdigest(bare), self.writer)
 
 
 def decode_header(data: memoryview) -> Header | None:
     """The header at the beginning of ``data``, None where there is none."""
-    if len(data) < HEADER_BYTES or data[:4] not in (_MAGIC, _MAGIC_1):
+    if len(data) < HEADER_BYTES or data[:4] != _MAGIC:
         return None
-    magic, number, life, message_bytes, payload_bytes, checksum, _, writer = _HEADER.unpack_from(data)
-    header = Header(number, life, message_bytes, payload_bytes, checksum, writer, magic == _MAGIC)
+    _, number, life, message_bytes, payload_bytes, checksum, _, writer = _HEADER.unpack_from(data)
+    header = Header(number, life, message_bytes, payload_bytes, checksum, writer)
     return header if bytes(data[:HEADER_BYTES]) == header.encode() else None
 
 
@@ -116,7 +110,7 @@ def encode_record(
 
 def copy_record(header: Header, life: int, body: memoryview) -> list[memoryview]:
     """What is written for a record of another log: the same, but of a ``life`` of this one."""
-    header = replace(header, life=life, marked=True)
+    header = replace(header, life=life)
     return _with_end(header, [memoryview(header.encode()), body])
 
 

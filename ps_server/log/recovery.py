@@ -14,7 +14,7 @@ import torch
 from ps_protocol.errors import DamagedData
 from ps_protocol.logs import EventLogger
 from ps_server.log.folder import DataFolder
-from ps_server.log.head import HeadFile, LogHead
+from ps_server.log.head import REMEDY, HeadFile, LogHead
 from ps_server.log.manifest import ModelPart
 from ps_server.log.record import END_BYTES, HEADER_BYTES
 from ps_server.log.scan import End, Record, Scan
@@ -29,8 +29,6 @@ from ps_server.state.region import Region
 logger = EventLogger(__name__)
 
 _TOLD_EVERY_SECONDS = 2.0
-
-_REMEDY = "nothing was changed: restore the data directory from a copy, or start with an empty one and a checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +105,7 @@ def _recover(folder: DataFolder, careful: Collection[str], *, log_goes_on: bool)
             f"the log of {folder.path} ends at record {number}, before its snapshot was whole",
             expected=f"record {snapshot.through}",
             actual=f"record {number}",
-            remedy=_REMEDY,
+            remedy=REMEDY,
         )
     if head and number < head.number:
         _too_short(head, folder, number)
@@ -159,7 +157,7 @@ def _check_segment(head: LogHead | None, found: list[LogSegment], folder: DataFo
             f"the segment {path} of the log is " + (f"cut at byte {sizes[0]}" if sizes else "missing"),
             expected=f"a file of {head.segment_bytes} bytes: it was in use when the shard last began one",
             actual=f"{sizes[0]} bytes" if sizes else "no such file",
-            remedy=_REMEDY,
+            remedy=REMEDY,
         )
 
 
@@ -169,7 +167,7 @@ def _too_short(head: LogHead, folder: DataFolder, number: int) -> None:
         f"the log in {folder.log} ends at record {number}, and was longer before",
         expected=f"record {head.number}",
         actual=f"record {number}",
-        remedy=_REMEDY,
+        remedy=REMEDY,
     )
     if head.promises:
         raise error
@@ -206,8 +204,8 @@ def _cut_off(end: End, head: LogHead | None, shard: int) -> None:
         why = "its end was never written, as when a process is killed while it writes"
     else:
         why = (
-            "it cannot be told whether it was never finished, or damaged later, for the machine was started again or "
-            "the log is of an earlier format; a worker that was told of it will be refused"
+            "it cannot be told whether it was never finished, or damaged later, for the machine was started "
+            "again; a worker that was told of it will be refused"
         )
     place = f"{end.segment.path} at byte {end.offset}"
     logger.warning(

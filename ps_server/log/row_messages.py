@@ -12,7 +12,7 @@ from ps_protocol.model.spec import ModelSpec
 from ps_protocol.model.tables import Ids
 from ps_protocol.v1 import log_pb2
 from ps_protocol.wire.convert.headers import bucket_headers_from_pb, bucket_headers_to_pb
-from ps_protocol.wire.convert.options import changed_options, options_to_pb, row_options_from_json, row_options_from_pb
+from ps_protocol.wire.convert.options import changed_options, options_to_pb, row_options_from_pb
 from ps_server.log.entries import BucketsPut, RowsDropped, RowsEntry, RowsLoaded
 from ps_server.optimizers.state_bytes import taken
 from ps_server.state.replica import Replica, Skipped
@@ -117,7 +117,7 @@ def decode_steps(messages: Sequence[log_pb2.TableUpdate], payload: memoryview, s
         table = spec.tables[each.table]
         gradients = floats_in(payload, at, each.rows, table.dim)
         at += gradients.nbytes
-        changed = row_options_from_json(each.options) if each.options else row_options_from_pb(each.arguments)
+        changed = row_options_from_pb(each.arguments)
         steps.append(RowStep(each.table, numbers, gradients, each.updates, {**table.options, **changed}))
     taken(payload, at, 0, whole=True)
     return steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from ps_server.log.record import (
     END_BYTES,
     END_WORD,
     HEADER_BYTES,
-    HEADER_WORDS,
+    HEADER_WORD,
     Header,
     body_is_whole,
     decode_end,
@@ -108,14 +108,14 @@ class Scan:
 
     def _check_nothing_later(self, segment: LogSegment, data: memoryview, offset: int, number: int) -> None:
         """Raises DamagedData when a record of this or a later life follows the one that cannot be read."""
-        for start in _found(data, offset + ALIGNMENT_BYTES, HEADER_WORDS):
+        for start in _found(data, offset + ALIGNMENT_BYTES, HEADER_WORD):
             header = decode_header(data[start : start + HEADER_BYTES])
             if header is not None and header.number > number and header.life >= self._life:
                 raise self._damaged(segment, offset, f"record {number} is damaged, and record {header.number} follows")
 
     def _end_marks(self, data: memoryview, offset: int, number: int) -> Iterator[int]:
         """Offsets of end marks of record ``number`` behind ``offset``, of this or a later life."""
-        for start in _found(data, offset + ALIGNMENT_BYTES - END_BYTES, (END_WORD,)):
+        for start in _found(data, offset + ALIGNMENT_BYTES - END_BYTES, END_WORD):
             end = decode_end(data[start : start + END_BYTES])
             if end is not None and end[0] == number and end[1] >= self._life:
                 yield start
@@ -129,11 +129,11 @@ class Scan:
         )
 
 
-def _found(data: memoryview, begin: int, words: Sequence[int]) -> Iterator[int]:
-    """The first offset of one of ``words``, from ``begin`` on in steps of ALIGNMENT_BYTES."""
+def _found(data: memoryview, begin: int, word: int) -> Iterator[int]:
+    """The offsets of ``word``, from ``begin`` on in steps of ALIGNMENT_BYTES."""
     rest = data[begin : len(data) // 4 * 4]
     every = np.frombuffer(rest, np.uint32)[:: ALIGNMENT_BYTES // 4]
-    for place in np.flatnonzero(np.isin(every, words)).tolist():
+    for place in np.flatnonzero(every == word).tolist():
         yield begin + place * ALIGNMENT_BYTES
 
 

@@ -7,22 +7,22 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 import xxhash
-from google.protobuf.message import DecodeError
 
-from ps_protocol.errors import DamagedData, InvalidRequest
+from ps_protocol.errors import DamagedData
 from ps_protocol.model.payload_headers import BucketHeader, StateHeader
-from ps_protocol.sealed import seal, unseal
+from ps_protocol.sealed import load, seal
 from ps_protocol.v1 import log_pb2
 from ps_protocol.wire.convert.headers import bucket_headers_from_pb, bucket_headers_to_pb
 from ps_server.log.files import replace_file, sync_folder
+from ps_server.log.head import REMEDY
 from ps_server.log.manifest import (
-    FIRST_SEALED,
     FORMAT,
     BlockPlace,
     FilePiece,
@@ -151,7 +151,7 @@ class SnapshotWriter:
         number = min([self._begun, *(part.number for part in self._models)])
         folder = self._free_name(through)
         snapshot = Snapshot(folder, number, through, log_goes_on, tuple(self._models))
-        replace_file(self._folder / _MANIFEST, seal(_to_json(snapshot)))
+        replace_file(self._folder / _MANIFEST, seal(FORMAT, _to_json(snapshot)))
         self._folder.rename(folder)
         sync_folder(self._root)
         self._recycle(folder)
@@ -195,30 +195,18 @@ def newest_snapshot(root: Path, at_least: int = 0) -> Snapshot | None:
             raise _damaged(root / f"{at_least:020}" / _MANIFEST, "the file is missing")
         return None
     path = folders[-1] / _MANIFEST
-    try:
-        data = unseal(path.read_bytes(), FIRST_SEALED)
-        if data["format"] > FORMAT:
-            raise DamagedData(
-                f"{path} was written by a newer torch-ps",
-                expected=f"format {FORMAT}",
-                actual=f"format {data['format']}",
-                remedy="use that version or a later one; nothing was changed",
-            )
-        return _from_json(folders[-1], data)
-    except (ValueError, KeyError, TypeError, OSError, DecodeError, InvalidRequest) as error:
-        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+    return load(path, FORMAT, partial(_from_json, folders[-1]), REMEDY)
 
 
 def let_log_go_on(snapshot: Snapshot) -> None:
     """From now on the log behind ``snapshot`` counts, too. Raises OSError."""
     path = snapshot.folder / _MANIFEST
-    body = unseal(path.read_bytes(), FIRST_SEALED)
-    replace_file(path, seal({**body, "format": FORMAT, "log_goes_on": True}))
+    body = load(path, FORMAT, dict, REMEDY)
+    replace_file(path, seal(FORMAT, {**body, "log_goes_on": True}))
 
 
 def _to_json(snapshot: Snapshot) -> Mapping[str, Any]:
     return {
-        "format": FORMAT,
         "number": snapshot.number,
         "through": snapshot.through,
         "log_goes_on": snapshot.log_goes_on,
@@ -252,6 +240,5 @@ def _bytes_of(folder: Path, part: FilePiece) -> memoryview:
 def _damaged(path: Path, what: str) -> DamagedData:
     return DamagedData(
         f"the snapshot at {path} is damaged: {what}",
-        remedy="nothing was changed: restore the data directory from a copy, or start with an empty one and a "
-        "checkpoint",
+        remedy=REMEDY,
     )

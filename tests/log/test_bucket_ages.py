@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -214,20 +213,6 @@ def test_a_damaged_bucket_is_found_and_nothing_is_changed(tmp_path, part):
     with pytest.raises(DamagedData, match=wrong), opened(tmp_path):
         pass
     assert path.read_bytes() == before
-
-
-def test_a_snapshot_from_before_there_were_tables_is_read(tmp_path):
-    writer, snapshot = snapshot_of(tmp_path, tables=())
-    path = snapshot.folder / "manifest.json"
-    manifest = json.loads(path.read_bytes())
-    assert manifest["format"] == 4
-    del manifest["checksum"]
-    manifest["format"] = 1
-    for model in manifest["models"]:
-        del model["buckets"]
-    path.write_text(json.dumps(manifest))
-    with opened(tmp_path) as (_, found):
-        writer.assert_same(found.models["model"])
 
 
 def test_thousands_of_buckets_make_few_groups_and_a_short_manifest(tmp_path):

@@ -1,25 +1,21 @@
-"""Every file of a data directory that is read back is believed only as it was written; older ones are still read."""
+"""Every file of a data directory that is read back is believed only as it was written."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import tarfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from ps_protocol.errors import DamagedData
-from ps_protocol.model.layout import Layout
-from ps_protocol.model.spec import PACKED_BYTES
-from ps_protocol.sealed import seal, unseal
+from ps_protocol.sealed import load, seal
 from ps_server.log import segment_size
 from ps_server.log.folder import DataFolder
 from ps_server.log.record import HEADER_BYTES, decode_header
-from tests.log.support import go_on, layout_of, opened, served_by_version, write_log, write_snapshot
+from tests.log.support import go_on, layout_of, opened, write_log, write_snapshot
 from tests.support.seeds import seeded
 
 SMALL = ((3, 2), (5,))
@@ -79,26 +75,8 @@ def test_a_directory_with_a_log_and_without_its_identity_is_refused(shard):
         pass
 
 
-# Before the files had checksums
-
-
-def test_a_directory_as_the_first_formats_were_written_is_read_and_gets_checksums(tmp_path):
-    with tarfile.open(Path(__file__).with_name("directory_of_format_1.tar.xz")) as archive:
-        archive.extractall(tmp_path, filter="data")
-    shard, aligned = tmp_path / "shard-0", layout_of(*SMALL)
-    layout = Layout.of(replace(aligned.shard_map, alignment_bytes=PACKED_BYTES), 0)
-    with opened(tmp_path) as (_, found):
-        assert bytes(found.models["model"].replica.region.bytes) == served_by_version(layout, 7)[7]
-    write_snapshot(tmp_path)
-    for pattern in FILES:
-        assert one(shard, pattern).read_bytes().startswith(b'{"checksum": "')
-    go_on(tmp_path, layout, 8, 9)
-    with opened(tmp_path) as (_, found):
-        assert bytes(found.models["model"].replica.region.bytes) == served_by_version(layout, 9)[9]
-
-
 @pytest.mark.parametrize("pattern", FILES)
-def test_a_file_that_lost_its_checksum_is_not_taken_for_an_old_one(shard, pattern):
+def test_a_file_that_lost_its_checksum_is_refused(shard, pattern):
     path = one(shard, pattern)
     body = json.loads(path.read_bytes())
     path.write_text(json.dumps({**body, "format": 1}))
@@ -274,12 +252,16 @@ def test_another_torch_is_not_spoken_of_where_nothing_is_replayed(shard, monkeyp
         assert "torch" not in caplog.text
 
 
-def test_a_head_of_a_newer_version_is_refused(shard):
-    path = shard / "log" / "head.json"
-    path.write_bytes(seal({**unseal(path.read_bytes(), 1), "format": 99}))
-    newer = f"{path} was written by a newer torch-ps; expected: format 1; actual: format 99"
-    with pytest.raises(DamagedData, match=newer), opened(shard.parent):
-        pass
+@pytest.mark.parametrize(("pattern", "known"), [*((pattern, 4) for pattern in FILES), ("log/head.json", 1)])
+def test_a_file_of_another_format_is_refused_and_stays_as_it_is(shard, pattern, known):
+    path = one(shard, pattern)
+    body = load(path, known, dict, "")
+    for other in (known - 1, 99):
+        path.write_bytes(before := seal(other, body))
+        said = f"{path} has a format that this .* does not read; expected: format {known}; actual: format {other}"
+        with pytest.raises(DamagedData, match=said), opened(shard.parent):
+            pass
+        assert path.read_bytes() == before
 
 
 def test_after_a_start_of_the_machine_a_log_without_fsync_may_end_before_its_head(shard, monkeypatch, caplog):

@@ -9,7 +9,6 @@ import shutil
 import pytest
 
 from ps_protocol.errors import ConfigError, DamagedData, StorageFull
-from ps_protocol.sealed import seal, unseal
 from ps_server.log import reader, segment_size
 from ps_server.log.durable import DurableLog
 from ps_server.log.folder import DataFolder
@@ -269,16 +268,6 @@ def test_a_directory_of_another_shard_is_refused(tmp_path):
         DamagedData, match="holds the data of another shard; shard: 1; expected: shard 1; actual: shard 0"
     ):
         DataFolder.open(tmp_path, 1)
-
-
-def test_a_directory_of_a_newer_version_is_refused(tmp_path):
-    DataFolder.open(tmp_path, 0).close()
-    path = tmp_path / "shard-0" / "shard.json"
-    path.write_bytes(seal({**unseal(path.read_bytes(), 2), "format": 99}))
-    before = path.read_bytes()
-    with pytest.raises(DamagedData, match="written by a newer torch-ps; expected: format 4; actual: format 99"):
-        DataFolder.open(tmp_path, 0)
-    assert path.read_bytes() == before
 
 
 def test_an_unreadable_identity_is_refused(tmp_path):

@@ -9,9 +9,11 @@ from typing import Any, Self
 
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
-from ps_protocol.errors import DamagedData, InvalidRequest
-from ps_protocol.sealed import seal, unseal
+from ps_protocol.errors import InvalidRequest
+from ps_protocol.sealed import load, seal
 from ps_protocol.v1 import shard_pb2 as pb
+
+FORMAT = 1
 
 Cursor = Mapping[str, Any]
 """The cursor of a reader, in JSON's types. Only the shards interpret its parts."""
@@ -74,22 +76,12 @@ class Cursors:
 def save_cursor(path: Path, cursor: Cursor) -> None:
     """Save ``cursor`` in the file ``path`` atomically."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-    partial.write_bytes(seal({"format": 1, **cursor}))
+    partial.write_bytes(seal(FORMAT, cursor))
     partial.replace(path)
 
 
 def load_cursor(path: Path) -> Cursor | None:
-    """The cursor saved there; None: there is none. Raises DamagedData."""
-    try:
-        cursor = unseal(path.read_bytes(), first_sealed=1)
-        cursor.pop("format", None)  # the first had neither format nor checksum
-    except FileNotFoundError:
+    """The cursor in the file ``path``; None: there is no file. Raises DamagedData."""
+    if not path.exists():
         return None
-    except (OSError, ValueError) as error:
-        raise DamagedData(
-            f"{path} is not a cursor file",
-            expected="what this wrote",
-            actual=str(error),
-            remedy="delete it: the reader then begins from the start",
-        ) from error
-    return cursor
+    return load(path, FORMAT, dict, "delete it: the reader then begins from the start")

@@ -248,14 +248,13 @@ class Options(_message.Message):
     def __init__(self, options: _Optional[_Iterable[_Union[Option, _Mapping]]] = ...) -> None: ...
 
 class TableSpec(_message.Message):
-    __slots__ = ("name", "dim", "buckets", "seed", "init", "optimizer", "options", "life", "arguments")
+    __slots__ = ("name", "dim", "buckets", "seed", "init", "optimizer", "life", "arguments")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIM_FIELD_NUMBER: _ClassVar[int]
     BUCKETS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     INIT_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
-    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
     ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     name: str
@@ -264,10 +263,9 @@ class TableSpec(_message.Message):
     seed: int
     init: RowInit
     optimizer: str
-    options: str
     life: RowLife
     arguments: Options
-    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., buckets: _Optional[int] = ..., seed: _Optional[int] = ..., init: _Optional[_Union[RowInit, _Mapping]] = ..., optimizer: _Optional[str] = ..., options: _Optional[str] = ..., life: _Optional[_Union[RowLife, _Mapping]] = ..., arguments: _Optional[_Union[Options, _Mapping]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., buckets: _Optional[int] = ..., seed: _Optional[int] = ..., init: _Optional[_Union[RowInit, _Mapping]] = ..., optimizer: _Optional[str] = ..., life: _Optional[_Union[RowLife, _Mapping]] = ..., arguments: _Optional[_Union[Options, _Mapping]] = ...) -> None: ...
 
 class TablePlacement(_message.Message):
     __slots__ = ("shards",)
@@ -276,11 +274,10 @@ class TablePlacement(_message.Message):
     def __init__(self, shards: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
-    __slots__ = ("name", "optimizer", "variables", "group_options", "nonfinite", "buffers", "unsplit", "tables", "groups", "clip_grad_norm")
+    __slots__ = ("name", "optimizer", "variables", "nonfinite", "buffers", "unsplit", "tables", "groups", "clip_grad_norm")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     VARIABLES_FIELD_NUMBER: _ClassVar[int]
-    GROUP_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     NONFINITE_FIELD_NUMBER: _ClassVar[int]
     BUFFERS_FIELD_NUMBER: _ClassVar[int]
     UNSPLIT_FIELD_NUMBER: _ClassVar[int]
@@ -290,14 +287,13 @@ class ModelSpec(_message.Message):
     name: str
     optimizer: str
     variables: _containers.RepeatedCompositeFieldContainer[Variable]
-    group_options: _containers.RepeatedScalarFieldContainer[str]
     nonfinite: NonFinite
     buffers: Buffers
     unsplit: bool
     tables: _containers.RepeatedCompositeFieldContainer[TableSpec]
     groups: _containers.RepeatedCompositeFieldContainer[Options]
     clip_grad_norm: float
-    def __init__(self, name: _Optional[str] = ..., optimizer: _Optional[str] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ..., group_options: _Optional[_Iterable[str]] = ..., nonfinite: _Optional[_Union[NonFinite, str]] = ..., buffers: _Optional[_Union[Buffers, str]] = ..., unsplit: bool = ..., tables: _Optional[_Iterable[_Union[TableSpec, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[Options, _Mapping]]] = ..., clip_grad_norm: _Optional[float] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., optimizer: _Optional[str] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ..., nonfinite: _Optional[_Union[NonFinite, str]] = ..., buffers: _Optional[_Union[Buffers, str]] = ..., unsplit: bool = ..., tables: _Optional[_Iterable[_Union[TableSpec, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[Options, _Mapping]]] = ..., clip_grad_norm: _Optional[float] = ...) -> None: ...
 
 class Slice(_message.Message):
     __slots__ = ("variable", "row_begin", "row_end", "shard")

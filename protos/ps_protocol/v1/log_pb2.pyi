@@ -29,28 +29,25 @@ class PlaceRecord(_message.Message):
     def __init__(self, shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ...) -> None: ...
 
 class LoadRecord(_message.Message):
-    __slots__ = ("model", "with_region", "state", "with_state", "tracker", "pushes")
+    __slots__ = ("model", "with_region", "state", "with_state", "pushes")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     WITH_REGION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     WITH_STATE_FIELD_NUMBER: _ClassVar[int]
-    TRACKER_FIELD_NUMBER: _ClassVar[int]
     PUSHES_FIELD_NUMBER: _ClassVar[int]
     model: str
     with_region: bool
     state: _containers.RepeatedCompositeFieldContainer[_shard_pb2.StateTensor]
     with_state: bool
-    tracker: str
     pushes: _shard_pb2.KnownPushes
-    def __init__(self, model: _Optional[str] = ..., with_region: bool = ..., state: _Optional[_Iterable[_Union[_shard_pb2.StateTensor, _Mapping]]] = ..., with_state: bool = ..., tracker: _Optional[str] = ..., pushes: _Optional[_Union[_shard_pb2.KnownPushes, _Mapping]] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., with_region: bool = ..., state: _Optional[_Iterable[_Union[_shard_pb2.StateTensor, _Mapping]]] = ..., with_state: bool = ..., pushes: _Optional[_Union[_shard_pb2.KnownPushes, _Mapping]] = ...) -> None: ...
 
 class UpdateRecord(_message.Message):
-    __slots__ = ("model", "version", "pushes", "absent", "group_options", "scale", "buffer_weight", "is_round", "tables", "groups", "squared_norm")
+    __slots__ = ("model", "version", "pushes", "absent", "scale", "buffer_weight", "is_round", "tables", "groups", "squared_norm")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PUSHES_FIELD_NUMBER: _ClassVar[int]
     ABSENT_FIELD_NUMBER: _ClassVar[int]
-    GROUP_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
     BUFFER_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     IS_ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -61,28 +58,25 @@ class UpdateRecord(_message.Message):
     version: int
     pushes: _containers.RepeatedCompositeFieldContainer[LoggedPush]
     absent: _containers.RepeatedScalarFieldContainer[int]
-    group_options: _containers.RepeatedScalarFieldContainer[str]
     scale: float
     buffer_weight: float
     is_round: bool
     tables: _containers.RepeatedCompositeFieldContainer[TableUpdate]
     groups: _containers.RepeatedCompositeFieldContainer[_common_pb2.Options]
     squared_norm: float
-    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ..., pushes: _Optional[_Iterable[_Union[LoggedPush, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ..., group_options: _Optional[_Iterable[str]] = ..., scale: _Optional[float] = ..., buffer_weight: _Optional[float] = ..., is_round: bool = ..., tables: _Optional[_Iterable[_Union[TableUpdate, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[_common_pb2.Options, _Mapping]]] = ..., squared_norm: _Optional[float] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ..., pushes: _Optional[_Iterable[_Union[LoggedPush, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ..., scale: _Optional[float] = ..., buffer_weight: _Optional[float] = ..., is_round: bool = ..., tables: _Optional[_Iterable[_Union[TableUpdate, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[_common_pb2.Options, _Mapping]]] = ..., squared_norm: _Optional[float] = ...) -> None: ...
 
 class TableUpdate(_message.Message):
-    __slots__ = ("table", "rows", "updates", "options", "arguments")
+    __slots__ = ("table", "rows", "updates", "arguments")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     UPDATES_FIELD_NUMBER: _ClassVar[int]
-    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     table: int
     rows: int
     updates: int
-    options: str
     arguments: _common_pb2.Options
-    def __init__(self, table: _Optional[int] = ..., rows: _Optional[int] = ..., updates: _Optional[int] = ..., options: _Optional[str] = ..., arguments: _Optional[_Union[_common_pb2.Options, _Mapping]] = ...) -> None: ...
+    def __init__(self, table: _Optional[int] = ..., rows: _Optional[int] = ..., updates: _Optional[int] = ..., arguments: _Optional[_Union[_common_pb2.Options, _Mapping]] = ...) -> None: ...
 
 class LoadRowsRecord(_message.Message):
     __slots__ = ("model", "table", "rows", "with_state", "only_new")
@@ -119,20 +113,18 @@ class BucketsRecord(_message.Message):
     def __init__(self, model: _Optional[str] = ..., buckets: _Optional[_Iterable[_Union[_shard_pb2.Bucket, _Mapping]]] = ...) -> None: ...
 
 class PrepareRecord(_message.Message):
-    __slots__ = ("shard_map", "incoming", "state", "tracker", "buckets", "pushes")
+    __slots__ = ("shard_map", "incoming", "state", "buckets", "pushes")
     SHARD_MAP_FIELD_NUMBER: _ClassVar[int]
     INCOMING_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
-    TRACKER_FIELD_NUMBER: _ClassVar[int]
     BUCKETS_FIELD_NUMBER: _ClassVar[int]
     PUSHES_FIELD_NUMBER: _ClassVar[int]
     shard_map: _common_pb2.ShardMap
     incoming: _containers.RepeatedScalarFieldContainer[int]
     state: _containers.RepeatedCompositeFieldContainer[_shard_pb2.StateTensor]
-    tracker: str
     buckets: _containers.RepeatedCompositeFieldContainer[_shard_pb2.Bucket]
     pushes: _shard_pb2.KnownPushes
-    def __init__(self, shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ..., incoming: _Optional[_Iterable[int]] = ..., state: _Optional[_Iterable[_Union[_shard_pb2.StateTensor, _Mapping]]] = ..., tracker: _Optional[str] = ..., buckets: _Optional[_Iterable[_Union[_shard_pb2.Bucket, _Mapping]]] = ..., pushes: _Optional[_Union[_shard_pb2.KnownPushes, _Mapping]] = ...) -> None: ...
+    def __init__(self, shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ..., incoming: _Optional[_Iterable[int]] = ..., state: _Optional[_Iterable[_Union[_shard_pb2.StateTensor, _Mapping]]] = ..., buckets: _Optional[_Iterable[_Union[_shard_pb2.Bucket, _Mapping]]] = ..., pushes: _Optional[_Union[_shard_pb2.KnownPushes, _Mapping]] = ...) -> None: ...
 
 class SwitchRecord(_message.Message):
     __slots__ = ("model", "epoch")

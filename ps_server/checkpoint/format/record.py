@@ -74,5 +74,5 @@ class ModelRecord:
             tuple(FileRecord(**file) for file in data["files"]),
             tuple(data["facts"]),
             tuple(map(piece_from_json, data["pieces"])),
-            tuple(map(TablePart.from_json, data.get("tables", ()))),  # format 1 has none
+            tuple(map(TablePart.from_json, data["tables"])),
         )

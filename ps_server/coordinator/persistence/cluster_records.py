@@ -56,8 +56,8 @@ class ClusterRecords:
     moving: str = ""
     #: Models that were released, with the last epoch of their shard maps.
     released_models: Mapping[str, int] = field(default_factory=dict)
-    #: Who uses which model; None: it is not known.
-    uses: Uses | None = None
+    #: Who uses which model.
+    uses: Uses = field(default_factory=dict)
     #: Of a finished job: everything that is written at its end is on disk.
     released: bool = False
     #: What the job was told to have.
@@ -104,12 +104,10 @@ def from_rows(rows: Mapping[str, bytes], where: str) -> ClusterRecords | None:
                 ordinal, _, name = name.partition("/")
                 complete[ExchangeKey(name, int(ordinal))] = CompleteExchange(*exchange_record_from_bytes(rows[reading]))
         reading = "exchanges"
-        exchanges = _exchanges_from(json.loads(rows.get("exchanges", b"{}")), complete)
+        exchanges = _exchanges_from(json.loads(rows["exchanges"]), complete)
         reading = "cluster"
-        # Before format 5 no journal said who uses what.
-        known = uses if "released_models" in cluster else None
         records = _cluster_from(cluster, identity, places, maps, gone, data)
-        return replace(records, exchanges=exchanges, uses=known)
+        return replace(records, exchanges=exchanges, uses=uses)
     except (LookupError, ValueError, TypeError, AttributeError, InvalidRequest, DecodeError) as error:
         raise DamagedData(
             f"the journal {where} is damaged: its row '{reading}' cannot be read",
@@ -129,7 +127,7 @@ def _parts(records: ClusterRecords) -> dict[str, Any]:
             maps={},
             data={},
             exchanges=_NO_EXCHANGES,
-            uses=None,
+            uses={},
         ),
         "exchanges": replace(records.exchanges, complete={}),
         "gone": membership.gone,
@@ -138,7 +136,7 @@ def _parts(records: ClusterRecords) -> dict[str, Any]:
     parts |= {f"place/{role.value}/{index}": place for (role, index), place in membership.places.items()}
     parts |= {f"exchange/{key.ordinal}/{key.name}": each for key, each in records.exchanges.complete.items()}
     parts |= {f"map/{name}": shard_map for name, shard_map in records.maps.items()}
-    parts |= {f"uses/{name}": ranks for name, ranks in (records.uses or {}).items()}
+    parts |= {f"uses/{name}": ranks for name, ranks in records.uses.items()}
     return parts
 
 
@@ -164,16 +162,13 @@ def _encode(part: Any) -> bytes:
 
 
 def _exchanges_from(plain: dict[str, Any], complete: dict[ExchangeKey, CompleteExchange]) -> ExchangeRecords:
-    live = dict(plain.get("live", ()))
-    return ExchangeRecords(complete, plain.get("dropped", {}), live, frozenset(plain.get("late", ())))
+    return ExchangeRecords(complete, plain["dropped"], dict(plain["live"]), frozenset(plain["late"]))
 
 
 def _identity_from(plain: dict[str, Any]) -> JobIdentity:
     name, arguments = plain["partition"]
     rule = {kind.__name__: kind for kind in _PARTITIONS}[name](**arguments)
-    # Before format 6 no journal had a range of workers.
-    least, most = plain.get("least_workers", 0), plain.get("most_workers", 0)
-    return JobIdentity(plain["expected_shards"], plain["expected_workers"], rule, plain["seed"], least, most)
+    return JobIdentity(**plain | {"partition": rule})
 
 
 def _cluster_to(records: ClusterRecords) -> dict[str, Any]:
@@ -211,7 +206,7 @@ def _cluster_from(
         revision=plain["revision"],
         started=plain["started"],
         finished=plain["finished"],
-        released=plain.get("released", plain["finished"]),
+        released=plain["released"],
         consistency=Consistency(
             **mode | {"mode": Mode(mode["mode"]), "stale_policy": StalePolicy(mode["stale_policy"])}
         ),
@@ -220,17 +215,17 @@ def _cluster_from(
             phase=plain["phase"],
             seen=frozenset((Role(role), index) for role, index in plain["seen"]),
             newest_state={int(shard): incarnation for shard, incarnation in plain["newest_state"].items()},
-            copies={int(shard): StateCopies(**copies) for shard, copies in plain.get("copies", {}).items()},
+            copies={int(shard): StateCopies(**copies) for shard, copies in plain["copies"].items()},
             places=places,
             gone=gone,
         ),
         maps=maps,
         data=data,
-        shards=plain.get("shards", identity.expected_shards),
-        spare=frozenset(plain.get("spare", ())),
-        moving=plain.get("moving", ""),
-        released_models=plain.get("released_models", {}),
-        wanted=_wanted_from(plain.get("wanted", {})),
+        shards=plain["shards"],
+        spare=frozenset(plain["spare"]),
+        moving=plain["moving"],
+        released_models=plain["released_models"],
+        wanted=_wanted_from(plain["wanted"]),
     )
 
 

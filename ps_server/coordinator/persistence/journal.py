@@ -22,12 +22,7 @@ logger = EventLogger(__name__)
 FILE_NAME = "coordinator.sqlite"
 
 FORMAT = 6
-"""Format version of the rows; stored as SQLite's user_version. An older program refuses a newer file.
-
-Format 1 has no row about the journal itself. Shard maps of format 2 hold options as JSON text. Format 3 has no
-exchanges, format 4 neither released models nor who uses a model, format 5 no range of workers. All are read, and become
-format 6 with the first commit.
-"""
+"""Format of the rows; stored as SQLite's user_version. Files of another format are refused."""
 
 CHECKPOINT_PAGES = 256
 """Pages of 4 KB at which the write-ahead log is copied to the main file, in which SQLite detects damage."""
@@ -72,7 +67,7 @@ class Journal:
         """The journal in ``folder``; both are created if missing.
 
         ``accept_older``: go on although commits are missing. Raises ConfigError when the folder cannot be written to,
-        another process has the journal open, or it is of a newer program; DamagedData when the files are not a whole
+        another process has the journal open, or it has another format; DamagedData when the files are not a whole
         journal, or one that ends before its last commit. None of these changes what they say.
         """
         path = folder / FILE_NAME
@@ -133,8 +128,7 @@ class Journal:
         lineage = self._lineage if self._begun else self._lineage.begin(accepts_loss=self._accepts_loss)
         digests = {key: digest_of(key, value) for key, value in rows.items() if value is not None}
         replaced = {key: self._digests[key] for key in rows.keys() & self._digests.keys()}
-        before = lineage.digest if lineage.commit else sum_of(self._digests)
-        lineage = lineage.next(before + sum_of(digests) - sum_of(replaced))
+        lineage = lineage.next(lineage.digest + sum_of(digests) - sum_of(replaced))
         gone = [(key,) for key, value in rows.items() if value is None]
         kept = [(key, value, _checksum(key, value)) for key, value in rows.items() if value is not None]
         about = lineage.encode()
@@ -143,8 +137,6 @@ class Journal:
             self._connection.execute("BEGIN IMMEDIATE")
             self._connection.executemany("DELETE FROM kept WHERE key = ?", gone)
             self._connection.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?, ?)", kept)
-            if not self._begun:
-                self._connection.execute(f"PRAGMA user_version = {FORMAT}")
             self._connection.execute("COMMIT")
         except _SQLITE_ERRORS as error:
             # A full disk may have ended the transaction already.
@@ -177,7 +169,7 @@ class Journal:
 
     def _check(self, noted: WitnessRecord | None) -> None:
         """Raises DamagedData if rows or the last commits are missing."""
-        if self._lineage.commit and self._lineage.digest != sum_of(self._digests):
+        if self._lineage.digest != sum_of(self._digests):
             raise _damaged(self.path, "a row is missing, or one is too many")
         if noted is None:
             if self._lineage.commit and not self._accepts_loss:
@@ -209,8 +201,7 @@ def _read(connection: sqlite3.Connection, path: Path) -> dict[str, bytes]:
         if crc != _checksum(key, value):
             raise _damaged(path, f"checksum of row '{key}'")
         rows[key] = value
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if rows and version > 1 and _LINEAGE not in rows:
+    if rows and _LINEAGE not in rows:
         raise _damaged(path, f"row '{_LINEAGE}' is missing")
     try:
         Lineage.decode(rows[_LINEAGE]) if _LINEAGE in rows else None
@@ -254,12 +245,12 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     if not (empty and version == application == 0):
         if application != _APPLICATION_ID:
             raise _damaged(path, f"a SQLite file of another program, application_id {application}")
-        if version > FORMAT:
+        if version != FORMAT:
             raise ConfigError(
-                f"the journal {path} was written by a newer torch-ps",
-                expected=f"format {FORMAT} or older",
+                f"the journal {path} has a format that this version of torch-ps does not read",
+                expected=f"format {FORMAT}",
                 actual=f"format {version}",
-                remedy="start the newer torch-ps, or give another --data-dir",
+                remedy="start the version that wrote it, or give another --data-dir",
             )
         if (found := connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
             raise _damaged(path, found)

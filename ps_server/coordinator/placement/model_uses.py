@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from ps_protocol.cluster.view import Member
 
@@ -46,11 +46,6 @@ class ModelUses:
     def ranks(self, model: str, live: Mapping[int, Member]) -> list[int]:
         """The workers among ``live``, by rank, that use ``model``, in ascending order."""
         return sorted(_alive(self._uses.get(model, {}), live))
-
-
-def used_by_all(models: Iterable[str], live: Mapping[int, Member]) -> Uses:
-    """Where it is not known who uses what: every live worker uses every model."""
-    return {model: {rank: member.incarnation for rank, member in live.items()} for model in models}
 
 
 def _alive(uses: Mapping[int, int], live: Mapping[int, Member]) -> dict[int, int]:

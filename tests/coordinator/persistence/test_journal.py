@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -63,9 +64,9 @@ def test_an_empty_file_that_a_kill_left_behind_is_a_new_journal(tmp_path: Path) 
     written(tmp_path)
 
 
-def newer(path: Path) -> None:
+def of_format(version: int, path: Path) -> None:
     with changed(path) as connection:
-        connection.execute(f"PRAGMA user_version = {FORMAT + 1}")
+        connection.execute(f"PRAGMA user_version = {version}")
 
 
 def of_another_program(path: Path) -> None:
@@ -97,7 +98,8 @@ def one_bit_flipped(path: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "error", "named"),
     [
-        (newer, ConfigError, rf"newer torch-ps; expected: format {FORMAT} or older; actual: format {FORMAT + 1}"),
+        (partial(of_format, FORMAT + 1), ConfigError, f"expected: format {FORMAT}; actual: format {FORMAT + 1}"),
+        (partial(of_format, FORMAT - 1), ConfigError, f"expected: format {FORMAT}; actual: format {FORMAT - 1}"),
         (of_another_program, DamagedData, "another program"),
         (no_database, DamagedData, "not a database"),
         (cut_short, DamagedData, "not a whole journal"),

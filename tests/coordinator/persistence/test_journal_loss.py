@@ -204,26 +204,6 @@ def test_a_mark_that_was_changed_or_is_of_another_journal_proves_nothing(folder:
             journal.check_mark(odd)
 
 
-def test_a_journal_of_format_1_is_read_and_goes_on_as_the_newest(tmp_path: Path) -> None:
-    connection = sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.executescript(
-        "CREATE TABLE kept (key TEXT PRIMARY KEY, value BLOB NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;"
-        "PRAGMA application_id = 0x7073636F; PRAGMA user_version = 1;"
-    )
-    connection.execute("INSERT INTO kept VALUES ('a', ?, ?)", (b"old", journals._checksum("a", b"old")))
-    connection.close()
-    for _ in range(2):
-        assert read(tmp_path) == {"a": b"old"}
-    with Journal.open(tmp_path) as journal:
-        assert journal.mark
-        journal.write({"b": b"new"})
-    assert read(tmp_path) == {"a": b"old", "b": b"new"}
-    connection = sqlite3.connect(tmp_path / FILE_NAME)
-    assert connection.execute("PRAGMA user_version").fetchone() == (journals.FORMAT,)
-    connection.close()
-
-
 def test_the_write_ahead_log_stays_short_and_ends_with_the_journal(tmp_path: Path) -> None:
     with Journal.open(tmp_path) as journal:
         write_some(journal, 400)

@@ -1,6 +1,5 @@
 """What a coordinator that is started again knows."""
 
-import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -171,19 +170,6 @@ def test_a_finished_job_whose_last_checkpoint_is_not_written_is_finished_after_t
     # One that is started again, for it was lost before the end, does its work without the others.
     again.worker()
     assert (again.state.view.started, again.state.view.finished) == (True, False)
-
-
-def test_a_journal_that_does_not_tell_whether_a_finished_job_has_written_all_begins_a_new_run() -> None:
-    c, _, worker = running(expected_workers=1)
-    c.leave(worker)
-    kept = Kept()
-    kept.keep(c.state.persisted_state())
-    cluster = json.loads(kept.rows["cluster"])
-    del cluster["released"]
-    kept.rows["cluster"] = json.dumps(cluster).encode()
-    records = from_rows(kept.rows, "here")
-    assert records is not None
-    assert not ClusterState.restore(c.settings, records, c.now).view.finished
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tarfile
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -29,11 +27,9 @@ from tests.support.seeds import seeded
 from tests.support.shards import (
     StubStream,
     TestShard,
-    assert_equal,
     error_of,
     flat,
     gradients,
-    reference,
     running_shard,
     simple_spec,
     start,
@@ -208,30 +204,6 @@ def test_a_shard_whose_model_stopped_in_the_middle_of_a_step_comes_back_without_
             assert torch.equal(held(again, other), before)
             assert resumed.exchange(flat(model.layout, *gradients(model, 3)))[0].outcome == pb.OUTCOME_APPLIED
             resumed.end()
-
-
-@pytest.mark.parametrize("kind", ["dense", "rows"])
-def test_a_log_that_an_older_version_could_not_replay_comes_back(tmp_path, kind):
-    """Written before arguments had ranges: RMSprop with alpha=1e308, and FTRL with lr=0, in the second update."""
-    with tarfile.open(Path(__file__).with_name("steps_that_raise_of_format_1.tar.xz")) as archive:
-        archive.extractall(tmp_path, filter="data")
-    with shard_on(tmp_path / kind, {0: 1, 1: 2}) as shard:
-        (recovered,) = shard.storage.recovered.values()
-        model = shard.place(recovered.shard_map)
-        assert model.tracker.version == 2
-        assert model.tracker.counts.outcomes.get("failed", 0) == (kind == "dense")
-        if kind == "dense":
-            generator = torch.Generator().manual_seed(0)
-            initial = [torch.randn(span.shape, generator=generator) for span in model.layout.slices]
-            expected = reference(initial, [gradients(model, 1)], torch.optim.RMSprop, lr=0.01, alpha=0.9)
-            assert_equal(bytes(held(shard, model).numpy()), model, expected)
-        else:
-            rows = np.empty((2, 4), np.float32)
-            model.tables[0].look_up(np.array([1, 2]), rows)
-            assert np.isfinite(rows).all()
-        stream = StubStream(shard)
-        assert stream.exchange(flat(model.layout, *gradients(model, 2)))[0].outcome == pb.OUTCOME_APPLIED
-        stream.end()
 
 
 @pytest.mark.parametrize("step", [-1.0, float("nan"), 1e30])

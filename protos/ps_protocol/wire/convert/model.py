@@ -24,7 +24,7 @@ from ps_protocol.model.spec import (
 )
 from ps_protocol.v1 import common_pb2 as pb
 from ps_protocol.wire.convert.enums import enum_member
-from ps_protocol.wire.convert.options import options_from_json, options_from_pb, options_to_pb
+from ps_protocol.wire.convert.options import options_from_pb, options_to_pb
 from ps_protocol.wire.convert.tables import table_from_pb, table_to_pb
 
 # Both sides of each enum list the same names; the wire's have a prefix and a zero for "unspecified".
@@ -79,8 +79,7 @@ def spec_from_pb(message: pb.ModelSpec) -> ModelSpec:
             )
             for v in message.variables
         ),
-        group_options=tuple(map(options_from_pb, message.groups))
-        or tuple(map(options_from_json, message.group_options)),
+        group_options=tuple(map(options_from_pb, message.groups)),
         nonfinite=enum_member(_NONFINITE, message.nonfinite, "non-finite policy"),
         buffers=enum_member(_BUFFERS, message.buffers, "buffer policy"),
         unsplit=message.unsplit,

@@ -1,8 +1,7 @@
-"""Between the arguments of optimizers and the messages that hold them; reads the JSON text of earlier formats, too."""
+"""Between the arguments of optimizers and the messages that hold them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
@@ -88,26 +87,7 @@ def option_from_pb(message: pb.OptionValue) -> Option:
 
 def row_options_from_pb(message: pb.Options) -> RowOptions:
     """Raises InvalidRequest as ``options_from_pb``, and for an argument that is no number."""
-    return _numbers(options_from_pb(message))
-
-
-def options_from_json(text: str) -> Options:
-    """What earlier formats have on disk. Raises InvalidRequest when ``text`` is not a JSON object."""
-    try:
-        options = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest("optimizer options are not JSON", actual=text[:200], expected=str(error)) from error
-    if not isinstance(options, dict):
-        raise InvalidRequest("optimizer options are not a JSON object", actual=text[:200], expected='{"lr": 0.1, …}')
-    return options
-
-
-def row_options_from_json(text: str) -> RowOptions:
-    """What earlier formats have on disk. Raises InvalidRequest unless ``text`` is a JSON object of numbers."""
-    return _numbers(options_from_json(text))
-
-
-def _numbers(options: Options) -> RowOptions:
+    options = options_from_pb(message)
     wrong = {name: value for name, value in options.items() if type(value) not in (int, float)}
     if wrong:
         raise InvalidRequest("row options are not numbers by name", actual=repr(wrong)[:200])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ps_protocol.model.tables import Eviction, RowInit, RowLife, TableSpec
 from ps_protocol.v1 import common_pb2 as pb
 from ps_protocol.wire.convert.enums import enum_member
-from ps_protocol.wire.convert.options import options_to_pb, row_options_from_json, row_options_from_pb
+from ps_protocol.wire.convert.options import options_to_pb, row_options_from_pb
 
 _EVICTIONS: dict[Eviction, pb.Eviction] = {e: getattr(pb, f"EVICTION_{e.name}") for e in Eviction}
 
@@ -41,9 +41,7 @@ def table_from_pb(message: pb.TableSpec) -> TableSpec:
         seed=message.seed,
         init=RowInit(message.init.kind, message.init.low, message.init.high),
         optimizer=message.optimizer,
-        options=row_options_from_pb(message.arguments)
-        if message.HasField("arguments")
-        else row_options_from_json(message.options),
+        options=row_options_from_pb(message.arguments),
         life=RowLife(
             admit_after=life.admit_after,
             admit_probability=life.admit_probability,

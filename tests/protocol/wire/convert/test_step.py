@@ -31,7 +31,7 @@ REQUESTS = [
     requests.AttachRequest(b"token", 2),
     requests.ConfirmRequest(),
     requests.PushHeader(
-        4, 1, 3, 2, (0, 5), [{"lr": 0.1, "betas": [0.9, 1]}], [{"lr": 2.0}], True, False, True, True, 1, (0, 8), COUNTS
+        4, 1, 3, 2, (0, 5), [{"lr": 0.1, "betas": [0.9, 1]}], [{"lr": 2.0}], True, False, True, 1, (0, 8), COUNTS
     ),
     requests.PushHeader(1, 0, 1, payload=b"abc", segment=2, rows_in_room=True),
     requests.PushHeader(1, 0, 1, skipped=True),
