@@ -80,7 +80,7 @@ def load_residuals(models: Sequence[RemoteModel], state_dict: Mapping[str, Any],
     residuals = state_dict.get(_RESIDUALS)
     if residuals and residuals["rank"] == rank:
         for model, left in zip(models, [residuals["state"], *residuals.get("added", ())], strict=False):
-            model.pipeline.streams.load_residuals(left)
+            model.pipeline.load_residuals(left)
 
 
 def load_together(models: Sequence[RemoteModel], state: StateByNumber) -> None:

@@ -18,7 +18,7 @@ from ps_worker.memory.flat import FlatModel
 from ps_worker.model.bindings import Bindings, Source, bind, read_groups
 from ps_worker.model.plain import plain_module
 from ps_worker.session.session import Session
-from ps_worker.step.model_streams import newer_map
+from ps_worker.step.pipeline import newer_map
 from ps_worker.step.shard_calls import ShardClient
 from ps_worker.tables.binding import TableBinding
 from ps_worker.tables.lookup import Lookup, Position

@@ -168,4 +168,4 @@ def end_use(session: Session, model: RemoteModel, *, release: bool) -> None:
     Then this waits for the others. Raises NotReady, naming them, when they do not close it in time; Fenced.
     """
     model.close()
-    session.close_model(ClosedModelAsk(model.name, model.pipeline.streams.shard_map.epoch, release))
+    session.close_model(ClosedModelAsk(model.name, model.pipeline.shard_map.epoch, release))

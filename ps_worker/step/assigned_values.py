@@ -104,7 +104,6 @@ class AssignedValues:
     def __init__(self, session: Session, pipeline: StepPipeline, flat: FlatModel, writes: Writes) -> None:
         self._session = session
         self._pipeline = pipeline
-        self._streams = pipeline.streams
         self._flat = flat
         self._writes = writes
         #: This worker has made a step.
@@ -265,7 +264,7 @@ class AssignedValues:
         deadline = time.monotonic() + (INITIAL_TIMEOUT_SECONDS if bounded else UNBOUNDED_SECONDS)
         others, pause = set(self._session.workers) - {self._session.rank}, 0.0
         while others:
-            statuses = self._streams.on_each(lambda stream: stream.values.status())
+            statuses = self._pipeline.on_each(lambda stream: stream.values.status())
             having = [{clock.rank for clock in status.clocks if clock.has_values} for status in statuses]
             live = set(self._session.workers)
             others = {rank for rank in others & live if not all(rank in known for known in having)}
@@ -291,7 +290,7 @@ class AssignedValues:
         self._flat.collect_values()
         # Ranks that have not stepped compare with the checksums; later, in sync, they compare the values themselves.
         checksums = not self.has_stepped
-        self._streams.on_each(lambda stream: stream.values.assign(chosen, checksums=checksums))
+        self._pipeline.on_each(lambda stream: stream.values.assign(chosen, checksums=checksums))
         self._flat.mark_published()
 
     def _doubt(self, written: tuple[int, ...]) -> None:
@@ -359,8 +358,8 @@ class AssignedValues:
         pause = 0.0
         while not self._session.initialiser():
             # The lowest rank waits until each shard knows that this worker has the first values.
-            self._streams.following_moves(self._streams.ensure_open)
-            statuses = self._streams.on_each(lambda stream: (stream.values.status(), stream.values.holds(written)))
+            self._pipeline.following_moves(self._pipeline.ensure_open)
+            statuses = self._pipeline.on_each(lambda stream: (stream.values.status(), stream.values.holds(written)))
             came = all(self._lowest_came(status) for status, _ in statuses)
             if self._session.consistency.mode.collects:
                 if came:
@@ -386,7 +385,7 @@ class AssignedValues:
         self._flat.collect_values()
         chosen = frozenset(written)
         otherwise = {
-            n for found in self._streams.on_each(lambda stream: stream.values.not_assigned(chosen)) for n in found
+            n for found in self._pipeline.on_each(lambda stream: stream.values.not_assigned(chosen)) for n in found
         }
         self._pipeline.pull()
         if otherwise:
@@ -404,7 +403,7 @@ class AssignedValues:
         """By shard, the first of ``written`` whose values there are not this worker's."""
         self._flat.collect_values()
         chosen = frozenset(written)
-        return [n for n in self._streams.on_each(lambda s: s.values.first_difference(chosen)) if n is not None]
+        return [n for n in self._pipeline.on_each(lambda s: s.values.first_difference(chosen)) if n is not None]
 
     def _compare(self, written: tuple[int, ...]) -> None:
         if found := self._differences(written):

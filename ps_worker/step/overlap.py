@@ -54,7 +54,7 @@ class Overlap:
         self._thread.shutdown()
 
     def _abandon(self, under_way: Future[StepSummary]) -> None:
-        self._pipeline.streams.interrupt()
+        self._pipeline.interrupt()
         wait([under_way])
         under_way.exception()
-        self._pipeline.streams.resume()
+        self._pipeline.resume()

@@ -97,7 +97,7 @@ class RemoteModel:
             GradientBuckets(self._flat.plan, parameters, self._gradients, self.pipeline) if style.overlap else None
         )
         if self._buckets:
-            self.pipeline.streams.on_moved(self._buckets.lay_out)
+            self.pipeline.on_moved(self._buckets.lay_out)
         self._sends_buffers = self._flat.has_buffers and (self.spec.buffers is Buffers.AVERAGE or session.rank == 0)
         #: What became of the last step; None before the first.
         self.last: StepSummary | None = None
@@ -365,7 +365,7 @@ class RemoteModel:
     def save_state(self) -> tuple[Mapping[int, Mapping[str, torch.Tensor]], Mapping[int, Mapping[str, torch.Tensor]]]:
         """The optimizer's state by parameter number, and what this worker's wire format has left out of gradients."""
         self.finish()
-        return self.pipeline.save_state(), self.pipeline.streams.residuals()
+        return self.pipeline.save_state(), self.pipeline.residuals()
 
     def read_state(self, number: int) -> Mapping[str, torch.Tensor]:
         """The optimizer's present state of one parameter, on the parameter's device. Raises PsError."""
@@ -416,11 +416,11 @@ class RemoteModel:
 
     def interrupt(self) -> None:
         """From another thread: ``no_op_step`` raises Unavailable where it waits for a shard, until ``resume``."""
-        self.pipeline.streams.interrupt()
+        self.pipeline.interrupt()
 
     def resume(self) -> None:
         """Waiting is possible again."""
-        self.pipeline.streams.resume()
+        self.pipeline.resume()
 
     def close(self) -> None:
         """End the streams; may be repeated."""

@@ -157,7 +157,7 @@ def test_a_stream_that_breaks_in_backward_loses_nothing():
             optimizer.zero_grad()
             loss_of(model, batch).backward()
             if number == 2:
-                for stream in optimizer._model.pipeline.streams.all:
+                for stream in optimizer._model.pipeline.streams:
                     stream.interrupt()
             optimizer.step()
 

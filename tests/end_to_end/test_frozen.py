@@ -102,7 +102,7 @@ def test_a_frozen_parameter_is_whole_again_after_a_pull_and_after_a_stream_was_l
         step(model, optimizer, 0)
         optimizer.pull()
         assert torch.equal(model.base.weight, base)
-        optimizer._model.pipeline.streams.drop()
+        optimizer._model.pipeline._drop()
         step(model, optimizer, 1)
         assert optimizer.last.transferred_bytes >= FROZEN_BYTES
         step(model, optimizer, 2)

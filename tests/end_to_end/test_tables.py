@@ -104,7 +104,7 @@ def test_rows_travel_by_every_transport_in_messages_and_behind_them(transport: s
         optimizer.step()
         with torch.no_grad():
             torch.testing.assert_close(bag(ids), before - 1)
-        assert {stream.transport for stream in optimizer._model.pipeline.streams.all} == {transport}
+        assert {stream.transport for stream in optimizer._model.pipeline.streams} == {transport}
 
 
 def test_rows_are_asked_for_ahead_under_ssp_and_the_bound_holds_for_them() -> None:

@@ -105,7 +105,7 @@ def test_a_wait_has_its_reason_on_both_sides(traced):
         """Train on two workers, rank 1 always after the shard has parked the pull of rank 0."""
         model = net()
         optimizer = cluster.optimizer(torch.optim.SGD, model, lr=0.1, name="model")
-        (stream,) = optimizer._model.pipeline.streams.all
+        (stream,) = optimizer._model.pipeline.streams
         for (batch,) in batches(STEPS):
             optimizer.zero_grad()
             loss_of(model, batch).backward()

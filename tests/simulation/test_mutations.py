@@ -25,7 +25,7 @@ from ps_server.shard.standby import follower
 from ps_server.shard.step import applier
 from ps_server.shard.step.model import ShardModel
 from ps_server.state.apply import Replay
-from ps_worker.step.model_streams import ModelStreams
+from ps_worker.step.pipeline import StepPipeline
 from ps_worker.step.shard_stream import ShardStream
 from simulation.plan import SMALL_LOG_BYTES, Fault, Size
 from tests.simulation.runs import every_second, shown
@@ -167,12 +167,12 @@ def test_data_that_is_leased_twice_is_seen(monkeypatch):
 
 
 def test_workers_that_look_at_one_shard_only_wait_for_each_other_for_ever(monkeypatch):
-    def in_order(self, streams, receive, position):
-        for stream in streams:
+    def in_order(self, receive, position):
+        for stream in self.streams:
             while not self.persistently(stream, lambda stream=stream: receive(stream)):
                 pass
 
-    monkeypatch.setattr(ModelStreams, "in_turns", in_order)
+    monkeypatch.setattr(StepPipeline, "_in_turns", in_order)
     size = Size(faults=("shard_crash", "stream_break", "disk_full"))
     fixed = {"skipped": 0.3, "consistency": Consistency(Mode.SYNC), "ends_at": 120.0}
     assert shown("have not finished", range(150), size, **fixed)

@@ -36,7 +36,7 @@ def test_another_rank_waits_for_the_values_and_says_so(session: FakeSession) -> 
     first = Worker(session, seed=1)
     other = session.join(rank=1)
     other.on_hint = lambda: (
-        first.pipeline.start() if first.pipeline.version == 0 and not first.pipeline.streams.started else None
+        first.pipeline.start() if first.pipeline.version == 0 and not first.pipeline.started else None
     )
     second = started(other, seed=2)
     assert "waiting for the initial values of model 'model'" in other.hints[0]
